@@ -204,6 +204,17 @@ impl Driver {
         &mut self.frontend
     }
 
+    /// Whether the server has closed the connection.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn hung_up(&self) -> io::Result<bool> {
+        let epoll = Epoll::new()?;
+        let ends = EpollEvent::new(EventSet::READ_HANG_UP | EventSet::HANG_UP, 0);
+        epoll.ctl(ControlOperation::Add, self.frontend.as_raw_fd(), ends)?;
+        Ok(epoll.wait(0, &mut [EpollEvent::default()])? > 0)
+    }
+
     /// Bytes of the disk.
     ///
     /// # Errors

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a start may take until the control API answers.
+/// How long a start may take.
 const READY_MAX: Duration = Duration::from_secs(60);
 /// How long SIGTERM may take.
 const STOP_MAX: Duration = Duration::from_secs(60);
@@ -78,11 +78,31 @@ impl Daemon {
         all[all.len().saturating_sub(lines)..].iter().map(|line| format!("log: {line}")).collect()
     }
 
-    /// Starts it and waits until its control API answers.
+    /// Starts it and waits until it serves: disks that it cannot serve are offline by then.
     ///
     /// # Errors
-    /// It ends or does not answer instead.
+    /// It ends or is not ready in time instead.
     pub fn start(&mut self) -> Result<()> {
+        let before = self.log().matches(READY_LINE).count();
+        self.launch()?;
+        let start = Instant::now();
+        while self.log().matches(READY_LINE).count() == before {
+            if let Some(status) = self.ended()? {
+                bail!("hob ended ({status}) instead of serving");
+            }
+            if start.elapsed() > READY_MAX {
+                bail!("hob does not serve after {READY_MAX:?}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(())
+    }
+
+    /// Starts it and does not wait.
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn launch(&mut self) -> Result<()> {
         // A killed daemon leaves its sockets.
         let _ = std::fs::remove_file(self.control_socket());
         let log: File = OpenOptions::new().create(true).append(true).open(self.log_path())?;
@@ -98,16 +118,6 @@ impl Daemon {
             .spawn()
             .context("start hob")?;
         self.child = Some(child);
-        let start = Instant::now();
-        while std::os::unix::net::UnixStream::connect(self.control_socket()).is_err() {
-            if let Some(status) = self.ended()? {
-                bail!("hob ended ({status}) instead of serving");
-            }
-            if start.elapsed() > READY_MAX {
-                bail!("hob's control API is not there after {READY_MAX:?}");
-            }
-            std::thread::sleep(Duration::from_millis(5));
-        }
         Ok(())
     }
 

@@ -22,8 +22,8 @@ const SECTOR: u64 = 8;
 const UNITS_MAX: u64 = 128;
 /// Requests of the past that a violation's evidence can draw on.
 const HISTORY: usize = 4000;
-/// Lines of evidence about the requests that concern a unit, and about others.
-const EVIDENCE: (usize, usize) = (12, 6);
+/// Lines of evidence about requests that concern the unit, about other requests, and about flushes and connections.
+const EVIDENCE: [usize; 3] = [12, 4, 10];
 /// How long a guest tries to connect until that is a violation, without a fault that explains it.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
 /// How long after the end of a fault its errors may still be seen.
@@ -187,20 +187,21 @@ impl Guest {
 
     /// Lives until it was told to finish, and has.
     pub fn live(mut self) {
+        let mut link = None;
         loop {
-            let Some(mut link) = self.connect() else { return };
-            match self.session(&mut *link) {
+            let Some(mut connected) = self.connect(link.take()) else { return };
+            match self.session(&mut *connected) {
                 Ok(()) | Err(Stop::Abandoned) => return,
                 Err(Stop::Disconnected) => {
                     self.shared.connected_to.store(0, Ordering::Relaxed);
-                    self.flying.clear();
+                    link = Some(connected);
                 }
             }
         }
     }
 
-    /// Connects; none when it was told to end.
-    fn connect(&mut self) -> Option<Box<dyn Link>> {
+    /// Connects, with the requests in flight of the link before if that keeps them; none when it was told to end.
+    fn connect(&mut self, mut before: Option<Box<dyn Link>>) -> Option<Box<dyn Link>> {
         let start = Instant::now();
         let mut complained = false;
         loop {
@@ -208,7 +209,7 @@ impl Guest {
                 return None;
             }
             let life = self.life.load(Ordering::Relaxed);
-            match self.endpoint.connect() {
+            match self.connect_once(&mut before) {
                 Ok(link) => {
                     self.shared.connected_to.store(life, Ordering::Relaxed);
                     self.shared.counts.connections.fetch_add(1, Ordering::Relaxed);
@@ -218,16 +219,24 @@ impl Guest {
                 Err(error) => {
                     if start.elapsed() > CONNECT_MAX && !complained && !self.shared.excused(start) {
                         complained = true;
-                        self.violation(
-                            "unavailable",
-                            &format!("no connection for {CONNECT_MAX:?}: {error}"),
-                            Vec::new(),
-                        );
+                        let what = format!("no connection for {CONNECT_MAX:?}: {error}");
+                        self.violation("unavailable", &what, Vec::new());
                     }
                     std::thread::sleep(Duration::from_millis(20));
                 }
             }
         }
+    }
+
+    fn connect_once(&mut self, before: &mut Option<Box<dyn Link>>) -> std::io::Result<Box<dyn Link>> {
+        if let Some(link) = before {
+            if link.resume()? {
+                return Ok(before.take().expect("it is there"));
+            }
+            *before = None;
+            self.flying.clear();
+        }
+        self.endpoint.connect()
     }
 
     fn session(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
@@ -472,7 +481,11 @@ impl Guest {
         let mut left = EVIDENCE;
         let mut lines = Vec::new();
         for (at, first, units, what) in self.history.iter().rev() {
-            let left = if concerns(*first, *units) { &mut left.0 } else { &mut left.1 };
+            let left = match units {
+                0 => &mut left[2],
+                _ if concerns(*first, *units) => &mut left[0],
+                _ => &mut left[1],
+            };
             if *left > 0 {
                 *left -= 1;
                 lines.push(match units {

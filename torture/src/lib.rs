@@ -4,7 +4,9 @@
 //! the daemon is killed, stopped and replaced, and its backings lose data, hang, fail and go away. No line is shared
 //! with the product.
 
+pub mod behaviour;
 pub mod daemon;
+pub mod files;
 pub mod guest;
 pub mod journal;
 pub mod link;

@@ -1,13 +1,21 @@
 //! The way from a guest to its disk: NBD or vhost-user-blk.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 use conformance::nbd_client::{
     Address, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, Client, FLAG_FUA,
 };
+use conformance::vhost_driver::{Driver, Kind, SLOTS};
 
 use crate::stamp::UNIT;
+
+/// How long a link waits for an answer.
+const SILENCE_MAX: Duration = Duration::from_secs(60);
+/// How often a vhost-user link looks whether the server is still there.
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,6 +65,11 @@ pub enum Endpoint {
         /// The export.
         export: String,
     },
+    /// A vhost-user-blk server.
+    VhostUser {
+        /// Its socket.
+        socket: PathBuf,
+    },
 }
 
 /// A connection of a guest.
@@ -72,6 +85,13 @@ pub trait Link: Send {
     /// # Errors
     /// The connection is gone, or `WouldBlock`/`TimedOut` when there was no answer for a minute.
     fn receive(&mut self) -> io::Result<Answer>;
+
+    /// Connects again after the connection has ended; true if requests in flight will still be answered. False, and
+    /// nothing done, if another link is wanted.
+    ///
+    /// # Errors
+    /// The server's or the system's.
+    fn resume(&mut self) -> io::Result<bool>;
 }
 
 impl Endpoint {
@@ -84,6 +104,15 @@ impl Endpoint {
             Endpoint::Nbd { socket, export } => {
                 let client = Client::connect(&Address::Unix(socket.clone()), export)?;
                 Ok(Box::new(Nbd { client, reads: Vec::new() }))
+            }
+            Endpoint::VhostUser { socket } => {
+                let driver = Driver::connect(socket)?;
+                Ok(Box::new(VhostUser {
+                    driver,
+                    socket: socket.clone(),
+                    slots: BTreeMap::new(),
+                    requests: 0,
+                }))
             }
         }
     }
@@ -125,5 +154,71 @@ impl Link for Nbd {
             }
         }
         Ok(Answer { request: reply.cookie, error: reply.error, data })
+    }
+
+    fn resume(&mut self) -> io::Result<bool> {
+        Ok(false)
+    }
+}
+
+/// A driver whose requests outlive the server: its memory says what is in flight. It has no FUA and sends zeroes for
+/// writes of zeroes and discards.
+struct VhostUser {
+    driver: Driver,
+    socket: PathBuf,
+    /// Requests in flight by slot: their numbers, and the bytes that a read returns.
+    slots: BTreeMap<u16, (u64, usize)>,
+    requests: u64,
+}
+
+impl Link for VhostUser {
+    fn send(&mut self, ask: Ask, unit: u64, data: &[u8]) -> io::Result<u64> {
+        let slot =
+            (0..SLOTS).find(|slot| !self.slots.contains_key(slot)).expect("guests have fewer in flight");
+        let zeroes = |units: u64| vec![0; units as usize * UNIT];
+        let (kind, length) = match ask {
+            Ask::Read { units } => (Kind::Read, units as usize * UNIT),
+            Ask::Write { .. } => {
+                self.driver.set_data(slot, data);
+                (Kind::Write, data.len())
+            }
+            Ask::WriteZeroes { units } | Ask::Discard { units } => {
+                self.driver.set_data(slot, &zeroes(units));
+                (Kind::Write, units as usize * UNIT)
+            }
+            Ask::Flush => (Kind::Flush, 0),
+        };
+        self.driver.submit(slot, kind, unit * UNIT as u64, length as u32);
+        self.driver.kick();
+        self.requests += 1;
+        let reads = if kind == Kind::Read { length } else { 0 };
+        self.slots.insert(slot, (self.requests, reads));
+        Ok(self.requests)
+    }
+
+    fn receive(&mut self) -> io::Result<Answer> {
+        let start = Instant::now();
+        loop {
+            if let Some((slot, status)) = self.driver.reap() {
+                let Some((request, reads)) = self.slots.remove(&slot) else {
+                    return Err(io::Error::other(format!("slot {slot} was answered and is not in flight")));
+                };
+                let data = if status == 0 { self.driver.data(slot, reads) } else { Vec::new() };
+                return Ok(Answer { request, error: u32::from(status), data });
+            }
+            if !self.driver.wait(LOOK) && self.driver.hung_up()? {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            if start.elapsed() > SILENCE_MAX {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+        }
+    }
+
+    fn resume(&mut self) -> io::Result<bool> {
+        self.driver.reconnect(&self.socket)?;
+        // What was offered while nobody was there.
+        self.driver.kick_anyway();
+        Ok(true)
     }
 }

@@ -58,6 +58,34 @@ impl Medium {
         self.sabotage == Some(how) && self.noise.below(64) == 0
     }
 
+    /// Makes it larger or smaller; what is new is zeroes, and at once durable.
+    pub fn resize(&mut self, bytes: u64) {
+        self.durable.resize((bytes as usize).next_multiple_of(UNIT), 0);
+        let end = self.durable.len() / UNIT;
+        self.cached.retain(|unit, _| *unit < end as u64);
+    }
+
+    /// Writes any bytes; with `durable` not only to the volatile cache.
+    pub fn write_bytes(&mut self, offset: u64, data: &[u8], durable: bool) {
+        let unit = UNIT as u64;
+        let first = offset / unit * unit;
+        let end = (offset + data.len() as u64).next_multiple_of(unit);
+        let mut whole = self.read(first, (end - first) as usize);
+        let at = (offset - first) as usize;
+        whole[at..at + data.len()].copy_from_slice(data);
+        self.write(first, &whole, durable);
+    }
+
+    /// Reads any bytes.
+    pub fn read_bytes(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
+        let unit = UNIT as u64;
+        let first = offset / unit * unit;
+        let end = (offset + bytes as u64).next_multiple_of(unit);
+        let whole = self.read(first, (end - first) as usize);
+        let at = (offset - first) as usize;
+        whole[at..at + bytes].to_vec()
+    }
+
     /// Reads; the range is inside the medium, in whole units.
     pub fn read(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
         let at = offset as usize;

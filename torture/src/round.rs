@@ -8,23 +8,30 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
+use conformance::Loop;
 use conformance::data::Noise;
 use rustix::process::Signal;
 use serde_json::json;
 
+use crate::behaviour::{Behaviour, Failing};
 use crate::daemon::{Daemon, Upgrade};
+use crate::files::{File, Files};
 use crate::guest::{Guest, Habits, Shared};
 use crate::journal::Journal;
 use crate::link::Endpoint;
 use crate::medium::{Medium, Sabotage};
 use crate::model::Model;
 use crate::report::Totals;
-use crate::server::{Failing, Server};
-use crate::setup::{BackingKind, DISK_BYTES, Fault, Plan};
+use crate::server::Server;
+use crate::setup::{BackingKind, Change, DISK_BYTES, Fault, Plan};
 use crate::stamp::{Origin, UNIT};
 
 /// How long guests may take to finish when nothing is broken any more.
 const FINISH_MAX: Duration = Duration::from_secs(120);
+
+/// Size of a pool device, and of a cache.
+const POOL_DEVICE: &str = "96M";
+const CACHE: &str = "8M";
 
 /// What a run has in common.
 #[derive(Debug)]
@@ -44,6 +51,52 @@ pub struct Run {
 enum Backing {
     Server(Server),
     File(PathBuf),
+    /// With a loop device, if that is what the daemon is given. It goes before its file.
+    Volatile(Option<Loop>, Arc<File>, Files),
+}
+
+impl Backing {
+    fn behaviour(&self) -> Option<&Behaviour> {
+        match self {
+            Backing::Server(server) => Some(server.behaviour()),
+            Backing::Volatile(_, file, _) => Some(file.behaviour()),
+            Backing::File(_) => None,
+        }
+    }
+
+    /// What the daemon is given.
+    fn location(&self) -> String {
+        match self {
+            Backing::Server(server) => server.uri(),
+            Backing::File(path) => path.display().to_string(),
+            Backing::Volatile(None, _, files) => files.path("disk").display().to_string(),
+            Backing::Volatile(Some(device), ..) => device.device().to_owned(),
+        }
+    }
+
+    /// Writes around the daemon, durably.
+    fn change(&self, offset: u64, bytes: &[u8]) {
+        match self {
+            Backing::Server(server) => server.medium().write(offset, bytes, true),
+            Backing::File(path) => {
+                let file = std::fs::OpenOptions::new().write(true).open(path).expect("the backing is there");
+                file.write_all_at(bytes, offset).and_then(|()| file.sync_all()).expect("write a backing");
+            }
+            Backing::Volatile(_, file, _) => {
+                file.medium().write(offset, bytes, true);
+                file.touch();
+            }
+        }
+    }
+
+    /// What is durable.
+    fn contents(&self) -> Vec<u8> {
+        match self {
+            Backing::Server(server) => server.medium().durable().to_vec(),
+            Backing::File(path) => std::fs::read(path).expect("the backing is there"),
+            Backing::Volatile(_, file, _) => file.medium().durable().to_vec(),
+        }
+    }
 }
 
 struct Disk {
@@ -56,12 +109,15 @@ struct Disk {
 struct Round<'a> {
     run: &'a Run,
     plan: &'a Plan,
+    dir: PathBuf,
     daemon: Daemon,
     disks: Vec<Disk>,
     threads: Vec<JoinHandle<()>>,
     /// Number of the daemon's starts; what guests have connected to.
     life: Arc<AtomicU64>,
     noise: Noise,
+    /// Where the pool's devices are, if on files of ours.
+    flash: Option<Files>,
 }
 
 /// Runs a round in the empty directory `dir`. Violations go to the journal.
@@ -82,23 +138,37 @@ pub fn run(run: &Run, plan: &Plan, dir: &Path, totals: &mut Totals) -> Result<()
     result
 }
 
+fn make_backing(run: &Run, plan: &Plan, at: usize, dir: &Path) -> Result<Backing> {
+    let medium = || {
+        let mut medium = Medium::new(DISK_BYTES, plan.seed ^ at as u64);
+        medium.sabotage = run.sabotage;
+        medium
+    };
+    Ok(match plan.disks[at].backing {
+        BackingKind::VolatileNbd { fua } => {
+            let path = dir.join(format!("backing{at}.sock"));
+            Backing::Server(Server::start(&path, medium(), fua).context("start a backing")?)
+        }
+        BackingKind::File => {
+            let path = dir.join(format!("disk{at}.raw"));
+            std::fs::File::create_new(&path)?.set_len(DISK_BYTES)?;
+            Backing::File(path)
+        }
+        kind @ (BackingKind::VolatileFile | BackingKind::Loop) => {
+            let files =
+                Files::mount(&dir.join(format!("files{at}")), plan.seed).context("mount files of ours")?;
+            let file = files.add("disk", medium());
+            let device = (kind == BackingKind::Loop).then(|| Loop::on(&files.path("disk"), true));
+            Backing::Volatile(device, file, files)
+        }
+    })
+}
+
 impl<'a> Round<'a> {
     fn prepare(run: &'a Run, plan: &'a Plan, dir: &Path) -> Result<Self> {
         let mut disks = Vec::new();
         for (at, disk) in plan.disks.iter().enumerate() {
-            let backing = match disk.backing {
-                BackingKind::VolatileNbd { fua } => {
-                    let mut medium = Medium::new(DISK_BYTES, plan.seed ^ at as u64);
-                    medium.sabotage = run.sabotage;
-                    let path = dir.join(format!("backing{at}.sock"));
-                    Backing::Server(Server::start(&path, medium, fua).context("start a backing")?)
-                }
-                BackingKind::File => {
-                    let path = dir.join(format!("disk{at}.raw"));
-                    std::fs::File::create_new(&path)?.set_len(DISK_BYTES)?;
-                    Backing::File(path)
-                }
-            };
+            let backing = make_backing(run, plan, at, dir)?;
             let units = DISK_BYTES / UNIT as u64 / disk.guests;
             let origin = Origin { run: plan.seed, disk: at as u64 };
             let guests = (0..disk.guests).map(|number| {
@@ -107,15 +177,20 @@ impl<'a> Round<'a> {
             let guests: Vec<Arc<Shared>> = guests.collect();
             if let Backing::Server(server) = &backing {
                 let concerned = guests.clone();
-                server.on_loss(move || concerned.iter().for_each(|guest| guest.model().loss()));
+                server
+                    .behaviour()
+                    .on_loss(Box::new(move || concerned.iter().for_each(|guest| guest.model().loss())));
             }
             disks.push(Disk { name: format!("d{at}"), backing, guests });
         }
         let daemon = Daemon::new(&run.hob, dir);
         std::fs::create_dir(dir.join("state"))?;
+        let flash =
+            plan.volatile_pool.then(|| Files::mount(&dir.join("flash"), plan.seed ^ 0xf1a5)).transpose()?;
+        std::fs::create_dir_all(dir.join("flash"))?;
         std::fs::write(dir.join("hob.toml"), config(plan, dir, &daemon, &disks))?;
         let (life, noise) = (Arc::new(AtomicU64::new(0)), Noise::new(plan.seed ^ 0xfa17));
-        Ok(Self { run, plan, daemon, disks, threads: Vec::new(), life, noise })
+        Ok(Self { run, plan, dir: dir.to_owned(), daemon, disks, threads: Vec::new(), life, noise, flash })
     }
 
     fn live(&mut self, totals: &mut Totals) -> Result<()> {
@@ -159,13 +234,18 @@ impl<'a> Round<'a> {
 
     fn start_guests(&mut self) {
         for (at, disk) in self.disks.iter().enumerate() {
-            for guest in &disk.guests {
-                let endpoint = Endpoint::Nbd { socket: self.daemon.nbd_socket(), export: disk.name.clone() };
+            for (number, guest) in disk.guests.iter().enumerate() {
+                let vhost_user = self.plan.disks[at].vhost_user && number == 0;
+                let endpoint = match vhost_user {
+                    true => Endpoint::VhostUser { socket: self.dir.join(format!("vhost{at}.sock")) },
+                    false => Endpoint::Nbd { socket: self.daemon.nbd_socket(), export: disk.name.clone() },
+                };
                 let habits = Habits {
                     flush_once_in: [6, 20, 60, 300][self.noise.below(4) as usize],
-                    fua_of_ten: [0, 1, 3][self.noise.below(3) as usize],
+                    fua_of_ten: [0, 1, 3][self.noise.below(3) as usize] * u64::from(!vhost_user),
                     pause_us_max: [500, 4_000, 12_000][self.noise.below(3) as usize],
-                    headers: self.plan.headers && matches!(self.plan.disks[at].backing, BackingKind::File),
+                    headers: self.plan.headers
+                        && !matches!(self.plan.disks[at].backing, BackingKind::VolatileNbd { .. }),
                 };
                 let (journal, life) = (Arc::clone(&self.run.journal), Arc::clone(&self.life));
                 let seed = self.noise.next_u64();
@@ -208,6 +288,15 @@ impl<'a> Round<'a> {
                 std::thread::sleep(down);
                 self.start_daemon()
             }
+            Fault::KillTwice { after } => {
+                self.kill_daemon();
+                if let Err(error) = self.daemon.launch() {
+                    return self.broken("start", &format!("{error:#}"));
+                }
+                std::thread::sleep(after);
+                self.kill_daemon();
+                self.start_daemon()
+            }
             Fault::Restart => self.stop_daemon() && self.start_daemon(),
             Fault::Stop { time } => {
                 self.guests().for_each(|guest| guest.excuse(time));
@@ -238,9 +327,98 @@ impl<'a> Round<'a> {
                 self.change(disk);
                 self.start_daemon()
             }
+            Fault::PowerCut => {
+                self.cut_power();
+                self.start_daemon()
+            }
+            Fault::Interruptions => {
+                for _ in 0..100 {
+                    self.daemon.signal(Signal::STOP);
+                    self.daemon.signal(Signal::CONT);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                true
+            }
+            Fault::FlashSlow { .. } | Fault::FlashHang { .. } => {
+                self.trouble_flash(fault);
+                true
+            }
+            Fault::FlashRemoved { device } => self.remove_flash(device),
+            Fault::Change { disk, change } => self.change_cache(disk, change),
             _ => {
                 self.trouble_backing(fault);
                 true
+            }
+        }
+    }
+
+    fn trouble_flash(&self, fault: &Fault) {
+        let Some(files) = self.flash.as_ref().map(Files::all) else { return };
+        match *fault {
+            Fault::FlashSlow { device, delay, time } => {
+                files.get(device).inspect(|file| file.behaviour().slow(delay, time));
+            }
+            Fault::FlashHang { device, time } => {
+                files.get(device).inspect(|file| file.behaviour().hang(time));
+            }
+            _ => unreachable!("not a fault of flash"),
+        }
+    }
+
+    /// The host loses its power: the daemon dies, and files of ours lose what was not flushed.
+    fn cut_power(&mut self) {
+        self.kill_daemon();
+        let mut lost = self.flash.as_ref().map_or(0, Files::lose);
+        for (disk, plan) in self.disks.iter().zip(&self.plan.disks) {
+            if let Backing::Volatile(_, _, files) = &disk.backing {
+                lost += files.lose();
+            }
+            if plan.backing.loses_power() || plan.cache.writes_back {
+                disk.guests.iter().for_each(|guest| guest.model().withdraw());
+            }
+        }
+        self.run.journal.line("lost", json!({ "units": lost }));
+    }
+
+    /// Runs a command. What it refuses is logged; false when the daemon does not answer.
+    fn command(&self, args: &[&str]) -> bool {
+        match self.daemon.command(args) {
+            Ok((success, said)) => {
+                let said = if success { "" } else { said.trim() };
+                self.run
+                    .journal
+                    .line("command", json!({ "args": args.join(" "), "success": success, "said": said }));
+                true
+            }
+            Err(error) => self.broken("control", &format!("{error:#}")),
+        }
+    }
+
+    fn remove_flash(&self, device: usize) -> bool {
+        let path = self.dir.join(format!("flash/flash{device}")).display().to_string();
+        let removed = self.command(&["pool", "remove-device", "pool", &path]);
+        std::thread::sleep(Duration::from_millis(300));
+        removed && self.command(&["pool", "add-device", "pool", &path, "--size", POOL_DEVICE, "--force"])
+    }
+
+    fn change_cache(&self, disk: usize, change: Change) -> bool {
+        let (plan, name) = (&self.plan.disks[disk], self.disks[disk].name.as_str());
+        match change {
+            Change::Resize(mib) => self.command(&["cache", "resize", name, &format!("{mib}M")]),
+            Change::Clear => self.command(&["cache", "clear", name]),
+            Change::Drain => self.command(&["drain", name]),
+            Change::Policy(policy) => self.command(&["cache", "set", name, "--policy", policy]),
+            Change::BlockSize(size) => self.command(&["cache", "set", name, "--block-size", size]),
+            Change::WriteThrough if !plan.cache.writes_back => true,
+            Change::WriteThrough => {
+                self.command(&["cache", "set", name, "--mode", "write-through"])
+                    && self.command(&["cache", "set", name, "--mode", "write-back"])
+            }
+            Change::Disable => {
+                let enable = ["cache", "enable", name, "--pool", "pool", "--size", CACHE];
+                let mode = if plan.cache.writes_back { "write-back" } else { "write-through" };
+                self.command(&["cache", "disable", name])
+                    && self.command(&[&enable[..], &["--mode", mode]].concat())
             }
         }
     }
@@ -252,29 +430,40 @@ impl<'a> Round<'a> {
             Fault::ShutDown { disk, refuses, away } => {
                 self.with_server(disk, refuses + away, |server| server.shut_down(refuses, away));
             }
-            Fault::Hang { disk, time } => self.with_server(disk, time, |server| server.hang(time)),
+            Fault::Hang { disk, time } => {
+                self.with_server(disk, time, |server| server.behaviour().hang(time))
+            }
             Fault::Slow { disk, delay, time } => {
-                self.with_server(disk, time + delay, |server| server.slow(delay, time));
+                self.with_server(disk, time + delay, |server| server.behaviour().slow(delay, time));
             }
             Fault::LosingFlush { disk } => {
-                self.with_server(disk, Duration::ZERO, Server::lose_at_flush);
+                self.with_server(disk, Duration::ZERO, |server| server.behaviour().lose_at_flush());
             }
             Fault::Errors { disk, operation, from, sixteenths, error, time } => {
                 let piece = DISK_BYTES / 16;
                 let range = from * piece..(from + sixteenths) * piece;
                 let failing = Failing { operation, range, error, until: Instant::now() + time };
-                self.with_server(disk, time, |server| server.fail(failing));
+                self.with_behaviour(disk, time, |it| it.fail(failing));
             }
             _ => unreachable!("not a fault of a backing"),
         }
     }
 
-    fn with_server(&self, disk: usize, excuse: Duration, act: impl FnOnce(&Server)) {
-        let disk = &self.disks[disk];
+    /// Errors that guests of the disk see for that time have a cause.
+    fn excuse(&self, disk: usize, time: Duration) {
         // Requests that wait for the backing fail after their own time.
-        let excuse = excuse + Duration::from_millis(self.plan.backing_wait_ms.min(5_000));
-        disk.guests.iter().for_each(|guest| guest.excuse(excuse));
-        if let Backing::Server(server) = &disk.backing {
+        let time = time + Duration::from_millis(self.plan.backing_wait_ms.min(5_000));
+        self.disks[disk].guests.iter().for_each(|guest| guest.excuse(time));
+    }
+
+    fn with_behaviour(&self, disk: usize, excuse: Duration, act: impl FnOnce(&Behaviour)) {
+        self.excuse(disk, excuse);
+        self.disks[disk].backing.behaviour().map(act);
+    }
+
+    fn with_server(&self, disk: usize, excuse: Duration, act: impl FnOnce(&Server)) {
+        self.excuse(disk, excuse);
+        if let Backing::Server(server) = &self.disks[disk].backing {
             act(server);
         }
     }
@@ -346,17 +535,7 @@ impl<'a> Round<'a> {
             let units = 1 + self.noise.below(16);
             let first = model.first() + self.noise.below(model.len() / 8 - units);
             let bytes = model.replace(first, units);
-            let offset = first * UNIT as u64;
-            match &disk.backing {
-                Backing::Server(server) => server.medium().write(offset, &bytes, true),
-                Backing::File(path) => {
-                    let file =
-                        std::fs::OpenOptions::new().write(true).open(path).expect("the backing is there");
-                    file.write_all_at(&bytes, offset)
-                        .and_then(|()| file.sync_all())
-                        .expect("write a backing");
-                }
-            }
+            disk.backing.change(first * UNIT as u64, &bytes);
             let what = format!("{}: units {first}..{} changed", guest.name, first + units);
             self.run.journal.fault(&what);
         }
@@ -369,7 +548,9 @@ impl<'a> Round<'a> {
             if let Backing::Server(server) = &disk.backing {
                 server.heal();
             }
+            disk.backing.behaviour().map(Behaviour::heal);
         }
+        self.flash.iter().flat_map(Files::all).for_each(|file| file.behaviour().heal());
         self.run.journal.line("finish", json!({}));
         self.guests().for_each(|guest| guest.finish());
         let start = Instant::now();
@@ -378,7 +559,14 @@ impl<'a> Round<'a> {
                 return;
             }
             if start.elapsed() > FINISH_MAX {
-                let what = format!("guests are not served for {FINISH_MAX:?} although nothing is broken");
+                let waiting: Vec<&str> = std::iter::zip(self.guests(), &self.threads)
+                    .filter(|(_, thread)| !thread.is_finished())
+                    .map(|(guest, _)| guest.name.as_str())
+                    .collect();
+                let what = format!(
+                    "not served for {FINISH_MAX:?} although nothing is broken: {}",
+                    waiting.join(", ")
+                );
                 self.broken("unavailable", &what);
                 return;
             }
@@ -406,10 +594,7 @@ impl<'a> Round<'a> {
 
     fn check_backings(&self) {
         for disk in &self.disks {
-            let bytes = match &disk.backing {
-                Backing::Server(server) => server.medium().durable().to_vec(),
-                Backing::File(path) => std::fs::read(path).expect("the backing is there"),
-            };
+            let bytes = disk.backing.contents();
             for guest in &disk.guests {
                 let mut model = guest.model();
                 let (first, units) = (model.first(), model.len());
@@ -431,23 +616,23 @@ fn config(plan: &Plan, dir: &Path, daemon: &Daemon, disks: &[Disk]) -> String {
     let mut text = format!(
         "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\nring = \"io_uring\"\nshards = {}\n\
          [control]\nlisten = [\"unix:{}\"]\n[limits]\nbacking_wait_ms_max = {}\n\
-         [[pool]]\nname = \"pool\"\ndevices = [\"{}\", \"{}\"]\nsize = \"96M\"\nsegment_size = \"1M\"\n",
+         [[pool]]\nname = \"pool\"\ndevices = [\"{}\", \"{}\"]\nsize = \"{POOL_DEVICE}\"\nsegment_size = \"1M\"\n",
         at("state"),
         daemon.nbd_socket().display(),
         plan.shards,
         daemon.control_socket().display(),
         plan.backing_wait_ms,
-        at("flash0"),
-        at("flash1"),
+        at("flash/flash0"),
+        at("flash/flash1"),
     );
-    for (disk, planned) in disks.iter().zip(&plan.disks) {
-        let backing = match &disk.backing {
-            Backing::Server(server) => server.uri(),
-            Backing::File(path) => path.display().to_string(),
-        };
+    for (number, (disk, planned)) in disks.iter().zip(&plan.disks).enumerate() {
+        let backing = disk.backing.location();
         text += &format!("[[disk]]\nname = \"{}\"\nbacking = \"{backing}\"\n", disk.name);
+        if planned.vhost_user {
+            text += &format!("vhost_user = \"{}\"\n", at(&format!("vhost{number}.sock")));
+        }
         if let Some(settings) = planned.cache.settings {
-            text += &format!("cache = {{ pool = \"pool\", size = \"8M\", {settings} }}\n");
+            text += &format!("cache = {{ pool = \"pool\", size = \"{CACHE}\", {settings} }}\n");
         }
     }
     text

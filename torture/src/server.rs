@@ -17,6 +17,7 @@ use conformance::nbd_client::{
     CMD_DISC, CMD_FLUSH, CMD_READ, CMD_TRIM, CMD_WRITE, CMD_WRITE_ZEROES, EINVAL, FLAG_FUA, REQUEST_MAGIC,
 };
 
+use crate::behaviour::{Behaviour, Operation};
 use crate::medium::Medium;
 use crate::stamp::UNIT;
 
@@ -26,57 +27,21 @@ const WORKERS: usize = 3;
 /// Protocol error: the server is shutting down.
 pub const ESHUTDOWN: u32 = 108;
 
-/// Kinds of requests, for faults that concern some.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum Operation {
-    /// Reads.
-    Read,
-    /// Writes and writes of zeroes.
-    Write,
-    /// Flushes; of FUA writes that part.
-    Flush,
-    /// Discards.
-    Trim,
-}
-
-/// Requests that are answered with an error.
-#[derive(Debug, Clone)]
-pub struct Failing {
-    /// The operation.
-    pub operation: Operation,
-    /// The range of bytes; of flushes any.
-    pub range: std::ops::Range<u64>,
-    /// The protocol's error number.
-    pub error: u32,
-    /// When that ends.
-    pub until: Instant,
-}
-
-/// How the server behaves now.
+/// What is wrong with the server as a whole now.
 #[derive(Debug, Default)]
-struct Behaviour {
-    failing: Vec<Failing>,
-    /// No request is answered until then.
-    hang_until: Option<Instant>,
-    /// How long each request takes, and when that ends.
-    slow: Option<(Duration, Instant)>,
+struct Absence {
     /// No connection is accepted until then.
     away_until: Option<Instant>,
     /// Every request is refused with ESHUTDOWN until then.
     shutting_down_until: Option<Instant>,
-    /// The next flush fails and loses what was not durable.
-    lose_at_flush: bool,
 }
-
-/// Called when the medium has lost data during a failed flush.
-type LossHook = Box<dyn Fn() + Send + Sync>;
 
 struct State {
     medium: Mutex<Medium>,
-    behaviour: Mutex<Behaviour>,
+    behaviour: Behaviour,
+    absence: Mutex<Absence>,
     connection: Mutex<Option<UnixStream>>,
     stop: AtomicBool,
-    on_loss: Mutex<Option<LossHook>>,
     flags: u16,
 }
 
@@ -107,10 +72,10 @@ impl Server {
         listener.set_nonblocking(true)?;
         let state = Arc::new(State {
             medium: Mutex::new(medium),
-            behaviour: Mutex::default(),
+            behaviour: Behaviour::default(),
+            absence: Mutex::default(),
             connection: Mutex::new(None),
             stop: AtomicBool::new(false),
-            on_loss: Mutex::new(None),
             // Flags, flush, FUA, trim, write zeroes.
             flags: 1 | 4 | (u16::from(fua) * 8) | 32 | 64,
         });
@@ -132,9 +97,10 @@ impl Server {
         format!("nbd+unix:///x?socket={}", self.path.display())
     }
 
-    /// Calls `hook` whenever a failed flush has lost data.
-    pub fn on_loss(&self, hook: impl Fn() + Send + Sync + 'static) {
-        *lock(&self.state.on_loss) = Some(Box::new(hook));
+    /// How it misbehaves.
+    #[must_use]
+    pub fn behaviour(&self) -> &Behaviour {
+        &self.state.behaviour
     }
 
     /// The medium. Nothing is served while the guard lives.
@@ -160,7 +126,7 @@ impl Server {
     }
 
     fn set_away(&self, away: Duration) {
-        lock(&self.state.behaviour).away_until = Some(Instant::now() + away);
+        lock(&self.state.absence).away_until = Some(Instant::now() + away);
     }
 
     fn disconnect(&self) {
@@ -169,29 +135,9 @@ impl Server {
         }
     }
 
-    /// Answers nothing for `time`.
-    pub fn hang(&self, time: Duration) {
-        lock(&self.state.behaviour).hang_until = Some(Instant::now() + time);
-    }
-
-    /// Every request takes `delay`, for `time`.
-    pub fn slow(&self, delay: Duration, time: Duration) {
-        lock(&self.state.behaviour).slow = Some((delay, Instant::now() + time));
-    }
-
-    /// Requests fail for a while, in addition to those that fail already.
-    pub fn fail(&self, failing: Failing) {
-        lock(&self.state.behaviour).failing.push(failing);
-    }
-
-    /// The next flush fails and loses what is not durable, or some of it.
-    pub fn lose_at_flush(&self) {
-        lock(&self.state.behaviour).lose_at_flush = true;
-    }
-
     /// Refuses every request with ESHUTDOWN for `time`, flushes, and ends the connection; nobody connects for `away`.
     pub fn shut_down(&self, time: Duration, away: Duration) {
-        lock(&self.state.behaviour).shutting_down_until = Some(Instant::now() + time);
+        lock(&self.state.absence).shutting_down_until = Some(Instant::now() + time);
         std::thread::sleep(time);
         self.medium().flush();
         self.cut(away);
@@ -199,7 +145,8 @@ impl Server {
 
     /// Behaves well from now on.
     pub fn heal(&self) {
-        *lock(&self.state.behaviour) = Behaviour::default();
+        self.state.behaviour.heal();
+        *lock(&self.state.absence) = Absence::default();
     }
 }
 
@@ -222,7 +169,7 @@ impl State {
 
     fn listen(self: &Arc<Self>, listener: &UnixListener) {
         while !self.stopped() {
-            let away = lock(&self.behaviour).away_until.is_some_and(|until| until > Instant::now());
+            let away = lock(&self.absence).away_until.is_some_and(|until| until > Instant::now());
             match listener.accept() {
                 // A server that is gone accepts nobody; the kernel's queue stands for that well enough once it is closed.
                 Ok((stream, _)) if away => drop(stream),
@@ -313,28 +260,9 @@ impl State {
         }
     }
 
-    /// Waits as the behaviour demands; false when the connection has ended.
-    fn wait(&self, connection: &Connection) -> bool {
-        let start = Instant::now();
-        loop {
-            if connection.ended.load(Ordering::Relaxed) || self.stopped() {
-                return false;
-            }
-            let (hangs, delay) = {
-                let (behaviour, now) = (lock(&self.behaviour), Instant::now());
-                let delay = behaviour.slow.filter(|(_, until)| *until > now).map(|(delay, _)| delay);
-                (behaviour.hang_until.is_some_and(|until| until > now), delay.unwrap_or_default())
-            };
-            if !hangs && start.elapsed() >= delay {
-                return true;
-            }
-            std::thread::sleep(Duration::from_millis(2));
-        }
-    }
-
     /// Does what was asked: the error number and the data of the reply.
     fn execute(&self, request: &Request, connection: &Connection) -> Option<(u32, Vec<u8>)> {
-        if !self.wait(connection) {
+        if !self.behaviour.wait(|| connection.ended.load(Ordering::Relaxed) || self.stopped()) {
             return None;
         }
         let mut medium = lock(&self.medium);
@@ -364,30 +292,17 @@ impl State {
 
     /// The error that the behaviour demands.
     fn refusal(&self, request: &Request, medium: &mut Medium) -> Option<u32> {
-        let mut behaviour = lock(&self.behaviour);
-        if behaviour.shutting_down_until.is_some_and(|until| until > Instant::now()) {
+        if lock(&self.absence).shutting_down_until.is_some_and(|until| until > Instant::now()) {
             return Some(ESHUTDOWN);
         }
-        if request.command == CMD_FLUSH && std::mem::take(&mut behaviour.lose_at_flush) {
-            drop(behaviour);
-            medium.lose();
-            if let Some(hook) = &*lock(&self.on_loss) {
-                hook();
-            }
-            return Some(conformance::nbd_client::EIO);
-        }
-        let end = request.offset + u64::from(request.length);
-        let meets = |range: &std::ops::Range<u64>| request.offset < range.end && range.start < end;
-        let now = Instant::now();
-        let concerned = |failing: &&Failing| match (failing.operation, request.command) {
-            _ if failing.until <= now => false,
-            (Operation::Flush, CMD_FLUSH) => true,
-            (Operation::Read, CMD_READ)
-            | (Operation::Write, CMD_WRITE | CMD_WRITE_ZEROES)
-            | (Operation::Trim, CMD_TRIM) => meets(&failing.range),
-            _ => false,
+        let operation = match request.command {
+            CMD_READ => Operation::Read,
+            CMD_FLUSH => Operation::Flush,
+            CMD_TRIM => Operation::Trim,
+            _ => Operation::Write,
         };
-        behaviour.failing.iter().find(concerned).map(|failing| failing.error)
+        let range = request.offset..request.offset + u64::from(request.length);
+        self.behaviour.error(operation, &range, medium)
     }
 }
 

@@ -6,7 +6,7 @@ use conformance::MIB;
 use conformance::data::Noise;
 use serde_json::{Value, json};
 
-use crate::server::Operation;
+use crate::behaviour::Operation;
 
 /// Bytes of a disk.
 pub const DISK_BYTES: u64 = 16 * MIB;
@@ -79,6 +79,24 @@ pub enum BackingKind {
     },
     /// A raw file.
     File,
+    /// A raw file on a filesystem of ours with a volatile write cache.
+    VolatileFile,
+    /// A loop device on such a file.
+    Loop,
+}
+
+impl BackingKind {
+    /// Whether it can be told to misbehave.
+    #[must_use]
+    pub fn misbehaves(self) -> bool {
+        self != BackingKind::File
+    }
+
+    /// Whether a power cut of the host loses what was not flushed to it.
+    #[must_use]
+    pub fn loses_power(self) -> bool {
+        matches!(self, BackingKind::VolatileFile | BackingKind::Loop)
+    }
 }
 
 /// A disk of a round.
@@ -90,6 +108,8 @@ pub struct DiskPlan {
     pub cache: CacheKind,
     /// Guests that share it, each with a region of its own.
     pub guests: u64,
+    /// The first of them uses vhost-user, not NBD.
+    pub vhost_user: bool,
 }
 
 /// Something that goes wrong.
@@ -99,6 +119,11 @@ pub enum Fault {
     Kill {
         /// The pause.
         down: Duration,
+    },
+    /// SIGKILL, and another one while the daemon starts.
+    KillTwice {
+        /// Time between a start and the second kill.
+        after: Duration,
     },
     /// SIGTERM, the clean end, and a start.
     Restart,
@@ -173,6 +198,38 @@ pub enum Fault {
         /// The disk.
         disk: usize,
     },
+    /// The daemon dies, and files of ours lose what was not flushed: flash and backings.
+    PowerCut,
+    /// SIGSTOP and SIGCONT many times in a row, which interrupts system calls.
+    Interruptions,
+    /// A flash device is slow for a while.
+    FlashSlow {
+        /// The device.
+        device: usize,
+        /// How long each request takes.
+        delay: Duration,
+        /// How long it lasts.
+        time: Duration,
+    },
+    /// A flash device answers nothing for a while.
+    FlashHang {
+        /// The device.
+        device: usize,
+        /// How long.
+        time: Duration,
+    },
+    /// A flash device is taken out of the pool and given back.
+    FlashRemoved {
+        /// The device.
+        device: usize,
+    },
+    /// A command that changes a cache while its disk is used.
+    Change {
+        /// The disk.
+        disk: usize,
+        /// What is changed.
+        change: Change,
+    },
     /// The daemon ends, a part of a backing is changed, the daemon starts.
     ChangeOffline {
         /// The disk; it has no dirty data.
@@ -182,6 +239,25 @@ pub enum Fault {
     },
 }
 
+/// A change of a cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Change {
+    /// Another size, in MiB.
+    Resize(u64),
+    /// It is emptied.
+    Clear,
+    /// Its dirty data goes to the backing.
+    Drain,
+    /// It writes through for a moment, and back again.
+    WriteThrough,
+    /// It is taken away and made anew.
+    Disable,
+    /// Another replacement policy.
+    Policy(&'static str),
+    /// Another block size.
+    BlockSize(&'static str),
+}
+
 /// A round.
 #[derive(Debug, Clone)]
 pub struct Plan {
@@ -189,6 +265,8 @@ pub struct Plan {
     pub seed: u64,
     /// The disks.
     pub disks: Vec<DiskPlan>,
+    /// The pool's devices are files of ours that lose what was not flushed.
+    pub volatile_pool: bool,
     /// Threads of the daemon.
     pub shards: u64,
     /// How long requests wait for a backing that is away, milliseconds.
@@ -222,6 +300,7 @@ impl Plan {
         let mut noise = Noise::new(seed);
         let disks: Vec<DiskPlan> = (0..DISKS).map(|at| DiskPlan::draw(&mut noise, at)).collect();
         let load = ms(&mut noise, LOAD_MS.0, LOAD_MS.1);
+        let volatile_pool = noise.below(2) == 0;
         let mut faults = Vec::new();
         let mut at = Duration::ZERO;
         loop {
@@ -230,11 +309,11 @@ impl Plan {
             if at > load {
                 break;
             }
-            faults.push((pause, Fault::draw(&mut noise, &disks)));
+            faults.push((pause, Fault::draw(&mut noise, &disks, volatile_pool)));
         }
         let shards = 1 + noise.below(2);
         let backing_wait_ms = pick(&mut noise, &[2_000, 30_000, 30_000]);
-        Plan { seed, disks, shards, backing_wait_ms, load, headers: true, faults }
+        Plan { seed, disks, volatile_pool, shards, backing_wait_ms, load, headers: true, faults }
     }
 
     /// The same without faults and habits whose names contain one of these words.
@@ -253,13 +332,16 @@ impl Plan {
             .disks
             .iter()
             .map(|disk| {
-                json!({ "backing": format!("{:?}", disk.backing), "cache": disk.cache.name, "guests": disk.guests })
+                json!({
+                    "backing": format!("{:?}", disk.backing), "cache": disk.cache.name, "guests": disk.guests,
+                    "vhost_user": disk.vhost_user,
+                })
             })
             .collect();
         let faults: Vec<String> =
             self.faults.iter().map(|(pause, fault)| format!("+{} ms {fault:?}", pause.as_millis())).collect();
         json!({
-            "seed": self.seed, "disks": disks, "shards": self.shards, "backing_wait_ms": self.backing_wait_ms,
+            "seed": self.seed, "disks": disks, "volatile_pool": self.volatile_pool, "shards": self.shards, "backing_wait_ms": self.backing_wait_ms,
             "load_ms": self.load.as_millis() as u64, "faults": faults,
         })
     }
@@ -270,7 +352,8 @@ impl DiskPlan {
     fn draw(noise: &mut Noise, at: usize) -> Self {
         let backing = match at {
             0 | 1 => BackingKind::VolatileNbd { fua: noise.below(4) > 0 },
-            _ => pick(noise, &[BackingKind::VolatileNbd { fua: true }, BackingKind::File, BackingKind::File]),
+            2 => pick(noise, &[BackingKind::VolatileNbd { fua: true }, BackingKind::File]),
+            _ => pick(noise, &[BackingKind::VolatileFile, BackingKind::VolatileFile, BackingKind::Loop]),
         };
         let cache = loop {
             let cache = pick(noise, CACHES);
@@ -283,30 +366,34 @@ impl DiskPlan {
                 break cache;
             }
         };
-        DiskPlan { backing, cache, guests: 1 + noise.below(2) }
+        DiskPlan { backing, cache, guests: 1 + noise.below(2), vhost_user: noise.below(2) == 0 }
     }
 }
 
 impl Fault {
-    fn draw(noise: &mut Noise, disks: &[DiskPlan]) -> Self {
-        let volatile: Vec<usize> = (0..disks.len())
-            .filter(|at| matches!(disks[*at].backing, BackingKind::VolatileNbd { .. }))
-            .collect();
-        let clean: Vec<usize> = (0..disks.len()).filter(|at| !disks[*at].cache.writes_back).collect();
-        let disk = pick(noise, &volatile);
+    fn draw(noise: &mut Noise, disks: &[DiskPlan], volatile_pool: bool) -> Self {
+        let with = |fits: &dyn Fn(&DiskPlan) -> bool| -> Vec<usize> {
+            (0..disks.len()).filter(|at| fits(&disks[*at])).collect()
+        };
+        let servers = with(&|disk| matches!(disk.backing, BackingKind::VolatileNbd { .. }));
+        let misbehaving = with(&|disk| disk.backing.misbehaves());
+        let clean = with(&|disk| !disk.cache.writes_back && disk.backing != BackingKind::Loop);
+        let cached = with(&|disk| disk.cache.settings.is_some());
+        let (server, disk) = (pick(noise, &servers), pick(noise, &misbehaving));
         let away = ms(noise, 0, 1500);
         let time = ms(noise, 300, 3000);
-        match noise.below(26) {
-            0..=2 => Fault::Kill { down: ms(noise, 0, 800) },
+        match noise.below(40) {
+            0 | 1 => Fault::Kill { down: ms(noise, 0, 800) },
+            2 => Fault::KillTwice { after: ms(noise, 0, 500) },
             3 | 4 => Fault::Stop { time: ms(noise, 100, 2500) },
             5..=7 => Fault::Upgrade,
             8 => Fault::Restart,
-            9..=12 => Fault::Crash { disk, away },
-            13 => Fault::Cut { disk, away },
-            14 => Fault::ShutDown { disk, refuses: ms(noise, 50, 500), away },
-            15 | 16 => Fault::Hang { disk, time },
-            17 => Fault::Slow { disk, delay: ms(noise, 10, 300), time },
-            18..=20 => Fault::Errors {
+            9..=11 => Fault::Crash { disk: server, away },
+            12 => Fault::Cut { disk: server, away },
+            13 => Fault::ShutDown { disk: server, refuses: ms(noise, 50, 500), away },
+            14 | 15 => Fault::Hang { disk, time },
+            16 => Fault::Slow { disk, delay: ms(noise, 10, 300), time },
+            17..=20 => Fault::Errors {
                 disk,
                 operation: pick(
                     noise,
@@ -318,8 +405,16 @@ impl Fault {
                 time,
             },
             21 | 22 => Fault::LosingFlush { disk },
-            23 => Fault::KillAndCrash { disk },
-            _ => Fault::ChangeOffline { disk: pick(noise, &clean), kill: noise.below(2) == 0 },
+            23 => Fault::KillAndCrash { disk: server },
+            24 | 25 => Fault::ChangeOffline { disk: pick(noise, &clean), kill: noise.below(2) == 0 },
+            26 => Fault::Interruptions,
+            27..=29 => Fault::PowerCut,
+            30 if volatile_pool => {
+                Fault::FlashSlow { device: noise.below(2) as usize, delay: ms(noise, 5, 100), time }
+            }
+            31 if volatile_pool => Fault::FlashHang { device: noise.below(2) as usize, time },
+            32 => Fault::FlashRemoved { device: noise.below(2) as usize },
+            _ => Fault::Change { disk: pick(noise, &cached), change: Change::draw(noise) },
         }
     }
 
@@ -328,6 +423,7 @@ impl Fault {
     pub fn name(&self) -> &'static str {
         match self {
             Fault::Kill { .. } => "daemon SIGKILL",
+            Fault::KillTwice { .. } => "daemon SIGKILL while it starts",
             Fault::Restart => "daemon SIGTERM and start",
             Fault::Stop { .. } => "daemon SIGSTOP",
             Fault::Upgrade => "daemon upgrade (SIGHUP)",
@@ -339,7 +435,39 @@ impl Fault {
             Fault::Errors { .. } => "backing errors",
             Fault::LosingFlush { .. } => "backing flush fails and loses data",
             Fault::KillAndCrash { .. } => "SIGKILL, backing loses its cache",
+            Fault::PowerCut => "power cut",
+            Fault::Interruptions => "daemon interrupted",
+            Fault::FlashSlow { .. } => "flash is slow",
+            Fault::FlashHang { .. } => "flash hangs",
+            Fault::FlashRemoved { .. } => "flash device removed and returned",
+            Fault::Change { change, .. } => change.name(),
             Fault::ChangeOffline { .. } => "backing changed while hob is down",
+        }
+    }
+}
+
+impl Change {
+    fn draw(noise: &mut Noise) -> Self {
+        match noise.below(12) {
+            0..=2 => Change::Resize(pick(noise, &[4, 6, 8, 12])),
+            3 => Change::Clear,
+            4..=6 => Change::Drain,
+            7 | 8 => Change::WriteThrough,
+            9 => Change::Disable,
+            10 => Change::Policy(pick(noise, &["lru", "s3-fifo", "clock", "2q"])),
+            _ => Change::BlockSize(pick(noise, &["4K", "16K", "64K"])),
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Change::Resize(_) => "cache resized",
+            Change::Clear => "cache cleared",
+            Change::Drain => "cache drained",
+            Change::WriteThrough => "cache mode changed",
+            Change::Disable => "cache disabled and enabled",
+            Change::Policy(_) => "cache policy changed",
+            Change::BlockSize(_) => "cache block size changed",
         }
     }
 }
@@ -360,13 +488,13 @@ mod tests {
     fn every_round_writes_back_and_through_and_every_fault_comes() {
         let mut names = std::collections::BTreeSet::new();
         let mut caches = std::collections::BTreeSet::new();
-        for round in 0..100 {
+        for round in 0..300 {
             let plan = Plan::draw(1, round);
             assert!(plan.disks[0].cache.writes_back && !plan.disks[1].cache.writes_back);
             names.extend(plan.faults.iter().map(|(_, fault)| fault.name()));
             caches.extend(plan.disks.iter().map(|disk| disk.cache.name));
         }
-        assert_eq!(names.len(), 13, "{names:?}");
+        assert_eq!(names.len(), 26, "{names:?}");
         assert_eq!(caches.len(), CACHES.len());
     }
 }

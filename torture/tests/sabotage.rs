@@ -6,12 +6,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use torture::behaviour::{Failing, Operation};
 use torture::guest::{Guest, Habits, Shared};
 use torture::journal::{Journal, Violation};
 use torture::link::Endpoint;
 use torture::medium::{Medium, Sabotage};
 use torture::model::Model;
-use torture::server::{Failing, Operation, Server};
+use torture::server::Server;
 use torture::stamp::{Origin, UNIT};
 
 const BYTES: u64 = 2 << 20;
@@ -113,10 +114,10 @@ fn a_loss_without_a_failed_flush_is_noticed() {
 fn a_failed_flush_takes_the_promise_back() {
     let bench = Bench::new(None);
     let shared = Arc::clone(&bench.shared);
-    bench.server.on_loss(move || shared.model().loss());
+    bench.server.behaviour().on_loss(Box::new(move || shared.model().loss()));
     for _ in 0..4 {
         bench.load(300);
-        bench.server.lose_at_flush();
+        bench.server.behaviour().lose_at_flush();
         bench.load(100);
     }
     assert!(bench.shared.counts.flushes_failed.load(Ordering::Relaxed) > 0);
@@ -134,7 +135,7 @@ fn errors_without_a_cause_are_noticed_and_with_one_are_not() {
         }
         let until = Instant::now() + Duration::from_millis(200);
         let failing = Failing { operation: Operation::Write, range: 0..BYTES, error: 5, until };
-        bench.server.fail(failing);
+        bench.server.behaviour().fail(failing);
         bench.load(200);
         bench.finish()
     };

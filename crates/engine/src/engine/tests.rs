@@ -7,6 +7,7 @@ mod bitmaps;
 mod blocks;
 mod change;
 mod coming;
+mod destage_limits;
 mod direct;
 mod ends;
 mod errors;

@@ -1,0 +1,168 @@
+//! How much is destaged at once, when the destager rests, when the backing is flushed, and whether the backing has
+//! everything.
+
+use super::write_back::{VOLATILE, backing, flash, lazy, ring};
+use super::*;
+use crate::command::{Copies, Destage, Enable, Mode};
+
+/// Destages from 10 % on until nothing is dirty; no age, and never urgent.
+fn eager() -> Destage {
+    Destage { start_permille: 100, stop_permille: 0, full_permille: 1000, ..lazy() }
+}
+
+/// `blocks` dirty blocks that are not neighbours, all of them on record.
+fn scattered(blocks: u64) -> Bench {
+    let mut bench = Bench::write_back();
+    for block in 0..blocks {
+        bench.write_alone(block * 8 * KIB, 4 * KIB);
+    }
+    bench.flush();
+    assert_eq!((bench.dirty(), bench.ios.len()), (blocks, 0));
+    bench
+}
+
+/// Takes settings, which count from the next write on.
+fn tune(bench: &mut Bench, destage: Destage) {
+    bench.change(CacheChange::Tune(Mode::WriteBack, destage, Copies::One)).expect("it can be");
+    bench.write(63 * MIB, 4 * KIB);
+    bench.next(flash(0), VOLATILE);
+}
+
+/// Transfers under way: each reads flash first.
+fn transfers(bench: &Bench) -> usize {
+    bench.ios.iter().filter(|io| (io.target, io.op) == (flash(0), IoOp::Read)).count()
+}
+
+#[test]
+fn an_idle_disk_destages_eight_ranges_at_once() {
+    let mut bench = scattered(40);
+    tune(&mut bench, eager());
+    assert_eq!(transfers(&bench), 8);
+}
+
+#[test]
+fn a_disk_whose_guest_uses_flash_destages_two_ranges_at_once() {
+    let mut bench = scattered(40);
+    bench.read(0, 4 * KIB);
+    let hit = bench.only_io();
+    assert_eq!(hit.target, flash(0));
+    tune(&mut bench, eager());
+    assert_eq!(transfers(&bench), 2);
+}
+
+#[test]
+fn a_disk_whose_guest_uses_the_backing_destages_one_range_at_once() {
+    let mut bench = scattered(40);
+    bench.read(32 * MIB, 4 * KIB);
+    let miss = bench.only_io();
+    assert_eq!(miss.target, backing());
+    tune(&mut bench, eager());
+    assert_eq!(transfers(&bench), 1);
+}
+
+#[test]
+fn a_drain_and_a_cache_that_is_nearly_full_destage_sixty_four_ranges_at_once() {
+    let mut bench = scattered(80);
+    bench.start_change(CacheChange::Drain);
+    bench.wait_ms(1);
+    assert_eq!(transfers(&bench), 64);
+    // 80 of 256 blocks are 312 per mille: above the middle of 100 and 500, not above that of 300 and 600.
+    let mut bench = scattered(80);
+    tune(&mut bench, Destage { full_permille: 400, ..eager() });
+    assert_eq!(transfers(&bench), 64);
+    let mut bench = scattered(80);
+    tune(&mut bench, Destage { full_permille: 600, ..eager() });
+    assert_eq!(transfers(&bench), 8);
+}
+
+#[test]
+fn after_a_failure_the_destager_rests_a_tenth_of_a_second() {
+    let mut bench = scattered(1);
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.next(flash(0), IoOp::Read);
+    let write = bench.only_io();
+    assert_eq!((write.target, write.op), (backing(), VOLATILE));
+    bench.fail(write);
+    assert!(bench.ios.is_empty(), "it rests: {:?}", bench.ios);
+    bench.wait_ms(99);
+    assert!(bench.ios.is_empty(), "it still rests: {:?}", bench.ios);
+    bench.wait_ms(1);
+    assert_eq!(transfers(&bench), 1, "it tries again");
+    bench.settle();
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
+}
+
+#[test]
+fn after_a_failure_what_has_been_moved_is_flushed_first() {
+    let mut bench = scattered(2);
+    bench.start_change(CacheChange::Drain);
+    let mut writes = vec![];
+    while writes.len() < 2 {
+        let io = bench.ios.pop_front().expect("two transfers");
+        match (io.target, io.op) {
+            (Target::Flash(_), IoOp::Read) => bench.end(io),
+            (Target::Backing(_), VOLATILE) => writes.push(io),
+            _ => panic!("{io:?}"),
+        }
+    }
+    let (fails, succeeds) = (writes.pop().expect("two"), writes.pop().expect("two"));
+    bench.end(succeeds);
+    bench.fail(fails);
+    assert!(bench.ios.is_empty(), "it rests: {:?}", bench.ios);
+    bench.wait_ms(101);
+    let first = bench.ios.pop_front().expect("the rest is over");
+    assert_eq!((first.target, first.op), (backing(), IoOp::Flush));
+}
+
+/// A sixteenth of the cache, which is 16 sectors, is flushed at once; fewer wait for a second.
+#[test]
+fn a_backing_is_flushed_after_a_sixteenth_of_the_cache_or_a_second() {
+    let mut bench = scattered(40);
+    tune(&mut bench, Destage { stop_permille: 98, ..eager() });
+    // 16 of 41 go, which is down to 25 of 256.
+    while let Some(at) = bench.ios.iter().position(|io| io.op != IoOp::Flush) {
+        let io = bench.ios.remove(at).expect("it is there");
+        bench.end(io);
+    }
+    let flush = bench.only_io();
+    assert_eq!((flush.target, bench.stats().destaged_bytes), (backing(), 64 * KIB));
+    bench.end(flush);
+    bench.settle();
+    assert_eq!(bench.dirty(), 25);
+
+    let mut bench = scattered(26);
+    tune(&mut bench, Destage { stop_permille: 99, ..eager() });
+    bench.settle();
+    assert_eq!((bench.stats().destaged_bytes, bench.dirty()), (8 * KIB, 27), "none of them is clean");
+    bench.wait_ms(990);
+    assert!(bench.ios.is_empty(), "nobody waits for it: {:?}", bench.ios);
+    bench.wait_ms(20);
+    let flush = bench.only_io();
+    assert_eq!((flush.target, flush.op), (backing(), IoOp::Flush));
+    bench.end(flush);
+    bench.settle();
+    assert_eq!(bench.dirty(), 25);
+}
+
+#[test]
+fn the_backing_has_all_only_where_that_is_certain() {
+    let mut bench = Bench::bare(Limits::default());
+    assert!(bench.engine.backing_has_all(DISK), "there is no cache");
+    assert!(!bench.engine.backing_has_all(DiskId(7)), "there is no such disk");
+    bench.engine.lend(BufferId(1 << 20), 1 << 20);
+    bench.engine.lend(BufferId(2 << 20), 1 << 20);
+    let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), ..config(MIB, 4 * KIB) };
+    let segments = vec![DataSegment { place: segment(0, 0), ordinal: 0, seconds_only: false }];
+    let enable = Enable { config, segments, journal: Some(ring(1)), recovered: None };
+    bench.start_change(CacheChange::Enable(Box::new(enable)));
+    assert!(!bench.engine.backing_has_all(DISK), "a cache is being made");
+    bench.settle();
+    assert!(bench.engine.backing_has_all(DISK), "the cache is empty");
+    bench.write_alone(0, 4 * KIB);
+    assert!(!bench.engine.backing_has_all(DISK), "a sector is dirty");
+    bench.start_change(CacheChange::Drain);
+    bench.settle();
+    assert!(bench.engine.backing_has_all(DISK), "it was destaged");
+    bench.start_change(CacheChange::Close);
+    assert!(!bench.engine.backing_has_all(DISK), "the cache is being closed");
+}
