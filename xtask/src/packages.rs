@@ -17,7 +17,7 @@ struct Package {
 const PACKAGES: &[Package] = &[
     Package { name: "qemu-utils", shown_by: &["qemu-nbd", "qemu-img", "qemu-io"] },
     Package { name: "nbdkit", shown_by: &["nbdkit"] },
-    Package { name: "libnbd-bin", shown_by: &["nbdinfo", "nbdcopy"] },
+    Package { name: "libnbd-bin", shown_by: &["nbdinfo", "nbdcopy", "nbdfuse"] },
     Package { name: "fio", shown_by: &["fio"] },
     // For hob's feature psk, which is not in a default build.
     Package { name: "libssl-dev", shown_by: &["/usr/include/openssl/ssl.h"] },
@@ -54,6 +54,8 @@ const PACKAGES: &[Package] = &[
     // Hosts that agree on who serves a disk.
     Package { name: "etcd-server", shown_by: &["etcd"] },
     Package { name: "etcd-client", shown_by: &["etcdctl"] },
+    // A database server; its programs are in a directory for each version.
+    Package { name: "postgresql", shown_by: &["psql", "/usr/lib/postgresql/*"] },
 ];
 
 /// Installs what is missing, when that is possible; otherwise says what is missing and goes on, for
