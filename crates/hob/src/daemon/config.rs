@@ -18,6 +18,7 @@ use serde::Deserialize;
 
 use super::allow::AllowEntry;
 use super::hardware::{ARENA_BYTES_DEFAULT, ARENA_BYTES_MAX, RingKind};
+use super::image::check_format;
 pub(crate) use cluster::ClusterConfig;
 pub(crate) use control::ControlConfig;
 pub(crate) use migrate::MigrateConfig;
@@ -123,6 +124,8 @@ pub(crate) struct DiskEntry {
     pub(crate) name: String,
     /// Where its data lives.
     pub(crate) backing: String,
+    /// How that is read, where it is a path: by its extension if absent, otherwise raw.
+    pub(crate) format: Option<String>,
     /// Refuse changes.
     #[serde(default)]
     pub(crate) read_only: bool,
@@ -223,6 +226,9 @@ impl Config {
         }
         if let Some(disk) = self.disks.iter().find(|disk| disk.parent_cache.is_some() && !disk.share_parent) {
             return Err(format!("disk {} has a parent_cache: it needs share_parent = true", disk.name));
+        }
+        for DiskEntry { name, backing, format, .. } in &self.disks {
+            check_format(backing, format.as_deref()).map_err(|what| format!("disk {name}: {what}"))?;
         }
         let exports = || self.disks.iter().flat_map(|disk| &disk.exports);
         let sockets = self.disks.iter().map(|disk| &disk.vhost_user);
@@ -345,6 +351,7 @@ mod tests {
             [[disk]]
             name = "d"
             backing = "/d.img"
+            format = "vpc"
             fuse = "/run/d.img"
             vhost_user = "/run/d.sock"
             datastore = "array"
@@ -389,6 +396,7 @@ mod tests {
             Export { name: "d-backup".into(), read_only: true, no_promote: true, ..Export::default() };
         assert_eq!(config.disks[0].exports, [backup]);
         assert_eq!(config.disks[0].fuse.as_deref(), Some("/run/d.img"));
+        assert_eq!(config.disks[0].format.as_deref(), Some("vpc"));
     }
 
     #[test]
@@ -415,6 +423,8 @@ mod tests {
             ("[[pool]]\nname = \"a\"\ndevices = []\nsegment_size = \"3M\"", &["power of two"]),
             ("[[pool]]\nname = \"a\"\ndevices = []\nsegment_size = \"2G\"", &["1M to 1G"]),
             ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nvhost_user = \"vm.sock\"", &["vm.sock", "absolute"]),
+            ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nformat = \"qcow3\"", &["disk a", "qcow3", "qcow2"]),
+            ("[[disk]]\nname = \"a\"\nbacking = \"nbd://h/e\"\nformat = \"raw\"", &["disk a", "nbd://h/e"]),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\nexport = [{ name = \"b\", vhost_user = \"b.sock\" }]",
                 &["b.sock", "absolute"],

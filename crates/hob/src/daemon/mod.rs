@@ -10,6 +10,7 @@ pub(crate) mod exports;
 mod fake_shard;
 pub(crate) mod hardware;
 pub(crate) mod http;
+mod image;
 pub(crate) mod listen;
 mod manager;
 pub(crate) mod metrics;

@@ -16,6 +16,7 @@ use super::cluster::ClusterWait;
 use super::coming::Coming;
 use super::datastores::datastore_of;
 use super::fit::Fit;
+use super::image::image_asked;
 use super::recover::Source;
 use super::refusal::{Kind, Refusal};
 use super::resize::Measure;
@@ -80,8 +81,10 @@ impl Manager {
             check_path(path).map_err(Refusal::invalid)?;
         }
         let share_parent = share_of(add.share_parent, add.parent_cache)?;
+        let image = Some(image_asked(&add.backing, add.format.as_deref())?);
         let wanted = DiskState {
             share_parent,
+            image,
             datastore: add.datastore,
             fuse: add.fuse,
             vhost_user: add.vhost_user,
@@ -237,6 +240,7 @@ impl Manager {
             watch: super::drain::Watch::default(),
             retry_after: None,
             offline_reason: None,
+            content_noted: false,
             cluster_wait: ClusterWait::No,
             drained_at_end: false,
             cache_reason: None,
@@ -268,7 +272,7 @@ impl Manager {
             (disk.wanted.clone(), disk.id)
         };
         self.clear_stale_file(name).await?;
-        let options = self.backing_options.clone();
+        let options = self.image_options(name).await?;
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
         let (backing, datastore) = flash::blocking(move || {
@@ -538,8 +542,10 @@ pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option
 pub(super) fn refuse(error: &OpenError) -> Refusal {
     let kind = match error {
         OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => Kind::Invalid,
-        OpenError::InUse { .. } => Kind::Conflict,
-        OpenError::Connect { .. } | OpenError::MissingProgram { .. } => Kind::Failed,
+        OpenError::InUse { .. } | OpenError::InUseByQemu { .. } => Kind::Conflict,
+        OpenError::Connect { .. } | OpenError::MissingProgram { .. } | OpenError::Unresponsive { .. } => {
+            Kind::Failed
+        }
     };
     Refusal { kind, problem: hob_control::Problem::new(error.to_string()) }
 }

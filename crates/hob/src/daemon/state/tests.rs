@@ -3,6 +3,7 @@
 use hob_control::{Export, Qos};
 use hob_engine::command::{Copies, Layout, Mode};
 
+use super::image::RoleName;
 use super::*;
 
 fn example() -> State {
@@ -22,6 +23,14 @@ fn example() -> State {
             migration: None,
             name: "vm".into(),
             backing: "/vm.img".into(),
+            image: Some(ImageSpec {
+                format: Some(FormatName(Format::Qcow2)),
+                files: Some(vec![FileSpec {
+                    path: "/base.raw".into(),
+                    format: FormatName(Format::Raw),
+                    role: RoleName::Backing,
+                }]),
+            }),
             read_only: false,
             vhost_user: Some("/run/vm.sock".into()),
             exports: vec![Export {
