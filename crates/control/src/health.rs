@@ -55,6 +55,8 @@ pub enum ProblemKind {
     DirtyLost,
     /// Dirty data does not get to the backing.
     DestageStuck,
+    /// A backing has no flush: nothing makes writes durable there.
+    FlushMissing,
     /// A swap area of the host that is to be on is not.
     SwapOff,
     /// This host has no lease of its cluster: its disks do not answer.
@@ -63,7 +65,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 11] = [
+    pub const ALL: [ProblemKind; 12] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -73,6 +75,7 @@ impl ProblemKind {
         ProblemKind::JournalLost,
         ProblemKind::DirtyLost,
         ProblemKind::DestageStuck,
+        ProblemKind::FlushMissing,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
     ];
@@ -89,6 +92,7 @@ impl ProblemKind {
             ProblemKind::JournalLost => "journal-lost",
             ProblemKind::DirtyLost => "dirty-lost",
             ProblemKind::DestageStuck => "destage-stuck",
+            ProblemKind::FlushMissing => "flush-missing",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
         }

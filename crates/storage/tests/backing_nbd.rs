@@ -117,7 +117,9 @@ fn the_server_here_serves_all_there_is_to_do() {
             change(&mut export);
             export.can_fast_zero &= export.can_write_zeroes;
             let server = Server::start(export);
+            let can_flush = server.script.lock().unwrap().export.can_flush;
             let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+            assert_eq!(rig.backing.info().can_flush, can_flush);
             rig.exercise();
             rig.close();
         }

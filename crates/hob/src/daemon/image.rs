@@ -181,7 +181,7 @@ fn examine(
     }
     let said = run(command).map_err(|error| match error.kind() {
         io::ErrorKind::NotFound => format!(
-            "{} images are examined by qemu-img, which is not installed (Debian: apt install qemu-utils)",
+            "{} images are examined and served by qemu-img and qemu-nbd, which are not installed (Debian: apt install qemu-utils)",
             format.title()
         ),
         _ => error.to_string(),

@@ -208,6 +208,7 @@ pub(super) fn open(
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
         block_bytes_min: 1,
+        can_flush: true,
         can_discard: can_punch,
         can_fast_zero: can_punch,
         read_only: !write,

@@ -224,6 +224,8 @@ pub struct BackingInfo {
     /// I/O whose offset or length is no multiple of this is refused as `Invalid`; front ends should announce it.
     /// A power of two up to 4096, bytes.
     pub block_bytes_min: u32,
+    /// `Flush` makes writes durable; where it does not, it succeeds and does nothing.
+    pub can_flush: bool,
     /// `Discard` frees something.
     pub can_discard: bool,
     /// Zeroes are written faster than data.

@@ -41,6 +41,10 @@ pub(super) enum Open {
 /// What is being done to a disk that has never been online.
 pub(super) const ADDING: &str = "added";
 
+/// Of a backing whose server has no flush command.
+pub(super) const CANNOT_FLUSH: &str =
+    "its backing has no flush: a flush of the guest does not make its writes durable there";
+
 /// Longest specification of a backing, bytes.
 pub(super) const BACKING_CHARS_MAX: usize = 4096;
 
@@ -316,6 +320,9 @@ impl Manager {
         };
         let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = home.unwrap_or_else(|| self.shard_for(datastore_id));
+        if !info.can_flush && access == Access::ReadWrite {
+            notes.push(CANNOT_FLUSH.to_owned());
+        }
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         if let Some(taken) = taken {
             self.keep_generation(name, taken).await?;

@@ -125,6 +125,8 @@ impl Sandbox {
                 _ => {}
             }
         }
+        // QEMU opens it for writing to find out whether it can lock files.
+        allow(&ruleset, Path::new("/dev/null"), (access::READ_FILE | access::WRITE_FILE) & known)?;
         for (path, allowed) in rules {
             let because = |error| io::Error::other(format!("{}: {error}", path.display()));
             allow(&ruleset, path, allowed & known).map_err(because)?;
