@@ -67,7 +67,7 @@ fn qemu_img_and_qemu_io_come_in_by_their_key() {
         .args(["--object", &object, "--image-opts", &image])
         .args(["-c", "write -P 0x5a 64k 2M", "-c", "flush", "-c", "read -P 0x5a 64k 2M"])
         .run();
-    Tool::new("qemu-img").args(["compare", "--object", &object, "--image-opts", &image, &other]).run();
+    Tool::new("qemu-img").args(["compare", "-U", "--object", &object, "--image-opts", &image, &other]).run();
     hob.stop();
 }
 

@@ -104,7 +104,7 @@ fn qemu_img_and_qemu_io_work_inside_tls() {
     let [object, image] = qemu(port(&hob), &stage.client);
     let disk = stage.scratch.text("disk.img");
     let other = format!("driver=raw,file.driver=file,file.filename={disk}");
-    Tool::new("qemu-img").args(["compare", "--object", &object, "--image-opts", &image, &other]).run();
+    Tool::new("qemu-img").args(["compare", "-U", "--object", &object, "--image-opts", &image, &other]).run();
     let commands = [
         "write -P 0xa5 4096 1048576",
         "flush",
@@ -115,7 +115,7 @@ fn qemu_img_and_qemu_io_work_inside_tls() {
     let commands = commands.iter().flat_map(|command| ["-c", command]);
     let said = Tool::new("qemu-io").args(["--object", &object, "--image-opts", &image]).args(commands).run();
     assert!(!said.contains("failed"), "{said}");
-    Tool::new("qemu-img").args(["compare", "--object", &object, "--image-opts", &image, &other]).run();
+    Tool::new("qemu-img").args(["compare", "-U", "--object", &object, "--image-opts", &image, &other]).run();
     hob.stop();
 }
 

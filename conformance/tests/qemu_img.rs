@@ -13,7 +13,8 @@ const FORMATS: [&str; 4] = ["qcow2", "vmdk", "vdi", "vhdx"];
 
 #[track_caller]
 fn compare(format: &str, image: &str, hob: &Hob) {
-    Tool::new("qemu-img").args(["compare", "-f", format, "-F", "raw", image, &hob.uri()]).run();
+    // What hob serves is locked; it does not change here.
+    Tool::new("qemu-img").args(["compare", "-U", "-f", format, "-F", "raw", image, &hob.uri()]).run();
 }
 
 fn convert(args: &[&str]) {

@@ -22,7 +22,7 @@ fn moves_data(ring: &str) -> (Scratch, Hob) {
         assert_same(&client.read(0, SIZE as u32).unwrap(), &image, 0, "the disk and the client's memory");
     }
     Tool::new("qemu-img")
-        .args(["compare", "-f", "raw", "-F", "raw", &scratch.text("disk.img"), &hob.uri()])
+        .args(["compare", "-U", "-f", "raw", "-F", "raw", &scratch.text("disk.img"), &hob.uri()])
         .run();
     (scratch, hob)
 }

@@ -57,6 +57,8 @@ pub enum ProblemKind {
     DirtyLost,
     /// Dirty data does not get to the backing.
     DestageStuck,
+    /// A backing has no flush: nothing makes writes durable there.
+    FlushMissing,
     /// A swap area of the host that is to be on is not.
     SwapOff,
     /// This host has no lease of its cluster: its disks do not answer.
@@ -78,6 +80,7 @@ impl ProblemKind {
         ProblemKind::ChecksumMismatch,
         ProblemKind::DirtyLost,
         ProblemKind::DestageStuck,
+        ProblemKind::FlushMissing,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
         ProblemKind::StateNotSaved,
@@ -96,6 +99,7 @@ impl ProblemKind {
             ProblemKind::ChecksumMismatch => "checksum-mismatch",
             ProblemKind::DirtyLost => "dirty-lost",
             ProblemKind::DestageStuck => "destage-stuck",
+            ProblemKind::FlushMissing => "flush-missing",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
             ProblemKind::StateNotSaved => "state-not-saved",

@@ -199,6 +199,9 @@ pub struct Arrival {
     pub from: String,
     /// Where its data lives, as the destination names it.
     pub backing: String,
+    /// How that is read, where its name does not say it: `raw`, `qcow2`, …
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
     /// Its size, bytes.
     pub size_bytes: u64,
     /// Are changes refused?
@@ -325,6 +328,7 @@ mod tests {
         let arrival = Arrival {
             from: "a".into(),
             backing: "/b".into(),
+            format: None,
             size_bytes: 4096,
             read_only: false,
             mode: CarryMode::HeatMap,

@@ -126,6 +126,9 @@ pub struct Disk {
     pub reason: Option<String>,
     /// Where its data lives: a path or a URI.
     pub backing: String,
+    /// How the file or block device is read; absent for other backings, and until it was opened for the first time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
     /// Bytes; 0 while it has never been opened.
     pub size: Size,
     /// Are changes refused?
@@ -316,8 +319,11 @@ pub struct DiskAdd {
     /// Its name.
     pub name: String,
     /// A raw file, a block device, `nbd://host/export`, `nbd+unix:///export?socket=…`, `objects+file:///DIRECTORY`,
-    /// `s3://BUCKET/PREFIX`, or a qcow2, VMDK, VDI or VHDX file.
+    /// `s3://BUCKET/PREFIX`, or a qcow2, VMDK, VDI, VHDX or VPC image.
     pub backing: String,
+    /// How a file or block device is read: `raw`, `qcow2`, `vmdk`, `vdi`, `vhdx` or `vpc`. By the file's extension if absent, otherwise raw.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub format: Option<String>,
     /// Refuse changes.
     #[serde(default)]
     pub read_only: bool,
@@ -381,6 +387,7 @@ mod tests {
             state: DiskState::Offline,
             reason: Some("no such file".into()),
             backing: "/vm.img".into(),
+            format: None,
             size: Size(1 << 30),
             read_only: true,
             parent: Some("golden".into()),

@@ -8,6 +8,7 @@
 
 use std::fs::File;
 use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use hob_engine::granules::{GRANULES_MAX, Granules};
@@ -63,7 +64,7 @@ pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.new"));
     failing::before_change(path)?;
-    let mut file = File::create(&temporary)?;
+    let mut file = File::options().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
     file.write_all(&encode(kept))?;
     file.sync_all()?;
     std::fs::rename(&temporary, path)?;

@@ -1,8 +1,17 @@
-//! Locks against a second hob on the same file.
+//! Locks against other writers of a file: a second hob, and QEMU.
+//!
+//! # Two locks
+//! `flock` excludes another hob, of any version. QEMU and its tools take open-file-description locks on single bytes
+//! (`block/file-posix.c`): byte 100 + N says that somebody uses permission N, byte 200 + N that somebody does not share
+//! it. hob takes the same ones, so that QEMU refuses a file that hob serves, and the other way round. All of them are
+//! read locks: a conflict is found by looking for the locks of others after taking one's own.
+#![allow(unsafe_code)]
 
-use std::os::fd::AsFd;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
+use hob_engine::command::Access;
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 
@@ -10,18 +19,206 @@ use rustix::io::Errno;
 /// some time after the process is gone. Whoever restarts it must not fail for that.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// Takes a lock, waiting a moment for a predecessor that is just ending.
+/// Pause between attempts.
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// First byte of the permissions in use, `RAW_LOCK_PERM_BASE`.
+const USED: i64 = 100;
+
+/// First byte of the permissions that are not shared, `RAW_LOCK_SHARED_BASE`.
+const UNSHARED: i64 = 200;
+
+/// QEMU's `BLK_PERM_CONSISTENT_READ`: bit number.
+const READ: i64 = 0;
+/// `BLK_PERM_WRITE`.
+const WRITE: i64 = 1;
+/// `BLK_PERM_RESIZE`.
+const RESIZE: i64 = 3;
+
+/// Why a file is not locked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LockError {
+    /// Another hob has it.
+    #[error("another process holds its lock")]
+    InUse,
+    /// QEMU has it; which of its permissions is in the way.
+    #[error("QEMU or one of its tools has it open and does not share it (image lock \"{0}\")")]
+    Qemu(&'static str),
+    /// The system's.
+    #[error("{0}")]
+    System(#[from] Errno),
+}
+
+impl From<LockError> for io::Error {
+    fn from(error: LockError) -> io::Error {
+        match error {
+            LockError::InUse => Errno::WOULDBLOCK.into(),
+            LockError::System(errno) => errno.into(),
+            error @ LockError::Qemu(_) => io::Error::new(io::ErrorKind::WouldBlock, error),
+        }
+    }
+}
+
+/// Takes an exclusive lock against other hobs, waiting a moment for a predecessor that is just ending.
 ///
 /// # Errors
-/// `WOULDBLOCK` when somebody else keeps it.
-pub(crate) fn lock(file: impl AsFd, operation: FlockOperation) -> Result<(), Errno> {
-    let start = Instant::now();
+/// `WOULDBLOCK` when another process keeps it.
+pub(crate) fn lock(file: impl AsFd) -> Result<(), Errno> {
+    let deadline = Instant::now() + PATIENCE;
     loop {
-        match flock(&file, operation) {
-            Err(Errno::WOULDBLOCK) if start.elapsed() < PATIENCE => {
-                std::thread::sleep(Duration::from_millis(10));
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(PAUSE),
+            result => return result,
+        }
+    }
+}
+
+/// Locks the file of a disk against other hobs and against QEMU, waiting a moment for a predecessor that is just ending. Several may read
+/// it; one that writes it is alone.
+pub(crate) fn lock_image(file: impl AsFd, access: Access) -> Result<(), LockError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match try_lock_image(file.as_fd(), access) {
+            Err(LockError::InUse | LockError::Qemu(_)) if Instant::now() < deadline => {
+                std::thread::sleep(PAUSE)
             }
             result => return result,
         }
+    }
+}
+
+/// Lets go of what [`lock_image`] took.
+pub(crate) fn unlock_image(file: impl AsFd) -> Result<(), Errno> {
+    let qemu = unlock_bytes(file.as_fd());
+    flock(&file, FlockOperation::Unlock).and(qemu)
+}
+
+fn try_lock_image(file: BorrowedFd<'_>, access: Access) -> Result<(), LockError> {
+    let (operation, used): (_, &[i64]) = match access {
+        Access::ReadWrite => (FlockOperation::NonBlockingLockExclusive, &[READ, WRITE, RESIZE]),
+        Access::ReadOnly => (FlockOperation::NonBlockingLockShared, &[READ]),
+    };
+    match flock(file, operation) {
+        Err(Errno::WOULDBLOCK) => return Err(LockError::InUse),
+        result => result?,
+    }
+    let locked = lock_for_qemu(file, used);
+    if locked.is_err() {
+        let _ = unlock_image(file);
+    }
+    locked
+}
+
+fn lock_for_qemu(file: BorrowedFd<'_>, used: &[i64]) -> Result<(), LockError> {
+    let unshared = [WRITE, RESIZE];
+    for byte in used.iter().map(|bit| USED + bit).chain(unshared.map(|bit| UNSHARED + bit)) {
+        match set_byte(file, byte, 1, libc::F_RDLCK) {
+            Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP | Errno::NOLCK) => {
+                tracing::warn!(
+                    "a filesystem has no byte-range locks: QEMU does not see that hob serves a file of it"
+                );
+                return Ok(());
+            }
+            result => result?,
+        }
+    }
+    let name = |bit| {
+        if bit == RESIZE {
+            "resize"
+        } else if bit == WRITE {
+            "write"
+        } else {
+            "consistent read"
+        }
+    };
+    let others = used.iter().map(|bit| (UNSHARED + bit, *bit)).chain(unshared.map(|bit| (USED + bit, bit)));
+    for (byte, bit) in others {
+        if is_locked_by_others(file, byte)? {
+            return Err(LockError::Qemu(name(bit)));
+        }
+    }
+    Ok(())
+}
+
+fn unlock_bytes(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    set_byte(file, USED, 2 * (UNSHARED - USED), libc::F_UNLCK)
+}
+
+fn set_byte(file: BorrowedFd<'_>, first: i64, len: i64, kind: i32) -> Result<(), Errno> {
+    let mut lock = byte_lock(first, len, kind);
+    // SAFETY: `fcntl` reads one `flock`, which lives on this stack. rustix has no locks of this kind.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw mut lock) };
+    if result == 0 { Ok(()) } else { Err(last_errno()) }
+}
+
+fn is_locked_by_others(file: BorrowedFd<'_>, byte: i64) -> Result<bool, Errno> {
+    let mut lock = byte_lock(byte, 1, libc::F_WRLCK);
+    // SAFETY: `fcntl` reads and writes one `flock`, which lives on this stack. rustix has no locks of this kind.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) };
+    if result == 0 { Ok(i32::from(lock.l_type) != libc::F_UNLCK) } else { Err(last_errno()) }
+}
+
+fn byte_lock(first: i64, len: i64, kind: i32) -> libc::flock {
+    libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: first,
+        l_len: len,
+        l_pid: 0,
+    }
+}
+
+fn last_errno() -> Errno {
+    Errno::from_io_error(&io::Error::last_os_error()).unwrap_or(Errno::IO)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    fn open(path: &std::path::Path) -> File {
+        File::options().read(true).write(true).create(true).truncate(false).open(path).unwrap()
+    }
+
+    #[test]
+    fn one_writes_or_several_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let [one, other] = [(); 2].map(|()| open(&dir.path().join("disk")));
+        let try_it = |file: &File, access| try_lock_image(file.as_fd(), access);
+        try_it(&one, Access::ReadWrite).unwrap();
+        assert!(matches!(try_it(&other, Access::ReadWrite), Err(LockError::InUse)));
+        assert!(matches!(try_it(&other, Access::ReadOnly), Err(LockError::InUse)));
+        unlock_image(&one).unwrap();
+        try_it(&one, Access::ReadOnly).unwrap();
+        try_it(&other, Access::ReadOnly).unwrap();
+        unlock_image(&one).unwrap();
+        assert!(matches!(try_it(&one, Access::ReadWrite), Err(LockError::InUse)));
+        unlock_image(&other).unwrap();
+        try_it(&one, Access::ReadWrite).unwrap();
+    }
+
+    #[test]
+    fn the_locks_of_qemu_are_seen_and_nothing_is_kept_after_a_refusal() {
+        let dir = tempfile::tempdir().unwrap();
+        let [hob, qemu] = [(); 2].map(|()| open(&dir.path().join("disk")));
+        let lock = |byte| set_byte(qemu.as_fd(), byte, 1, libc::F_RDLCK).unwrap();
+        let try_it = |access| try_lock_image(hob.as_fd(), access);
+        // A guest that writes, as QEMU locks its disk.
+        [USED + READ, USED + WRITE, UNSHARED + WRITE].into_iter().for_each(lock);
+        for access in [Access::ReadWrite, Access::ReadOnly] {
+            let error = try_it(access).unwrap_err();
+            assert!(matches!(error, LockError::Qemu("write")), "{error}");
+        }
+        assert!(!is_locked_by_others(qemu.as_fd(), USED + READ).unwrap());
+        unlock_bytes(qemu.as_fd()).unwrap();
+        // An overlay that reads it.
+        [USED + READ, UNSHARED + WRITE, UNSHARED + RESIZE].into_iter().for_each(lock);
+        assert!(matches!(try_it(Access::ReadWrite), Err(LockError::Qemu("write"))));
+        try_it(Access::ReadOnly).unwrap();
+        unlock_image(&hob).unwrap();
+        unlock_bytes(qemu.as_fd()).unwrap();
+        try_it(Access::ReadWrite).unwrap();
     }
 }

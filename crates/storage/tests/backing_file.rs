@@ -3,7 +3,9 @@
 mod common;
 
 use std::fs::{File, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -365,4 +367,68 @@ fn samples_are_read_before_there_is_a_ring() {
         assert!(bytes == newer);
         rig.close();
     }
+}
+
+#[test]
+fn changes_past_the_end_of_a_file_that_shrank_fail_and_do_not_extend_it() {
+    both_kinds(|kind| {
+        let dir = tempfile::tempdir_in("/tmp").unwrap();
+        let path = image(dir.path(), 1 << 20);
+        let mut rig = Rig::open(kind, path.to_str().unwrap(), Access::ReadWrite);
+        let file = OpenOptions::new().write(true).open(&path).unwrap();
+        let size = || file.metadata().unwrap().len();
+        let write = IoOp::Write(Durability::Volatile);
+        rig.write(write, 512 << 10, &[1; 4096]).unwrap();
+        file.set_len(8192).unwrap();
+        for at in [4096, 8192, 512 << 10, (1 << 20) - 8192] {
+            assert_eq!(rig.write(write, at, &[1; 8192]), Err(IoError::Failed), "{at}");
+        }
+        assert_eq!(rig.run(IoOp::WriteZeroes(Zeroing::MayUnmap), 4096, 8192), Err(IoError::Failed));
+        assert_eq!(rig.run(IoOp::Discard, 8192, 4096), Err(IoError::Failed));
+        rig.write(write, 0, &[2; 8192]).unwrap();
+        assert_eq!(size(), 8192);
+        file.set_len(1 << 20).unwrap();
+        rig.write(write, 512 << 10, &[3; 4096]).unwrap();
+        assert_eq!(size(), 1 << 20);
+        rig.close();
+    });
+}
+
+#[test]
+fn qemu_and_hob_keep_each_other_from_writing_a_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = image(dir.path(), 1 << 20);
+    let disk = path.to_str().unwrap();
+    let open = |access| Backing::open(disk, access, &options());
+    let qemu_io = |args: &[&str]| {
+        let output = Command::new("qemu-io").args(args).output().expect("qemu-io is installed");
+        let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+        (output.status.success(), said)
+    };
+    let write = ["-f", "raw", "-c", "write 0 4k", disk];
+    for access in [Access::ReadWrite, Access::ReadOnly] {
+        let held = open(access).unwrap();
+        let (is_done, said) = qemu_io(&write);
+        assert!(!is_done && said.contains("lock"), "{said}");
+        // A migration lets go of the lock.
+        held.lock().unwrap().release().unwrap();
+        assert!(qemu_io(&write).0);
+        held.lock().unwrap().take().unwrap();
+        assert!(!qemu_io(&write).0);
+    }
+    assert!(qemu_io(&write).0);
+    // And the other way round. The image is open for as long as there is more to read.
+    let mut qemu = Command::new("qemu-io");
+    let mut qemu =
+        qemu.args(["-f", "raw", disk]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    qemu.stdin.as_mut().unwrap().write_all(b"write 0 4k\n").unwrap();
+    let (mut line, mut output) = (String::new(), BufReader::new(qemu.stdout.take().unwrap()));
+    while !line.contains("wrote") {
+        assert_ne!(output.read_line(&mut line).unwrap(), 0, "{line}");
+    }
+    let error = open(Access::ReadWrite).unwrap_err();
+    assert!(matches!(error, OpenError::InUseByQemu { .. }), "{error}");
+    drop(qemu.stdin.take());
+    qemu.wait().unwrap();
+    open(Access::ReadWrite).unwrap();
 }

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use common::server::Server;
-use common::{Rig, both_kinds, options, pattern};
+use common::{Rig, both_kinds, image_options, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
 use hob_nbd::{Command as Nbd, CommandFlags, ExportInfo};
@@ -117,7 +117,9 @@ fn the_server_here_serves_all_there_is_to_do() {
             change(&mut export);
             export.can_fast_zero &= export.can_write_zeroes;
             let server = Server::start(export);
+            let can_flush = server.script.lock().unwrap().export.can_flush;
             let mut rig = Rig::open(kind, &server.uri, Access::ReadWrite);
+            assert_eq!(rig.backing.info().can_flush, can_flush);
             rig.exercise();
             rig.close();
         }
@@ -536,7 +538,7 @@ fn images_are_read_through_a_qemu_nbd_of_our_own() {
         let image = image.to_str().unwrap();
         let made = Command::new("qemu-img").args(["create", "-q", "-f", format, image, "8M"]).status();
         assert!(made.expect("qemu-img is installed").success());
-        let mut rig = Rig::open(RingKind::IoUring, image, Access::ReadWrite);
+        let mut rig = Rig::open_image(RingKind::IoUring, image, format, Access::ReadWrite);
         let info = rig.backing.info().clone();
         assert!(info.description.contains(shown) && info.size_bytes == 8 * MIB, "{info:?}");
         rig.exercise();
@@ -562,11 +564,11 @@ fn an_image_changes_hands() {
         let image = image.to_str().unwrap();
         let made = Command::new("qemu-img").args(["create", "-q", "-f", format, image, "8M"]).status();
         assert!(made.expect("qemu-img is installed").success());
-        let mut owner = Rig::open(kind, image, Access::ReadWrite);
+        let mut owner = Rig::open_image(kind, image, format, Access::ReadWrite);
         let data = pattern(MIB as usize, 5);
         owner.write(WRITE, MIB, &data).unwrap();
         // Another host looks at it meanwhile; it may write as soon as the owner has let go.
-        let unlocked = BackingOptions { locked: false, ..options() };
+        let unlocked = BackingOptions { locked: false, ..image_options(format) };
         let mut next = Rig::of(kind, Backing::open(image, Access::ReadWrite, &unlocked).unwrap());
         // How it is accessed is what worked first; that may be another way each time.
         let [info, of] = [&next, &owner]
@@ -588,7 +590,7 @@ fn an_image_changes_hands() {
         next.close();
         drop((owner, next));
         assert_eq!(children_of_qemu(image).len(), 0);
-        let mut again = Rig::open(kind, image, Access::ReadOnly);
+        let mut again = Rig::open_image(kind, image, format, Access::ReadOnly);
         assert!(again.read(0, 7 << 20).unwrap() == expected, "{format}");
         again.close();
     }
@@ -602,7 +604,7 @@ fn a_qemu_nbd_that_is_killed_is_replaced_unless_somebody_else_has_its_image() {
         let image = image.to_str().unwrap();
         let made = Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", image, "8M"]).status();
         assert!(made.expect("qemu-img is installed").success());
-        let mut rig = Rig::open(kind, image, Access::ReadWrite);
+        let mut rig = Rig::open_image(kind, image, "qcow2", Access::ReadWrite);
         let data = pattern(MIB as usize, 5);
         rig.write(WRITE, MIB, &data).unwrap();
         rig.run(IoOp::Flush, 0, 0).unwrap();
@@ -620,7 +622,7 @@ fn a_qemu_nbd_that_is_killed_is_replaced_unless_somebody_else_has_its_image() {
         assert_eq!(children_of_qemu(image).len(), 1);
         // One that ends as soon as it has begun is not replaced at once: somebody else comes first.
         kill_qemu(image);
-        let mut other = Rig::open(kind, image, Access::ReadWrite);
+        let mut other = Rig::open_image(kind, image, "qcow2", Access::ReadWrite);
         other.write(WRITE, 0, &data).unwrap();
         assert_eq!(rig.read(0, 4096), Err(IoError::ShuttingDown));
         assert!(rig.backing.is_lost() && !other.backing.is_lost());
@@ -660,7 +662,7 @@ fn a_damaged_image_is_refused() {
     let mut bytes = b"QFI\xfb\0\0\0\x63".to_vec();
     bytes.resize(65536, 0);
     std::fs::write(&image, bytes).unwrap();
-    let refused = Backing::open(image.to_str().unwrap(), Access::ReadWrite, &options());
+    let refused = Backing::open(image.to_str().unwrap(), Access::ReadWrite, &image_options("qcow2"));
     let error = refused.unwrap_err();
     assert!(matches!(error, OpenError::Unfit { .. }), "{error}");
 }
@@ -689,7 +691,7 @@ fn an_image_is_known_again_when_it_has_grown() {
     let image = image.to_str().unwrap();
     let made = Command::new("qemu-img").args(["create", "-q", "-f", "qcow2", image, "8M"]).status();
     assert!(made.expect("qemu-img is installed").success());
-    let mut rig = Rig::open(RingKind::IoUring, image, Access::ReadWrite);
+    let mut rig = Rig::open_image(RingKind::IoUring, image, "qcow2", Access::ReadWrite);
     let first = rig.backing.info().clone();
     assert!(first.identity_text.starts_with("qcow2 image with inode "), "{}", first.identity_text);
     let data = pattern(MIB as usize, 5);
@@ -697,7 +699,7 @@ fn an_image_is_known_again_when_it_has_grown() {
     rig.run(IoOp::Flush, 0, 0).unwrap();
     rig.close();
     drop(rig);
-    let mut again = Backing::open(image, Access::ReadWrite, &options()).unwrap();
+    let mut again = Backing::open(image, Access::ReadWrite, &image_options("qcow2")).unwrap();
     assert_eq!(again.info().identity, first.identity);
     let mut sample = vec![0; 8192];
     again.read_before_attach(4096, &mut sample).unwrap();

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use common::{Rig, both_kinds, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
-use hob_storage::backing::{Backing, OpenError, StatusExtent, objects};
+use hob_storage::backing::{Backing, Format, OpenError, StatusExtent, objects};
 use hob_storage::ring::RingKind;
 
 const OBJECT: u64 = 64 << 10;
@@ -28,7 +28,7 @@ fn objects_do_all_there_is_to_do() {
     both_kinds(|kind| {
         let dir = tempfile::tempdir().unwrap();
         let spec = make(dir.path(), 8 << 20);
-        assert_eq!(Backing::kind(&spec).name, "objects");
+        assert_eq!(Backing::kind(&spec, Format::Raw).name, "objects");
         let mut rig = Rig::open(kind, &spec, Access::ReadWrite);
         rig.exercise();
         rig.close();

@@ -23,9 +23,12 @@ pub(crate) enum Disk {
         /// Its name, which is its NBD export name
         name: String,
         /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
-        /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI or VHDX file
+        /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI, VHDX or VPC image
         #[arg(long, value_name = "SPEC")]
         backing: String,
+        /// How a file or block device is read: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
+        #[arg(long, value_name = "FORMAT")]
+        format: Option<String>,
         /// Refuse changes
         #[arg(long)]
         read_only: bool,
@@ -97,11 +100,30 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let disk = ask(global, async |client| client.disk(&disk).await)?;
             return print(global.output, &disk, show);
         }
-        Disk::Add { name, backing, read_only, datastore, fuse, vhost_user, share_parent, parent_cache } => {
+        Disk::Add {
+            name,
+            backing,
+            format,
+            read_only,
+            datastore,
+            fuse,
+            vhost_user,
+            share_parent,
+            parent_cache,
+        } => {
             let backing = if is_uri(&backing) { backing } else { absolute(backing) };
             let (fuse, vhost_user) = (fuse.map(absolute), vhost_user.map(absolute));
-            let add =
-                DiskAdd { name, backing, read_only, datastore, fuse, vhost_user, share_parent, parent_cache };
+            let add = DiskAdd {
+                name,
+                backing,
+                format,
+                read_only,
+                datastore,
+                fuse,
+                vhost_user,
+                share_parent,
+                parent_cache,
+            };
             ask(global, async |client| client.disk_add(&add).await)?
         }
         Disk::Resize { disk, size } => {
@@ -184,6 +206,7 @@ fn show(disk: &DiskInfo) -> String {
         ("disk", disk.name.clone()),
         ("state", word(&disk.state)),
         ("backing", disk.backing.clone()),
+        ("format", disk.format.clone().unwrap_or_else(|| "none".to_owned())),
         ("size", disk.size.human()),
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];

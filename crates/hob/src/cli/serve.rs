@@ -19,9 +19,12 @@ use crate::daemon::{Plan, Serving};
 #[derive(Debug, Args)]
 pub(crate) struct Serve {
     /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
-    /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI or VHDX file
+    /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI, VHDX or VPC image
     #[arg(long, value_name = "SPEC")]
     disk: String,
+    /// How a file or block device is read: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
+    #[arg(long, value_name = "FORMAT")]
+    format: Option<String>,
     /// Make this socket, at which a machine uses the disk through vhost-user-blk
     #[arg(long, value_name = "PATH")]
     vhost_user: Option<String>,
@@ -108,6 +111,7 @@ pub(super) fn run(args: Serve, global: &Global) -> anyhow::Result<()> {
         disk: DiskAdd {
             name: args.name,
             backing: args.disk,
+            format: args.format,
             read_only: args.read_only,
             datastore: None,
             fuse: args.fuse.map(absolute),

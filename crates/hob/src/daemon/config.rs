@@ -148,6 +148,8 @@ pub(crate) struct DiskEntry {
     pub(crate) name: String,
     /// Where its data lives.
     pub(crate) backing: String,
+    /// How that is read, where it is a path: by its extension if absent, otherwise raw.
+    pub(crate) format: Option<String>,
     /// Refuse changes.
     #[serde(default)]
     pub(crate) read_only: bool,
@@ -410,6 +412,7 @@ mod tests {
             [[disk]]
             name = "d"
             backing = "/d.img"
+            format = "vpc"
             fuse = "/run/d.img"
             vhost_user = "/run/d.sock"
             datastore = "array"
@@ -454,6 +457,7 @@ mod tests {
             Export { name: "d-backup".into(), read_only: true, no_promote: true, ..Export::default() };
         assert_eq!(config.disks[0].exports, [backup]);
         assert_eq!(config.disks[0].fuse.as_deref(), Some("/run/d.img"));
+        assert_eq!(config.disks[0].format.as_deref(), Some("vpc"));
     }
 
     #[test]
@@ -480,6 +484,8 @@ mod tests {
             ("[[pool]]\nname = \"a\"\ndevices = []\nsegment_size = \"3M\"", &["power of two"]),
             ("[[pool]]\nname = \"a\"\ndevices = []\nsegment_size = \"2G\"", &["1M to 1G"]),
             ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nvhost_user = \"vm.sock\"", &["vm.sock", "absolute"]),
+            ("[[disk]]\nname = \"a\"\nbacking = \"/x\"\nformat = \"qcow3\"", &["disk a", "qcow3", "qcow2"]),
+            ("[[disk]]\nname = \"a\"\nbacking = \"nbd://h/e\"\nformat = \"raw\"", &["disk a", "nbd://h/e"]),
             (
                 "[[disk]]\nname = \"a\"\nbacking = \"/x\"\nexport = [{ name = \"b\", vhost_user = \"b.sock\" }]",
                 &["b.sock", "absolute"],

@@ -32,6 +32,7 @@ mod files;
 mod fit;
 mod flash;
 mod heartbeat;
+mod image;
 mod journal_lost;
 mod leave;
 mod lending;
@@ -250,6 +251,8 @@ struct DiskEntry {
     retry_after: Option<tokio::time::Instant>,
     /// Why it is offline, as it was last said in the log.
     offline_reason: Option<String>,
+    /// What its content looks like was said in the log.
+    content_noted: bool,
     /// Could it be had of the cluster when it was opened last?
     cluster_wait: cluster::ClusterWait,
     /// The daemon is ending, and nothing of it is dirty any more.

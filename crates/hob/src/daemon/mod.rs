@@ -12,6 +12,7 @@ mod fake_shard;
 mod half_open;
 pub(crate) mod hardware;
 pub(crate) mod http;
+mod image;
 pub(crate) mod listen;
 mod manager;
 pub(crate) mod metrics;

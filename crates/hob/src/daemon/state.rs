@@ -6,19 +6,23 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use hob_control::{Export, Size};
+use hob_storage::backing::Format;
 use hob_storage::failing;
 use serde::{Deserialize, Serialize};
 
 mod bitmap;
 mod cache;
+mod image;
 mod migration;
 mod qos;
 
 pub(crate) use bitmap::BitmapSpec;
 pub(crate) use cache::{CacheOwner, CacheSpec, Closed, DestageSpec, JournalSpec};
+pub(crate) use image::{FileSpec, FormatName, ImageSpec};
 pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, check_qos};
 
@@ -133,6 +137,9 @@ pub(crate) struct DiskState {
     pub(crate) name: String,
     /// Where its data lives.
     pub(crate) backing: String,
+    /// How that is read, where it is a path. State files of earlier versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) image: Option<ImageSpec>,
     /// Are changes refused?
     pub(crate) read_only: bool,
     /// The cache it is to have.
@@ -192,6 +199,7 @@ impl DiskState {
         DiskState {
             name,
             backing,
+            image: Some(ImageSpec::default()),
             read_only,
             cache: None,
             datastore: None,
@@ -205,6 +213,20 @@ impl DiskState {
             for_clones: false,
             bitmaps: Vec::new(),
         }
+    }
+}
+
+impl DiskState {
+    /// How its backing is read, if that is a path and was decided.
+    pub(crate) fn format_name(&self) -> Option<String> {
+        Some(self.image.as_ref()?.format?.0.name().to_owned())
+    }
+
+    /// What another host has to be told of the format, where it knows the disk by this path, or by the same; nothing if the path says it.
+    pub(crate) fn format_to_say(&self, elsewhere: Option<&str>) -> Option<String> {
+        let FormatName(format) = self.image.as_ref()?.format?;
+        let path = Path::new(elsewhere.unwrap_or(&self.backing));
+        (Format::assumed(path) != format).then(|| format.name().to_owned())
     }
 }
 
@@ -304,7 +326,7 @@ impl Store {
         };
         fs::create_dir_all(directory).map_err(error("make", directory))?;
         let lock_path = directory.join("lock");
-        let lock = File::create(&lock_path).map_err(error("open", &lock_path))?;
+        let lock = create_private(&lock_path).map_err(error("open", &lock_path))?;
         if let Err(source) = rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
             let source = match source {
                 rustix::io::Errno::WOULDBLOCK => {
@@ -335,7 +357,7 @@ impl Store {
             failing::before_change(&target)?;
             let mut text = serde_json::to_vec_pretty(state)?;
             text.push(b'\n');
-            let mut file = File::options().write(true).create(true).truncate(false).open(&spare)?;
+            let mut file = open_private(&spare)?;
             // The spare file keeps its space, so that a full filesystem takes the next state too.
             let room = (file.metadata()?.len() as usize).max(text.len().next_multiple_of(SPARE_BYTES));
             text.resize(room, b'\n');
@@ -354,7 +376,7 @@ impl Store {
         if !directory.exists() {
             return Ok(());
         }
-        let written = File::create(&path).and_then(|mut file| {
+        let written = create_private(&path).and_then(|mut file| {
             file.write_all(&[b'\n'; 4 * SPARE_BYTES])?;
             file.sync_all()
         });
@@ -374,8 +396,23 @@ fn put_in_place(spare: &Path, target: &Path) -> io::Result<()> {
     let room = fs::metadata(spare)?.len();
     fs::rename(spare, target)?;
     // Without a spare file, saving works for as long as there is space.
-    let _ = File::create(spare).and_then(|mut file| file.write_all(&vec![b'\n'; room as usize]));
+    let _ = create_private(spare).and_then(|mut file| file.write_all(&vec![b'\n'; room as usize]));
     Ok(())
+}
+
+/// Creates a file, or empties it, that only this user may read.
+pub(crate) fn create_private(path: &Path) -> io::Result<File> {
+    let file = open_private(path)?;
+    file.set_len(0)?;
+    Ok(file)
+}
+
+/// Opens a file for writing, or creates it, so that only this user may read it.
+fn open_private(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    // Earlier versions created it with other permissions.
+    rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))?;
+    Ok(file)
 }
 
 fn parse(text: &[u8]) -> Result<State, String> {

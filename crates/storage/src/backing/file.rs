@@ -20,7 +20,11 @@
 //! unaligned writes are then written through at once: the kernel would write a dirty page back when it likes.
 //!
 //! # Locks
-//! flock: exclusive for a disk that is written, shared for a read-only one. It is there against a second hob.
+//! Exclusive for a disk that is written, shared for a read-only one; see [`crate::lock`].
+//!
+//! # Files that shrink
+//! A write past the end of a file would make it larger again, with zeroes in between. So the file's size is asked for before the first change
+//! of each turn of the shard's loop, without waiting for its filesystem, and changes past the end fail.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::fs::{File, OpenOptions};
@@ -34,7 +38,7 @@ use std::time::Duration;
 use hob_engine::command::Access;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
 use rustix::io::Errno;
 
 use super::evidence::{self, Witness};
@@ -43,6 +47,7 @@ use super::identity::{self, ChangeMark};
 use super::{
     BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
 };
+use crate::lock::{LockError, lock_image};
 use crate::pool::is_memory_filesystem;
 use crate::ring::{Completion, Fd, FdClass, Gate, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
@@ -104,6 +109,15 @@ struct Attached {
     tokens: TokenSpace,
 }
 
+/// What is known of a file's end.
+#[derive(Clone, Copy, Debug, Default)]
+struct FileEnd {
+    /// When the size was asked for.
+    asked: Option<Instant>,
+    /// It is shorter than the disk: bytes.
+    short: Option<u64>,
+}
+
 struct FileBacking {
     info: BackingInfo,
     direct: Option<Arc<OwnedFd>>,
@@ -113,7 +127,8 @@ struct FileBacking {
     /// In a power-cut test, what keeps un-flushed writes.
     volatile: Option<Arc<VolatileFile>>,
     is_block_device: bool,
-    lock: FlockOperation,
+    access: Access,
+    end: FileEnd,
     attached: Option<Attached>,
     several: Vec<Several>,
     free: Vec<u32>,
@@ -179,11 +194,8 @@ pub(super) fn open(
     let system = |source| OpenError::System { path: path.into(), source };
     let unfit = |reason: String| OpenError::Unfit { what: spec.to_owned(), reason };
     let write = access == Access::ReadWrite;
-    let file_type = std::fs::metadata(path).map_err(system)?.file_type();
+    let file_type = super::path::check(path)?;
     let is_block_device = file_type.is_block_device();
-    if !file_type.is_file() && !is_block_device {
-        return Err(unfit("neither a file nor a block device".into()));
-    }
     // Exclusive on a block device means: not mounted.
     let exclusive = if is_block_device && write && options.locked { libc::O_EXCL } else { 0 };
     let open = |flags| OpenOptions::new().read(true).write(write).custom_flags(flags).open(path);
@@ -193,16 +205,12 @@ pub(super) fn open(
         }
         other => other.map_err(system)?,
     };
-    let lock = match access {
-        Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
-        Access::ReadOnly => FlockOperation::NonBlockingLockShared,
-    };
-    let locked = if options.locked { crate::lock::lock(&buffered, lock) } else { Ok(()) };
-    match locked {
-        Ok(()) => {}
-        Err(Errno::WOULDBLOCK) => return Err(OpenError::InUse { path: path.into() }),
-        Err(errno) => return Err(system(errno.into())),
-    }
+    let locked = if options.locked { lock_image(&buffered, access) } else { Ok(()) };
+    locked.map_err(|error| match error {
+        LockError::InUse => OpenError::InUse { path: path.into() },
+        LockError::Qemu(permission) => OpenError::InUseByQemu { path: path.into(), permission },
+        LockError::System(errno) => system(errno.into()),
+    })?;
     let size_bytes = buffered.seek(SeekFrom::End(0)).map_err(system)?;
     if size_bytes == 0 || !size_bytes.is_multiple_of(512) {
         return Err(unfit(format!(
@@ -260,6 +268,7 @@ pub(super) fn open(
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
         block_bytes_min: 1,
+        can_flush: true,
         can_discard: can_punch,
         can_fast_zero: can_punch,
         read_only: !write,
@@ -276,7 +285,8 @@ pub(super) fn open(
         class,
         volatile,
         is_block_device,
-        lock,
+        access,
+        end: FileEnd::default(),
         attached: None,
         several: Vec::new(),
         free: Vec::new(),
@@ -438,6 +448,35 @@ impl FileBacking {
         count
     }
 
+    /// Would a change that ends there make the file larger?
+    fn is_past_the_end(&mut self, now: Instant, end: u64) -> bool {
+        if self.is_block_device {
+            return false;
+        }
+        if self.end.asked != Some(now) {
+            self.end.asked = Some(now);
+            // What the kernel knows already: a filesystem that hangs is not waited for.
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            if let Ok(found) = rustix::fs::statx(self.buffered(), "", flags, StatxFlags::SIZE) {
+                self.note_end(found.stx_size);
+            }
+        }
+        self.end.short.is_some_and(|size_bytes| end > size_bytes)
+    }
+
+    fn note_end(&mut self, size_bytes: u64) {
+        let full = self.info.size_bytes;
+        let short = (size_bytes < full).then_some(size_bytes);
+        if short.is_some() && self.end.short.is_none() {
+            tracing::error!(
+                "{}: the file has shrunk from {full} to {size_bytes} bytes. What was past its end is lost; I/O there fails until \
+                 'truncate --size={full}' makes it as large as it was",
+                self.info.description
+            );
+        }
+        self.end.short = short;
+    }
+
     fn start_several(&mut self, ring: &mut Ring, now: Instant, io: &Io, step: Step) {
         let deadline = now + self.wait_ns;
         let several = Several { io: *io, step, in_flight: 0, result: Ok(()), stopped: false, deadline };
@@ -551,6 +590,9 @@ impl FileBacking {
         let Attached { direct, buffered, tokens } = self.attached();
         if self.info.read_only && !matches!(io.op, IoOp::Read | IoOp::Flush) {
             return self.finish(io.id, Err(IoError::ReadOnly));
+        }
+        if !matches!(io.op, IoOp::Read | IoOp::Flush) && self.is_past_the_end(now, io.offset + io.len) {
+            return self.finish(io.id, Err(IoError::Failed));
         }
         match (io.op, io.slice) {
             (IoOp::Read | IoOp::Write(_), None) => unreachable!("a transfer has a slice"),
@@ -770,7 +812,7 @@ impl Driver for FileBacking {
     }
 
     fn lock(&self) -> Option<Lock> {
-        Some(Lock::of_file(Arc::downgrade(self.buffered()), self.lock))
+        Some(Lock::of_file(Arc::downgrade(self.buffered()), self.access))
     }
 
     fn gauge(&self) -> Option<Gauge> {

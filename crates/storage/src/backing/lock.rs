@@ -4,6 +4,8 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Weak;
 
+use hob_engine::command::Access;
+
 use super::qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 use super::rbd;
@@ -17,7 +19,7 @@ pub struct Lock(Locked);
 enum Locked {
     File {
         file: Weak<OwnedFd>,
-        operation: rustix::fs::FlockOperation,
+        access: Access,
     },
     Child(qemu_nbd::ImageLock),
     #[cfg(any(test, feature = "rbd"))]
@@ -25,8 +27,8 @@ enum Locked {
 }
 
 impl Lock {
-    pub(super) fn of_file(file: Weak<OwnedFd>, operation: rustix::fs::FlockOperation) -> Lock {
-        Lock(Locked::File { file, operation })
+    pub(super) fn of_file(file: Weak<OwnedFd>, access: Access) -> Lock {
+        Lock(Locked::File { file, access })
     }
 
     pub(super) fn of_child(image: qemu_nbd::ImageLock) -> Lock {
@@ -44,9 +46,9 @@ impl Lock {
     /// `WOULDBLOCK` when somebody else keeps it; whatever the system says. That of a backing that was closed is `BADF`.
     pub fn take(&self) -> io::Result<()> {
         match &self.0 {
-            Locked::File { file, operation } => {
+            Locked::File { file, access } => {
                 let file = file.upgrade().ok_or_else(|| io::Error::from(rustix::io::Errno::BADF))?;
-                crate::lock::lock(&*file, *operation).map_err(io::Error::from)
+                crate::lock::lock_image(&*file, *access).map_err(io::Error::from)
             }
             Locked::Child(image) => image.take(),
             #[cfg(any(test, feature = "rbd"))]
@@ -62,7 +64,7 @@ impl Lock {
         match &self.0 {
             Locked::File { file, .. } => {
                 let Some(file) = file.upgrade() else { return Ok(()) };
-                rustix::fs::flock(&*file, rustix::fs::FlockOperation::Unlock).map_err(io::Error::from)
+                crate::lock::unlock_image(&*file).map_err(io::Error::from)
             }
             Locked::Child(image) => {
                 image.release();

@@ -22,6 +22,7 @@
 pub mod alone;
 mod evidence;
 mod file;
+mod format;
 mod gauge;
 mod handover;
 mod helper;
@@ -32,12 +33,13 @@ pub(crate) mod nbd;
 pub mod objects;
 mod overlay;
 mod parent;
+mod path;
 mod qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 mod rbd;
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -48,12 +50,14 @@ use hob_engine::units::{Instant, IoId};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 pub use evidence::{Evidence, Witness};
+pub use format::{Format, ImageFile, Role};
 pub use gauge::Gauge;
 pub use identity::ChangeMark;
 pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 pub use overlay::{OwnMap, Part, Whose};
 pub use parent::{Parent, ParentRead};
+pub use qemu_nbd::confine;
 
 /// One kind of backing.
 pub struct BackingKind {
@@ -61,43 +65,43 @@ pub struct BackingKind {
     pub name: &'static str,
     /// How its specifications look, for people.
     pub syntax: &'static str,
-    recognise: fn(&str) -> bool,
+    recognise: fn(&str, Format) -> bool,
     open: OpenFn,
 }
 
 type OpenFn = fn(&str, Access, &BackingOptions) -> Result<Box<dyn Driver>, OpenError>;
 
-/// Every kind. The first row that recognises a specification opens it.
+/// Every kind. The first row that recognises a specification opens it. What is not a URI is a path, and the format says how that is read.
 pub const BACKINGS: &[BackingKind] = &[
     BackingKind {
         name: "nbd",
         syntax: "nbd://HOST[:PORT]/EXPORT or nbd+unix:///EXPORT?socket=PATH",
-        recognise: nbd::recognise,
+        recognise: |spec, _| nbd::recognise(spec),
         open: nbd::open,
     },
     #[cfg(any(test, feature = "rbd"))]
     BackingKind {
         name: "rbd",
         syntax: "rbd:POOL/IMAGE[@SNAPSHOT][:id=USER][:conf=PATH]",
-        recognise: rbd::recognise,
+        recognise: |spec, _| rbd::recognise(spec),
         open: rbd::open,
     },
     BackingKind {
         name: "objects",
         syntax: "objects+file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX",
-        recognise: objects::recognise,
+        recognise: |spec, _| objects::recognise(spec),
         open: objects::open,
     },
     BackingKind {
         name: "qemu-nbd",
         syntax: "path of a qcow2, VMDK, VDI, VHDX or VPC image",
-        recognise: qemu_nbd::recognise,
+        recognise: |_, format| format != Format::Raw,
         open: qemu_nbd::open,
     },
     BackingKind {
         name: "file",
         syntax: "path of a raw file or a block device",
-        recognise: |_| true,
+        recognise: |_, _| true,
         open: file::open,
     },
 ];
@@ -105,6 +109,10 @@ pub const BACKINGS: &[BackingKind] = &[
 /// How to open a backing and how patient to be with it.
 #[derive(Clone, Debug)]
 pub struct BackingOptions {
+    /// How the file or block device at a path is read; [`Format::assumed`] if absent. Nothing else has one.
+    pub format: Option<Format>,
+    /// The other files of an image, as they were recorded: no others are opened. The data file of a layer follows that layer.
+    pub files: Vec<ImageFile>,
     /// Bypass the host's page cache where the filesystem allows it.
     pub direct: bool,
     /// Lock it against others who would write it; [`Backing::lock`] does so later otherwise.
@@ -125,6 +133,8 @@ pub struct BackingOptions {
 impl Default for BackingOptions {
     fn default() -> BackingOptions {
         BackingOptions {
+            format: None,
+            files: Vec::new(),
             direct: true,
             locked: true,
             wait_max: Duration::from_secs(30),
@@ -163,6 +173,25 @@ pub enum OpenError {
     InUse {
         /// What is locked.
         path: PathBuf,
+    },
+    /// QEMU has it open.
+    #[error(
+        "{path} is in use: QEMU or one of its tools has it open (image lock \"{permission}\"). One disk has one writer; stop the other one first",
+        path = path.display()
+    )]
+    InUseByQemu {
+        /// What is locked.
+        path: PathBuf,
+        /// The permission that QEMU does not share.
+        permission: &'static str,
+    },
+    /// Its filesystem hangs.
+    #[error("{path} does not respond: its filesystem gave no answer within {seconds} s", path = path.display())]
+    Unresponsive {
+        /// What was asked for.
+        path: PathBuf,
+        /// How long was waited.
+        seconds: u64,
     },
     /// It is there, but it cannot be a disk.
     #[error("{what}: {reason}")]
@@ -204,6 +233,8 @@ pub struct BackingInfo {
     /// I/O whose offset or length is no multiple of this is refused as `Invalid`; front ends should announce it.
     /// A power of two up to 4096, bytes.
     pub block_bytes_min: u32,
+    /// `Flush` makes writes durable; where it does not, it succeeds and does nothing.
+    pub can_flush: bool,
     /// `Discard` frees something.
     pub can_discard: bool,
     /// Zeroes are written faster than data.
@@ -385,10 +416,11 @@ impl Backing {
     /// # Errors
     /// [`OpenError`].
     pub fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
-        Ok(Backing::of((Backing::kind(spec).open)(spec, access, options)?))
+        let format = options.format.unwrap_or_else(|| Format::assumed(Path::new(spec)));
+        Ok(Backing::of((Backing::kind(spec, format).open)(spec, access, options)?))
     }
 
-    /// Opens a raw file, whatever is written in it.
+    /// Opens a raw file, whatever its name.
     ///
     /// # Errors
     /// [`OpenError`].
@@ -396,9 +428,14 @@ impl Backing {
         Ok(Backing::of(file::open(path, access, options)?))
     }
 
-    /// Of which kind that is; reads the beginning of a file. Not for the shard's thread.
-    pub fn kind(spec: &str) -> &'static BackingKind {
-        BACKINGS.iter().find(|kind| (kind.recognise)(spec)).expect("the last kind takes all")
+    /// Of which kind a backing is that is read so.
+    pub fn kind(spec: &str, format: Format) -> &'static BackingKind {
+        BACKINGS.iter().find(|kind| (kind.recognise)(spec, format)).expect("the last kind takes all")
+    }
+
+    /// Is it a path? Then it has a format.
+    pub fn is_path(spec: &str) -> bool {
+        Backing::kind(spec, Format::Raw).name == "file"
     }
 
     /// A backing of a kind that is not in the table.

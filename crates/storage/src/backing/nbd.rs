@@ -119,6 +119,7 @@ pub(crate) fn open_uri(
         size_bytes,
         block_bytes: block_size_min.max(1),
         block_bytes_min: block_size_min.max(1),
+        can_flush: flags.contains(TransmissionFlags::SEND_FLUSH),
         can_discard: flags.contains(TransmissionFlags::SEND_TRIM),
         can_fast_zero: flags.contains(TransmissionFlags::SEND_FAST_ZERO),
         read_only: access == Access::ReadOnly,

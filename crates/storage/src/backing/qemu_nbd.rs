@@ -1,17 +1,19 @@
 //! qcow2, VMDK, VDI, VHDX and VPC images, read through a `qemu-nbd` of our own.
 //!
-//! The image's format is found from its magic number; `qemu-nbd` is started for it on a Unix socket in
-//! a directory that only this user can enter, and from there on the backing is an NBD export. [`child`] tells when it ends.
+//! `qemu-nbd` is started for the image on a Unix socket in a directory that only this user can enter, and from there on the backing is an NBD
+//! export. [`child`] tells when it ends. The child is told the format of every file ([`node`]), so that it probes none, and is kept from opening
+//! any other ([`sandbox`]).
 //!
 //! The child locks the image as QEMU does, which keeps a running guest and hob from writing it together. So the image's lock
 //! is the child: of a disk that is to come from another host, one tells how large the image is and is ended when the lock
 //! is taken, and another, which finds the image as that host has left it, listens in its place; the connection breaks and is made anew.
 
 mod child;
+mod node;
+mod sandbox;
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant as Clock};
@@ -23,9 +25,11 @@ use hob_nbd::uri::{Address, NbdUri};
 use rustix::io::Errno;
 
 use self::child::{Opens, Server};
+use self::node::Image;
+pub use self::sandbox::confine;
 use super::identity;
 use super::nbd::{BeforeConnecting, NbdBacking, open_uri};
-use super::{BackingInfo, BackingOptions, Driver, Lock, OpenError, Status};
+use super::{BackingInfo, BackingOptions, Driver, Format, Lock, OpenError, Status};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -35,39 +39,12 @@ const RECONNECT: (Duration, Duration) = (Duration::from_millis(5), Duration::fro
 /// Who gives the image up, on another host, may take so long to close it.
 const LOCK_PATIENCE: Duration = Duration::from_secs(3);
 
-/// Image formats: name for people, name for QEMU, offset of the magic number, magic number.
-const FORMATS: &[(&str, &str, u64, &[u8])] = &[
-    ("qcow2", "qcow2", 0, b"QFI\xfb"),
-    ("VMDK", "vmdk", 0, b"KDMV"),
-    ("VMDK", "vmdk", 0, b"# Disk DescriptorFile"),
-    ("VDI", "vdi", 0x40, b"\x7f\x10\xda\xbe"),
-    ("VHDX", "vhdx", 0, b"vhdxfile"),
-    ("VPC", "vpc", 0, b"conectix"),
-];
-
 /// How the child may access the image, best first; older QEMUs and some filesystems lack the first ones.
 const ACCESS_MODES: &[&[&str]] = &[
     &["--cache=none", "--aio=io_uring"],
     &["--cache=none", "--aio=native"],
     &["--cache=writeback", "--aio=threads"],
 ];
-
-fn format_of(path: &Path) -> Option<(&'static str, &'static str)> {
-    let file = File::open(path).ok()?;
-    if !file.metadata().ok()?.is_file() {
-        return None;
-    }
-    let matches = |offset: u64, magic: &[u8]| {
-        let mut bytes = vec![0; magic.len()];
-        file.read_exact_at(&mut bytes, offset).is_ok() && bytes == magic
-    };
-    let found = FORMATS.iter().find(|(.., offset, magic)| matches(*offset, magic));
-    found.map(|(name, qemu_name, ..)| (*name, *qemu_name))
-}
-
-pub(super) fn recognise(spec: &str) -> bool {
-    format_of(Path::new(spec)).is_some()
-}
 
 /// Starts a `qemu-nbd` for the image and connects to it.
 pub(super) fn open(
@@ -77,9 +54,10 @@ pub(super) fn open(
 ) -> Result<Box<dyn Driver>, OpenError> {
     let path = std::path::absolute(spec)
         .map_err(|source| OpenError::System { path: PathBuf::from(spec), source })?;
-    let Some((format, qemu_format)) = format_of(&path) else {
-        return Err(OpenError::Spec { spec: spec.to_owned(), reason: "not an image any more".into() });
-    };
+    super::path::check(&path)?;
+    let image_format = options.format.unwrap_or_else(|| Format::assumed(&path));
+    let format = image_format.title();
+    let image = Image { path: path.clone(), format: image_format, files: options.files.clone() };
     let metadata =
         std::fs::metadata(&path).map_err(|source| OpenError::System { path: path.clone(), source })?;
     let opens = match access {
@@ -96,7 +74,7 @@ pub(super) fn open(
     let options = BackingOptions { reconnect_min, reconnect_max, ..options.clone() };
     let mut complaint = String::new();
     for modes in ACCESS_MODES {
-        let server = Server::new(&path, qemu_format, modes, options.connect_max)
+        let server = Server::new(image.clone(), modes, options.connect_max)
             .map_err(|source| OpenError::System { path: std::env::temp_dir(), source })?;
         match server.start(opens) {
             Ok(()) => {

@@ -11,7 +11,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FallocateFlags, FlockOperation};
+use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::error::PoolError;
@@ -147,7 +147,7 @@ impl OpenDevice {
                 (file, if memory { "memory" } else { "buffered" })
             }
         };
-        match crate::lock::lock(&data, FlockOperation::NonBlockingLockExclusive) {
+        match crate::lock::lock(&data) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(PoolError::InUse { path: path.into() }),
             Err(errno) => return Err(system("lock it", errno.into())),

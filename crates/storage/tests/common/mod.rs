@@ -9,7 +9,7 @@ use std::time::{Duration, Instant as Clock};
 use hob_engine::command::Access;
 use hob_engine::io::{BufferSlice, Io, IoError, IoOp, Target};
 use hob_engine::units::{BufferId, DiskId, Instant, IoId};
-use hob_storage::backing::{Backing, BackingOptions, Status};
+use hob_storage::backing::{Backing, BackingOptions, Format, Status};
 use hob_storage::ring::{JOURNAL_ROOM_BYTES, Ring, RingConfig, RingKind, ZEROES_BYTES};
 use hob_storage::token::Token;
 
@@ -36,6 +36,11 @@ pub fn options() -> BackingOptions {
     }
 }
 
+/// The same for an image, which has no other files.
+pub fn image_options(format: &str) -> BackingOptions {
+    BackingOptions { format: Some(Format::from_name(format).expect("a format")), ..options() }
+}
+
 pub fn both_kinds(body: impl Fn(RingKind)) {
     body(RingKind::IoUring);
     body(RingKind::Threads);
@@ -48,6 +53,11 @@ pub fn pattern(len: usize, seed: u32) -> Vec<u8> {
 impl Rig {
     pub fn open(kind: RingKind, spec: &str, access: Access) -> Rig {
         Rig::of(kind, Backing::open(spec, access, &options()).unwrap_or_else(|error| panic!("{error}")))
+    }
+
+    pub fn open_image(kind: RingKind, path: &str, format: &str, access: Access) -> Rig {
+        let opened = Backing::open(path, access, &image_options(format));
+        Rig::of(kind, opened.unwrap_or_else(|error| panic!("{error}")))
     }
 
     pub fn of(kind: RingKind, backing: Backing) -> Rig {

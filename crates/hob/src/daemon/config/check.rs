@@ -16,6 +16,7 @@ use super::source::{FINDINGS_MAX, Finding, Lines};
 use super::{ClusterConfig, Config, DiskEntry, check_nbd};
 use crate::daemon::hardware::ARENA_BYTES_MAX;
 use crate::daemon::manager::definitions::{self, PoolShape};
+use crate::daemon::image::check_format;
 use crate::daemon::mount;
 use crate::daemon::socket_access::SocketAccess;
 use crate::daemon::state::State;
@@ -188,6 +189,9 @@ fn check_disk(number: usize, disk: &DiskEntry, found: &mut Findings<'_>) {
     let mut add = |key: &str, what: String| found.add(&format!("{at}.{key}"), format!("disk {name}: {what}"));
     if disk.backing.is_empty() || disk.backing.len() > BACKING_CHARS_MAX {
         add("backing", "it needs a backing: a path or a URI".to_owned());
+    }
+    if let Err(what) = check_format(&disk.backing, disk.format.as_deref()) {
+        add("format", what);
     }
     if disk.parent_cache.is_some() && !disk.share_parent {
         add("parent_cache", "parent_cache needs share_parent = true".to_owned());

@@ -96,7 +96,7 @@ impl Manager {
         let path = self.end_loan(&from.id, &copy.loan).await.map_err(unusable)?;
         let spec = self.inner().disk(name)?.wanted.backing.clone();
         let (manager, disk) = (self.clone(), name.to_owned());
-        let options = self.backing_options.clone();
+        let options = self.image_options(name).await?;
         let checked = blocking(move || {
             let (pool, mut dirty, bytes) = manager.check_copy(&disk, &path, &copy)?;
             let backing =

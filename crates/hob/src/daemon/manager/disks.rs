@@ -15,6 +15,7 @@ use super::cluster::ClusterWait;
 use super::coming::Coming;
 use super::datastores::datastore_of;
 use super::fit::Fit;
+use super::image::image_asked;
 use super::recover::Source;
 use super::refusal::{Kind, Refusal};
 use super::resize::Measure;
@@ -39,6 +40,10 @@ pub(super) enum Open {
 
 /// What is being done to a disk that has never been online.
 pub(super) const ADDING: &str = "added";
+
+/// Of a backing whose server has no flush command.
+pub(super) const CANNOT_FLUSH: &str =
+    "its backing has no flush: a flush of the guest does not make its writes durable there";
 
 /// Longest specification of a backing, bytes.
 pub(super) const BACKING_CHARS_MAX: usize = 4096;
@@ -80,8 +85,10 @@ impl Manager {
             check_path(path).map_err(Refusal::invalid)?;
         }
         let share_parent = share_of(add.share_parent, add.parent_cache)?;
+        let image = Some(image_asked(&add.backing, add.format.as_deref())?);
         let wanted = DiskState {
             share_parent,
+            image,
             datastore: add.datastore,
             fuse: add.fuse,
             vhost_user: add.vhost_user,
@@ -238,6 +245,7 @@ impl Manager {
             watch: super::drain::Watch::default(),
             retry_after: None,
             offline_reason: None,
+            content_noted: false,
             cluster_wait: ClusterWait::No,
             drained_at_end: false,
             cache_reason: None,
@@ -271,7 +279,7 @@ impl Manager {
         };
         descriptors::check_room().map_err(Refusal::conflict)?;
         self.clear_stale_file(name).await?;
-        let options = self.backing_options.clone();
+        let options = self.image_options(name).await?;
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
         let (backing, datastore) = flash::blocking(move || {
@@ -316,6 +324,9 @@ impl Manager {
         };
         let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = home.unwrap_or_else(|| self.shard_for(datastore_id));
+        if !info.can_flush && access == Access::ReadWrite {
+            notes.push(CANNOT_FLUSH.to_owned());
+        }
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         if let Some(taken) = taken {
             self.keep_generation(name, taken).await?;
@@ -548,8 +559,10 @@ pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option
 pub(super) fn refuse(error: &OpenError) -> Refusal {
     let kind = match error {
         OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => Kind::Invalid,
-        OpenError::InUse { .. } => Kind::Conflict,
-        OpenError::Connect { .. } | OpenError::MissingProgram { .. } => Kind::Failed,
+        OpenError::InUse { .. } | OpenError::InUseByQemu { .. } => Kind::Conflict,
+        OpenError::Connect { .. } | OpenError::MissingProgram { .. } | OpenError::Unresponsive { .. } => {
+            Kind::Failed
+        }
     };
     Refusal { kind, problem: hob_control::Problem::new(error.to_string()) }
 }

@@ -6,7 +6,7 @@
 
 use std::fs::File;
 use std::io::{self, Write};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -86,8 +86,10 @@ fn export_to(source: Source, path: &Path) -> Result<Exported, Refusal> {
     let failed = |error: io::Error| Refusal::failed(format!("cannot write {}: {error}", path.display()));
     let mut map_path = path.as_os_str().to_owned();
     map_path.push(".map");
-    let file = File::create_new(path).map_err(failed)?;
-    let map_file = File::create_new(&map_path).map_err(failed)?;
+    // They hold what guests have written.
+    let create = |path: &Path| File::options().write(true).create_new(true).mode(0o600).open(path);
+    let file = create(path).map_err(failed)?;
+    let map_file = create(Path::new(&map_path)).map_err(failed)?;
     let mut map = Map { to: io::BufWriter::new(&map_file), run: None };
     file.set_len(dirty.summary().disk_bytes).map_err(failed)?;
     let mut exported = Exported::default();

@@ -17,6 +17,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 use super::cluster::ClusterWait;
+use super::disks::CANNOT_FLUSH;
 use super::drain::DRAINING;
 use super::journal_lost::JOURNAL_LOST;
 use super::{DeviceEntry, DiskEntry, Inner, Life, Manager};
@@ -222,8 +223,18 @@ impl DiskEntry {
             Life::Offline(_) if self.cluster_wait == ClusterWait::Served => Vec::new(),
             Life::Away(_) | Life::Removing => Vec::new(),
             Life::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
-            Life::Online(_) => self.cache_problems(inner),
+            Life::Online(_) => {
+                let mut problems = self.cache_problems(inner);
+                problems.extend(self.flush_problem());
+                problems
+            }
         }
+    }
+
+    fn flush_problem(&self) -> Option<(ProblemKind, String)> {
+        let info = &self.measure.as_ref()?.info;
+        let is_missing = !info.can_flush && !info.read_only && !self.wanted.read_only;
+        is_missing.then(|| (ProblemKind::FlushMissing, CANNOT_FLUSH.to_owned()))
     }
 
     fn cache_problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {

@@ -8,18 +8,20 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
+use hob_storage::backing::Format;
 use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for, is_segment_size};
 
 use super::datastores::DatastoreEntry;
 use super::fit::Fit;
 use super::flash::{Flash, Opened, are_pool_devices};
+use super::image::image_asked;
 use super::persist::journal_room;
 use super::refusal::Refusal;
 use super::settings::{Ground, new_spec};
 use super::{Config, Manager, SwapEntry};
 use crate::daemon::config::DiskEntry;
 use crate::daemon::state::{
-    CacheOwner, CacheSpec, DatastoreState, DiskState, JournalSpec, PoolState, ShareSpec, State,
+    CacheOwner, CacheSpec, DatastoreState, DiskState, ImageSpec, JournalSpec, PoolState, ShareSpec, State,
 };
 use crate::daemon::swap::{FileId, loops_over};
 
@@ -113,8 +115,19 @@ impl Manager {
 
     /// A disk of hob.toml that is not known yet, with the cache it is to have.
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
-        let DiskEntry { name, backing, read_only, cache, datastore, exports, qos, fuse, vhost_user, .. } =
-            disk.clone();
+        let DiskEntry {
+            name,
+            backing,
+            format,
+            read_only,
+            cache,
+            datastore,
+            exports,
+            qos,
+            fuse,
+            vhost_user,
+            ..
+        } = disk.clone();
         let share_parent = disk.share_parent.then_some(ShareSpec { cache: disk.parent_cache, disk: None });
         let spec = cache.and_then(|cache| {
             let ground = self.inner().ground(&cache.pool);
@@ -142,8 +155,11 @@ impl Manager {
                 None
             }
         });
+        // The file was checked.
+        let format = format.as_deref().and_then(Format::from_name);
         DiskState {
             share_parent,
+            image: Some(ImageSpec::of(format)),
             cache: spec,
             datastore,
             exports,
@@ -237,9 +253,10 @@ impl Manager {
         let name = disk.name.clone();
         let changed = match cache {
             Some(_) => {
-                let DiskAdd { name, backing, read_only, datastore, fuse, vhost_user, .. } = disk;
+                let DiskAdd { name, backing, format, read_only, datastore, fuse, vhost_user, .. } = disk;
+                let image = Some(image_asked(&backing, format.as_deref())?);
                 let state = DiskState::new(name, backing, read_only);
-                self.add_state(DiskState { cache, datastore, fuse, vhost_user, ..state }).await?
+                self.add_state(DiskState { image, cache, datastore, fuse, vhost_user, ..state }).await?
             }
             None => self.add(disk).await?,
         };

@@ -155,6 +155,7 @@ impl DiskEntry {
             state,
             reason,
             backing: self.wanted.backing.clone(),
+            format: self.wanted.format_name(),
             size: Size(self.size_bytes),
             read_only: self.wanted.read_only,
             vhost_user: self.wanted.vhost_user.clone(),

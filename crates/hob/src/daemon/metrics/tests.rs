@@ -20,6 +20,7 @@ fn disk(name: &str) -> Disk {
         state: DiskState::Online,
         reason: None,
         backing: "/vm.img".to_owned(),
+        format: None,
         size: Size(1 << 30),
         read_only: false,
         vhost_user: None,

@@ -3,6 +3,7 @@
 use hob_control::{Export, Qos};
 use hob_engine::command::{Copies, Layout, Mode};
 
+use super::image::RoleName;
 use super::*;
 
 fn example() -> State {
@@ -22,6 +23,14 @@ fn example() -> State {
             migration: None,
             name: "vm".into(),
             backing: "/vm.img".into(),
+            image: Some(ImageSpec {
+                format: Some(FormatName(Format::Qcow2)),
+                files: Some(vec![FileSpec {
+                    path: "/base.raw".into(),
+                    format: FormatName(Format::Raw),
+                    role: RoleName::Backing,
+                }]),
+            }),
             read_only: false,
             vhost_user: Some("/run/vm.sock".into()),
             exports: vec![Export {
@@ -244,4 +253,47 @@ fn the_next_state_takes_the_space_of_the_one_before_the_last() {
     assert_eq!(State::read(dir.path()).unwrap(), state);
     Store::check_writable(dir.path()).unwrap();
     assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 3, "state, spare and lock");
+}
+
+#[test]
+fn only_its_owner_reads_the_state() {
+    use std::os::unix::fs::PermissionsExt;
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    // As earlier versions left it.
+    fs::write(at("lock"), b"").unwrap();
+    fs::set_permissions(at("lock"), fs::Permissions::from_mode(0o644)).unwrap();
+    let (store, _) = Store::open(directory.path()).unwrap();
+    store.save(&example()).unwrap();
+    for name in ["lock", "state.json"] {
+        assert_eq!(fs::metadata(at(name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+    }
+}
+
+#[test]
+fn the_format_of_an_image_is_kept_and_states_of_earlier_versions_have_none() {
+    let mut text = serde_json::to_value(example()).unwrap();
+    assert_eq!(text["disks"][0]["image"]["format"], "qcow2");
+    assert_eq!(text["disks"][0]["image"]["files"][0]["role"], "backing");
+    text["disks"][0]["image"]["format"] = "luks".into();
+    assert!(parse(text.to_string().as_bytes()).unwrap_err().contains("luks"));
+    text["disks"][0].as_object_mut().unwrap().remove("image");
+    let state = parse(text.to_string().as_bytes()).unwrap();
+    assert_eq!(state.disks[0].image, None);
+    assert_eq!(DiskState::new("vm".into(), "/vm.img".into(), false).image, Some(ImageSpec::default()));
+}
+
+#[test]
+fn another_host_is_told_a_format_that_the_name_does_not_say() {
+    let disk = |backing: &str, format| DiskState {
+        image: Some(ImageSpec::of(format)),
+        ..DiskState::new("vm".into(), backing.into(), false)
+    };
+    let told = |backing, format, elsewhere| disk(backing, Some(format)).format_to_say(elsewhere);
+    assert_eq!(told("/vm.qcow2", Format::Qcow2, None), None);
+    assert_eq!(told("/vm.img", Format::Raw, None), None);
+    assert_eq!(told("/vm.img", Format::Qcow2, None).as_deref(), Some("qcow2"));
+    assert_eq!(told("/vm.qcow2", Format::Raw, None).as_deref(), Some("raw"));
+    assert_eq!(told("/vm.qcow2", Format::Qcow2, Some("/elsewhere")).as_deref(), Some("qcow2"));
+    assert_eq!(disk("nbd://h/e", None).format_to_say(None), None);
 }

@@ -41,6 +41,7 @@ fn fake() -> (Box<Fake>, Handle) {
         size_bytes: 1 << 20,
         block_bytes: 1,
         block_bytes_min: 1,
+        can_flush: true,
         can_discard: true,
         can_fast_zero: true,
         read_only: false,

@@ -76,6 +76,7 @@ impl Bench {
             size_bytes: 8 * OBJECT,
             block_bytes: 512,
             block_bytes_min: 1,
+            can_flush: true,
             can_discard: true,
             can_fast_zero: true,
             read_only: false,

@@ -22,6 +22,8 @@ use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use super::super::identity::ChangeMark;
+use super::node::Image;
+use super::sandbox::Sandbox;
 
 /// How long a child may take to end by itself.
 const END_MAX: Duration = Duration::from_secs(5);
@@ -48,8 +50,7 @@ pub(super) enum Opens {
 
 /// What children open, and where they listen; dropping it ends the child and removes its directory.
 pub(super) struct Server {
-    image: PathBuf,
-    format: &'static str,
+    image: Image,
     /// How they access it.
     modes: &'static [&'static str],
     start_max: Duration,
@@ -103,16 +104,15 @@ impl Running {
 }
 
 impl Server {
-    /// Of an image in this format of QEMU's. No child is started yet.
+    /// No child is started yet.
     pub(super) fn new(
-        image: &Path,
-        format: &'static str,
+        image: Image,
         modes: &'static [&'static str],
         start_max: Duration,
     ) -> io::Result<Server> {
-        let (image, directory, child) = (image.to_owned(), private_directory()?, Mutex::default());
+        let (directory, child) = (private_directory()?, Mutex::default());
         let [is_released, is_taken] = [(); 2].map(|()| AtomicBool::new(false));
-        Ok(Server { image, format, modes, start_max, directory, child, is_released, is_taken })
+        Ok(Server { image, modes, start_max, directory, child, is_released, is_taken })
     }
 
     /// Where children listen.
@@ -141,12 +141,12 @@ impl Server {
             return Ok(());
         }
         let opens = place.wanted.ok_or("no qemu-nbd is to have its image")?;
-        let mark = Some(mark_of(&self.image).map_err(|error| error.to_string())?);
+        let mark = Some(mark_of(&self.image.path).map_err(|error| error.to_string())?);
         if let Some(Ended { said, left }) = place.running.take().map(Running::stop) {
             if said.contains(LOCKED) {
                 return Err(self.lose(said));
             }
-            tracing::warn!(image = %self.image.display(), said, "its qemu-nbd ended by itself; another one is started");
+            tracing::warn!(image = %self.image.path.display(), said, "its qemu-nbd ended by itself; another one is started");
             place.left = left;
         }
         if place.left != mark {
@@ -160,7 +160,7 @@ impl Server {
 
     fn lose(&self, why: String) -> String {
         tracing::error!(
-            image = %self.image.display(),
+            image = %self.image.path.display(),
             why,
             "somebody else has opened the image since its qemu-nbd ended by itself"
         );
@@ -188,13 +188,10 @@ impl Server {
         if opens != Opens::ReadWrite {
             command.arg("--read-only");
         }
-        match opens {
-            Opens::Unlocked => command.arg("--image-opts").arg(unlocked(self.format, &self.image)?),
-            Opens::ReadWrite | Opens::ReadOnly => {
-                command.arg("--format").arg(self.format).arg("--").arg(&self.image)
-            }
-        };
-        place.running = Some(spawn(command, opens, self.image.clone(), socket, self.start_max)?);
+        command.arg("--").arg(self.image.node(opens == Opens::Unlocked)?);
+        let sandbox = Sandbox::of_server(&self.image, opens == Opens::ReadWrite, &self.directory)?;
+        place.running =
+            Some(spawn(command, sandbox, opens, self.image.path.clone(), socket, self.start_max)?);
         Ok(())
     }
 
@@ -227,13 +224,6 @@ impl Drop for Server {
     }
 }
 
-/// QEMU's words for an image that is looked at while another QEMU may write it.
-fn unlocked(format: &str, image: &Path) -> io::Result<String> {
-    let path = image.to_str().ok_or_else(|| io::Error::other("its path is no UTF-8"))?;
-    let path = path.replace(',', ",,");
-    Ok(format!("driver={format},force-share=on,read-only=on,file.driver=file,file.filename={path}"))
-}
-
 fn mark_of(image: &Path) -> io::Result<ChangeMark> {
     std::fs::metadata(image).map(|metadata| ChangeMark::of(&metadata))
 }
@@ -241,6 +231,7 @@ fn mark_of(image: &Path) -> io::Result<ChangeMark> {
 /// Starts a child and waits until it listens.
 fn spawn(
     mut command: Command,
+    sandbox: Sandbox,
     opens: Opens,
     image: PathBuf,
     socket: PathBuf,
@@ -260,6 +251,7 @@ fn spawn(
             Ok(())
         });
     }
+    sandbox.enter(&mut command);
     // The kernel signals when the thread ends that made the child, so that thread must stay.
     let (end, ended) = mpsc::channel::<()>();
     let (report, started) = mpsc::channel();
@@ -367,6 +359,7 @@ fn end_child(pid: Pid) -> bool {
 mod tests {
     use std::fs::File;
 
+    use super::super::super::Format;
     use super::*;
 
     #[test]
@@ -374,7 +367,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let image = dir.path().join("image");
         std::fs::write(&image, vec![0; 1 << 20]).unwrap();
-        let server = Server::new(&image, "raw", &["--cache=writeback"], Duration::from_secs(10)).unwrap();
+        let image_of = Image { path: image.clone(), format: Format::Raw, files: Vec::new() };
+        let server = Server::new(image_of, &["--cache=writeback"], Duration::from_secs(10)).unwrap();
         server.start(Opens::ReadWrite).unwrap();
         server.has_image();
         let kill = || {

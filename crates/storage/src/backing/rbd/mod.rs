@@ -146,6 +146,7 @@ pub(super) fn open(
         size_bytes,
         block_bytes: 512,
         block_bytes_min: 1,
+        can_flush: true,
         can_discard: write,
         can_fast_zero: write,
         read_only: !write,

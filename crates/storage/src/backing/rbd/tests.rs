@@ -297,6 +297,7 @@ mod served {
                 size_bytes: OBJECT,
                 block_bytes: 512,
                 block_bytes_min: 1,
+                can_flush: true,
                 can_discard: true,
                 can_fast_zero: true,
                 read_only: false,

@@ -21,6 +21,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
         state: DiskState::Online,
         reason: None,
         backing: "/vm.img".into(),
+        format: None,
         size: Size(1 << 30),
         read_only: false,
         vhost_user: None,

@@ -9,6 +9,7 @@ use hob_control::{Problem, Size};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::daemon::manager::refusal::{Kind, Refusal};
+use crate::daemon::state::create_private;
 
 /// What is kept of a loan.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -51,7 +52,7 @@ fn who_ended<'de, D: Deserializer<'de>>(value: D) -> Result<Option<EndedBy>, D::
 /// Replaces what is kept of a loan, durably.
 pub(super) fn write_record(directory: &Path, borrower: &str, kept: &Kept) -> std::io::Result<()> {
     let temporary = directory.join(format!("{borrower}.new"));
-    let mut file = fs::File::create(&temporary)?;
+    let mut file = create_private(&temporary)?;
     file.write_all(&serde_json::to_vec_pretty(kept)?)?;
     file.sync_all()?;
     fs::rename(&temporary, directory.join(format!("{borrower}.json")))?;

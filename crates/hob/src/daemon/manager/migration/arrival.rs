@@ -5,13 +5,17 @@ use std::sync::Arc;
 use hob_control::{Arrival, ArrivingCache, check_name};
 use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
+use hob_storage::backing::Format;
 
 use super::super::disks::BACKING_CHARS_MAX;
+use super::super::image::image_asked;
 use super::super::refusal::Refusal;
 use super::super::settings::new_spec;
 use super::super::{Inner, Life, Manager};
 use super::MIGRATING;
-use crate::daemon::state::{CacheSpec, DiskQosSpec, DiskState, MigrationSpec, RecordSpec, check_qos};
+use crate::daemon::state::{
+    CacheSpec, DiskQosSpec, DiskState, FormatName, ImageSpec, MigrationSpec, RecordSpec, check_qos,
+};
 use crate::daemon::vhost_user::check_path;
 
 /// Characters of the name of another host.
@@ -123,7 +127,13 @@ impl Manager {
             }
         }
         let cache = arrival.cache.as_ref().map(|cache| inner.awaited_cache(name, cache)).transpose()?;
+        let format = match &arrival.format {
+            Some(name) => image_asked(&arrival.backing, Some(name))?.format,
+            // Decided by the source's name for it, and not by what the guest wrote.
+            None => Some(FormatName(Format::assumed(std::path::Path::new(&arrival.backing)))),
+        };
         Ok(DiskState {
+            image: Some(ImageSpec { format, files: None }),
             cache,
             datastore: arrival.datastore.clone(),
             qos: arrival.qos.map(|own| DiskQosSpec { policy: None, own }),
@@ -152,7 +162,8 @@ fn is_alike(one: &DiskState, other: &DiskState) -> bool {
         let cache = cache.map(|spec| {
             (spec.pool.clone(), spec.size, spec.block_size, spec.policy.clone(), spec.journal.is_some())
         });
-        (disk.backing.clone(), disk.read_only, disk.vhost_user.clone(), disk.fuse.clone(), cache)
+        let format = disk.image.as_ref().and_then(|image| image.format);
+        (disk.backing.clone(), format, disk.read_only, disk.vhost_user.clone(), disk.fuse.clone(), cache)
     };
     part(one) == part(other)
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hob_engine::command::{Access, DiskConfig, Role};
 use hob_engine::migration::Record;
 use hob_engine::units::DiskId;
+use hob_storage::backing::Format;
 
 use super::super::datastores::datastore_of;
 use super::super::disks::{Open, export_info, open_gateway, refuse};
@@ -65,7 +66,7 @@ impl Manager {
             (disk.wanted.clone(), disk.id)
         };
         self.clear_stale_file(name).await?;
-        let own = self.open_unlocked(&wanted.backing, wanted.read_only).await?;
+        let own = self.open_unlocked(name, &wanted.backing, wanted.read_only).await?;
         let here = own.info().size_bytes;
         if size_bytes > 0 && size_bytes < here {
             return Err(Refusal::conflict(format!(
@@ -154,18 +155,22 @@ impl Manager {
     }
 
     /// The disk's own backing, which another host may be writing.
-    async fn open_unlocked(&self, spec: &str, read_only: bool) -> Result<Backing, Refusal> {
+    async fn open_unlocked(
+        self: &Arc<Self>,
+        name: &str,
+        spec: &str,
+        read_only: bool,
+    ) -> Result<Backing, Refusal> {
         self.check_two_can_open(spec).await?;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let options = BackingOptions { locked: false, ..self.backing_options.clone() };
+        let options = BackingOptions { locked: false, ..self.image_options(name).await? };
         let spec = spec.to_owned();
         blocking(move || Backing::open(&spec, access, &options)).await?.map_err(|error| refuse(&error))
     }
 
     /// Refuses backings that two hosts cannot have open at once.
     pub(super) async fn check_two_can_open(&self, spec: &str) -> Result<(), Refusal> {
-        let of = spec.to_owned();
-        match blocking(move || Backing::kind(&of).name).await? {
+        match Backing::kind(spec, Format::Raw).name {
             "file" | "nbd" | "rbd" | "qemu-nbd" => Ok(()),
             other => Err(Refusal::conflict(format!("{spec} ({other}) cannot be open on two hosts at once"))
                 .hint("a disk that moves needs a file, a block device, an RBD image or an NBD export as its backing")),

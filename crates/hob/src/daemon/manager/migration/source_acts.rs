@@ -133,6 +133,7 @@ impl Manager {
         Ok(Arrival {
             from: host_name(),
             backing: plan.backing.clone().unwrap_or_else(|| disk.wanted.backing.clone()),
+            format: disk.wanted.format_to_say(plan.backing.as_deref()),
             size_bytes: disk.size_bytes,
             read_only: disk.wanted.read_only,
             mode: plan.cache,

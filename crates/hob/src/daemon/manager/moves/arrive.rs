@@ -6,6 +6,7 @@ use std::time::Duration;
 use hob_control::{Arrival, ClusterMoveState};
 use hob_engine::command::Access;
 use hob_engine::migration::Record;
+use hob_storage::backing::Format;
 use tokio::time::Instant;
 
 use super::super::cluster::ClusterWait;
@@ -54,14 +55,16 @@ impl Manager {
     async fn could_take(self: &Arc<Self>, found: &OrderFound) -> Result<(), Refusal> {
         let arrival = definition(found)?;
         self.let_rest_to_take(&found.disk).await;
-        let (backing, size_bytes) = match self.is_waiting(&found.disk)? {
+        let (wanted, size_bytes) = match self.is_waiting(&found.disk)? {
             // It was told, and knows better.
-            true => (self.inner().disk(&found.disk)?.wanted.backing.clone(), arrival.size_bytes),
-            false => (self.awaited_state(&found.disk, arrival)?.backing, arrival.size_bytes),
+            true => (self.inner().disk(&found.disk)?.wanted.clone(), arrival.size_bytes),
+            false => (self.awaited_state(&found.disk, arrival)?, arrival.size_bytes),
         };
-        let options = BackingOptions { locked: false, ..self.backing_options.clone() };
+        let (options, ..) = self.options_of(&wanted).await?;
+        let options = BackingOptions { locked: false, ..options };
+        let backing = wanted.backing;
         let of = backing.clone();
-        let here = blocking(move || match Backing::kind(&of).name {
+        let here = blocking(move || match Backing::kind(&of, Format::Raw).name {
             "file" | "nbd" | "rbd" | "qemu-nbd" => {
                 Backing::open(&of, Access::ReadOnly, &options).map(|open| Some(open.info().size_bytes))
             }

@@ -51,6 +51,7 @@ impl Bench {
         Arrival {
             from: "other".into(),
             backing: self.path("vm.img"),
+            format: None,
             size_bytes: 64 * MIB,
             read_only: false,
             mode: CarryMode::Drop,

@@ -111,6 +111,23 @@ fn dirty_data_that_gets_nowhere_is_named() {
 }
 
 #[test]
+fn a_backing_without_flush_is_a_problem() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        assert!(kinds(&bench.manager.health().await).is_empty());
+        let set = |can_flush| {
+            let mut inner = bench.manager.inner();
+            inner.disk_mut("vm").unwrap().measure.as_mut().unwrap().info.can_flush = can_flush;
+        };
+        set(false);
+        let health = bench.manager.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::FlushMissing], "{health:?}");
+        set(true);
+        assert!(kinds(&bench.manager.health().await).is_empty());
+    });
+}
+
+#[test]
 fn a_silent_shard_is_named_and_holds_up_no_page() {
     run(async |bench| {
         bench.pool(&["a", "b"], 8).await;

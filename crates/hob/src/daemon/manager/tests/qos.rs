@@ -70,6 +70,7 @@ fn a_disk_that_comes_is_due_what_one_here_can_be() {
         let arrival = |qos: Qos| Arrival {
             from: "host7".into(),
             backing: "/vm.img".into(),
+            format: None,
             size_bytes: 0,
             read_only: false,
             mode: CarryMode::Drop,

@@ -257,6 +257,11 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
         let notes = bench.manager.export_dirty("vm".into(), export.clone()).await.unwrap().notes;
         assert!(notes[0].contains("44 KiB"), "{notes:?}");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 * MIB);
+        for path in [path.clone(), format!("{path}.map")] {
+            let mode =
+                std::os::unix::fs::PermissionsExt::mode(&std::fs::metadata(&path).unwrap().permissions());
+            assert_eq!(mode & 0o777, 0o600, "{path}");
+        }
         assert_eq!(
             std::fs::read_to_string(format!("{path}.map")).unwrap(),
             "data 20480 40960\ndata 81920 4096\n"

@@ -1,0 +1,233 @@
+//! Image formats: what decides how the bytes of a file or block device are read.
+//!
+//! The operator decides, or the file's extension. The content never decides, because a guest writes it: a guest that
+//! writes an image header to its raw disk could otherwise name host files as its backing files. The content is compared
+//! with the known headers when a disk is added, and only to ask the operator or to warn.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use super::{OpenError, path};
+
+/// How the bytes of a file or block device are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Format {
+    /// Byte N of the file is byte N of the disk.
+    #[default]
+    Raw,
+    /// QEMU's copy-on-write format.
+    Qcow2,
+    /// VMware's.
+    Vmdk,
+    /// VirtualBox's.
+    Vdi,
+    /// Hyper-V's newer one.
+    Vhdx,
+    /// Virtual PC's and Hyper-V's older one, VHD.
+    Vpc,
+}
+
+/// One format.
+struct Row {
+    format: Format,
+    /// QEMU's name, which is also hob's.
+    name: &'static str,
+    /// For people.
+    title: &'static str,
+    /// How file names end, in lower case.
+    endings: &'static [&'static str],
+    /// What the content begins with: offset in bytes, bytes.
+    headers: &'static [(u64, &'static [u8])],
+}
+
+/// Every format. The first row whose ending fits decides.
+const FORMATS: &[Row] = &[
+    Row {
+        format: Format::Raw,
+        name: "raw",
+        title: "raw",
+        // The data of a VMDK is a raw file beside its descriptor.
+        endings: &[".raw", "-flat.vmdk", ".iso"],
+        headers: &[],
+    },
+    Row {
+        format: Format::Qcow2,
+        name: "qcow2",
+        title: "qcow2",
+        endings: &[".qcow2"],
+        headers: &[(0, b"QFI\xfb")],
+    },
+    Row {
+        format: Format::Vmdk,
+        name: "vmdk",
+        title: "VMDK",
+        endings: &[".vmdk"],
+        headers: &[(0, b"KDMV"), (0, b"COWD"), (0, b"# Disk DescriptorFile")],
+    },
+    Row {
+        format: Format::Vdi,
+        name: "vdi",
+        title: "VDI",
+        endings: &[".vdi"],
+        headers: &[(0x40, b"\x7f\x10\xda\xbe")],
+    },
+    Row {
+        format: Format::Vhdx,
+        name: "vhdx",
+        title: "VHDX",
+        endings: &[".vhdx"],
+        headers: &[(0, b"vhdxfile")],
+    },
+    Row {
+        format: Format::Vpc,
+        name: "vpc",
+        title: "VPC",
+        endings: &[".vhd", ".vpc"],
+        headers: &[(0, VPC_COOKIE)],
+    },
+];
+
+/// A VHD of fixed size has it in its last sector only.
+const VPC_COOKIE: &[u8] = b"conectix";
+
+impl Format {
+    /// Every format.
+    pub fn all() -> impl Iterator<Item = Format> {
+        FORMATS.iter().map(|row| row.format)
+    }
+
+    /// Its name for operators, which is QEMU's too.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// Its name in sentences.
+    pub fn title(self) -> &'static str {
+        self.row().title
+    }
+
+    /// The format of that name.
+    pub fn from_name(name: &str) -> Option<Format> {
+        FORMATS.iter().find(|row| row.name == name).map(|row| row.format)
+    }
+
+    /// The format that a file's extension stands for; `None` for extensions that several formats use, such as `.img`.
+    pub fn of_extension(path: &Path) -> Option<Format> {
+        let name = path.file_name()?.to_str()?.to_ascii_lowercase();
+        let ends = |row: &&Row| row.endings.iter().any(|ending| name.ends_with(ending));
+        FORMATS.iter().find(ends).map(|row| row.format)
+    }
+
+    /// The format of a file of which only the path is known: by its extension, otherwise raw.
+    pub fn assumed(path: &Path) -> Format {
+        Format::of_extension(path).unwrap_or_default()
+    }
+
+    /// The format whose header the content begins with; raw if there is none. Says nothing about how to open the file.
+    ///
+    /// # Errors
+    /// [`OpenError`], for what cannot be a backing at all.
+    pub fn resembled(path: &Path) -> Result<Format, OpenError> {
+        let system = |source| OpenError::System { path: path.into(), source };
+        path::check(path)?;
+        let file = File::open(path).map_err(system)?;
+        let mut head = Vec::new();
+        let mut chunk = [0; 512];
+        let read = file.read_at(&mut chunk, 0).map_err(system)?;
+        head.extend_from_slice(&chunk[..read]);
+        let has = |row: &&Row| {
+            row.headers.iter().any(|(offset, bytes)| {
+                head.get(*offset as usize..).is_some_and(|rest| rest.starts_with(bytes))
+            })
+        };
+        if let Some(row) = FORMATS.iter().find(has) {
+            return Ok(row.format);
+        }
+        let size =
+            rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).map_err(|errno| system(errno.into()))?;
+        let mut cookie = [0; VPC_COOKIE.len()];
+        let is_vpc =
+            size >= 512 && file.read_exact_at(&mut cookie, size - 512).is_ok() && cookie == VPC_COOKIE;
+        Ok(if is_vpc { Format::Vpc } else { Format::Raw })
+    }
+
+    fn row(self) -> &'static Row {
+        FORMATS.iter().find(|row| row.format == self).expect("every format has a row")
+    }
+}
+
+/// What an image consists of besides its own file: recorded when the operator adds it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ImageFile {
+    /// Absolute.
+    pub path: std::path::PathBuf,
+    /// How it is read.
+    pub format: Format,
+    /// What for.
+    pub role: Role,
+}
+
+/// What a file is to an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// It has what the layers above it do not have. It is only read.
+    Backing,
+    /// It has the data of the layer before it, which has metadata only.
+    Data,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions_decide_and_ambiguous_ones_do_not() {
+        let of = |name| Format::of_extension(Path::new(name));
+        for (name, format) in [
+            ("/a/vm.raw", Format::Raw),
+            ("/a/vm.QCOW2", Format::Qcow2),
+            ("vm.vmdk", Format::Vmdk),
+            ("vm-flat.vmdk", Format::Raw),
+            ("vm.vdi", Format::Vdi),
+            ("vm.vhdx", Format::Vhdx),
+            ("vm.vhd", Format::Vpc),
+        ] {
+            assert_eq!(of(name), Some(format), "{name}");
+        }
+        for name in ["/dev/sdb", "vm.img", "disk", "vm.qcow2.bak", "/a.raw/disk"] {
+            assert_eq!(of(name), None, "{name}");
+            assert_eq!(Format::assumed(Path::new(name)), Format::Raw);
+        }
+    }
+
+    #[test]
+    fn every_format_has_a_row_and_a_name_of_its_own() {
+        for format in Format::all() {
+            assert_eq!(Format::from_name(format.name()), Some(format));
+        }
+        assert_eq!(Format::from_name("luks"), None);
+    }
+
+    #[test]
+    fn headers_and_the_footer_of_a_vhd_are_recognised() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("disk");
+        let with = |offset: usize, bytes: &[u8]| {
+            let mut content = vec![0; 1 << 20];
+            content[offset..offset + bytes.len()].copy_from_slice(bytes);
+            std::fs::write(&path, content).unwrap();
+            Format::resembled(&path).unwrap()
+        };
+        for row in FORMATS {
+            for (offset, bytes) in row.headers {
+                assert_eq!(with(*offset as usize, bytes), row.format);
+            }
+        }
+        assert_eq!(with((1 << 20) - 512, b"conectix"), Format::Vpc);
+        // Guests encrypt whole disks; that is what a raw disk looks like then.
+        assert_eq!(with(0, b"LUKS\xba\xbe"), Format::Raw);
+        std::fs::write(&path, b"QF").unwrap();
+        assert_eq!(Format::resembled(&path).unwrap(), Format::Raw);
+    }
+}
