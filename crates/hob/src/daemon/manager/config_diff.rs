@@ -212,6 +212,7 @@ impl Manager {
         let DiskEntry {
             name,
             backing,
+            format,
             read_only,
             cache,
             share_parent,
@@ -225,6 +226,7 @@ impl Manager {
         let add = DiskAdd {
             name: name.clone(),
             backing,
+            format,
             read_only,
             datastore,
             fuse,
@@ -361,8 +363,11 @@ impl Inner {
         let (name, subject) = (&disk.name, format!("disk {}", disk.name));
         let again = format!("stop its guest, 'hob disk remove {name}', then 'hob config apply'");
         let text = |value: &Option<String>| value.clone().unwrap_or_else(|| "none".to_owned());
+        let recorded = served.wanted.image.as_ref().and_then(|image| image.format);
+        let format = recorded.map_or("none", |format| format.0.name()).to_owned();
         let fixed = [
             ("backing", disk.backing.clone(), served.wanted.backing.clone()),
+            ("format", disk.format.clone().unwrap_or_else(|| format.clone()), format),
             ("read_only", disk.read_only.to_string(), served.wanted.read_only.to_string()),
             ("vhost_user", text(&disk.vhost_user), text(&served.wanted.vhost_user)),
             ("fuse", text(&disk.fuse), text(&served.wanted.fuse)),
@@ -521,7 +526,7 @@ pub(super) fn definitions(config: &Config) -> BTreeMap<String, String> {
 }
 
 /// What a cache is, key by key, as the file would say it.
-fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 15] {
+fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 16] {
     [
         ("size", spec.size.to_string()),
         ("block_size", spec.block_size.to_string()),
@@ -538,6 +543,7 @@ fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 15] {
         ("copies", spec.copies.to_string()),
         ("ordered", spec.destage.ordered.to_string()),
         ("ram", spec.ram.to_string()),
+        ("verify", spec.verify.to_string()),
     ]
 }
 
@@ -558,6 +564,7 @@ fn whole_settings(spec: &CacheSpec) -> CacheSettings {
         copies: Some(spec.copies.to_string()),
         ordered: Some(spec.destage.ordered),
         ram: Some(spec.ram),
+        verify: Some(spec.verify.to_string()),
     }
 }
 

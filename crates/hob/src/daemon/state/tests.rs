@@ -2,6 +2,8 @@
 
 use hob_control::{Export, Qos};
 use hob_engine::command::{Copies, Layout, Mode};
+use hob_engine::preset::Verify;
+use hob_storage::backing::Evidence;
 
 use super::image::RoleName;
 use super::*;
@@ -58,10 +60,12 @@ fn example() -> State {
                 destage: DestageSpec { dirty_start: 24, ordered: true, ..DestageSpec::default() },
                 copies: Copies::TwoOfDirty,
                 ram: Size(8 << 20),
+                verify: Verify::Trust,
                 journal: Some(JournalSpec {
                     owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
                     ring: 7,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
+                    evidence: Some(Evidence(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
                     foreign: true,
                     mode_unknown: false,
                 }),

@@ -47,6 +47,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             copies: "1".into(),
             ordered: false,
             ram: Size(0),
+            verify: "auto".into(),
             dirty: None,
         }),
     }
