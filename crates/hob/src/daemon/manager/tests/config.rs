@@ -111,7 +111,7 @@ fn disks_made_by_command_are_no_differences_and_a_broken_file_changes_nothing() 
         filed.write(&first.replace("4M", "3.5"));
         let refusal = filed.bench.manager.config_apply(true).await.unwrap_err();
         assert_eq!(refusal.kind, Kind::Invalid);
-        assert!(refusal.to_string().contains("hob.toml:10"), "{refusal}");
+        assert!(refusal.to_string().contains("hob.toml:11"), "{refusal}");
         filed.write(&first.replace("vm.img", "other.img"));
         assert_eq!(filed.diff().await, [("disk vm: backing".to_owned(), ConfigRemedy::Command)]);
         let without = Bench::new();
