@@ -393,6 +393,7 @@ impl<'a> World<'a> {
             World { ram, qos, passing, tracks, growth, direct, clones, ..Self::of(scenario, dice, options) };
         let mut world = World { losses, ..world };
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
+        world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
         world
     }
 
