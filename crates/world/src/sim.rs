@@ -412,6 +412,7 @@ impl<'a> World<'a> {
         let world = World { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
         let mut world = World { losses, ..world };
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
+        world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
         world
     }
 

@@ -92,7 +92,8 @@ impl Backed {
             failed_upto: 0,
             is_reported: true,
             sessions: BTreeMap::new(),
-            newer: Ranges::default(),
+            // Anything may have been changed before the first flush.
+            newer: Ranges { list: Vec::new(), is_everything: true },
             older: Ranges::default(),
             older_upto: None,
         }

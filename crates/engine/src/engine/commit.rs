@@ -14,8 +14,8 @@ use crate::io::{IoError, IoOp, Target};
 use crate::journal::Writer;
 use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
-/// A copy of the ring is given up after so many failed writes of one run of pages; the journal after so many
-/// failed flushes.
+/// A copy of the ring is given up after so many failed writes of one run of pages. A flush that failed is not tried again:
+/// that it succeeds then says nothing about what was written before (`backed.rs`).
 const TRIES_MAX: u8 = 3;
 
 /// A page run or a flush in flight.
@@ -24,7 +24,7 @@ pub(super) enum JournalIo {
     /// Pages from `first` on, of one copy.
     Pages { first: u64, copy: u8, tries: u8 },
     /// A flush of a device, for the round.
-    Flush { tries: u8 },
+    Flush,
 }
 
 impl Engine {
@@ -86,7 +86,7 @@ impl Engine {
                     let devices = std::mem::take(&mut journal.written);
                     journal.round.as_mut().expect("matched").flushes = Some(devices.len() as u32);
                     for device in &devices {
-                        self.flush_device(now, disk, *device, 1);
+                        self.flush_device(now, disk, *device);
                     }
                     if devices.is_empty() {
                         self.end_round(now, disk);
@@ -126,8 +126,8 @@ impl Engine {
         self.pages.insert(id, bytes);
     }
 
-    fn flush_device(&mut self, now: Instant, disk: DiskId, device: DeviceId, tries: u8) {
-        let owner = Owner::Journal(JournalIo::Flush { tries });
+    fn flush_device(&mut self, now: Instant, disk: DiskId, device: DeviceId) {
+        let owner = Owner::Journal(JournalIo::Flush);
         self.issue(now, owner, disk, Target::Flash(device), IoOp::Flush, (0, 0), None, 0);
     }
 
@@ -147,9 +147,6 @@ impl Engine {
                 let again = JournalIo::Pages { first, copy, tries: tries + 1 };
                 return self.write_pages_to(now, disk, again, bytes.expect("pages have bytes"));
             }
-            (JournalIo::Flush { tries }, Err(_)) if tries < TRIES_MAX => {
-                return self.flush_device(now, disk, device, tries + 1);
-            }
             (JournalIo::Pages { first, copy, .. }, result) => {
                 let journal = self.journal_mut(disk).expect("in flight");
                 match result {
@@ -165,19 +162,12 @@ impl Engine {
                     self.lose_journal(now, disk);
                 }
             }
-            (JournalIo::Flush { .. }, result) => {
-                let spared = result.is_err() && self.spare_device(disk, device);
-                if result.is_err() && !spared {
-                    self.lose_journal(now, disk);
+            (JournalIo::Flush, result) => {
+                match result {
+                    Ok(()) => self.flushed_device(disk, device),
+                    Err(_) => self.distrust_device(now, disk, device),
                 }
                 let journal = self.journal_mut(disk).expect("in flight");
-                if spared {
-                    // The next round tries again.
-                    journal.spared.insert(device);
-                    journal.written.insert(device);
-                } else {
-                    journal.spared.remove(&device);
-                }
                 let round = journal.round.as_mut().expect("a flush belongs to a round");
                 let left = round.flushes.as_mut().expect("a flush is in flight");
                 *left -= 1;
@@ -221,6 +211,50 @@ impl Engine {
         self.unsettled.push(disk);
     }
 
+    /// A flush of a device succeeded. One that failed before is trusted again when nothing dirty depends on it.
+    fn flushed_device(&mut self, disk: DiskId, device: DeviceId) {
+        let disk = self.disk_mut(disk);
+        let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
+        let Some(journal) = disk.journal.as_mut().filter(|journal| journal.spared.contains(&device)) else {
+            return;
+        };
+        if dirty == 0 {
+            journal.spared.remove(&device);
+        } else {
+            journal.written.insert(device);
+        }
+        journal.mends = !journal.spared.is_empty();
+    }
+
+    /// A flush of a device failed, for one disk: any part of what any disk wrote there since its last flush may be lost.
+    fn distrust_device(&mut self, now: Instant, asked: DiskId, device: DeviceId) {
+        for index in 0..self.disks.len() {
+            let id = DiskId(index as u32);
+            let Some(journal) = self.disks[index].as_mut().and_then(|disk| disk.journal.as_deref_mut())
+            else {
+                continue;
+            };
+            let flushes = journal.round.as_ref().is_some_and(|round| round.flushes.is_some());
+            if journal.dead || id != asked && !flushes && !journal.written.contains(&device) {
+                continue;
+            }
+            if self.spare_device(id, device) {
+                let journal = self.journal_mut(id).expect("looked at");
+                // The next round flushes it again.
+                journal.spared.insert(device);
+                journal.written.insert(device);
+            } else {
+                self.journal_mut(id).expect("looked at").distrusted = true;
+                if let Some(opening) = &mut self.disk_mut(id).opening {
+                    opening.distrusted = true;
+                }
+                self.lose_journal(now, id);
+            }
+            self.wake(id);
+            self.unsettled.push(id);
+        }
+    }
+
     /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
     /// all dirty data. (What is being written is dirty only when all its copies are there.)
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
@@ -236,7 +270,7 @@ impl Engine {
 
     /// The journal cannot be written: no more dirty data, and what there is goes to the backing. That a ring which is being
     /// made fails says its command: the cache has the one before it still.
-    fn lose_journal(&mut self, now: Instant, disk: DiskId) {
+    pub(super) fn lose_journal(&mut self, now: Instant, disk: DiskId) {
         let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
         let journal = self.journal_mut(disk).expect("it is lost");
         if !std::mem::replace(&mut journal.dead, true) {

@@ -379,7 +379,7 @@ impl super::Disk {
     /// Is everything that is dirty to be destaged?
     fn everything_goes(&self) -> bool {
         self.draining.is_some()
-            || self.journal.as_ref().is_some_and(|journal| journal.dead)
+            || self.journal.as_ref().is_some_and(|journal| journal.dead || journal.mends)
             || self.cache.as_ref().is_some_and(|cache| cache.config.mode != Mode::WriteBack)
             || !self.destager.order_waiters.is_empty()
     }

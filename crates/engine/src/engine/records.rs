@@ -48,6 +48,11 @@ pub(super) struct Journal {
     pub(super) oldest: Option<Instant>,
     /// Nothing can be recorded any more.
     pub(super) dead: bool,
+    /// A device that is spared flushes again: it is trusted when nothing is dirty any more.
+    pub(super) mends: bool,
+    /// A flush failed of a device that it depends on: dirty data there may not be durable, and goes to the backing before
+    /// another ring calls it so.
+    pub(super) distrusted: bool,
     /// Since when, if it was in service.
     pub(super) lost_at: Option<Instant>,
 }
@@ -116,6 +121,8 @@ impl Journal {
             rhythm: Rhythm::default(),
             oldest: None,
             dead: false,
+            mends: false,
+            distrusted: false,
             lost_at: None,
         }
     }

@@ -36,6 +36,8 @@ pub(super) struct Opening {
     old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are free if all goes well.
     released: Vec<Segment>,
+    /// A flush of flash failed meanwhile: the old ring is not believed either.
+    pub(super) distrusted: bool,
     /// Sectors of the disk of which the old cache is to keep no clean copies, should it come back.
     forget: Vec<(u64, u64)>,
 }
@@ -187,6 +189,10 @@ impl Engine {
                 panic!("these do not wait")
             }
         };
+        let distrusted = disk.journal.as_ref().is_some_and(|journal| journal.distrusted);
+        if distrusted && cache.index.dirty_sectors() > 0 {
+            return Err(CommandError::Dirty);
+        }
         let ring = ring.ok_or(CommandError::NoJournal)?;
         let journal = new_journal(&new, size, ring)?;
         let kept: Vec<Segment> = new.segments.iter().map(|segment| segment.place).collect();
@@ -236,7 +242,15 @@ impl Engine {
             disk.journal = Some(Box::new(journal));
         }
         let stage = Stage::FlushBacking(disk.backed.writes, 0);
-        disk.opening = Some(Box::new(Opening { command, kind, stage, old, released, forget: vec![] }));
+        disk.opening = Some(Box::new(Opening {
+            command,
+            kind,
+            stage,
+            old,
+            released,
+            distrusted: false,
+            forget: vec![],
+        }));
         disk.holds = true;
         self.wake(id);
         self.pump_structure(now, id);
@@ -457,6 +471,12 @@ impl Engine {
         }
         for (first, end) in opening.forget {
             self.drop_clean(now, id, first, end);
+        }
+        if opening.distrusted
+            && let Some(journal) = self.journal_mut(id)
+        {
+            journal.distrusted = true;
+            self.lose_journal(now, id);
         }
         let disk = self.disk_mut(id);
         // A drain that was asked for meanwhile has nothing to drain.

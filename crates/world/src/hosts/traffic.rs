@@ -70,6 +70,8 @@ impl World<'_> {
         trace!(self, "host {host}: {event:?}");
         match event {
             EngineEvent::Done { command, result, .. } => self.commanded(host, command, result.map(|_| ())),
+            // Nothing is lost in these histories.
+            EngineEvent::WritesInDoubt(_) => Ok(()),
             EngineEvent::ChangeWaits(_) => {
                 let ram = self.hosts[host].ram.as_mut().expect("it is up");
                 self.report.changes_waited += 1;

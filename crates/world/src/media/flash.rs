@@ -65,6 +65,7 @@ pub struct Flash {
     read_only: bool,
     /// I/Os that will fail.
     doomed: Vec<IoId>,
+    loses: bool,
     lie: Option<Lie>,
     /// Writes over sectors with I/O in flight, rewriting what should be there.
     pub repairs_under_reads: u64,
@@ -84,9 +85,15 @@ impl Flash {
             dead: false,
             read_only: false,
             doomed: vec![],
+            loses: false,
             lie,
             repairs_under_reads: 0,
         }
+    }
+
+    /// From now on a flush that fails loses any part of what is not durable, at once or when the power fails.
+    pub fn lose_at_failed_flushes(&mut self) {
+        self.loses = true;
     }
 
     /// Takes an I/O in. Refuses what is not aligned, and a write with other content over sectors that
@@ -182,6 +189,10 @@ impl Flash {
         let doomed = self.doomed.extract_if(.., |other| *other == id).count() > 0;
         let failed = out || doomed || dice.chance(error);
         match op {
+            IoOp::Flush if failed && self.loses => match dice.chance(500) {
+                true => self.medium.lose(dice),
+                false => self.medium.forget_dirty(dice),
+            },
             IoOp::Flush if !failed && self.lie != Some(Lie::EmptyFlashFlush) => self.medium.settle(&flushing),
             IoOp::Read if !failed => {
                 for unit in transfer.moving(Moment::Completion) {

@@ -198,3 +198,29 @@ fn a_silent_device_that_fails_in_the_end_costs_nothing() {
     assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
     assert_eq!(bench.outcome(write), Outcome::WriteCopied, "the backing has it");
 }
+
+/// A flush of flash that failed is not tried again: dirty data goes to the backing before another ring may call it durable.
+#[test]
+fn a_failed_flush_of_flash_is_not_tried_again() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let flush = bench.request(Op::Flush, 0, 0);
+    bench.next(flash(RING_DEVICE), IoOp::WriteJournal);
+    let io = bench.ios.pop_front().expect("the device of the data is flushed");
+    assert_eq!((io.target, io.op), (flash(0), IoOp::Flush));
+    bench.fail(io);
+    assert!(bench.events.contains(&Event::JournalLost(DISK)));
+    assert!(!bench.ios.iter().any(|io| (io.target, io.op) == (flash(0), IoOp::Flush)), "{:?}", bench.ios);
+    let ring_flush =
+        bench.ios.iter().position(|io| io.target == flash(RING_DEVICE)).expect("the other device");
+    let io = bench.ios.remove(ring_flush).expect("just found");
+    bench.end(io);
+    assert!(!bench.answered(flush));
+    assert_eq!(bench.dirty(), 1, "on its way to the backing");
+    bench.settle();
+    assert_eq!(bench.dirty(), 0);
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    bench.settle();
+    assert!(bench.result(renew).expect("done").is_ok());
+    assert_eq!(bench.reply(flush).expect("answered").result, Ok(()));
+}
