@@ -12,6 +12,8 @@
 //!
 //! [`cluster::run`] lives one of several hosts that agree through a store with leases on who serves which disk.
 //!
+//! [`isolation::run`] lives one of many disks whose datastores hang, and watches one that does not.
+//!
 //! Nothing here reads a clock, rolls the machine's dice, or touches a file. Contents are tags, one
 //! for each unit of 512 bytes, so a torn sector is a sector whose tags come from two writes.
 
@@ -21,6 +23,7 @@ pub mod dice;
 pub mod disk_model;
 pub mod flash_model;
 pub mod hosts;
+pub mod isolation;
 pub mod media;
 pub mod model;
 pub mod queue;

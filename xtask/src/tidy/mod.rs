@@ -1,5 +1,6 @@
 //! Order in the house, as tests: each rule names every place that breaks it, at once.
 
+mod blocking;
 mod crates;
 mod docs;
 mod files;

@@ -141,8 +141,6 @@ struct FileBacking {
     /// The disk is another host's.
     is_lost: bool,
     wait_ns: u64,
-    /// The filesystem cannot say whether an operation would wait: the kernel gives each to a worker.
-    waits: bool,
     /// I/Os that may occupy a worker, and those that wait until others have ended.
     working: BTreeSet<IoId>,
     to_work: VecDeque<Io>,
@@ -261,9 +259,9 @@ pub(super) fn open(
     let class = match memory {
         _ if volatile.is_some() => FdClass::Volatile,
         true => FdClass::Memory,
+        false if !is_block_device && is_foreign(&buffered) => FdClass::Foreign,
         false => FdClass::File,
     };
-    let waits = cannot_be_hasty(&buffered);
     let info = BackingInfo {
         size_bytes,
         block_bytes: direct.as_ref().map_or(1, |(_, bytes)| *bytes),
@@ -296,7 +294,6 @@ pub(super) fn open(
         retry_at: Instant(0),
         is_lost: false,
         wait_ns: options.wait_max.as_nanos() as u64,
-        waits,
         working: BTreeSet::new(),
         to_work: VecDeque::new(),
         done: VecDeque::new(),
@@ -318,12 +315,12 @@ fn open_direct(open: impl Fn(i32) -> std::io::Result<File>) -> std::io::Result<O
     }
 }
 
-/// Can the filesystem not say whether an operation would wait? Those of FUSE and NFS cannot.
-fn cannot_be_hasty(file: &File) -> bool {
-    let mut byte = [0];
-    let flags = rustix::io::ReadWriteFlags::NOWAIT;
-    let read = rustix::io::preadv2(file, &mut [std::io::IoSliceMut::new(&mut byte)], 0, flags);
-    read == Err(Errno::OPNOTSUPP)
+/// Filesystems of this host's own disks: ext4, XFS, Btrfs, F2FS, bcachefs and ZFS.
+const LOCAL_FILESYSTEMS: [u32; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0xCA45_1A4E, 0x2FC1_2FC1];
+
+/// May an operation of the file block whoever starts it? Filesystems that are not known not to, count as if they did.
+fn is_foreign(file: &File) -> bool {
+    rustix::fs::fstatfs(file).map_or(true, |fs| !LOCAL_FILESYSTEMS.contains(&(fs.f_type as u32)))
 }
 
 /// The alignment that O_DIRECT wants, found by trying; `None` when it does not work at all.
@@ -564,7 +561,11 @@ impl FileBacking {
 
     /// May it occupy one of the kernel's workers?
     fn occupies_worker(&self, op: IoOp) -> bool {
-        self.class == FdClass::File && (self.waits || !matches!(op, IoOp::Read | IoOp::Write(_)))
+        match self.class {
+            FdClass::Foreign => true,
+            FdClass::File => !matches!(op, IoOp::Read | IoOp::Write(_)),
+            _ => false,
+        }
     }
 
     /// Starts what waited for a worker, as far as there are some.

@@ -11,6 +11,8 @@ use crate::volatile::VolatileFile;
 pub enum FdClass {
     /// A file or block device on something that takes its time.
     File,
+    /// A file whose filesystem may block whoever starts an operation, such as FUSE and NFS: the kernel's workers do all of it.
+    Foreign,
     /// A file whose bytes are memory (tmpfs, ramfs): read and written at once, by the caller.
     Memory,
     /// A file or block device that the power-cut layer has been given: the ring carries out its I/O itself, through the

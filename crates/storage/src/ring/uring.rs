@@ -14,9 +14,9 @@ use hob_engine::io::Durability;
 use io_uring::squeue::{Entry, Flags};
 use io_uring::{IoUring, cqueue, opcode, types};
 
-use super::FdEntry;
 use super::op::{Attempt, Pace};
 use super::waker::Waker;
+use super::{FdClass, FdEntry};
 use crate::buffers::Arena;
 
 /// Descriptors the kernel keeps for us, which saves looking them up for each operation.
@@ -203,6 +203,8 @@ impl Uring {
             true => self.entry(i32::from(index), entry, attempt).flags(Flags::FIXED_FILE),
             false => self.entry(entry.raw(), entry, attempt),
         };
+        // FUSE waits for its server even where the kernel asks it not to wait.
+        let sqe = if entry.class == FdClass::Foreign { sqe.flags(Flags::ASYNC) } else { sqe };
         if let Some(result) = attempt.result_at_once().filter(|_| self.can_skip) {
             // What has to wait for room in the queue is reported as everything is.
             let is_awaited = !matches!(attempt, Attempt::Signal(_));

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::Limits;
+use hob_engine::units::DatastoreId;
 use hob_nbd::{Command, CommandFlags, ExportInfo};
 use hob_storage::ring::RingConfig;
 use tokio::sync::Semaphore;
@@ -110,6 +111,28 @@ fn what_a_client_held_that_was_sent_away_goes_to_who_waits() {
     let sent_away = |connection: &Connection| connection.disk() == DiskId(0);
     rig.clients.close("the disk goes", &mut rig.ring, sent_away);
     rig.until("the second one has its buffer", |clients| clients.waiting.len() == 1);
+}
+
+/// Promise 4: buffers that a disk does not give back leave room for others, however many clients want more of them.
+#[test]
+fn a_disk_without_room_keeps_no_other_waiting() {
+    let mut rig = Rig::new();
+    (0..2).for_each(|disk| rig.ring.arena_mut().join(DiskId(disk), DatastoreId(disk as u16)));
+    let mut streams: Vec<UnixStream> = (0..7).map(|_| rig.connect(DiskId(0))).collect();
+    for stream in &mut streams {
+        stream.write_all(&header(Command::Write, 1 << 20)).expect("room for a header");
+    }
+    let held_up = |clients: &Clients| clients.held_up.get(&DiskId(0)).map_or(0, |it| it.without_buffer.len());
+    rig.until("most are held up", |clients| held_up(clients) >= 4);
+    assert!(rig.clients.waiting.is_empty(), "they are in nobody's way");
+    let mut other = rig.connect(DiskId(1));
+    other.write_all(&header(Command::Write, 256 << 10)).expect("room for a header");
+    rig.until("another disk's client has its buffer", |clients| {
+        clients.clients[7].as_ref().is_some_and(|client| client.receiving_payload)
+    });
+    let before = held_up(&rig.clients);
+    drop(streams.remove(0));
+    rig.until("what it held goes to another one", |clients| held_up(clients) < before);
 }
 
 /// A client may wait for the answer to its last command before it says another word.

@@ -1,0 +1,213 @@
+//! Datastores that hang, and what the disks on others notice of it (promise 4: nothing).
+//!
+//! Many disks share one engine. Datastores hang at any moment: none of their I/Os ends before the history does. Guests ask the disks of a hung
+//! datastore for as much as the engine takes. One disk is watched: its requests, no more at once than its guaranteed share, are taken at
+//! once and answered after exactly the time that its backing takes.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hob_engine::command::{Access, Command, DiskConfig};
+use hob_engine::io::{Durability, Io, Op, PayloadMemory, Promote, Request, Target};
+use hob_engine::units::{BufferId, CommandId, DatastoreId, DiskId, Instant, RequestId};
+use hob_engine::{Engine, Limits};
+
+use crate::dice::Dice;
+
+/// What the watched disk's backing takes for an I/O, nanoseconds.
+const TAKES_NS: u64 = 1_000_000;
+
+/// Steps of a history.
+const STEPS: u64 = 200;
+
+const WATCHED: DiskId = DiskId(0);
+const DISK_BYTES: u64 = 1 << 20;
+
+/// A way to break the promise on purpose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sabotage {
+    /// Requests to hung disks count as the watched disk's own, as if there were no shares.
+    OneShare,
+    /// I/Os of the watched disk wait behind those of hung ones.
+    OneQueue,
+}
+
+/// What happened in a history.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Report {
+    /// Datastores that hung.
+    pub hung: usize,
+    /// Requests that hung disks held at the end.
+    pub held: u32,
+    /// Requests of the watched disk that were answered.
+    pub answered: u64,
+}
+
+struct Isolation {
+    dice: Dice,
+    engine: Engine,
+    now: Instant,
+    /// By disk.
+    datastores: Vec<DatastoreId>,
+    hung: BTreeSet<DatastoreId>,
+    sabotage: Option<Sabotage>,
+    /// Requests of a hung disk are sent in the watched disk's name.
+    is_posing: bool,
+    /// I/Os that end, by time.
+    due: BTreeMap<(Instant, u32), Io>,
+    /// I/Os of hung datastores.
+    stuck: Vec<Io>,
+    /// Requests of the watched disk, and when they came.
+    watched: BTreeMap<RequestId, Instant>,
+    made: u64,
+    report: Report,
+}
+
+/// Lives the history of a seed.
+///
+/// # Errors
+/// What the watched disk noticed.
+pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, String> {
+    let mut dice = Dice::new(seed);
+    let limits = Limits { requests_max: dice.pick(&[64, 256, 4096]), ..Limits::default() };
+    let disks = dice.between(2, 12);
+    let mut engine = Engine::new(limits);
+    let datastores: Vec<DatastoreId> =
+        (0..disks).map(|disk| DatastoreId(if disk == 0 { 0 } else { dice.between(1, 4) as u16 })).collect();
+    for (disk, datastore) in (0..).zip(&datastores) {
+        let config = DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: *datastore };
+        engine.handle_command(Instant(0), CommandId(u64::from(disk)), DiskId(disk), Command::AddDisk(config));
+    }
+    let share = (u64::from(limits.guests_max()) / 4 / disks).max(1);
+    let mut history = Isolation {
+        dice,
+        engine,
+        now: Instant(0),
+        datastores,
+        hung: BTreeSet::new(),
+        sabotage,
+        is_posing: false,
+        due: BTreeMap::new(),
+        stuck: Vec::new(),
+        watched: BTreeMap::new(),
+        made: 0,
+        report: Report::default(),
+    };
+    for _ in 0..STEPS {
+        history.step(share)?;
+    }
+    history.end()
+}
+
+impl Isolation {
+    fn step(&mut self, share: u64) -> Result<(), String> {
+        let later = self.now + self.dice.below(TAKES_NS);
+        while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= later) {
+            let ((at, _), io) = entry.remove_entry();
+            self.now = at;
+            self.engine.handle_completion(at, io.id, Ok(()), &[]);
+            self.drain()?;
+        }
+        self.now = later;
+        let disk = self.dice.below(self.datastores.len() as u64) as usize;
+        if disk > 0 && self.dice.chance(50) {
+            self.hung.insert(self.datastores[disk]);
+        }
+        match self.hung.contains(&self.datastores[disk]) {
+            true => self.flood(DiskId(disk as u32))?,
+            false => drop(self.ask(DiskId(disk as u32))?),
+        }
+        while (self.watched.len() as u64) < share {
+            if !self.ask(WATCHED)? {
+                let in_flight = self.engine.in_flight();
+                return Err(format!(
+                    "a request is not taken, with {in_flight} in flight, {} own",
+                    self.watched.len()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Asks for as much as the engine takes.
+    fn flood(&mut self, disk: DiskId) -> Result<(), String> {
+        self.is_posing = self.sabotage == Some(Sabotage::OneShare);
+        let disk = if self.is_posing { WATCHED } else { disk };
+        for _ in 0..self.dice.between(1, 5000) {
+            if !self.ask(disk)? {
+                break;
+            }
+        }
+        self.is_posing = false;
+        Ok(())
+    }
+
+    /// Asks a disk for something. False if the engine does not take it.
+    fn ask(&mut self, disk: DiskId) -> Result<bool, String> {
+        self.made += 1;
+        let id = RequestId(self.made);
+        // No two requests meet at a sector: they would wait for each other.
+        let offset = self.made * 4096 % DISK_BYTES;
+        let op = match (disk == WATCHED, self.dice.below(3)) {
+            (true, _) | (_, 0) => Op::Read,
+            (_, 1) => Op::Flush,
+            _ => Op::Write(Durability::Volatile),
+        };
+        let (offset, len) = if op == Op::Flush { (0, 0) } else { (offset, 4096) };
+        let buffer = op.has_buffer().then_some(BufferId(self.made as u32));
+        let (promote, memory) = (Promote::Usual, PayloadMemory::Daemon);
+        let request = Request { id, disk, op, offset, len, buffer, promote, memory };
+        let taken = self.engine.handle_request(self.now, request).is_ok();
+        if taken && disk == WATCHED && !self.is_posing {
+            self.watched.insert(id, self.now);
+        }
+        self.drain()?;
+        Ok(taken)
+    }
+
+    fn drain(&mut self) -> Result<(), String> {
+        while let Some(io) = self.engine.poll_io() {
+            let Target::Backing(disk) = io.target else { return Err(format!("{io:?} to no flash")) };
+            let waits = self.sabotage == Some(Sabotage::OneQueue) && !self.stuck.is_empty();
+            match self.is_posing || waits || self.hung.contains(&self.datastores[disk.0 as usize]) {
+                true => self.stuck.push(io),
+                false => drop(self.due.insert((self.now + TAKES_NS, io.id.0), io)),
+            }
+        }
+        while let Some(reply) = self.engine.poll_reply() {
+            let Some(arrived) = self.watched.remove(&reply.id) else { continue };
+            let took = self.now - arrived;
+            if took > TAKES_NS || reply.result.is_err() {
+                return Err(format!("{} answered with {:?} after {took} ns", reply.id, reply.result));
+            }
+            self.report.answered += 1;
+        }
+        while self.engine.poll_release().is_some() {}
+        while self.engine.poll_event().is_some() {}
+        let overdue = self.watched.values().find(|arrived| self.now - **arrived > 2 * TAKES_NS);
+        overdue.map_or(Ok(()), |arrived| Err(format!("no answer to what was asked at {arrived:?}")))
+    }
+
+    /// Everything goes on: nothing is lost.
+    fn end(mut self) -> Result<Report, String> {
+        self.report.hung = self.hung.len();
+        self.report.held = self.engine.in_flight() - self.watched.len() as u32;
+        self.hung.clear();
+        self.sabotage = None;
+        self.watched.clear();
+        loop {
+            let stuck = std::mem::take(&mut self.stuck);
+            let due = std::mem::take(&mut self.due);
+            if stuck.is_empty() && due.is_empty() {
+                break;
+            }
+            for io in stuck.into_iter().chain(due.into_values()) {
+                self.engine.handle_completion(self.now, io.id, Ok(()), &[]);
+                self.drain()?;
+            }
+        }
+        match self.engine.in_flight() {
+            0 => Ok(self.report),
+            left => Err(format!("{left} requests never end")),
+        }
+    }
+}
