@@ -36,7 +36,7 @@ fn headers(scratch: &Scratch) -> Vec<Header> {
     let mut text = descriptor.into_bytes();
     text.resize(1024, 0);
     let footer = create(&["vpc", "-o", "subformat=fixed,force_size=on"]).split_off(MIB as usize);
-    vec![
+    let mut headers = vec![
         ("backed", 0, backed),
         ("external", 0, external),
         ("descriptor", 0, text),
@@ -46,7 +46,10 @@ fn headers(scratch: &Scratch) -> Vec<Header> {
         ("vpc", 0, create(&["vpc"])),
         ("footer", SIZE - 512, footer),
         ("luks", 0, [&b"LUKS\xba\xbe\0\x01"[..], &[0; 504]].concat()),
-    ]
+    ];
+    // Metadata lies at the beginning, and an empty VHDX is larger than the disk.
+    headers.iter_mut().for_each(|(_, _, bytes)| bytes.truncate(MIB as usize));
+    headers
 }
 
 fn replaced(bytes: &[u8], from: &[u8], to: &[u8]) -> Vec<u8> {

@@ -9,12 +9,18 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::OpenError;
 
 /// A filesystem answers within this time.
 const ANSWER_MAX: Duration = Duration::from_secs(1);
+
+/// A thread that waits for a processor, and not for a filesystem, is given this long.
+const BUSY_MAX: Duration = Duration::from_secs(10);
+
+/// How often such a thread is looked at.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// Paths whose threads still wait for an answer.
 static WAITING: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
@@ -55,17 +61,19 @@ fn answer<T: Send + 'static>(
 ) -> Option<io::Result<T>> {
     if !waiting().insert(path.to_owned()) {
         // A second caller at the same time: the first one's thread will be through in a moment, or hangs.
-        let until = std::time::Instant::now() + limit;
+        let until = Instant::now() + limit;
         while !waiting().insert(path.to_owned()) {
-            if std::time::Instant::now() > until {
+            if Instant::now() > until {
                 return None;
             }
             std::thread::sleep(Duration::from_millis(5));
         }
     }
     let (report, answer) = mpsc::channel();
+    let (begin, begun) = mpsc::channel();
     let of = path.to_owned();
     let started = std::thread::Builder::new().name("hob-path".into()).spawn(move || {
+        let _ = begin.send(std::fs::read_link("/proc/thread-self").unwrap_or_default());
         let found = ask(&of);
         waiting().remove(&of);
         let _ = report.send(found);
@@ -74,7 +82,20 @@ fn answer<T: Send + 'static>(
         waiting().remove(path);
         return Some(Err(error));
     }
-    answer.recv_timeout(limit).ok()
+    let thread = begun.recv_timeout(BUSY_MAX).ok()?;
+    let deadline = Instant::now() + BUSY_MAX;
+    let mut found = answer.recv_timeout(limit);
+    while found.is_err() && is_runnable(&thread) && Instant::now() < deadline {
+        found = answer.recv_timeout(LOOK_EVERY);
+    }
+    found.ok()
+}
+
+/// Does a thread, named as below `/proc`, wait for nothing but a processor?
+fn is_runnable(thread: &Path) -> bool {
+    let status = std::fs::read_to_string(Path::new("/proc").join(thread).join("stat"));
+    // The state follows the name, which is in brackets.
+    status.is_ok_and(|status| status.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('R')))
 }
 
 fn waiting() -> MutexGuard<'static, BTreeSet<PathBuf>> {
