@@ -136,6 +136,20 @@ impl Daemon {
         }
     }
 
+    /// Lets it allocate so many bytes of address space more than it has now, or as many as it likes.
+    pub fn limit_memory(&mut self, headroom: Option<u64>) {
+        let Some(pid) = self.child.as_ref().map(Child::id) else { return };
+        let pages = |text: String| text.split(' ').next().and_then(|it| it.parse::<u64>().ok());
+        let size =
+            std::fs::read_to_string(format!("/proc/{pid}/statm")).ok().and_then(pages).unwrap_or(0) * 4096;
+        // The soft limit only: whoever is limited forever could not be unlimited by itself.
+        let limit =
+            headroom.map_or("unlimited:unlimited".to_owned(), |more| format!("{}:unlimited", size + more));
+        let tool =
+            conformance::Tool::new("prlimit").args(["--pid", &pid.to_string(), &format!("--as={limit}")]);
+        let _ = tool.output();
+    }
+
     /// SIGKILL; when this returns, it is gone.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {

@@ -13,13 +13,13 @@ use torture::journal::Journal;
 use torture::medium::Sabotage;
 use torture::report::Totals;
 use torture::round::{self, Run};
-use torture::setup::Plan;
+use torture::setup::{Filter, Plan};
 
 /// Break a running hob in every way we know, and check every byte that its guests read
 #[derive(Debug, Parser)]
 #[command(max_term_width = 100)]
 struct Arguments {
-    /// Stop after this time; the round that runs then is completed
+    /// Stop after this time; the round that runs then is checked to its end, without further faults
     #[arg(long, value_name = "M", default_value_t = 10.0)]
     minutes: f64,
     /// Seed of all rounds [default: the time]
@@ -43,6 +43,9 @@ struct Arguments {
     /// Directory for scratch files; those of rounds with violations stay there [default: /var/tmp]
     #[arg(long, value_name = "DIR", default_value = "/var/tmp")]
     dir: PathBuf,
+    /// Inject only faults, and have only habits, whose names contain one of these words
+    #[arg(long, value_name = "WORD", value_delimiter = ',')]
+    only: Vec<String>,
     /// Leave out faults and habits whose names contain one of these words (`upgrade`, `headers`, ...)
     #[arg(long, value_name = "WORD", value_delimiter = ',')]
     without: Vec<String>,
@@ -52,6 +55,12 @@ struct Arguments {
     /// Let the backings cheat, to see that this is noticed
     #[arg(long, value_enum)]
     sabotage: Option<Sabotage>,
+}
+
+impl Arguments {
+    fn filter(&self) -> Filter {
+        Filter { only: self.only.clone(), without: self.without.clone() }
+    }
 }
 
 fn main() -> ExitCode {
@@ -74,7 +83,7 @@ fn run(arguments: &Arguments) -> Result<usize> {
         now.map_or(0, |time| time.as_secs() % 1_000_000)
     });
     if arguments.plan {
-        println!("{:#}", Plan::draw(seed, arguments.round).without(&arguments.without).describe());
+        println!("{:#}", Plan::draw(seed, arguments.round, &arguments.filter()).describe());
         return Ok(0);
     }
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -88,13 +97,9 @@ fn run(arguments: &Arguments) -> Result<usize> {
     let base = tempfile::Builder::new().prefix("torture-").tempdir_in(&arguments.dir)?;
     let journal = Arc::new(Journal::new(Some(&base.path().join("log.jsonl")))?);
     println!("seed {seed}, {}, log and scratch files in {}", hob.display(), base.path().display());
-    let run = Run {
-        hob,
-        journal: Arc::clone(&journal),
-        interrupted,
-        sabotage: arguments.sabotage,
-        strict: arguments.strict,
-    };
+    let end = Instant::now() + Duration::from_secs_f64(arguments.minutes * 60.0);
+    let (sabotage, strict) = (arguments.sabotage, arguments.strict);
+    let run = Run { hob, journal: Arc::clone(&journal), interrupted, sabotage, strict, end };
     let mut totals = Totals::default();
     let result = rounds(arguments, seed, &run, base.path(), &mut totals);
     let violations = journal.violations();
@@ -109,13 +114,12 @@ fn run(arguments: &Arguments) -> Result<usize> {
 
 fn rounds(arguments: &Arguments, seed: u64, run: &Run, base: &Path, totals: &mut Totals) -> Result<()> {
     let begin = Instant::now();
-    let end = Duration::from_secs_f64(arguments.minutes * 60.0);
     let last = arguments.rounds.map(|count| arguments.round + count);
     for number in arguments.round.. {
-        if begin.elapsed() >= end || last == Some(number) || run.interrupted.load(Ordering::Relaxed) {
+        if Instant::now() >= run.end || last == Some(number) || run.interrupted.load(Ordering::Relaxed) {
             break;
         }
-        let plan = Plan::draw(seed, number).without(&arguments.without);
+        let plan = Plan::draw(seed, number, &arguments.filter());
         run.journal.begin_round(number);
         run.journal.line("round", json!({ "plan": plan.describe() }));
         let dir = base.join(format!("r{number}"));

@@ -46,6 +46,8 @@ pub struct Run {
     pub sabotage: Option<Sabotage>,
     /// SIGKILL may lose nothing that was acknowledged.
     pub strict: bool,
+    /// No fault is injected after that.
+    pub end: Instant,
 }
 
 enum Backing {
@@ -209,7 +211,7 @@ impl<'a> Round<'a> {
             if !self.inject(fault) {
                 return Ok(());
             }
-            if begin.elapsed() > plan.load * 2 {
+            if begin.elapsed() > plan.load * 2 || Instant::now() > self.run.end {
                 // Faults that take their time.
                 break;
             }
@@ -331,6 +333,7 @@ impl<'a> Round<'a> {
                 self.cut_power();
                 self.start_daemon()
             }
+            Fault::MemoryLimit { headroom_kib, time } => self.limit_memory(headroom_kib, time),
             Fault::Interruptions => {
                 for _ in 0..100 {
                     self.daemon.signal(Signal::STOP);
@@ -350,6 +353,23 @@ impl<'a> Round<'a> {
                 true
             }
         }
+    }
+
+    /// Limits the daemon's address space. It may abort by that, as it does when the host is out of memory.
+    fn limit_memory(&mut self, headroom_kib: u64, time: Duration) -> bool {
+        self.guests().for_each(|guest| guest.excuse(time));
+        self.daemon.limit_memory(Some(headroom_kib << 10));
+        let until = Instant::now() + time;
+        while Instant::now() < until && matches!(self.daemon.ended(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        self.daemon.limit_memory(None);
+        if matches!(self.daemon.ended(), Ok(None)) {
+            return true;
+        }
+        self.run.journal.line("aborted", json!({ "log": self.daemon.log_tail(4) }));
+        self.kill_daemon();
+        self.start_daemon()
     }
 
     fn trouble_flash(&self, fault: &Fault) {

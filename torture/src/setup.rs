@@ -200,6 +200,13 @@ pub enum Fault {
     },
     /// The daemon dies, and files of ours lose what was not flushed: flash and backings.
     PowerCut,
+    /// The daemon gets no more memory than so much above what it has, for a while. It may end by that.
+    MemoryLimit {
+        /// KiB.
+        headroom_kib: u64,
+        /// How long.
+        time: Duration,
+    },
     /// SIGSTOP and SIGCONT many times in a row, which interrupts system calls.
     Interruptions,
     /// A flash device is slow for a while.
@@ -292,10 +299,29 @@ fn ms(noise: &mut Noise, from: u64, to: u64) -> Duration {
     Duration::from_millis(from + noise.below(to - from + 1))
 }
 
+/// Which faults and habits are wanted, by words in their names.
+#[derive(Debug, Clone, Default)]
+pub struct Filter {
+    /// One of these, if there are any.
+    pub only: Vec<String>,
+    /// None of these.
+    pub without: Vec<String>,
+}
+
+impl Filter {
+    fn takes(&self, name: &str) -> bool {
+        let has = |words: &[String]| words.iter().any(|word| name.contains(word.as_str()));
+        !has(&self.without) && (self.only.is_empty() || has(&self.only))
+    }
+}
+
+/// Faults are drawn so often until one is wanted.
+const DRAWS: usize = 1000;
+
 impl Plan {
     /// The plan of round `round` of the run with `seed`.
     #[must_use]
-    pub fn draw(seed: u64, round: u64) -> Self {
+    pub fn draw(seed: u64, round: u64, filter: &Filter) -> Self {
         let seed = seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut noise = Noise::new(seed);
         let disks: Vec<DiskPlan> = (0..DISKS).map(|at| DiskPlan::draw(&mut noise, at)).collect();
@@ -309,20 +335,21 @@ impl Plan {
             if at > load {
                 break;
             }
-            faults.push((pause, Fault::draw(&mut noise, &disks, volatile_pool)));
+            let mut drawn = (0..DRAWS).map(|_| Fault::draw(&mut noise, &disks, volatile_pool));
+            faults.extend(drawn.find(|fault| filter.takes(fault.name())).map(|fault| (pause, fault)));
         }
         let shards = 1 + noise.below(2);
         let backing_wait_ms = pick(&mut noise, &[2_000, 30_000, 30_000]);
-        Plan { seed, disks, volatile_pool, shards, backing_wait_ms, load, headers: true, faults }
-    }
-
-    /// The same without faults and habits whose names contain one of these words.
-    #[must_use]
-    pub fn without(mut self, words: &[String]) -> Self {
-        let unwanted = |name: &str| words.iter().any(|word| name.contains(word.as_str()));
-        self.headers &= !unwanted("headers");
-        self.faults.retain(|(_, fault)| !unwanted(fault.name()));
-        self
+        Plan {
+            seed,
+            disks,
+            volatile_pool,
+            shards,
+            backing_wait_ms,
+            load,
+            headers: filter.takes("headers"),
+            faults,
+        }
     }
 
     /// For the log.
@@ -408,7 +435,8 @@ impl Fault {
             23 => Fault::KillAndCrash { disk: server },
             24 | 25 => Fault::ChangeOffline { disk: pick(noise, &clean), kill: noise.below(2) == 0 },
             26 => Fault::Interruptions,
-            27..=29 => Fault::PowerCut,
+            27 | 28 => Fault::PowerCut,
+            29 => Fault::MemoryLimit { headroom_kib: 64 << noise.below(8), time },
             30 if volatile_pool => {
                 Fault::FlashSlow { device: noise.below(2) as usize, delay: ms(noise, 5, 100), time }
             }
@@ -436,6 +464,7 @@ impl Fault {
             Fault::LosingFlush { .. } => "backing flush fails and loses data",
             Fault::KillAndCrash { .. } => "SIGKILL, backing loses its cache",
             Fault::PowerCut => "power cut",
+            Fault::MemoryLimit { .. } => "daemon out of memory",
             Fault::Interruptions => "daemon interrupted",
             Fault::FlashSlow { .. } => "flash is slow",
             Fault::FlashHang { .. } => "flash hangs",
@@ -476,12 +505,26 @@ impl Change {
 mod tests {
     use super::*;
 
+    fn draw(seed: u64, round: u64) -> Plan {
+        Plan::draw(seed, round, &Filter::default())
+    }
+
+    #[test]
+    fn a_filter_leaves_what_is_wanted() {
+        let filter = Filter { only: vec!["SIGKILL".to_owned()], without: vec!["starts".to_owned()] };
+        let plan = Plan::draw(1, 1, &filter);
+        assert!(plan.faults.len() > 5 && !plan.headers);
+        assert!(
+            plan.faults.iter().all(|(_, it)| it.name().contains("SIGKILL") && !it.name().contains("starts"))
+        );
+    }
+
     #[test]
     fn a_seed_determines_the_plan() {
-        let (one, two) = (Plan::draw(5, 1).describe(), Plan::draw(5, 1).describe());
+        let (one, two) = (draw(5, 1).describe(), draw(5, 1).describe());
         assert_eq!(one, two);
-        assert_ne!(one, Plan::draw(5, 2).describe());
-        assert_ne!(one, Plan::draw(6, 1).describe());
+        assert_ne!(one, draw(5, 2).describe());
+        assert_ne!(one, draw(6, 1).describe());
     }
 
     #[test]
@@ -489,12 +532,12 @@ mod tests {
         let mut names = std::collections::BTreeSet::new();
         let mut caches = std::collections::BTreeSet::new();
         for round in 0..300 {
-            let plan = Plan::draw(1, round);
+            let plan = draw(1, round);
             assert!(plan.disks[0].cache.writes_back && !plan.disks[1].cache.writes_back);
             names.extend(plan.faults.iter().map(|(_, fault)| fault.name()));
             caches.extend(plan.disks.iter().map(|disk| disk.cache.name));
         }
-        assert_eq!(names.len(), 26, "{names:?}");
+        assert_eq!(names.len(), 27, "{names:?}");
         assert_eq!(caches.len(), CACHES.len());
     }
 }

@@ -4,6 +4,7 @@ mod bench;
 mod dashboard;
 mod deb;
 mod failures;
+mod mutants;
 mod packages;
 mod shell;
 mod simulate;
@@ -34,6 +35,8 @@ enum Command {
     Simulate(simulate::Arguments),
     /// Break a running hob in every way we know and check every byte
     Torture(torture::Arguments),
+    /// Change the engine in one place at a time, and see whether a test notices
+    Mutants(mutants::Arguments),
     /// The Debian package, by cargo-deb
     Deb(deb::Arguments),
     /// Measurements against other programs
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Command::Install => packages::install(),
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Torture(arguments) => torture::run(&arguments),
+        Command::Mutants(arguments) => mutants::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
     };

@@ -11,13 +11,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 
-use crate::{dashboard, packages, shell, suite};
+use crate::{dashboard, packages, shell, suite, torture};
 
 /// How long each fuzz target runs, in seconds.
 const FUZZ_SECONDS: u32 = 20;
 
 /// How many of them run at a time: each keeps one core busy.
 const FUZZ_AT_ONCE: usize = 2;
+
+/// How long faults are injected into the running daemon.
+const TORTURE_MINUTES: &str = "2";
 
 /// The files of the conformance suite that move data, run once more without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
@@ -50,6 +53,8 @@ enum Step {
     Conformance,
     /// The black-box tests that move data, on the ring of threads
     Ring,
+    /// Two minutes of fault injection against the release binary
+    Torture,
     /// The dashboard's bundle, and its tests in a browser
     Dashboard,
     /// hob with its features `psk` and `rbd`, and the black-box tests of `psk`
@@ -61,7 +66,7 @@ enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Install,
         Self::Fmt,
         Self::Clippy,
@@ -70,6 +75,7 @@ impl Step {
         Self::Tidy,
         Self::Conformance,
         Self::Ring,
+        Self::Torture,
         Self::Dashboard,
         Self::Psk,
         Self::Rbd,
@@ -86,6 +92,7 @@ impl Step {
             Self::Tidy => "tidy",
             Self::Conformance => "conformance",
             Self::Ring => "conformance on threads",
+            Self::Torture => "torture",
             Self::Dashboard => "dashboard",
             Self::Psk => "feature psk",
             Self::Rbd => "feature rbd",
@@ -133,6 +140,7 @@ impl Step {
                 let targets: Vec<&str> = RING_TESTS.into_iter().flat_map(|file| ["--test", file]).collect();
                 suite::against_release(&targets, &[("HOB_RING", "threads")])
             }
+            Self::Torture => torture::harness(&suite::hob()?, &["--minutes", TORTURE_MINUTES]),
             Self::Dashboard => dashboard::run(),
             Self::Psk => psk(),
             Self::Rbd => rbd(),
@@ -144,7 +152,7 @@ impl Step {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = |step: Step| {
         let all = arguments.only.is_empty();
-        let wants_binary = |s: &Step| matches!(s, Step::Conformance | Step::Ring | Step::Dashboard);
+        let wants_binary = |s: &Step| matches!(s, Step::Conformance | Step::Ring | Step::Torture | Step::Dashboard);
         let needed = step == Step::Build && arguments.only.iter().any(wants_binary);
         let refused = step == Step::Install && arguments.no_install;
         (all || needed || arguments.only.contains(&step)) && !refused

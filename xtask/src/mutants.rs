@@ -1,0 +1,101 @@
+//! `cargo xtask mutants`: does a test fail when the engine is changed? cargo-mutants changes one place at a time in the
+//! parts that decide what is where; each mutant must fail a unit test of the engine or one of a few hundred histories.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use clap::Args;
+
+use crate::shell;
+
+/// The parts that are mutated.
+const FILES: [&str; 6] = [
+    "crates/engine/src/engine/**",
+    "crates/engine/src/journal/**",
+    "crates/engine/src/index.rs",
+    "crates/engine/src/index/**",
+    "crates/engine/src/claims.rs",
+    "crates/engine/src/claims/**",
+];
+
+/// Histories of each test of crates/world/tests/lives.rs and histories.rs.
+const HISTORIES: &str = "300";
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Test every Kth mutant only, beginning with the Nth: N/K
+    #[arg(long, value_name = "N/K")]
+    shard: Option<String>,
+    /// Mutate only functions whose names match this regular expression
+    #[arg(long, value_name = "RE")]
+    only: Option<String>,
+    /// Do without the histories, which take most of the time
+    #[arg(long)]
+    unit_only: bool,
+    /// List the mutants and test none
+    #[arg(long)]
+    list: bool,
+}
+
+/// Runs cargo-mutants and prints the score.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if !shell::cargo(&["mutants", "--version"]).output().is_ok_and(|output| output.status.success()) {
+        println!("cargo-mutants is absent: installing it with cargo");
+        shell::run(&mut shell::cargo(&["install", "cargo-mutants", "--locked"]))?;
+    }
+    let out = shell::target_dir()?.join("mutants");
+    std::fs::create_dir_all(&out)?;
+    let mut command = shell::cargo(&["mutants", "--package", "hob-engine", "--no-shuffle", "--output"]);
+    command.arg(&out).env("HOB_SEEDS", HISTORIES);
+    // Warnings of a mutant are no reason to count it as one that does not compile.
+    command.args(["--cap-lints", "true", "--timeout", "300"]);
+    for file in FILES {
+        command.args(["--file", file]);
+    }
+    if let Some(shard) = &arguments.shard {
+        command.args(["--shard", shard, "--sharding", "round-robin"]);
+    }
+    if let Some(only) = &arguments.only {
+        command.args(["--re", only]);
+    }
+    if arguments.list {
+        return shell::run(command.arg("--list"));
+    }
+    command.args(["--test-package", "hob-engine"]);
+    let tests: &[&str] =
+        if arguments.unit_only { &["--lib"] } else { &["--lib", "--test", "lives", "--test", "histories"] };
+    if !arguments.unit_only {
+        command.args(["--test-package", "hob-world"]);
+    }
+    command.arg("--").args(tests);
+    // It fails when a mutant is missed; the score says so, and which ones.
+    let result = shell::run(&mut command);
+    score(&out.join("mutants.out")).with_context(|| format!("the run itself: {result:?}"))
+}
+
+/// Prints how many mutants were caught, and names those that were not.
+fn score(dir: &Path) -> Result<()> {
+    let lines = |name: &str| -> Result<Vec<String>> {
+        let path = dir.join(name);
+        let text = std::fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        Ok(text.lines().map(str::to_owned).collect())
+    };
+    let (caught, missed) = (lines("caught.txt")?, lines("missed.txt")?);
+    let (timeout, unviable) = (lines("timeout.txt")?, lines("unviable.txt")?);
+    // A mutant that never ends is noticed.
+    let noticed = caught.len() + timeout.len();
+    let viable = noticed + missed.len();
+    if viable == 0 {
+        bail!("no viable mutant");
+    }
+    println!(
+        "\n{noticed} of {viable} mutants noticed ({} by a time limit); {} do not compile",
+        timeout.len(),
+        unviable.len()
+    );
+    println!("score: {:.1} %", 100.0 * noticed as f64 / viable as f64);
+    for mutant in &missed {
+        println!("missed: {mutant}");
+    }
+    Ok(())
+}
