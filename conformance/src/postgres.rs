@@ -111,6 +111,16 @@ impl Postgres {
         output.status
     }
 
+    /// The process id of the server.
+    ///
+    /// # Panics
+    /// When it does not run.
+    #[must_use]
+    #[track_caller]
+    pub fn pid(&self) -> u32 {
+        self.server.as_ref().expect("the server runs").pid()
+    }
+
     /// Everything that its servers have logged.
     #[must_use]
     pub fn log(&self) -> String {

@@ -56,6 +56,8 @@ const PACKAGES: &[Package] = &[
     Package { name: "etcd-client", shown_by: &["etcdctl"] },
     // A database server; its programs are in a directory for each version.
     Package { name: "postgresql", shown_by: &["psql", "/usr/lib/postgresql/*"] },
+    Package { name: "rocksdb-tools", shown_by: &["db_bench"] },
+    Package { name: "git", shown_by: &["git"] },
 ];
 
 /// Installs what is missing, when that is possible; otherwise says what is missing and goes on, for

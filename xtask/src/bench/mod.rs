@@ -1,6 +1,7 @@
 //! Measurements against other programs, one file per bench and a few for what they share.
 
 mod data_path;
+mod databases;
 mod fio;
 mod lab;
 mod qos;
@@ -20,6 +21,8 @@ use crate::shell;
 pub(crate) enum Bench {
     /// The path of the data when every read is a hit: hob against qemu-nbd, nbdkit and the bare file
     DataPath(data_path::Arguments),
+    /// PostgreSQL, RocksDB and files on a slow backing: without a cache, with two presets, and on local flash
+    Databases(databases::Arguments),
     /// How fast the lab simulates, and its miss ratios beside libCacheSim's
     Lab(lab::Arguments),
     /// What disks receive under shares, limits, reservations and throttling, against what they are due
@@ -31,6 +34,7 @@ pub(crate) enum Bench {
 pub(crate) fn run(bench: &Bench) -> Result<()> {
     match bench {
         Bench::DataPath(arguments) => data_path::run(arguments),
+        Bench::Databases(arguments) => databases::run(arguments),
         Bench::Lab(arguments) => lab::run(arguments),
         Bench::Qos(arguments) => qos::run(arguments),
         Bench::Rbd(arguments) => rbd::run(arguments),

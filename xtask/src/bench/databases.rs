@@ -1,0 +1,141 @@
+//! `cargo xtask bench databases`: databases and file workloads on a slow backing, and what a cache does for them.
+//!
+//! Each workload runs on four disks: hob without a cache, with preset `vfrc`, with preset `auto`, and a file on the local
+//! flash without hob. The backing answers reads and writes after 4 ms; in a second set, flushes take 50 ms. The disks of
+//! hob are files (FUSE); ext4 is on a loop device with direct I/O. Page cache is limited by a control group, to less than
+//! the data. All disks of a set exist at the same time. Rounds measure each workload on every disk, one after the other, in an
+//! order that rotates. Results are medians of the rounds, after a round that is not counted.
+
+mod disk;
+mod table;
+mod workload;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use conformance::Delays;
+
+use self::disk::{Disk, Way};
+use self::table::{Measured, Table};
+use self::workload::{Scale, WORKLOADS};
+use super::data_path::scratch;
+use crate::packages;
+use crate::shell::{self, Interrupt};
+
+const PROGRAMS: [&str; 8] =
+    ["psql", "db_bench", "git", "tar", "mkfs.ext4", "losetup", "setpriv", "/usr/lib/postgresql/*"];
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Arguments {
+    /// Write every figure to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Draw a picture of each set into this directory
+    #[arg(long, value_name = "DIRECTORY")]
+    pictures: Option<PathBuf>,
+    /// One short round on little data: shows that the bench works, not how fast anything is
+    #[arg(long)]
+    quick: bool,
+    /// Rounds that count
+    #[arg(long, default_value_t = 3)]
+    rounds: u32,
+    /// Seconds of each run of a database
+    #[arg(long, default_value_t = 30)]
+    seconds: u32,
+    /// Where disks and pools are: a directory on local flash [default: the target directory]
+    #[arg(long)]
+    dir: Option<PathBuf>,
+    /// The hob to measure [default: what HOB_BIN names, or else a fresh release build]
+    #[arg(long)]
+    hob: Option<PathBuf>,
+}
+
+/// A backing, by how long it takes.
+struct Set {
+    name: &'static str,
+    file: &'static str,
+    flush_ms: u64,
+}
+
+const SETS: [Set; 2] = [
+    Set { name: "backing 4 ms", file: "databases-4ms.svg", flush_ms: 0 },
+    Set { name: "backing 4 ms, flush 50 ms", file: "databases-flush-50ms.svg", flush_ms: 50 },
+];
+
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    let missing: Vec<&str> = PROGRAMS.into_iter().filter(|p| !packages::present(p)).collect();
+    if !missing.is_empty() {
+        bail!("{} not installed; `cargo xtask install` does that", missing.join(", "));
+    }
+    if !rustix::process::geteuid().is_root() {
+        bail!("this bench mounts file systems and limits memory; run it as root");
+    }
+    let hob = super::hob(arguments.hob.as_deref())?;
+    let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
+    let scale = if arguments.quick { Scale::quick() } else { Scale::full(arguments.seconds.max(1)) };
+    let rounds = if arguments.quick { 1 } else { arguments.rounds.max(1) };
+    let interrupt = Interrupt::listen()?;
+    let mut tables = Vec::new();
+    for set in &SETS {
+        let scratch = scratch(&dir)?;
+        // The database's user has to reach the mount points.
+        shell::run(std::process::Command::new("chmod").arg("0711").arg(scratch.path()))?;
+        let ms = Duration::from_millis;
+        let delays = Delays { read: ms(4), write: ms(4), flush: ms(set.flush_ms) };
+        println!("{}", set.name);
+        let mut disks = Vec::new();
+        for way in Way::ALL {
+            interrupt.check()?;
+            disks.push(Disk::new(way, &hob, &scratch.path().join(way.key()), delays, &scale)?);
+        }
+        let table = measure(set, &mut disks, &scale, rounds, &interrupt)?;
+        println!("\n{table}");
+        if let Some(pictures) = &arguments.pictures {
+            let file = pictures.join(set.file);
+            std::fs::write(&file, table.picture()).with_context(|| format!("write {}", file.display()))?;
+            println!("picture: {}", file.display());
+        }
+        tables.push(table);
+    }
+    if let Some(path) = &arguments.json {
+        let all: Vec<_> = tables.iter().map(Table::json).collect();
+        let text = serde_json::to_string_pretty(&all)?;
+        std::fs::write(path, text + "\n").with_context(|| format!("write {}", path.display()))?;
+        println!("every figure: {}", path.display());
+    }
+    Ok(())
+}
+
+/// Round 0 warms the caches and is not counted.
+fn measure(
+    set: &Set,
+    disks: &mut [Disk],
+    scale: &Scale,
+    rounds: u32,
+    interrupt: &Interrupt,
+) -> Result<Table> {
+    let mut runs = Vec::new();
+    for round in 0..=rounds {
+        for workload in &WORKLOADS {
+            for turn in 0..disks.len() {
+                interrupt.check()?;
+                let at = (turn + round as usize) % disks.len();
+                let disk = &mut disks[at];
+                let rate = (workload.run)(disk, scale)
+                    .with_context(|| format!("{} on {}", workload.name, disk.way.name()))?;
+                let counted = if round == 0 { "warm-up" } else { "" };
+                println!(
+                    "{:<28} {:<14} {rate:>10.1} {} {counted}",
+                    workload.name,
+                    disk.way.name(),
+                    workload.unit
+                );
+                if round > 0 {
+                    runs.push(Measured { workload: workload.name, way: disk.way, rate });
+                }
+            }
+        }
+    }
+    Ok(Table { set: set.name, rounds, runs })
+}

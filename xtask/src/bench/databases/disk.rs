@@ -1,0 +1,179 @@
+//! A disk that a workload runs on, from its backing to the mounted file system, and the limit of its page cache.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use conformance::{Daemon, Delays, Loop, Postgres, SlowServer, Unmount};
+
+use super::workload::Scale;
+use crate::shell;
+
+/// How a disk is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Way {
+    /// hob without a cache, on the slow backing.
+    NoCache,
+    /// The same with a cache of preset `vfrc`.
+    Vfrc,
+    /// The same with a cache of preset `auto`.
+    Auto,
+    /// A local file without hob.
+    Flash,
+}
+
+impl Way {
+    pub(crate) const ALL: [Self; 4] = [Self::NoCache, Self::Vfrc, Self::Auto, Self::Flash];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::NoCache => "no cache",
+            Self::Vfrc => "vfrc",
+            Self::Auto => "auto",
+            Self::Flash => "local flash",
+        }
+    }
+
+    /// Name of its directory.
+    pub(crate) fn key(self) -> &'static str {
+        match self {
+            Self::NoCache => "none",
+            Self::Vfrc => "vfrc",
+            Self::Auto => "auto",
+            Self::Flash => "flash",
+        }
+    }
+}
+
+/// A mounted disk with a PostgreSQL cluster, whose server does not run. Fields are in the order in which they have to end.
+pub(crate) struct Disk {
+    pub(crate) way: Way,
+    pub(crate) postgres: Option<Postgres>,
+    pub(crate) group: MemoryGroup,
+    at: PathBuf,
+    _unmount: Unmount,
+    device: Loop,
+    _unmount_file: Option<Unmount>,
+    _daemon: Option<Daemon>,
+    _backing: Option<SlowServer>,
+}
+
+impl Disk {
+    pub(crate) fn new(way: Way, hob: &Path, dir: &Path, delays: Delays, scale: &Scale) -> Result<Self> {
+        fs::create_dir(dir).with_context(|| format!("create {}", dir.display()))?;
+        let image = dir.join("image");
+        fs::File::create(&image)?.set_len(scale.disk_bytes)?;
+        let (mut backing, mut daemon, mut unmount_file) = (None, None, None);
+        let file = if way == Way::Flash {
+            image
+        } else {
+            backing = Some(SlowServer::start(&dir.join("backing.sock"), &image, delays));
+            fs::write(dir.join("hob.toml"), config(way, dir, scale))?;
+            unmount_file = Some(Unmount::at(&dir.join("file")));
+            let started = Daemon::start_program(hob, &dir.join("hob.toml"), &dir.join("ctl.sock"));
+            // It answers when its disks are there.
+            started.ctl(&["disk", "list"]);
+            daemon = Some(started);
+            dir.join("file")
+        };
+        let device = Loop::on(&file, true);
+        shell::run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", "nodiscard", device.device()]))?;
+        let at = dir.join("mnt");
+        fs::create_dir(&at)?;
+        let group = MemoryGroup::new(way.key(), scale.memory_bytes)?;
+        let unmount = Unmount::at(&at);
+        let mut disk = Self {
+            way,
+            postgres: None,
+            group,
+            at,
+            _unmount: unmount,
+            device,
+            _unmount_file: unmount_file,
+            _daemon: daemon,
+            _backing: backing,
+        };
+        disk.mount()?;
+        let mut postgres = Postgres::create(&disk.at.join("postgres"));
+        let rows = scale.pgbench_scale.to_string();
+        postgres.client("pgbench").args(["--initialize", "--quiet", "--scale", &rows, "postgres"]).run();
+        postgres.stop();
+        disk.postgres = Some(postgres);
+        Ok(disk)
+    }
+
+    /// A path on its file system.
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.at.join(name)
+    }
+
+    /// Mounts the file system again: its page cache is empty then.
+    pub(crate) fn forget_page_cache(&mut self) -> Result<()> {
+        shell::output(Command::new("umount").arg(&self.at))?;
+        self.mount()
+    }
+
+    fn mount(&self) -> Result<()> {
+        let mut command = Command::new("mount");
+        shell::output(command.args(["-o", "noatime", self.device.device()]).arg(&self.at)).map(|_| ())
+    }
+}
+
+fn config(way: Way, dir: &Path, scale: &Scale) -> String {
+    let at = |name: &str| dir.join(name).display().to_string();
+    let disk = format!(
+        "state_dir = {:?}\n[control]\nlisten = [\"unix:{}\"]\n[[disk]]\nname = \"db\"\n\
+         backing = \"nbd+unix:///?socket={}\"\nfuse = {:?}\n",
+        at("state"),
+        at("ctl.sock"),
+        at("backing.sock"),
+        at("file"),
+    );
+    if way == Way::NoCache {
+        return disk;
+    }
+    let cache_bytes = scale.cache_bytes;
+    // Room for the cache, its journal, and the journal of a change.
+    let pool_bytes = cache_bytes + cache_bytes / 4 + (256 << 20);
+    let cache = format!("[disk.cache]\npool = \"flash\"\nsize = {cache_bytes}\npreset = {:?}\n", way.name());
+    let pool = format!("[[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = {pool_bytes}\n", at("pool"));
+    disk + &cache + &pool
+}
+
+/// A control group whose processes have little memory for page cache. Dropping it removes it.
+pub(crate) struct MemoryGroup(PathBuf);
+
+impl MemoryGroup {
+    fn new(name: &str, bytes: u64) -> Result<Self> {
+        let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
+        let (root, limit) = if unified { ("", "memory.max") } else { ("memory/", "memory.limit_in_bytes") };
+        if unified {
+            // The controller may be on already.
+            let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
+        }
+        let group = Self(format!("/sys/fs/cgroup/{root}hob-bench-{}-{name}", std::process::id()).into());
+        fs::create_dir(&group.0).with_context(|| format!("make the control group {}", group.0.display()))?;
+        fs::write(group.0.join(limit), bytes.to_string()).context("limit the memory of a control group")?;
+        Ok(group)
+    }
+
+    /// Moves a process into it; its children follow.
+    pub(crate) fn take(&self, pid: u32) -> Result<()> {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).context("move a process to a control group")
+    }
+
+    /// A command that runs in it.
+    pub(crate) fn command(&self, program: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs")).arg(program);
+        command
+    }
+}
+
+impl Drop for MemoryGroup {
+    fn drop(&mut self) {
+        // Its processes have ended.
+        let _ = fs::remove_dir(&self.0);
+    }
+}

@@ -1,0 +1,185 @@
+//! The workloads, each measured as a rate: more is better.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use super::disk::Disk;
+use crate::shell;
+
+/// How much data, and for how long.
+pub(crate) struct Scale {
+    pub(crate) disk_bytes: u64,
+    pub(crate) cache_bytes: u64,
+    /// Limit of what processes and their page cache use.
+    pub(crate) memory_bytes: u64,
+    /// Of pgbench: some 15 MB each.
+    pub(crate) pgbench_scale: u32,
+    /// Keys of RocksDB, with values of 400 bytes.
+    rocksdb_keys: u32,
+    seconds: u32,
+}
+
+const MIB: u64 = 1 << 20;
+
+impl Scale {
+    pub(crate) fn quick() -> Self {
+        Self {
+            disk_bytes: 1024 * MIB,
+            cache_bytes: 512 * MIB,
+            memory_bytes: 80 * MIB,
+            pgbench_scale: 8,
+            rocksdb_keys: 50_000,
+            seconds: 4,
+        }
+    }
+
+    pub(crate) fn full(seconds: u32) -> Self {
+        Self {
+            disk_bytes: 8192 * MIB,
+            cache_bytes: 4096 * MIB,
+            memory_bytes: 256 * MIB,
+            pgbench_scale: 80,
+            rocksdb_keys: 1_000_000,
+            seconds,
+        }
+    }
+}
+
+/// One workload.
+pub(crate) struct Workload {
+    pub(crate) name: &'static str,
+    pub(crate) unit: &'static str,
+    pub(crate) run: fn(&mut Disk, &Scale) -> Result<f64>,
+}
+
+pub(crate) const WORKLOADS: [Workload; 6] = [
+    Workload { name: "PostgreSQL, select-only", unit: "transactions/s", run: select_only },
+    Workload { name: "PostgreSQL, TPC-B", unit: "transactions/s", run: tpc_b },
+    Workload { name: "RocksDB, fillrandom", unit: "operations/s", run: fill_random },
+    Workload { name: "RocksDB, readrandom", unit: "operations/s", run: read_random },
+    Workload { name: "unpack a source tree, sync", unit: "files/s", run: unpack },
+    Workload { name: "git add and commit, sync", unit: "files/s", run: git },
+];
+
+fn select_only(disk: &mut Disk, scale: &Scale) -> Result<f64> {
+    pgbench(disk, scale, &["--select-only"])
+}
+
+fn tpc_b(disk: &mut Disk, scale: &Scale) -> Result<f64> {
+    pgbench(disk, scale, &[])
+}
+
+fn pgbench(disk: &mut Disk, scale: &Scale, more: &[&str]) -> Result<f64> {
+    disk.forget_page_cache()?;
+    let mut postgres = disk.postgres.take().context("a database")?;
+    postgres.start();
+    disk.group.take(postgres.pid())?;
+    let client = postgres.client("pgbench").args(["--no-vacuum", "--client=8", "--jobs=2"]);
+    let client = client.args(["--time", &scale.seconds.to_string()]).args(more).arg("postgres");
+    let printed = client.limit(Duration::from_secs(u64::from(scale.seconds) + 120)).run();
+    postgres.stop();
+    disk.postgres = Some(postgres);
+    number_after(&printed, "tps = ").with_context(|| format!("pgbench printed no rate: {printed}"))
+}
+
+fn fill_random(disk: &mut Disk, scale: &Scale) -> Result<f64> {
+    let database = disk.path("rocksdb");
+    let _ = std::fs::remove_dir_all(&database);
+    disk.forget_page_cache()?;
+    db_bench(disk, scale, "fillrandom", &[])
+}
+
+fn read_random(disk: &mut Disk, scale: &Scale) -> Result<f64> {
+    disk.forget_page_cache()?;
+    let seconds = format!("--duration={}", scale.seconds);
+    db_bench(disk, scale, "readrandom", &["--use_existing_db=1", "--threads=4", &seconds])
+}
+
+fn db_bench(disk: &Disk, scale: &Scale, benchmark: &str, more: &[&str]) -> Result<f64> {
+    let mut command = disk.group.command("db_bench");
+    command.arg(format!("--benchmarks={benchmark}")).arg(format!("--db={}", disk.path("rocksdb").display()));
+    command
+        .arg(format!("--num={}", scale.rocksdb_keys))
+        .args(["--value_size=400", "--compression_type=none"]);
+    command.args(["--write_buffer_size=8388608", "--cache_size=8388608", "--bloom_bits=10"]);
+    let printed = shell::output(command.args(more))?;
+    let line = printed.lines().find(|line| line.starts_with(benchmark));
+    let rate = line.and_then(|line| number_after(line, "micros/op "));
+    rate.with_context(|| format!("db_bench printed no rate: {printed}"))
+}
+
+/// The sources of hob, as a tar file in memory's file system or on the local disk.
+fn sources() -> Result<tempfile::NamedTempFile> {
+    let file = tempfile::NamedTempFile::new()?;
+    let mut command = Command::new("tar");
+    command.arg("-cf").arg(file.path()).arg("-C").arg(shell::root());
+    shell::output(command.args(["crates", "conformance", "docs", "xtask", "dashboard/src"]))?;
+    Ok(file)
+}
+
+/// Unpacks so often one beside the other.
+const COPIES: u32 = 3;
+
+fn unpack(disk: &mut Disk, _: &Scale) -> Result<f64> {
+    let (tree, tar) = (disk.path("tree"), sources()?);
+    let _ = std::fs::remove_dir_all(&tree);
+    disk.forget_page_cache()?;
+    let start = Instant::now();
+    for copy in 0..COPIES {
+        let to = tree.join(copy.to_string());
+        std::fs::create_dir_all(&to)?;
+        shell::output(Command::new("tar").arg("-xf").arg(tar.path()).arg("-C").arg(&to))?;
+        sync(disk)?;
+    }
+    Ok(files(disk)? / start.elapsed().as_secs_f64())
+}
+
+/// Uses the tree that was unpacked before.
+fn git(disk: &mut Disk, _: &Scale) -> Result<f64> {
+    let tree = disk.path("tree");
+    let _ = std::fs::remove_dir_all(tree.join(".git"));
+    disk.forget_page_cache()?;
+    let start = Instant::now();
+    let git = |args: &[&str]| {
+        let mut command = disk.group.command("git");
+        command.args(["-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "core.fsync=all"]);
+        shell::output(command.args(["-c", "gc.auto=0", "-C"]).arg(&tree).args(args))
+    };
+    git(&["init", "--quiet"])?;
+    git(&["add", "--all"])?;
+    git(&["commit", "--quiet", "--message", "all"])?;
+    git(&["status", "--short"])?;
+    sync(disk)?;
+    Ok(files(disk)? / start.elapsed().as_secs_f64())
+}
+
+fn sync(disk: &Disk) -> Result<()> {
+    shell::output(Command::new("sync").arg("--file-system").arg(disk.path("tree"))).map(|_| ())
+}
+
+/// How many files were unpacked.
+fn files(disk: &Disk) -> Result<f64> {
+    let mut find = Command::new("find");
+    find.arg(disk.path("tree")).args(["-name", ".git", "-prune", "-o", "-type", "f", "-print"]);
+    Ok(shell::output(&mut find)?.lines().count() as f64)
+}
+
+/// The number that follows `before`.
+fn number_after(text: &str, before: &str) -> Option<f64> {
+    text.split_once(before)?.1.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rates_are_found_in_what_programs_print() {
+        assert_eq!(number_after("latency = 3 ms\ntps = 958.25 (without …)", "tps = "), Some(958.25));
+        let line = "fillrandom   :      40.629 micros/op 24612 ops/sec 1.2 seconds 30000 operations;";
+        assert_eq!(number_after(line, "micros/op "), Some(24612.0));
+        assert_eq!(number_after("tps = none", "tps = "), None);
+    }
+}
