@@ -8,12 +8,15 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use hob_engine::units::DiskId;
 use hob_frontends::fuse::Attributes;
+use tokio::task::JoinSet;
 
 use super::flash::blocking;
 use super::refusal::Refusal;
 use super::{DiskEntry, Inner, Life, Manager};
 use crate::daemon::mount::Mount;
+use crate::daemon::shard_api::ShardHandle;
 
 /// How the end goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,6 +58,34 @@ impl Manager {
             );
         }
         inner.leaving = true;
+        Ok(())
+    }
+
+    /// Makes what guests wrote durable on every backing. The next program does not know what was written and not flushed, so it could not
+    /// report a loss.
+    ///
+    /// # Errors
+    /// The name of a disk that could not be flushed, and why.
+    pub(crate) async fn flush_all(&self) -> Result<(), String> {
+        let disks: Vec<(String, ShardHandle, DiskId)> = {
+            let inner = self.inner();
+            let online = inner.disks.iter().filter(|(_, disk)| !disk.wanted.read_only);
+            online
+                .filter_map(|(name, disk)| match &disk.life {
+                    Life::Online(shard) => Some((name.clone(), shard.clone(), disk.id)),
+                    _ => None,
+                })
+                .collect()
+        };
+        let mut flushes = JoinSet::new();
+        for (name, shard, id) in disks {
+            flushes.spawn(async move { (name, shard.flush(id).await) });
+        }
+        while let Some(flushed) = flushes.join_next().await {
+            if let Ok((name, Err(error))) = flushed {
+                return Err(format!("disk {name}: its backing could not be flushed: {error}"));
+            }
+        }
         Ok(())
     }
 

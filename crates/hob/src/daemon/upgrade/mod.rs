@@ -3,7 +3,7 @@
 //! # Order
 //! 1. The program that is to go on is asked whether it could start, and take over ([`check`]). If not, nothing has happened.
 //! 2. Nothing is changed any more, nobody is let in, and everything that was asked for is answered ([`prepare`]). Where that takes too long, which is
-//!    the fault of a backing, all goes on as before.
+//!    the fault of a backing, all goes on as before. Then each backing is flushed: the next program does not know what was written before it.
 //! 3. Caches are closed as at every end, and connections, mounts and listening sockets stay open ([`Leaving`]).
 //! 4. The next program starts in this process ([`become_next`]); should that fail, this one starts anew in its place. It takes what was left
 //!    ([`Legacy`]) and gives each to its disk as soon as that is there.
@@ -54,6 +54,9 @@ const CLEAR_MAX: Duration = Duration::from_secs(1);
 
 /// Everything that was asked for is answered by then, or there is no upgrade. More than a client may take for the rest of its request.
 const REST_MAX: Duration = Duration::from_secs(8);
+
+/// All backings are flushed by then, or there is no upgrade.
+const FLUSH_MAX: Duration = Duration::from_secs(20);
 
 /// Longest answer of a program that is asked, bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 10;
@@ -148,13 +151,23 @@ pub(super) async fn prepare(
         }
         true
     };
-    if tokio::time::timeout(REST_MAX, all).await.unwrap_or(false) {
-        return Ok(());
+    let result = match tokio::time::timeout(REST_MAX, all).await {
+        Ok(true) => flush(manager).await,
+        _ => Err(format!("some requests were not answered within {} s; is a backing gone?", REST_MAX.as_secs())),
+    };
+    if result.is_err() {
+        shards.iter().for_each(ShardHandle::resume);
+        doors.open();
+        manager.stay();
     }
-    shards.iter().for_each(ShardHandle::resume);
-    doors.open();
-    manager.stay();
-    Err(format!("some requests were not answered within {} s; is a backing gone?", REST_MAX.as_secs()))
+    result
+}
+
+/// Makes everything durable that guests wrote.
+async fn flush(manager: &Arc<Manager>) -> Result<(), String> {
+    tokio::time::timeout(FLUSH_MAX, manager.flush_all())
+        .await
+        .unwrap_or_else(|_| Err(format!("a backing was not flushed within {} s; is it gone?", FLUSH_MAX.as_secs())))
 }
 
 /// What stays open when this program ends.
