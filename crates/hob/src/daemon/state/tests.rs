@@ -48,11 +48,13 @@ fn example() -> State {
                 admission: "nth-access:3+not-sequential:512K".parse().unwrap(),
                 destage: DestageSpec { dirty_start: 24, ordered: true, ..DestageSpec::default() },
                 copies: Copies::TwoOfDirty,
+                verify: hob_engine::preset::Verify::Always,
                 ram: Size(8 << 20),
                 journal: Some(JournalSpec {
                     owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
                     ring: 7,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
+                    evidence: Some(crate::daemon::hardware::Evidence(u128::MAX / 3)),
                     foreign: true,
                     mode_unknown: false,
                 }),

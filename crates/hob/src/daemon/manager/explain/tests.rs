@@ -45,6 +45,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             dirty_age_max: 30,
             copies: "1".into(),
             ordered: false,
+            verify: "auto".into(),
             ram: Size(0),
             dirty: None,
         }),
