@@ -116,7 +116,8 @@ pub struct DiskStats {
     pub sectors_valid: u64,
     /// Sectors that are not on the backing yet.
     pub sectors_dirty: u64,
-    /// Clean sectors that were not compared with the backing since the cache was recovered.
+    /// Clean sectors that were not compared with the backing since the cache was recovered; at least 1 until the durable journal
+    /// knows of all that differed.
     pub sectors_unverified: u64,
     /// How many there were when the cache was recovered; 0 when none is left.
     pub sectors_to_verify: u64,

@@ -240,7 +240,8 @@ impl Disk {
             stats.blocks_cached = cache.index.blocks_holding_data();
             stats.sectors_valid = cache.index.sectors_valid();
             stats.sectors_dirty = cache.index.dirty_sectors();
-            stats.sectors_unverified = cache.index.unverified_sectors();
+            let comes_back = self.journal.as_ref().is_some_and(|journal| self.verify.may_come_back(journal));
+            stats.sectors_unverified = cache.index.unverified_sectors() + u64::from(comes_back);
             stats.sectors_to_verify = self.verify.total(stats.sectors_unverified);
             stats.doubled = self.is_doubled(cache);
             stats.mode = cache.config.mode;

@@ -153,6 +153,11 @@ impl Journal {
         self.unsealed_marks || self.marks_in > self.durable
     }
 
+    /// Is everything that was recorded durable?
+    pub(super) fn is_all_durable(&self) -> bool {
+        !self.dead && self.oldest.is_none() && self.writer.pending() == 0 && self.is_idle()
+    }
+
     /// Is there something that a guest's flush has to wait for?
     pub(super) fn needs_commit(&self) -> bool {
         self.urgent || self.round.as_ref().is_some_and(|round| round.urgent)

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 
 use super::jobs::{Job, JobKind, Step};
+use super::records::Journal;
 use super::{Engine, Owner};
 use crate::cache::Cache;
 use crate::claims::Range;
@@ -47,6 +48,8 @@ pub(super) struct Verify {
     is_busy: bool,
     /// Unverified sectors when it began.
     total: u64,
+    /// Stale sectors were dropped, and the durable journal may not say so yet.
+    has_dropped: bool,
 }
 
 impl Verify {
@@ -57,6 +60,11 @@ impl Verify {
     /// Unverified sectors when it began, `left` of which are left.
     pub(super) fn total(&self, left: u64) -> u64 {
         if left == 0 { 0 } else { self.total.max(left) }
+    }
+
+    /// May a crash bring a stale sector back that was dropped? Then nobody may say yet that the cache is verified.
+    pub(super) fn may_come_back(&self, journal: &Journal) -> bool {
+        self.has_dropped && !journal.is_all_durable()
     }
 
     /// The next piece to read: from one unverified sector to another, with small gaps.
@@ -123,7 +131,7 @@ impl Engine {
         let left = cache.index.unverified_sectors();
         if left == 0 {
             if !verify.is_busy {
-                *verify = Verify::default();
+                *verify = Verify { has_dropped: verify.may_come_back(journal), ..Verify::default() };
             }
             return;
         }
@@ -221,6 +229,7 @@ impl Engine {
                     disk.stats.sectors_verified += 1;
                 } else {
                     journal.drop_sector(now, &mut cache.index, sector);
+                    disk.verify.has_dropped = true;
                     disk.stats.sectors_stale += 1;
                 }
             }

@@ -31,9 +31,9 @@ impl World<'_> {
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.read_all(disk)?;
-            self.check_verified(disk)?;
         }
         self.run_dry()?;
+        (0..self.disks.len()).try_for_each(|disk| self.check_verified(disk))?;
         self.audit()?;
         self.check_all_bitmaps()?;
         for disk in 0..self.disks.len() {

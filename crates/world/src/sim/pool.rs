@@ -200,8 +200,8 @@ impl World<'_> {
                     {
                         owner.close();
                         owner.left_unclean = disk.backing.may_refuse_flushes();
+                        self.record_evidence_at_end(asked.disk);
                     }
-                    self.record_evidence_at_end(asked.disk);
                     false
                 }
                 Command::Cache(CacheChange::Tune(mode, destage, copies)) => {

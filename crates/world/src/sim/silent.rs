@@ -14,7 +14,7 @@ use crate::dice::Dice;
 use crate::{Violation, ensure};
 
 /// Tells the dice from those of everything else.
-const SALT: u64 = 0x73_696c_656e_74;
+const SALT: u64 = 0x7369_6c65_6e74;
 
 /// Clean sectors of which one is changed, so that what changes is often in the cache.
 const SAMPLES: usize = 64;
@@ -102,6 +102,13 @@ impl World<'_> {
     pub(super) fn judge_evidence(&mut self, index: usize, number: u32, recovered: &mut Recovered) {
         let Some(silent) = &self.silent else { return };
         let owner = self.disks[index].owner.as_mut().expect("found");
+        trace!(
+            self,
+            "disk {index}: evidence {:?}, opened {}, ring {number} of {}",
+            owner.evidence,
+            silent.disks[index].opened,
+            owner.number()
+        );
         let is_unchanged = owner.evidence == Some(silent.disks[index].opened) && number == owner.number();
         if is_unchanged || self.options.sabotage == Some(Sabotage::TrustedUnproven) {
             self.report.recoveries_proved += u64::from(is_unchanged);
@@ -132,6 +139,8 @@ impl World<'_> {
         let has_evidence = self.silent.as_ref().is_some_and(|silent| silent.disks[index].has_evidence);
         if let Some(owner) = state.owner.as_mut().filter(|_| is_served && has_evidence && is_verified) {
             owner.evidence = Some(state.backing.version());
+            let (version, ring) = (owner.evidence, owner.number());
+            trace!(self, "disk {index}: evidence {version:?} of ring {ring}");
         }
     }
 

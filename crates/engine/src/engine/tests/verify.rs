@@ -7,7 +7,8 @@ use crate::command::Mode;
 
 /// A cache with clean blocks 0 to 3, which are unverified, and with dirty blocks 4 and 5.
 fn recovered(verify_bytes_per_s: u64) -> Bench {
-    let mut bench = Bench::bare(Limits { verify_bytes_per_s, ..Limits::default() });
+    let limits = Limits { verify_bytes_per_s, scrub_frames_per_s: 0, ..Limits::default() };
+    let mut bench = Bench::bare(limits);
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     let (_, mut recovered) = Left::by(Mode::WriteBack).recover();
     recovered.distrust_clean();
@@ -18,6 +19,8 @@ fn recovered(verify_bytes_per_s: u64) -> Bench {
         bench.end(io);
     }
     assert_eq!(bench.result(command), Some(Ok(vec![])));
+    // It waits until the change of the cache is over.
+    bench.wait_ms(100);
     bench
 }
 

@@ -216,6 +216,7 @@ impl Manager {
                 let mut inner = self.inner();
                 let Ok(disk) = inner.disk_mut(name) else { return };
                 disk.life = Life::Offline("the daemon is ending".to_owned());
+                let had_cache = disk.has_cache;
                 let mark = gone
                     .changed
                     .map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
@@ -224,6 +225,8 @@ impl Manager {
                     return;
                 }
                 if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
+                    // Of a cache that was not in service, the evidence says nothing.
+                    let evidence = evidence.filter(|_| had_cache);
                     (journal.closed, journal.evidence) = (mark, evidence);
                     tracing::info!("the cache of {name} is closed");
                 }

@@ -46,6 +46,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             dirty_age_max: 30,
             copies: "1".into(),
             ordered: false,
+            verify: "auto".into(),
             ram: Size(0),
             verify: "auto".into(),
             dirty: None,
