@@ -220,14 +220,3 @@ fn a_failed_flush_of_a_backing_that_is_believed_is_noticed() {
 fn a_failed_flush_that_only_one_of_several_guests_hears_of_is_noticed() {
     expect_where_flushes_fail(Sabotage::OneSession, &["a flush says it is there", "stale"]);
 }
-
-/// Flash is at fault here, so flushes of flash fail in some histories.
-#[test]
-fn a_failed_flush_of_flash_that_is_believed_is_noticed() {
-    let options =
-        Options { sound_backings: true, sabotage: Some(Sabotage::TrustedFlashFlush), ..Options::lives() };
-    let caught = (0..1000).find_map(|seed| Some((seed, run(seed, &options).err()?)));
-    let (seed, Violation(what)) = caught.expect("noticed in 1000 histories");
-    println!("TrustedFlashFlush: seed {seed}: {what}");
-    assert!(LOST.iter().any(|reason| what.contains(reason)), "noticed as: {what}");
-}
