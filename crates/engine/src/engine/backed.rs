@@ -92,8 +92,7 @@ impl Backed {
             failed_upto: 0,
             is_reported: true,
             sessions: BTreeMap::new(),
-            // Anything may have been changed before the first flush.
-            newer: Ranges { list: Vec::new(), is_everything: true },
+            newer: Ranges::default(),
             older: Ranges::default(),
             older_upto: None,
         }
