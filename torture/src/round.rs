@@ -245,6 +245,7 @@ impl<'a> Round<'a> {
                 let habits = Habits {
                     flush_once_in: [6, 20, 60, 300][self.noise.below(4) as usize],
                     fua_of_ten: [0, 1, 3][self.noise.below(3) as usize] * u64::from(!vhost_user),
+                    reads_of_ten: [3, 3, 6, 9][self.noise.below(4) as usize],
                     pause_us_max: [500, 4_000, 12_000][self.noise.below(3) as usize],
                     headers: self.plan.headers
                         && !matches!(self.plan.disks[at].backing, BackingKind::VolatileNbd { .. }),
