@@ -550,10 +550,11 @@ impl<'a> Round<'a> {
         if let Backing::Server(server) = &disk.backing {
             server.cut(Duration::ZERO);
         }
-        for _ in 0..1 + self.noise.below(4) {
+        // Small changes are the ones that a sample misses.
+        for _ in 0..[1, 1, 2, 4][self.noise.below(4) as usize] {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();
-            let units = 1 + self.noise.below(16);
+            let units = [1, 1, 8, 16][self.noise.below(4) as usize];
             let first = model.first() + self.noise.below(model.len() / 8 - units);
             let bytes = model.replace(first, units);
             disk.backing.change(first * UNIT as u64, &bytes);
