@@ -136,6 +136,8 @@ pub struct Habits {
     pub flush_once_in: u64,
     /// Of ten writes of stamps, how many have FUA.
     pub fua_of_ten: u64,
+    /// Of ten requests that are no flush, how many are reads.
+    pub reads_of_ten: u64,
     /// Longest pause between requests, microseconds.
     pub pause_us_max: u64,
     /// It writes an image header to the beginning of its region now and then.
@@ -297,7 +299,7 @@ impl Guest {
             return self.flush(link);
         }
         let (first, units) = self.somewhere();
-        if self.noise.below(3) == 0 {
+        if self.noise.below(10) < self.habits.reads_of_ten {
             if !self.meets(first, units, |flying| matches!(flying, Flying::Write { .. })) {
                 self.read(link, first, units)?;
             }

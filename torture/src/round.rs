@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use conformance::Loop;
 use conformance::data::Noise;
+use conformance::nbd_client::{Address, CMD_FLUSH, Client};
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -32,6 +33,11 @@ const FINISH_MAX: Duration = Duration::from_secs(120);
 /// Size of a pool device, and of a cache.
 const POOL_DEVICE: &str = "96M";
 const CACHE: &str = "8M";
+
+/// A flood of requests: how long, from how many clients, and how many of each.
+const FLOOD: Duration = Duration::from_secs(8);
+const FLOOD_CLIENTS: usize = 32;
+const FLOOD_REQUESTS: usize = 1000;
 
 /// What a run has in common.
 #[derive(Debug)]
@@ -245,6 +251,7 @@ impl<'a> Round<'a> {
                 let habits = Habits {
                     flush_once_in: [6, 20, 60, 300][self.noise.below(4) as usize],
                     fua_of_ten: [0, 1, 3][self.noise.below(3) as usize] * u64::from(!vhost_user),
+                    reads_of_ten: [3, 3, 6, 9][self.noise.below(4) as usize],
                     pause_us_max: [500, 4_000, 12_000][self.noise.below(3) as usize],
                     headers: self.plan.headers
                         && !matches!(self.plan.disks[at].backing, BackingKind::VolatileNbd { .. }),
@@ -346,11 +353,43 @@ impl<'a> Round<'a> {
                 self.trouble_flash(fault);
                 true
             }
+            Fault::Flood { disk } => {
+                self.flood(disk);
+                true
+            }
             Fault::FlashRemoved { device } => self.remove_flash(device),
             Fault::Change { disk, change } => self.change_cache(disk, change),
             _ => {
                 self.trouble_backing(fault);
                 true
+            }
+        }
+    }
+
+    /// Many clients ask for much of a disk whose backing hangs. Guests of other disks must be served meanwhile.
+    fn flood(&self, disk: usize) {
+        self.with_behaviour(disk, FLOOD, |it| it.hang(FLOOD));
+        let address = Address::Unix(self.daemon.nbd_socket());
+        let connect = |_| Client::connect(&address, &self.disks[disk].name).ok();
+        let mut clients: Vec<Client> = (0..FLOOD_CLIENTS).filter_map(connect).collect();
+        for client in &mut clients {
+            // What does not fit into the socket is not sent.
+            let _ = (0..FLOOD_REQUESTS).try_for_each(|_| client.send(0, CMD_FLUSH, 0, 0, &[]).map(drop));
+        }
+        let others = || {
+            let others = self.disks.iter().enumerate().filter(|(at, _)| *at != disk);
+            others
+                .flat_map(|(_, other)| &other.guests)
+                .map(|it| (it, it.counts.requests.load(Ordering::Relaxed)))
+        };
+        std::thread::sleep(FLOOD / 8);
+        let before: Vec<_> = others().collect();
+        std::thread::sleep(FLOOD * 6 / 8);
+        for ((guest, before), (_, after)) in before.into_iter().zip(others()) {
+            if before == after {
+                let what =
+                    format!("no request answered for {:?} while the backing of d{disk} hangs", FLOOD * 6 / 8);
+                self.run.journal.violation("isolation", &guest.name, &what, self.daemon.log_tail(4));
             }
         }
     }
@@ -549,10 +588,11 @@ impl<'a> Round<'a> {
         if let Backing::Server(server) = &disk.backing {
             server.cut(Duration::ZERO);
         }
-        for _ in 0..1 + self.noise.below(4) {
+        // Small changes are the ones that a sample misses.
+        for _ in 0..[1, 1, 2, 4][self.noise.below(4) as usize] {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();
-            let units = 1 + self.noise.below(16);
+            let units = [1, 1, 8, 16][self.noise.below(4) as usize];
             let first = model.first() + self.noise.below(model.len() / 8 - units);
             let bytes = model.replace(first, units);
             disk.backing.change(first * UNIT as u64, &bytes);

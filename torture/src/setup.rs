@@ -164,6 +164,11 @@ pub enum Fault {
         /// How long.
         time: Duration,
     },
+    /// A backing answers nothing, and many clients of its disk ask for much: other disks must go on.
+    Flood {
+        /// The disk.
+        disk: usize,
+    },
     /// A backing is slow for a while.
     Slow {
         /// The disk.
@@ -418,7 +423,8 @@ impl Fault {
             9..=11 => Fault::Crash { disk: server, away },
             12 => Fault::Cut { disk: server, away },
             13 => Fault::ShutDown { disk: server, refuses: ms(noise, 50, 500), away },
-            14 | 15 => Fault::Hang { disk, time },
+            14 => Fault::Hang { disk, time },
+            15 => Fault::Flood { disk },
             16 => Fault::Slow { disk, delay: ms(noise, 10, 300), time },
             17..=20 => Fault::Errors {
                 disk,
@@ -459,6 +465,7 @@ impl Fault {
             Fault::Cut { .. } => "backing connection cut",
             Fault::ShutDown { .. } => "backing shuts down",
             Fault::Hang { .. } => "backing hangs",
+            Fault::Flood { .. } => "backing hangs under a flood of requests",
             Fault::Slow { .. } => "backing is slow",
             Fault::Errors { .. } => "backing errors",
             Fault::LosingFlush { .. } => "backing flush fails and loses data",
@@ -537,7 +544,7 @@ mod tests {
             names.extend(plan.faults.iter().map(|(_, fault)| fault.name()));
             caches.extend(plan.disks.iter().map(|disk| disk.cache.name));
         }
-        assert_eq!(names.len(), 27, "{names:?}");
+        assert_eq!(names.len(), 28, "{names:?}");
         assert_eq!(caches.len(), CACHES.len());
     }
 }

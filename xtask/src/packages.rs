@@ -41,7 +41,7 @@ const PACKAGES: &[Package] = &[
     Package { name: "chromium", shown_by: &["chromium"] },
     Package { name: "openssl", shown_by: &["openssl"] },
     Package { name: "kmod", shown_by: &["modprobe"] },
-    Package { name: "util-linux", shown_by: &["setpriv", "mkswap", "unshare", "nsenter"] },
+    Package { name: "util-linux", shown_by: &["setpriv", "mkswap", "unshare", "nsenter", "prlimit"] },
     Package { name: "bsdutils", shown_by: &["script"] },
     Package { name: "mount", shown_by: &["mount", "umount", "losetup", "swapoff"] },
     // A process whose memory is paged out.

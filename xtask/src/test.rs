@@ -152,7 +152,8 @@ impl Step {
 pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let wanted = |step: Step| {
         let all = arguments.only.is_empty();
-        let wants_binary = |s: &Step| matches!(s, Step::Conformance | Step::Ring | Step::Torture | Step::Dashboard);
+        let wants_binary =
+            |s: &Step| matches!(s, Step::Conformance | Step::Ring | Step::Torture | Step::Dashboard);
         let needed = step == Step::Build && arguments.only.iter().any(wants_binary);
         let refused = step == Step::Install && arguments.no_install;
         (all || needed || arguments.only.contains(&step)) && !refused

@@ -65,3 +65,24 @@ fn no_file_names_a_place_on_one_machine() {
     }
     none("no path of one developer's machine", &broken);
 }
+
+/// Bytes of all committed corpora of fuzz targets.
+const SEEDS_BYTES_MAX: u64 = 1 << 20;
+
+#[test]
+fn every_fuzz_target_has_a_small_committed_corpus() {
+    let dir = crate::shell::root().join("fuzz");
+    let entries = |path: &str| std::fs::read_dir(dir.join(path)).into_iter().flatten().flatten();
+    let (mut bytes, mut without) = (0, Vec::new());
+    for target in entries("fuzz_targets") {
+        let name = target.path().file_stem().expect("a file").to_string_lossy().into_owned();
+        let seeds: Vec<u64> =
+            entries(&format!("seeds/{name}")).map(|seed| seed.metadata().expect("a file").len()).collect();
+        bytes += seeds.iter().sum::<u64>();
+        if seeds.is_empty() {
+            without.push(name);
+        }
+    }
+    none("each fuzz target has inputs in fuzz/seeds", &without);
+    assert!(bytes > 0 && bytes <= SEEDS_BYTES_MAX, "fuzz/seeds holds {bytes} bytes");
+}
