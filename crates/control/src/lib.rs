@@ -70,7 +70,7 @@ pub use resources::{
 };
 pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};
-pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve};
+pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve, RecentReads};
 pub use snapshot::{DeviceFigures, DiskFigures, DiskNow, IoFigures, OutcomeFigures, PoolNow, Snapshot};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
 pub use swap::{Swap, SwapChanged, SwapCreate, SwapPatch, SwapRoom, SwapState};

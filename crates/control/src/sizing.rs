@@ -23,12 +23,27 @@ pub struct DiskCurve {
     pub writes: u64,
     /// Their bytes.
     pub write_bytes: u64,
+    /// The latest of the reads.
+    #[serde(default)]
+    pub recent: RecentReads,
     /// Memory that this takes, bytes.
     pub memory_bytes: u64,
     /// The cache that the disk has now; null if none.
     pub cache: Option<CurveCache>,
     /// A curve for each of some block sizes, smallest first.
     pub block_sizes: Vec<BlockCurve>,
+}
+
+/// The latest reads of a disk, some ten thousands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RecentReads {
+    /// Reads; fewer after a start or a reset.
+    pub reads: u64,
+    /// Of these, percent that flash or memory above it served whole.
+    pub hit_percent: f64,
+    /// Percent that asked for data which was never read or written before, estimated. While there are many, a cache is
+    /// still being warmed.
+    pub first_percent: f64,
 }
 
 /// The cache that a disk has.

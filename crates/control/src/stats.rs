@@ -6,7 +6,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{CacheState, Size};
+use crate::{CacheState, RecentReads, Size};
 
 /// All figures of one disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -32,6 +32,9 @@ pub struct DiskStats {
     /// Share of all reads that memory above flash served whole, percent.
     #[serde(default)]
     pub memory_hit_percent: f64,
+    /// The latest of the reads.
+    #[serde(default)]
+    pub recent: RecentReads,
     /// Requests a second, mean over the whole time.
     pub iops_mean: f64,
     /// Requests in the busiest second.

@@ -10,6 +10,7 @@ mod disk;
 mod table;
 mod workload;
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -89,7 +90,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             interrupt.check()?;
             disks.push(Disk::new(way, &hob, &scratch.path().join(way.key()), delays, &scale)?);
         }
-        let table = measure(set, &mut disks, &scale, rounds, &interrupt)?;
+        // A short run has no round that warms the caches.
+        let first = u32::from(arguments.quick);
+        let table = measure(set, &mut disks, &scale, first..=rounds, &interrupt)?;
         println!("\n{table}");
         if let Some(pictures) = &arguments.pictures {
             let file = pictures.join(set.file);
@@ -112,11 +115,11 @@ fn measure(
     set: &Set,
     disks: &mut [Disk],
     scale: &Scale,
-    rounds: u32,
+    rounds: RangeInclusive<u32>,
     interrupt: &Interrupt,
 ) -> Result<Table> {
-    let mut runs = Vec::new();
-    for round in 0..=rounds {
+    let (mut runs, counted) = (Vec::new(), *rounds.end());
+    for round in rounds {
         for workload in &WORKLOADS {
             for turn in 0..disks.len() {
                 interrupt.check()?;
@@ -124,9 +127,9 @@ fn measure(
                 let disk = &mut disks[at];
                 let rate = (workload.run)(disk, scale)
                     .with_context(|| format!("{} on {}", workload.name, disk.way.name()))?;
-                let counted = if round == 0 { "warm-up" } else { "" };
+                let note = if round == 0 { "warm-up" } else { "" };
                 println!(
-                    "{:<28} {:<14} {rate:>10.1} {} {counted}",
+                    "{:<28} {:<14} {rate:>10.1} {} {note}",
                     workload.name,
                     disk.way.name(),
                     workload.unit
@@ -137,5 +140,5 @@ fn measure(
             }
         }
     }
-    Ok(Table { set: set.name, rounds, runs })
+    Ok(Table { set: set.name, rounds: counted, runs })
 }

@@ -41,6 +41,30 @@ pub struct Seen {
     pub write_bytes: u64,
 }
 
+/// Reads of one window. The latest complete window and the current one are the recent reads.
+pub const WINDOW_READS: u64 = 16_384;
+
+/// Reads of late, which say whether a cache is still being warmed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Recent {
+    /// Reads: fewer than [`WINDOW_READS`] while there were no more in all, and less than twice as many later.
+    pub reads: u64,
+    /// Of the reads, how many flash or memory above it served whole.
+    pub read_hits: u64,
+    /// Share of the accesses that read a block of 4 KiB which was never read or written before, estimated.
+    pub first_share: f64,
+}
+
+/// Counts of a window.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    reads: u64,
+    read_hits: u64,
+    /// The sampler's counts when the window began.
+    weight: u64,
+    first_weight: f64,
+}
+
 /// What is known for one block size.
 #[derive(Clone, Debug)]
 pub struct BlockSizing {
@@ -65,6 +89,8 @@ pub struct Sizing {
     pub elapsed_ns: u64,
     /// The requests.
     pub seen: Seen,
+    /// The latest of the reads.
+    pub recent: Recent,
     /// Memory that this takes, bytes.
     pub bytes: u64,
     /// By block size, smallest first.
@@ -76,6 +102,8 @@ pub struct Sizing {
 pub struct Live {
     since: Instant,
     seen: Seen,
+    /// The window before, and the current one.
+    windows: [Window; 2],
     small: Sampler<1>,
     medium: Sampler<4>,
     large: Sampler<16>,
@@ -87,6 +115,7 @@ impl Live {
         Live {
             since: now,
             seen: Seen::default(),
+            windows: [Window::default(); 2],
             small: Sampler::fixed_size(SAMPLES),
             medium: Sampler::fixed_size(SAMPLES),
             large: Sampler::fixed_size(SAMPLES),
@@ -97,6 +126,7 @@ impl Live {
     pub fn note(&mut self, request: &Request) {
         match request.op {
             Op::Read => {
+                self.count_read();
                 self.seen.reads += 1;
                 self.seen.read_bytes += request.len;
             }
@@ -115,6 +145,29 @@ impl Live {
     /// A read was a hit.
     pub fn hit(&mut self) {
         self.seen.read_hits += 1;
+        self.windows[1].read_hits += 1;
+    }
+
+    /// Begins the next window where the current one is complete.
+    fn count_read(&mut self) {
+        if self.windows[1].reads == WINDOW_READS {
+            let (weight, first_weight) = (self.small.weight(), self.small.first_weight());
+            self.windows = [self.windows[1], Window { reads: 0, read_hits: 0, weight, first_weight }];
+        }
+        self.windows[1].reads += 1;
+    }
+
+    fn recent(&self) -> Recent {
+        let [before, current] = self.windows;
+        let accesses = self.small.weight() - before.weight;
+        let first = self.small.first_weight() - before.first_weight;
+        let reads = before.reads + current.reads;
+        Recent {
+            reads,
+            // Hits are counted when they end, perhaps in the next window.
+            read_hits: (before.read_hits + current.read_hits).min(reads),
+            first_share: if accesses == 0 { 0.0 } else { (first / accesses as f64).min(1.0) },
+        }
     }
 
     /// What is known now. Takes time in proportion to the curves, some ten thousand steps.
@@ -122,6 +175,7 @@ impl Live {
         Sizing {
             elapsed_ns: now - self.since,
             seen: self.seen,
+            recent: self.recent(),
             bytes: size_of::<Self>() as u64
                 + [self.small.bytes(), self.medium.bytes(), self.large.bytes()].iter().sum::<u64>()
                 - (size_of::<Sampler<1>>() + size_of::<Sampler<4>>() + size_of::<Sampler<16>>()) as u64,

@@ -15,6 +15,6 @@ mod tests;
 mod timeline;
 
 pub use curve::{Curve, CurveError, CurvePoint};
-pub use live::{BLOCK_SIZES, BlockSizing, Live, SAMPLES as LIVE_SAMPLES, Seen, Sizing};
+pub use live::{BLOCK_SIZES, BlockSizing, Live, Recent, SAMPLES as LIVE_SAMPLES, Seen, Sizing, WINDOW_READS};
 pub use shards::{SAMPLES_MAX, Sampler, Shards};
 pub use timeline::Timeline;

@@ -75,6 +75,8 @@ pub struct Sampler<const SECTORS: usize> {
     weight: u64,
     /// Weight that the sampled accesses stand for.
     estimated: f64,
+    /// Of that, the weight of the first access of each block.
+    first: f64,
 }
 
 impl<const SECTORS: usize> Sampler<SECTORS> {
@@ -128,6 +130,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
             cold_leverage: 0.0,
             weight: 0,
             estimated: 0.0,
+            first: 0.0,
         }
     }
 
@@ -221,6 +224,11 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         self.weight
     }
 
+    /// Weight of the accesses to blocks that were not used before, estimated.
+    pub fn first_weight(&self) -> f64 {
+        self.first
+    }
+
     /// Bytes of memory.
     pub fn bytes(&self) -> u64 {
         size_of::<Self>() as u64 + self.samples.bytes() + self.timeline.bytes() + self.buckets.bytes()
@@ -237,6 +245,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         match self.samples.find(block) {
             Some(number) => self.access_again(number, sectors, weight),
             None => {
+                self.first += weight * self.blocks_per_sample;
                 self.cold_leverage += weight * weight * self.blocks_per_sample;
                 let mut valid_from = [None; SECTORS];
                 valid_from[sectors].fill(Some(BucketNo::FIRST));

@@ -359,3 +359,33 @@ fn a_request_counts_in_each_block_that_it_touches() {
     // The first read's two sectors; the sector written in part; the one before the written ones; the discarded one.
     assert_eq!(misses, [5.0, 5.0, 5.0]);
 }
+
+/// Warm-up is over when recent reads ask for nothing new, whatever the totals say.
+#[test]
+fn recent_reads_forget_the_warm_up() {
+    const BLOCKS: u64 = 1000;
+    let mut live = Live::new(Instant(0));
+    let read = |live: &mut Live, block: u64| {
+        live.note(&Request {
+            id: RequestId(0),
+            disk: DiskId(0),
+            op: Op::Read,
+            offset: block * 4096,
+            len: 4096,
+            buffer: Some(BufferId(0)),
+            promote: Promote::Usual,
+            memory: PayloadMemory::Daemon,
+        });
+    };
+    (0..BLOCKS).for_each(|block| read(&mut live, block));
+    let recent = live.report(Instant(0)).recent;
+    assert_eq!((recent.reads, recent.read_hits, recent.first_share), (BLOCKS, 0, 1.0));
+    for i in 0..3 * WINDOW_READS {
+        read(&mut live, i % BLOCKS);
+        live.hit();
+    }
+    let report = live.report(Instant(0));
+    assert!((WINDOW_READS..2 * WINDOW_READS).contains(&report.recent.reads), "{:?}", report.recent);
+    assert_eq!((report.recent.read_hits, report.recent.first_share), (report.recent.reads, 0.0));
+    assert!(report.seen.read_hits < report.seen.reads);
+}

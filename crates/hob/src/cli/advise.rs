@@ -4,7 +4,7 @@ use anyhow::Context;
 use clap::Args;
 use hob_control::{BlockCurve, DiskCurve};
 use hob_engine::sizing::{Curve, CurvePoint};
-use hob_lab::advise::{Endurance, Live, LiveCache, LiveCurve, LiveOptions, live, live_text};
+use hob_lab::advise::{Endurance, Live, LiveCache, LiveCurve, LiveOptions, LiveRecent, live, live_text};
 
 use super::Global;
 use super::lab::share_of_reads;
@@ -59,6 +59,11 @@ fn taken(learnt: &DiskCurve) -> anyhow::Result<Live> {
         read_hit_ratio: learnt.hit_percent / 100.0,
         writes: learnt.writes,
         write_bytes: learnt.write_bytes,
+        recent: LiveRecent {
+            reads: learnt.recent.reads,
+            read_hit_ratio: learnt.recent.hit_percent / 100.0,
+            first_share: learnt.recent.first_percent / 100.0,
+        },
         cache,
         block_sizes: learnt.block_sizes.iter().map(curve).collect::<anyhow::Result<_>>()?,
     })
@@ -96,6 +101,7 @@ mod tests {
             hit_percent: 12.5,
             writes: 0,
             write_bytes: 0,
+            recent: hob_control::RecentReads { reads: 20_000, hit_percent: 12.5, first_percent: 1.0 },
             memory_bytes: 0,
             cache: None,
             block_sizes: vec![BlockCurve {

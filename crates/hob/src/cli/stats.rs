@@ -66,6 +66,15 @@ fn write_back(stats: &DiskStats) -> Vec<(&'static str, String)> {
     facts
 }
 
+/// Hits of the latest reads, which the reads of the warm-up are not among.
+fn recent(stats: &DiskStats) -> String {
+    let recent = &stats.recent;
+    match recent.reads {
+        0 => "no reads".to_owned(),
+        reads => format!("{:.1} % of the last {reads} reads from flash or memory", recent.hit_percent),
+    }
+}
+
 fn show(stats: &DiskStats) -> String {
     let mut facts = vec![
         ("disk", stats.disk.clone()),
@@ -73,6 +82,7 @@ fn show(stats: &DiskStats) -> String {
         ("counting for", duration(stats.elapsed_ns)),
         ("requests", format!("{} ({} reads, {} writes)", stats.requests, stats.reads, stats.writes)),
         ("flash served", format!("{:.1} % of reads", stats.hit_percent)),
+        ("recently", recent(stats)),
         ("checksum mismatches", stats.checksum_mismatches.to_string()),
         ("index memory", Size(stats.index_bytes + stats.memory_index_bytes).human()),
     ];

@@ -18,6 +18,12 @@ use super::words::{bytes, percent, typed, years};
 use super::{BlockSize, HIT_RATIO_MIN, POINT, SizePoint, TARGET_OF_BEST, Target, Verdict, Wear};
 use crate::picture::Unit;
 
+/// While more of the recent reads than this are first ones, the load is being learnt and its cache warmed.
+const FIRST_SHARE_WARM: f64 = 0.05;
+/// After so long, reads of new data are what the load is like.
+const SETTLED_S: f64 = DAY_S;
+/// A smaller cache may cost so many of the hits where no target was given.
+const SHRINK_LOSS_MAX: f64 = POINT / 2.0;
 /// Fewer reads than this say little.
 const READS_TELLING: u64 = 10_000;
 /// In a shorter time, what is written in a day is not worked out.
@@ -49,10 +55,35 @@ pub struct Live {
     pub writes: u64,
     /// Their bytes.
     pub write_bytes: u64,
+    /// The latest of the reads.
+    pub recent: LiveRecent,
     /// The cache it has.
     pub cache: Option<LiveCache>,
     /// By block size, smallest first.
     pub block_sizes: Vec<LiveCurve>,
+}
+
+/// The latest reads of a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct LiveRecent {
+    /// Reads.
+    pub reads: u64,
+    /// Share that flash or memory above it served.
+    pub read_hit_ratio: f64,
+    /// Share that asked for data which was never read or written before.
+    pub first_share: f64,
+}
+
+/// How much the advice is worth.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Confidence {
+    /// There are too few reads to judge by.
+    Low,
+    /// Many recent reads are first ones: the cache is being warmed, and may turn out to need more room.
+    WarmingUp,
+    /// The recent reads bring in hardly anything new, or the load was watched for a day.
+    Steady,
 }
 
 /// The cache that a disk has.
@@ -95,6 +126,8 @@ pub struct LiveAdvice {
     pub disk: String,
     /// Is a cache worth it?
     pub verdict: Verdict,
+    /// How much the advice is worth.
+    pub confidence: Confidence,
     /// The advice in a sentence or two.
     pub summary: String,
     /// What to type; empty when there is nothing to do. The pool is the user's to fill in.
@@ -119,6 +152,8 @@ pub struct LiveAdvice {
     pub cache: Option<LiveCache>,
     /// Share of the reads that flash or memory serves now.
     pub read_hit_ratio: f64,
+    /// The latest of the reads.
+    pub recent: LiveRecent,
     /// Learnt over so long.
     pub elapsed_ns: u64,
     /// From so many reads…
@@ -182,6 +217,36 @@ impl LiveCurve {
     }
 }
 
+impl Live {
+    fn confidence(&self) -> Confidence {
+        if self.reads < READS_TELLING {
+            Confidence::Low
+        } else if self.recent.first_share > FIRST_SHARE_WARM && self.elapsed_ns as f64 / 1e9 < SETTLED_S {
+            Confidence::WarmingUp
+        } else {
+            Confidence::Steady
+        }
+    }
+}
+
+impl LiveAdvice {
+    fn confidence_sentence(&self) -> String {
+        let first = percent(self.recent.first_share);
+        let recent = self.recent.reads;
+        match self.confidence {
+            Confidence::Low => format!("Confidence: low. There were only {} reads so far.", self.reads),
+            Confidence::WarmingUp => format!(
+                "Confidence: low while the load warms up. {first} of the last {recent} reads asked for new data."
+            ),
+            Confidence::Steady => format!(
+                "Confidence: good. {first} of the last {recent} reads asked for new data; {} were served from flash or \
+                 memory.",
+                percent(self.recent.read_hit_ratio),
+            ),
+        }
+    }
+}
+
 /// What to do with a disk that is being served.
 pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
     let best = disk.block_sizes.iter().map(LiveCurve::best).fold(0.0, f64::max);
@@ -196,6 +261,7 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
     let mut advice = LiveAdvice {
         disk: disk.disk.clone(),
         verdict: if chosen.is_some() { Verdict::Cache } else { Verdict::NoCache },
+        confidence: disk.confidence(),
         summary: String::new(),
         command: String::new(),
         why: Vec::new(),
@@ -212,6 +278,7 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
         wear: None,
         cache: disk.cache.clone(),
         read_hit_ratio: disk.read_hit_ratio,
+        recent: disk.recent,
         elapsed_ns: disk.elapsed_ns,
         reads: disk.reads,
         writes: disk.writes,
@@ -269,7 +336,8 @@ fn footprint(disk: &Live) -> u64 {
 
 fn wear(disk: &Live, options: &LiveOptions, cache: &LiveRecommendation) -> Option<Wear> {
     let seconds = disk.elapsed_ns as f64 / 1e9;
-    if seconds < SECONDS_TELLING {
+    // The writes of a warm-up are no day's writes.
+    if seconds < SECONDS_TELLING || disk.confidence() != Confidence::Steady {
         return None;
     }
     // What misses bring, and all writes.
@@ -311,12 +379,52 @@ fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
         );
         return;
     }
+    if times > 1.0 && keeps_size(advice, disk, own, cache) {
+        return;
+    }
     let what = if times < 1.0 { "Enlarge" } else { "The target needs less: shrink" };
     advice.summary = format!(
         "{what} the cache of {name} from {} to {size}: {hits} of its reads from flash by LRU (now: {now}).",
         bytes(own.cache_bytes)
     );
     advice.command = format!("hob cache resize {name} {}", typed(cache.cache_bytes));
+}
+
+/// Says why a cache is not made smaller, where it should not be: it is not warm yet, or would lose hits that nobody
+/// offered to give up.
+fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &LiveRecommendation) -> bool {
+    let (name, size) = (&disk.disk, bytes(own.cache_bytes));
+    if advice.confidence != Confidence::Steady {
+        advice.summary = format!(
+            "Leave the cache of {name} at {size} for now: it is not known yet whether a smaller one would do."
+        );
+        return true;
+    }
+    let curve = disk.block_sizes.iter().find(|curve| curve.block_bytes == cache.block_bytes);
+    let Some(curve) = curve.filter(|_| !advice.target.is_given) else { return false };
+    let hits = curve.hit_ratio(own.cache_bytes);
+    let loss = hits - cache.read_hit_ratio;
+    if loss <= SHRINK_LOSS_MAX {
+        return false;
+    }
+    // The smallest cache that serves what this one does.
+    let same = curve.size_for(hits - SHRINK_LOSS_MAX).map_or(own.cache_bytes, |same| rounded(same as f64));
+    if own.cache_bytes as f64 > same as f64 * (1.0 + NEAR) {
+        advice.summary = format!(
+            "Shrink the cache of {name} from {size} to {}: LRU serves the same share of its reads, {}, from both.",
+            bytes(same),
+            percent(curve.hit_ratio(same)),
+        );
+        advice.command = format!("hob cache resize {name} {}", typed(same));
+        return true;
+    }
+    advice.summary = format!(
+        "Leave the cache of {name} at {size}: with {} it would lose {} of its reads to the backing. Give \
+         --target-hit to say which share is enough.",
+        bytes(cache.cache_bytes),
+        percent(loss),
+    );
+    true
 }
 
 fn push_why(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
@@ -429,9 +537,6 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
             ));
         }
     }
-    if disk.reads > 0 && disk.reads < READS_TELLING {
-        say(format!("There were {} reads so far, which is little to judge by.", disk.reads));
-    }
     let seconds = disk.elapsed_ns as f64 / 1e9;
     if seconds < DAY_S {
         let time = Unit::Seconds.text(seconds);
@@ -457,7 +562,9 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
 
 /// The advice as text.
 pub fn live_text(advice: &LiveAdvice) -> String {
-    let mut out = filled("", &advice.summary);
+    let mut out = filled("", &advice.confidence_sentence());
+    out.push('\n');
+    out += &filled("", &advice.summary);
     if !advice.command.is_empty() {
         out += &format!("\n  {}\n", advice.command);
     }

@@ -35,7 +35,10 @@ use trials::Trials;
 pub use devices::{Backing, Endurance, Flash};
 pub(crate) use latency::seconds;
 pub use latency::{Latency, Timing};
-pub use live::{Live, LiveAdvice, LiveCache, LiveCurve, LiveOptions, LiveRecommendation, live, live_text};
+pub use live::{
+    Confidence, Live, LiveAdvice, LiveCache, LiveCurve, LiveOptions, LiveRecent, LiveRecommendation, live,
+    live_text,
+};
 pub use material::Material;
 pub use page::page;
 pub use text::text;

@@ -18,6 +18,8 @@ pub(crate) struct Scale {
     pub(crate) pgbench_scale: u32,
     /// Keys of RocksDB, with values of 400 bytes.
     rocksdb_keys: u32,
+    /// Copies of the source tree that are unpacked, one after the other.
+    copies: u32,
     seconds: u32,
 }
 
@@ -30,8 +32,9 @@ impl Scale {
             cache_bytes: 512 * MIB,
             memory_bytes: 80 * MIB,
             pgbench_scale: 8,
-            rocksdb_keys: 50_000,
-            seconds: 4,
+            rocksdb_keys: 20_000,
+            copies: 1,
+            seconds: 2,
         }
     }
 
@@ -42,6 +45,7 @@ impl Scale {
             memory_bytes: 256 * MIB,
             pgbench_scale: 80,
             rocksdb_keys: 1_000_000,
+            copies: 5,
             seconds,
         }
     }
@@ -119,15 +123,12 @@ fn sources() -> Result<tempfile::NamedTempFile> {
     Ok(file)
 }
 
-/// Unpacks so often one beside the other.
-const COPIES: u32 = 3;
-
-fn unpack(disk: &mut Disk, _: &Scale) -> Result<f64> {
+fn unpack(disk: &mut Disk, scale: &Scale) -> Result<f64> {
     let (tree, tar) = (disk.path("tree"), sources()?);
     let _ = std::fs::remove_dir_all(&tree);
     disk.forget_page_cache()?;
     let start = Instant::now();
-    for copy in 0..COPIES {
+    for copy in 0..scale.copies {
         let to = tree.join(copy.to_string());
         std::fs::create_dir_all(&to)?;
         shell::output(Command::new("tar").arg("-xf").arg(tar.path()).arg("-C").arg(&to))?;
@@ -144,7 +145,7 @@ fn git(disk: &mut Disk, _: &Scale) -> Result<f64> {
     let start = Instant::now();
     let git = |args: &[&str]| {
         let mut command = disk.group.command("git");
-        command.args(["-c", "user.name=bench", "-c", "user.email=bench@localhost", "-c", "core.fsync=all"]);
+        command.args(["-c", "user.name=bench", "-c", "user.email=bench@localhost"]);
         shell::output(command.args(["-c", "gc.auto=0", "-C"]).arg(&tree).args(args))
     };
     git(&["init", "--quiet"])?;

@@ -20,6 +20,9 @@ const LOW_HITS_PERCENT: f64 = 50.0;
 /// Below this share of valid sectors in its blocks, a cache is said to have too large blocks.
 const SPARSE_PERCENT: f64 = 50.0;
 
+/// While more of the recent reads than this ask for new data, a cache that is not full is still being warmed.
+const FIRST_PERCENT: f64 = 5.0;
+
 /// Fewer requests than this say nothing about how a cache does.
 const REQUESTS_TELLING: u64 = 1000;
 
@@ -76,6 +79,12 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
             Outcome::Hit.info().sentence,
             stats.hit_percent
         ));
+        if stats.recent.reads > 0 && stats.recent.reads < stats.reads {
+            explanation.sentences.push(format!(
+                "Of the last {} reads, {:.1} % were served from flash or memory.",
+                stats.recent.reads, stats.recent.hit_percent
+            ));
+        }
         if from_memory > 0 {
             explanation.sentences.push(format!(
                 "{:.1} % {}; of the reads, {:.1} %.",
@@ -197,6 +206,11 @@ fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
     })
 }
 
+/// Whether the recent reads bring in hardly anything new.
+fn is_warm(stats: &DiskStats) -> bool {
+    stats.recent.reads >= REQUESTS_TELLING && stats.recent.first_percent <= FIRST_PERCENT
+}
+
 /// Warming, full, too small, too coarse.
 fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
     let mut sentences = Vec::new();
@@ -204,6 +218,12 @@ fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
     let per_eviction = stats.vsphere.evict_avg_num_blocks_per_op;
     if stats.blocks_cached == 0 {
         sentences.push(format!("The cache of {} is empty.", size.human()));
+    } else if filled < FULL_PERCENT && is_warm(stats) {
+        sentences.push(format!(
+            "The cache of {} is warm: its data is smaller than it, and {filled:.0} % of its {} blocks hold data.",
+            size.human(),
+            stats.blocks
+        ));
     } else if filled < FULL_PERCENT {
         sentences.push(format!(
             "The cache of {} is warming: {filled:.0} % of its {} blocks hold data.",

@@ -11,7 +11,7 @@ use hob_engine::vscsi::{CLASSES, Histograms, METRICS};
 
 use super::Manager;
 use super::refusal::Refusal;
-use super::report::percent;
+use super::report::{percent, recent};
 use crate::daemon::shard_api::Counter;
 
 /// Curves are given by few points, no further off than this.
@@ -96,7 +96,7 @@ pub(super) fn expected(sizing: &Sizing, room: Size, block_size: Size) -> f64 {
 }
 
 fn curves(disk: &str, sizing: &Sizing, cache: Option<CurveCache>) -> DiskCurve {
-    let Sizing { elapsed_ns, seen, bytes, block_sizes } = sizing;
+    let Sizing { elapsed_ns, seen, recent: latest, bytes, block_sizes } = sizing;
     let one = |size: &BlockSizing| BlockCurve {
         block_size: Size(size.block_bytes),
         accesses: size.accesses,
@@ -122,6 +122,7 @@ fn curves(disk: &str, sizing: &Sizing, cache: Option<CurveCache>) -> DiskCurve {
         hit_percent: percent(seen.read_hits, seen.reads),
         writes: seen.writes,
         write_bytes: seen.write_bytes,
+        recent: recent(latest),
         memory_bytes: *bytes,
         cache,
         block_sizes: block_sizes.iter().map(one).collect(),

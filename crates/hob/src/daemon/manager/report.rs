@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
-use hob_control::{Bucket, CacheState, DiskStats, Evictions, Latency, OutcomeStats, Size, VsphereStats};
+use hob_control::{
+    Bucket, CacheState, DiskStats, Evictions, Latency, OutcomeStats, RecentReads, Size, VsphereStats,
+};
 use hob_engine::histogram::Histogram;
 use hob_engine::outcome::OUTCOMES;
+use hob_engine::sizing::Recent;
 use hob_engine::stats;
 use hob_engine::units::SECTOR_BYTES;
 
@@ -23,8 +26,18 @@ impl Manager {
         };
         let stats = shard.stats(id).await?;
         let mut report = report(name, block_size.unwrap_or_default(), &stats);
+        report.recent = recent(&shard.sizing(id).await?.recent);
         report.destage_rate_bytes = self.inner().disk(name)?.watch.rate();
         Ok(report)
+    }
+}
+
+/// The latest reads, under the API's names.
+pub(super) fn recent(recent: &Recent) -> RecentReads {
+    RecentReads {
+        reads: recent.reads,
+        hit_percent: percent(recent.read_hits, recent.reads),
+        first_percent: 100.0 * recent.first_share,
     }
 }
 
@@ -55,6 +68,7 @@ pub(in crate::daemon::manager) fn report(
         write_bytes: stats.write_bytes,
         hit_percent: percent(stats.read_hits, stats.reads),
         memory_hit_percent: percent(stats.memory_hits, stats.reads),
+        recent: RecentReads::default(),
         iops_mean: stats.iops_mean(),
         iops_max: stats.iops_max as f64,
         kib_per_io_mean: stats.request_bytes_mean() / KIB,

@@ -29,6 +29,7 @@ fn disk(cache: Option<LiveCache>) -> Live {
         read_hit_ratio: if cache.is_some() { 0.4 } else { 0.0 },
         writes: 500_000,
         write_bytes: 4096 * 500_000,
+        recent: LiveRecent { reads: 20_000, read_hit_ratio: 0.7, first_share: 0.01 },
         cache,
         block_sizes: vec![
             curve(4096, &[(0, 0.0), (64 * MIB, 0.7), (960 * MIB, 0.8)]),
@@ -110,7 +111,48 @@ fn what_is_not_known_is_said() {
     let advice = advice(&young, Some(0.95));
     assert_eq!(advice.recommendation.unwrap().read_hit_ratio, 0.8);
     assert!(advice.wear.is_none(), "5 s are no day");
-    for part in ["95 % you asked for: 80 %", "900 reads", "learnt in 5 s"] {
+    assert_eq!(advice.confidence, Confidence::Low);
+    assert!(live_text(&advice).starts_with("Confidence: low. There were only 900 reads"));
+    for part in ["95 % you asked for: 80 %", "learnt in 5 s"] {
         assert!(advice.caveats.iter().any(|caveat| caveat.contains(part)), "{part}: {:?}", advice.caveats);
     }
+}
+
+/// A cache of 512 MiB would shrink to 64 MiB at the knee: not before it is warm, and not where that costs hits.
+#[test]
+fn a_young_cache_is_not_made_smaller() {
+    let own = Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into() });
+    let mut young = disk(own);
+    young.elapsed_ns = HOUR_NS;
+    young.recent.first_share = 0.3;
+    for target in [None, Some(0.7)] {
+        let advice = advice(&young, target);
+        assert_eq!((advice.confidence, advice.command.as_str()), (Confidence::WarmingUp, ""));
+        assert!(advice.summary.contains("at 512 MiB for now"), "{}", advice.summary);
+        assert!(advice.wear.is_none(), "the writes of a warm-up are no day's writes");
+        assert!(live_text(&advice).starts_with("Confidence: low while the load warms up. 30"));
+    }
+    // Enlarging a young cache is no risk to what it serves.
+    young.cache = Some(LiveCache { cache_bytes: 16 * MIB, block_bytes: 4096, policy: "lru".into() });
+    assert_eq!(advice(&young, Some(0.7)).command, "hob cache resize vm 64M");
+    // After a day, a load that always reads something new is what it is.
+    young.elapsed_ns = 30 * HOUR_NS;
+    assert_eq!(advice(&young, None).confidence, Confidence::Steady);
+}
+
+#[test]
+fn hits_are_given_up_only_where_a_target_says_so() {
+    let own = Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into() });
+    let warm = disk(own);
+    let kept = advice(&warm, None);
+    assert!(kept.command.is_empty() && kept.summary.contains("would lose"), "{}", kept.summary);
+    assert_eq!(advice(&warm, Some(0.7)).command, "hob cache resize vm 64M");
+    // From 64 MiB on the curve is level: what is beyond serves nothing.
+    let flat = Some(LiveCache { cache_bytes: 2048 * MIB, block_bytes: 4096, policy: "lru".into() });
+    let mut level = disk(flat);
+    level.block_sizes.truncate(1);
+    level.block_sizes[0] = curve(4096, &[(0, 0.0), (64 * MIB, 0.8)]);
+    let level = advice(&level, None);
+    assert_eq!(level.command, "hob cache resize vm 64M");
+    assert!(level.summary.contains("the same share"), "{}", level.summary);
 }

@@ -126,6 +126,22 @@ fn a_cache_is_warming_then_full_and_perhaps_too_small() {
     let active = disk(CacheState::Active, None);
     let warming = said(&active, &figures(CacheState::Active, &[(Outcome::Hit, 10)], 370));
     assert!(warming.contains("is warming: 37 % of its 1000 blocks"), "{warming}");
+    // Its data is smaller than it: no more is to come.
+    let mut warm = figures(CacheState::Active, &[(Outcome::Hit, 7700), (Outcome::MissFilled, 2300)], 370);
+    warm.recent = hob_control::RecentReads { reads: 2000, hit_percent: 98.0, first_percent: 0.5 };
+    let smaller = said(&active, &warm);
+    assert!(
+        smaller.contains("is warm: its data is smaller than it") && !smaller.contains("warming"),
+        "{smaller}"
+    );
+    assert!(smaller.contains("Of the last 2000 reads, 98.0 %"), "{smaller}");
+    for still in [
+        hob_control::RecentReads { first_percent: 20.0, ..warm.recent },
+        hob_control::RecentReads { reads: 500, ..warm.recent },
+    ] {
+        warm.recent = still;
+        assert!(said(&active, &warm).contains("is warming: 37 %"), "{still:?}");
+    }
     let full = figures(CacheState::Active, &[(Outcome::Hit, 9000), (Outcome::MissFilled, 1000)], BLOCKS);
     assert!(said(&active, &full).contains("nothing had to give way"), "{}", said(&active, &full));
     let evictions = Evictions { operations: 100, blocks: 800, last_operation_at_ns: 1, last_blocks: 8 };
