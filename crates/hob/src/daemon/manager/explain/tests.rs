@@ -48,7 +48,6 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             ordered: false,
             verify: "auto".into(),
             ram: Size(0),
-            verify: "auto".into(),
             dirty: None,
         }),
     }
