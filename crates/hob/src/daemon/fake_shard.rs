@@ -435,7 +435,7 @@ impl State {
                 Waiting::Remove(answer, id) => {
                     let backing = self.backings.remove(&id);
                     let changed = backing.as_ref().and_then(|backing| backing.change_mark());
-                    let witness = backing.and_then(|backing| backing.witness()).map(Witness::keep_open);
+                    let witness = backing.as_ref().and_then(Backing::witness).map(Witness::keep_open);
                     let memory = self.areas.remove(&id);
                     let bitmaps = self.bitmaps.remove(&id).unwrap_or_default();
                     drop(answer.send(result.map(|released| Gone {
