@@ -245,13 +245,4 @@ fn a_comparison_with_what_the_backing_held_before_is_noticed() {
 #[test]
 fn evidence_that_is_recorded_before_all_is_compared_is_noticed() {
     expect_silent(Sabotage::EvidenceTooEarly, LOST);
-/// Flash is at fault here, so flushes of flash fail in some histories.
-#[test]
-fn a_failed_flush_of_flash_that_is_believed_is_noticed() {
-    let options =
-        Options { sound_backings: true, sabotage: Some(Sabotage::TrustedFlashFlush), ..Options::lives() };
-    let caught = (0..1000).find_map(|seed| Some((seed, run(seed, &options).err()?)));
-    let (seed, Violation(what)) = caught.expect("noticed in 1000 histories");
-    println!("TrustedFlashFlush: seed {seed}: {what}");
-    assert!(LOST.iter().any(|reason| what.contains(reason)), "noticed as: {what}");
 }

@@ -130,21 +130,22 @@ impl Backed {
         }
     }
 
-    /// Writes since the last successful flush are in doubt. Returns the sectors of guests' changes among them; `None` if there
-    /// are none that are not reported already.
-    fn doubt(&mut self) -> Option<Ranges> {
+    /// Writes since the last successful flush are in doubt. Guests are to be told if there are changes of theirs among them that no
+    /// earlier doubt concerned.
+    fn doubt(&mut self) -> bool {
         self.doubts += 1;
-        let mut ranges = std::mem::take(&mut self.older);
+        // They stay in doubt until a flush that begins from now on succeeds: the next doubt may take what this one left.
+        let newer = std::mem::take(&mut self.newer);
+        self.newer = std::mem::take(&mut self.older);
+        self.newer.append(newer);
         self.older_upto = None;
-        ranges.append(std::mem::take(&mut self.newer));
         let is_new = self.bypassed > self.flushed.max(self.failed_upto);
-        if !is_new {
-            return None;
+        if is_new {
+            self.failures += 1;
+            self.failed_upto = self.writes;
+            self.is_reported = false;
         }
-        self.failures += 1;
-        self.failed_upto = self.writes;
-        self.is_reported = false;
-        Some(ranges)
+        is_new
     }
 
     /// Is there a failure that a session was not told of? It is told now.
@@ -196,24 +197,25 @@ impl Engine {
     pub(super) fn doubt(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let destaged = disk.destager.take_moved();
-        let changes = disk.backed.doubt();
+        let is_new = disk.backed.doubt();
         for sector in destaged {
             self.put_back(id, Range { disk: id, first: sector, end: sector + 1 });
         }
-        if let Some(changes) = changes {
+        self.forget_changes(now, id);
+        if is_new {
             // A reader of a bitmap may have seen what is lost.
             self.disk_mut(id).note_everything();
-            self.forget_changes(now, id, changes);
             self.event_out.push_back(Event::WritesInDoubt(id));
         }
         self.wake(id);
     }
 
-    /// Forgets the clean copies of sectors. Reads of them that are under way find their checksums gone, and ask the backing.
-    fn forget_changes(&mut self, now: Instant, id: DiskId, ranges: Ranges) {
+    /// Forgets the clean copies of the changes in doubt. Reads of them that are under way find their checksums gone, and ask the backing.
+    fn forget_changes(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let sectors = disk.config.size_bytes.div_ceil(crate::units::SECTOR_BYTES);
-        let list = if ranges.is_everything { vec![(0, sectors)] } else { ranges.list };
+        let ranges = &disk.backed.newer;
+        let list = if ranges.is_everything { vec![(0, sectors)] } else { ranges.list.clone() };
         if let Some(opening) = &mut disk.opening {
             opening.forget_if_abandoned(&list);
         }

@@ -3,7 +3,7 @@
 
 use hob_engine::command::{CacheChange, Command, CommandError};
 use hob_engine::io::Op;
-use hob_engine::units::CommandId;
+use hob_engine::units::{CommandId, DiskId};
 
 use super::World;
 use crate::content::UNIT_BYTES;
@@ -146,6 +146,8 @@ impl World<'_> {
     }
 
     fn request_and_wait(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
+        // Requests that were answered may still fill the cache.
+        self.run_until(|world| world.engine.has_room(DiskId(disk as u32)))?;
         let request = self.make_request(disk, op, offset, len);
         self.hand_in(None, request)?;
         self.run_until(|world| world.requests.is_empty())?;
