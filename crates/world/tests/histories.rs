@@ -45,7 +45,7 @@ fn random_histories_keep_every_promise() {
 
 /// Whatever can happen did, often enough to mean something.
 fn check_coverage(total: &Report) {
-    const OF_OTHER_HISTORIES: [Outcome; 6] = [
+    const OF_OTHER_HISTORIES: [Outcome; 7] = [
         // Of disks that go from host to host.
         Outcome::BypassStandby,
         // Of persistent caches.
@@ -53,6 +53,7 @@ fn check_coverage(total: &Report) {
         Outcome::FlushCommitted,
         Outcome::BypassMode,
         Outcome::BypassRecovering,
+        Outcome::BypassUnverified,
         Outcome::DirtyLost,
     ];
     for (row, count) in OUTCOMES.iter().zip(total.outcomes) {
@@ -68,7 +69,6 @@ fn check_coverage(total: &Report) {
         ("losses", total.losses),
         ("stalls", total.stalls),
         ("resumptions", total.resumptions),
-        ("repairs under reads", total.repairs_under_reads),
         ("evictions", total.evictions),
         ("copies", total.copies),
         ("growths", total.growths),

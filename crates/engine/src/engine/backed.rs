@@ -63,6 +63,10 @@ struct Ranges {
 }
 
 impl Ranges {
+    fn is_empty(&self) -> bool {
+        self.list.is_empty() && !self.is_everything
+    }
+
     fn insert(&mut self, first: u64, end: u64) {
         let has_room = self.list.len() < RANGES_MAX;
         match self.list.last_mut() {
@@ -198,13 +202,15 @@ impl Engine {
         let disk = self.disk_mut(id);
         let destaged = disk.destager.take_moved();
         let is_new = disk.backed.doubt();
+        if !disk.backed.newer.is_empty() {
+            // A reader of a bitmap may have seen what is lost.
+            disk.note_everything();
+        }
         for sector in destaged {
             self.put_back(id, Range { disk: id, first: sector, end: sector + 1 });
         }
         self.forget_changes(now, id);
         if is_new {
-            // A reader of a bitmap may have seen what is lost.
-            self.disk_mut(id).note_everything();
             self.event_out.push_back(Event::WritesInDoubt(id));
         }
         self.wake(id);

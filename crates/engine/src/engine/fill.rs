@@ -104,15 +104,15 @@ impl Engine {
         }
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);
-            // What a hit is still reading and somebody else found wrong is repaired another time.
-            let before = runs.len();
-            runs.retain(|FlashRun { extent, buffer_sector }| {
-                let first = range.first + buffer_sector;
-                !claims.is_shared(slot, &Range { disk: request.disk, first, end: first + extent.count })
-            });
-            if runs.len() < before {
-                refused = Some(Outcome::MissFlashBusy);
-            }
+        }
+        // A hit may still be reading a sector that is invalid by now: another hit found it wrong, or the backing lost it.
+        let before = runs.len();
+        runs.retain(|FlashRun { extent, buffer_sector }| {
+            let first = range.first + buffer_sector;
+            !claims.is_shared(slot, &Range { disk: request.disk, first, end: first + extent.count })
+        });
+        if runs.len() < before {
+            refused = Some(Outcome::MissFlashBusy);
         }
         if evicted > 0 {
             disk.record_eviction(now, evicted);

@@ -67,8 +67,6 @@ pub struct Flash {
     doomed: Vec<IoId>,
     loses: bool,
     lie: Option<Lie>,
-    /// Writes over sectors with I/O in flight, rewriting what should be there.
-    pub repairs_under_reads: u64,
 }
 
 impl Flash {
@@ -87,7 +85,6 @@ impl Flash {
             doomed: vec![],
             loses: false,
             lie,
-            repairs_under_reads: 0,
         }
     }
 
@@ -132,7 +129,7 @@ impl Flash {
     }
 
     /// Rewriting what is being written is harmless; so is reading what is being rewritten.
-    fn check_clash(&mut self, transfer: &Transfer, fresh: &[bool]) -> Result<(), Violation> {
+    fn check_clash(&self, transfer: &Transfer, fresh: &[bool]) -> Result<(), Violation> {
         let is_read = transfer.io.op == IoOp::Read;
         for InFlight { transfer: other, fresh: other_fresh, .. } in self.in_flight.values() {
             if !other.overlaps(transfer) || is_read && other.io.op == IoOp::Read {
@@ -148,7 +145,6 @@ impl Flash {
                 fresh[mine] || is_read && other_fresh[theirs]
             });
             ensure!(clash.is_none(), "{:?} overlaps {:?} in flight", transfer.io, other.io);
-            self.repairs_under_reads += 1;
         }
         Ok(())
     }

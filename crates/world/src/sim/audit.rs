@@ -276,7 +276,6 @@ impl World<'_> {
             self.report.read_ahead_bytes += stats.read_ahead_bytes;
             self.report.writes_merged += stats.writes_merged;
         }
-        self.report.repairs_under_reads = self.flash.iter().map(|flash| flash.repairs_under_reads).sum();
         Ok(())
     }
 

@@ -17,7 +17,7 @@ use hob_engine::admission::Admission;
 use hob_engine::command::{
     Access, CacheChange, CacheConfig, Command, CommandError, Copies, Destage, Enable, Mode, Segment,
 };
-use hob_engine::io::{Durability, Op};
+use hob_engine::io::{Durability, IoOp, Op};
 use hob_engine::outcome::Outcome;
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{CommandId, DeviceId, DiskId, IoId};
@@ -170,6 +170,8 @@ pub(super) struct Injection {
     /// The one to fail; those before it are counted down.
     left: u32,
     struck: bool,
+    /// A flush of flash failed: its device has lost what it had not flushed, as far as anybody knows.
+    flush_failed: bool,
     /// Journals reported lost that nobody has seen to.
     pub(super) lost_journals: u32,
 }
@@ -182,7 +184,7 @@ pub fn inject(case: &Case, nth: u32, options: &Options) -> Result<Injected, Viol
     let options = Options { requests: 1000, lives: true, ..options.clone() };
     let mut world = World::of(scenario(case), Dice::new(case.seed), &options);
     world.injection =
-        Some(Injection { failure: case.failure, armed: false, left: nth, struck: false, lost_journals: 0 });
+        Some(Injection { failure: case.failure, armed: false, left: nth, struck: false, flush_failed: false, lost_journals: 0 });
     let ended =
         world.try_case(case).map_err(|Violation(what)| Violation(format!("{case:?} at {nth}: {what}")))?;
     let struck = world.injection.as_ref().is_some_and(|injection| injection.struck);
@@ -248,7 +250,7 @@ fn config(case: &Case) -> CacheConfig {
 
 impl World<'_> {
     /// A change of flash has been submitted: perhaps it is the one.
-    pub(super) fn count_change(&mut self, device: usize, io: IoId) {
+    pub(super) fn count_change(&mut self, device: usize, io: IoId, op: IoOp) {
         let counts = |injection: &&mut Injection| injection.armed && !injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
         injection.left -= 1;
@@ -256,6 +258,7 @@ impl World<'_> {
             return;
         }
         (injection.armed, injection.struck) = (false, true);
+        injection.flush_failed = op == IoOp::Flush;
         let failure = injection.failure;
         trace!(self, "{failure:?} strikes {io} on device {device}");
         match failure {
@@ -277,6 +280,11 @@ impl World<'_> {
             let faults = BackingFaults { read_error: 1000, write_error: 1000, flush_error: 1000 };
             self.disks[0].backing.set_faults(faults);
         }
+    }
+
+    /// Did a flush of flash fail?
+    pub(super) fn failed_a_flush(&self) -> bool {
+        self.injection.as_ref().is_some_and(|injection| injection.flush_failed)
     }
 
     fn has_struck(&self) -> bool {

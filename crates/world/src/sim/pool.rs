@@ -147,9 +147,9 @@ impl World<'_> {
         self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
     }
 
-    /// Does a device take no writes?
+    /// Does a device take no writes, or has it failed a flush?
     pub(super) fn any_refuses(&self) -> bool {
-        self.scenario.devices.iter().any(|plan| plan.refuses)
+        self.scenario.devices.iter().any(|plan| plan.refuses) || self.failed_a_flush()
     }
 
     fn done(&mut self, asked: &Asked, result: Result<Vec<Segment>, CommandError>) -> Result<(), Violation> {

@@ -29,8 +29,6 @@ pub struct Report {
     pub stalls: u64,
     /// Devices that answered again.
     pub resumptions: u64,
-    /// Flash writes over sectors being read or written, with the content that belongs there.
-    pub repairs_under_reads: u64,
     /// Blocks evicted.
     pub evictions: u64,
     /// Power cuts.
@@ -121,7 +119,7 @@ impl Report {
             ($($field:ident)*) => { vec![$((stringify!($field), &mut self.$field)),*] };
         }
         named! {
-            direct declined handed_back commands fences restarts lossy_flushes doubts losses stalls resumptions repairs_under_reads evictions power_cuts kills stops
+            direct declined handed_back commands fences restarts lossy_flushes doubts losses stalls resumptions evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind
             changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost

@@ -229,7 +229,7 @@ impl World<'_> {
                 let device = usize::from(device.0);
                 self.flash[device].submit(io, payload, &mut self.dice)?;
                 if io.op != IoOp::Read {
-                    self.count_change(device, io.id);
+                    self.count_change(device, io.id, io.op);
                 }
                 (Side::Flash(device), self.scenario.flash_ns)
             }
