@@ -433,7 +433,9 @@ impl Model {
         {
             let may_fail = change.ended != PENDING && !change.ok;
             let overlaps = change.first < end && reading.first < change.end;
-            if change.kind != Kind::Data || may_fail || !overlaps || change.ended < reading.began {
+            // A loss may have taken any part of a change that went on.
+            let is_broken = may_fail || change.began < self.lost;
+            if change.kind != Kind::Data || is_broken || !overlaps || change.ended < reading.began {
                 continue;
             }
             let (mut new, mut old) = (false, None);

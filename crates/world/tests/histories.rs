@@ -4,7 +4,7 @@ use hob_engine::outcome::{OUTCOMES, Outcome};
 use hob_world::sim::{Options, Report, run};
 
 /// Histories of one run of this test.
-const HISTORIES: u64 = 12_000;
+const HISTORIES: u64 = 13_000;
 
 fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))

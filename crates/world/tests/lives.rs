@@ -196,7 +196,7 @@ fn what_was_mended_stays_so() {
 #[test]
 fn disks_that_grow_lose_nothing_and_read_nothing_old() {
     let options = Options { growth_permille: 1000, ..Options::lives() };
-    let total = live(4_000_000..4_000_000 + HISTORIES / 2, &options);
+    let total = live(4_000_000..4_000_000 + HISTORIES, &options);
     assert!(total.growths > 500 && total.crashes_in_growth > 20, "{total:?}");
     assert!(total.recoveries_larger > 500, "{total:?}");
 }

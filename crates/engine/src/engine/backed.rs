@@ -96,7 +96,7 @@ impl Backed {
             failed_upto: 0,
             is_reported: true,
             sessions: BTreeMap::new(),
-            newer: Ranges::default(),
+            newer: Ranges { list: Vec::new(), is_everything: true },
             older: Ranges::default(),
             older_upto: None,
         }

@@ -173,6 +173,12 @@ impl World<'_> {
             self.make_ring(index, &config)
         });
         let Some(ring) = ring else {
+            // There is no room for it, and may never be: an operator gives a cache up of which the backing has everything.
+            self.disks[index].attempts += 1;
+            if self.disks[index].attempts > ATTEMPTS_MAX && recovered.summary.sectors_dirty == 0 {
+                self.disown(index);
+                self.open_gate(index);
+            }
             self.command(index, Command::RemoveDisk);
             return Ok(());
         };
