@@ -217,7 +217,7 @@ fn answer(stream: &mut UnixStream, file: &File, delays: Delays, replies: &Replie
 }
 
 fn zero(file: &File, offset: u64, length: u32) -> Result<()> {
-    const ZEROES: [u8; 65536] = [0; 65536];
+    static ZEROES: [u8; 65536] = [0; 65536];
     let end = offset + u64::from(length);
     let mut at = offset;
     while at < end {

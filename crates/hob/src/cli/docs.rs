@@ -152,7 +152,9 @@ fn lifecycle_page() -> String {
     let mut page = format!(
         "{GENERATED}# What happens to a machine\n\nSome things that happen to a machine mean something for the caches of its disks. hob does not see them: whoever does \
          them says so, with `hob disk event DISK EVENT` (or `POST /v1/disks/DISK/events`), in a hook of the hypervisor. The command ends when \
-         what it says is so; `hob disk show` shows a drain that goes on.\n\n\
+         what it says is so; `hob disk show` shows a drain that goes on. \
+         An event that loses dirty data needs `--yes` (API: `\"discard_dirty\": true`) while there is such data; without it the command states how much \
+         it is and changes nothing. `--dry-run` only states what would be lost.\n\n\
          | event | a volatile cache (`vfrc`) | a persistent one (all other presets) | when, and why |\n|---|---|---|---|\n"
     );
     for EventInfo { name, of_volatile, of_persistent, sentence, .. } in EVENTS {

@@ -128,7 +128,7 @@ impl Global {
 /// Every command. A command is one file of this directory, one line here and one in [`dispatch`].
 #[derive(Debug, Subcommand)]
 enum Command {
-    Serve(serve::Serve),
+    Serve(Box<serve::Serve>),
     Daemon(daemon::Daemon),
     Demo(demo::Demo),
     #[command(subcommand)]
@@ -179,7 +179,7 @@ enum Command {
 
 fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
     match command {
-        Command::Serve(args) => serve::run(args, global),
+        Command::Serve(args) => serve::run(*args, global),
         Command::Daemon(args) => daemon::run(&args, global),
         Command::Demo(args) => demo::run(args),
         Command::Pool(args) => pool::run(args, global),

@@ -511,8 +511,11 @@ mod tests {
         client.write_all(&asks_for(export)).await.unwrap();
         let served = async {
             let hello = Handshake::with_tls(HandshakeLimits::default(), handshake::Tls::Absent);
-            tokio::time::timeout(Duration::from_secs(1), negotiate_in_time(hello, &mut server, &visible, &mut None))
-                .await
+            tokio::time::timeout(
+                Duration::from_secs(1),
+                negotiate_in_time(hello, &mut server, &visible, &mut None),
+            )
+            .await
         };
         let (served, ()) = tokio::join!(served, async {
             tokio::task::yield_now().await;

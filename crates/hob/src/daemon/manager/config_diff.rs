@@ -438,12 +438,12 @@ impl Inner {
         let (enable, now) = match (&disk.cache, served.cache()) {
             (None, None) => return,
             (Some(enable), None) => {
-                let file = Some(&*json(enable)).map(str::to_owned);
+                let file = json(enable);
                 let change = Change::EnableCache(name, enable.clone());
                 return found.push(one_side(
                     &subject,
                     "cache",
-                    file.as_ref(),
+                    Some(&file),
                     None,
                     "the cache is enabled",
                     change,

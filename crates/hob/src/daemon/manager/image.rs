@@ -3,7 +3,7 @@
 //! The operator says the format, or the file's extension does. A file whose extension says nothing is raw. If its content looks like an image
 //! when it is added, the operator is asked. The content is never asked again: from then on the guest may have written it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use hob_storage::backing::{Format, ImageFile};
@@ -116,7 +116,7 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, Refusal> {
 }
 
 /// The format of a disk that an earlier version served.
-fn assume(path: &PathBuf, notes: &mut Vec<String>) -> Format {
+fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
     let format = Format::assumed(path);
     let why = if Format::of_extension(path).is_some() { "by its name" } else { "its name does not say more" };
     notes.push(format!("{} is served as {} from now on ({why})", path.display(), format.name()));

@@ -163,7 +163,7 @@ impl Machines {
             }
             MachineCall::SetCall { machine, queue, call } => {
                 let door = self.machine(machine).doors.get_mut(usize::from(queue)).and_then(Option::as_mut);
-                let Some(door) = door else { return None };
+                let door = door?;
                 let call = call.map(|call| ring.attach(call, FdClass::Event));
                 if let Some(old) = std::mem::replace(&mut door.call, call) {
                     ring.detach_event(old);

@@ -153,7 +153,10 @@ pub(super) async fn prepare(
     };
     let result = match tokio::time::timeout(REST_MAX, all).await {
         Ok(true) => flush(manager).await,
-        _ => Err(format!("some requests were not answered within {} s; is a backing gone?", REST_MAX.as_secs())),
+        _ => Err(format!(
+            "some requests were not answered within {} s; is a backing gone?",
+            REST_MAX.as_secs()
+        )),
     };
     if result.is_err() {
         shards.iter().for_each(ShardHandle::resume);
@@ -165,9 +168,9 @@ pub(super) async fn prepare(
 
 /// Makes everything durable that guests wrote.
 async fn flush(manager: &Arc<Manager>) -> Result<(), String> {
-    tokio::time::timeout(FLUSH_MAX, manager.flush_all())
-        .await
-        .unwrap_or_else(|_| Err(format!("a backing was not flushed within {} s; is it gone?", FLUSH_MAX.as_secs())))
+    tokio::time::timeout(FLUSH_MAX, manager.flush_all()).await.unwrap_or_else(|_| {
+        Err(format!("a backing was not flushed within {} s; is it gone?", FLUSH_MAX.as_secs()))
+    })
 }
 
 /// What stays open when this program ends.

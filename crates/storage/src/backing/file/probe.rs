@@ -1,0 +1,83 @@
+//! What hob asks an open file: its filesystem, its alignment, its holes and when it last changed.
+
+use std::fs::File;
+use std::os::fd::OwnedFd;
+
+use hob_engine::units::SECTOR_BYTES;
+use rustix::io::Errno;
+
+use super::super::identity::ChangeMark;
+use super::super::{Status, StatusExtent};
+use crate::volatile::VolatileFile;
+
+/// Opens a file with O_DIRECT; `None` where its filesystem does not support that. Any other failure is one: a disk whose daemon has no
+/// descriptor left, say, must not go through the page cache from then on.
+pub(super) fn open_direct(open: impl Fn(i32) -> std::io::Result<File>) -> std::io::Result<Option<File>> {
+    match open(libc::O_DIRECT) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Filesystems of this host's own disks: ext4, XFS, Btrfs, F2FS, bcachefs and ZFS.
+const LOCAL_FILESYSTEMS: [u32; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0xCA45_1A4E, 0x2FC1_2FC1];
+
+/// May an operation of the file block whoever starts it? Filesystems that are not known not to, count as if they did.
+pub(super) fn is_foreign(file: &File) -> bool {
+    rustix::fs::fstatfs(file).map_or(true, |fs| !LOCAL_FILESYSTEMS.contains(&(fs.f_type as u32)))
+}
+
+/// The alignment that O_DIRECT wants, found by trying; `None` when it does not work at all.
+pub(super) fn direct_block_bytes(file: &File) -> std::io::Result<Option<u32>> {
+    let mut memory = vec![0u8; 2 * SECTOR_BYTES as usize];
+    let skip = memory.as_ptr().align_offset(SECTOR_BYTES as usize);
+    for bytes in [512, 4096] {
+        match rustix::io::pread(file, &mut memory[skip..skip + bytes], 0) {
+            Ok(_) => return Ok(Some(bytes as u32)),
+            Err(Errno::INVAL | Errno::OPNOTSUPP) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// Most extents of one status answer; the asker comes back for more.
+const EXTENTS_MAX: usize = 4096;
+
+/// Which parts of `offset..end` of a file have data. May block for as long as the file's filesystem hangs.
+pub(super) fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
+    let mut extents = Vec::new();
+    let mut at = offset;
+    while at < end && extents.len() < EXTENTS_MAX {
+        let data = match rustix::fs::seek(file, rustix::fs::SeekFrom::Data(at)) {
+            Ok(data) => data.min(end),
+            Err(Errno::NXIO) => end,
+            // Not known: data everywhere is never wrong.
+            Err(_) => {
+                extents.push(StatusExtent { len: end - at, hole: false, zero: false });
+                break;
+            }
+        };
+        if data > at {
+            extents.push(StatusExtent { len: data - at, hole: true, zero: true });
+            at = data;
+            continue;
+        }
+        let hole = rustix::fs::seek(file, rustix::fs::SeekFrom::Hole(at));
+        let hole = hole.map_or(end, |hole| hole.min(end)).max(at + 1);
+        extents.push(StatusExtent { len: hole - at, hole: false, zero: false });
+        at = hole;
+    }
+    Ok(extents)
+}
+
+/// When a file was last changed. May block for as long as its filesystem hangs.
+pub(super) fn mark_of(file: &OwnedFd, volatile: Option<&VolatileFile>) -> Option<ChangeMark> {
+    if let Some(volatile) = volatile {
+        // What would get there later by itself would be taken for somebody else's change.
+        volatile.settle().ok()?;
+    }
+    let file = File::from(file.try_clone().ok()?);
+    file.metadata().ok().map(|metadata| ChangeMark::of(&metadata))
+}
