@@ -134,7 +134,11 @@ fn live_curves_are_those_of_the_trace() {
     // The advice is one that can be followed, and the same in words.
     assert_eq!(advice["verdict"], "cache");
     assert_eq!(advice["writes"].as_f64(), hob.stats().number("writes"));
-    let text = hob.ctl(&["advise", "disk", "--target-hit", "30%"]);
+    let few = hob.ctl(&["advise", "disk", "--target-hit", "30%"]);
+    assert!(few.contains("Confidence: low"), "{few}");
+    assert!(few.contains("it is not known yet whether a smaller one would do"), "{few}");
+    assert!(!few.contains("hob cache resize"), "{few}");
+    let text = hob.ctl(&["advise", "disk", "--target-hit", "99%"]);
     let resize = text.lines().find(|line| line.trim().starts_with("hob cache resize")).map(str::trim);
     let command = resize.unwrap_or_else(|| panic!("no command in {text}"));
     let args: Vec<&str> = command.split(' ').skip(1).collect();

@@ -133,6 +133,16 @@ impl Arena {
         self.shares.may_take(disk, len.div_ceil(PAGE_BYTES) as u64)
     }
 
+    /// Bytes that a disk's share has room for now.
+    pub fn room(&self, disk: DiskId) -> usize {
+        self.shares.allowance(disk, u64::from(u32::MAX)) as usize * PAGE_BYTES
+    }
+
+    /// Bytes of the pages that a disk holds.
+    pub fn held(&self, disk: DiskId) -> usize {
+        self.shares.held(disk) as usize * PAGE_BYTES
+    }
+
     /// A buffer of `len` bytes out of a disk's share, with one reference; `None` while there is no room for it.
     pub fn alloc_for(&mut self, disk: DiskId, len: usize) -> Option<BufferId> {
         if len == 0 || len > self.memory.len() || !self.may_alloc(disk, len) {

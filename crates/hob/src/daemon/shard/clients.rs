@@ -327,7 +327,7 @@ impl Clients {
             if !it.refused.is_empty() && engine.has_room(*disk) {
                 refused.append(&mut it.refused);
             }
-            if !it.without_buffer.is_empty() && ring.arena().may_alloc(*disk, it.least) {
+            if !it.without_buffer.is_empty() && may_have_room(ring.arena(), *disk, it.least) {
                 lacking.append(&mut it.without_buffer);
             }
         }
@@ -590,8 +590,8 @@ const RESERVE_SHARE: usize = 16;
 
 /// The arena as one connection sees it.
 ///
-/// A disk has its share of the arena. Of that, a connection may hold as many bytes as are free beside it, and large requests leave a
-/// sixteenth. So whatever greedy clients ask for, there is always something left for who asks for little.
+/// A disk has its share of the arena. Of that, a connection may hold as many bytes as its disk's share has room for beside it, and large
+/// requests leave a sixteenth of the share. So whatever greedy clients of a disk ask for, its other clients get small buffers.
 pub(super) struct Gate<'a> {
     arena: &'a mut Arena,
     /// Whose share buffers are taken from; none are without.
@@ -629,6 +629,11 @@ impl<'a> Gate<'a> {
     }
 }
 
+/// May a request of a disk get a buffer now that lacked `bytes` before? Large ones of a disk that holds nothing need leave nothing.
+pub(super) fn may_have_room(arena: &Arena, disk: DiskId, bytes: usize) -> bool {
+    arena.held(disk) == 0 || arena.may_alloc(disk, bytes)
+}
+
 /// For giving buffers back.
 pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
     let arena = ring.arena_mut();
@@ -638,12 +643,14 @@ pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
 impl Payload for Gate<'_> {
     fn has_room(&mut self, len: usize) -> bool {
         let Some(disk) = self.disk else { return false };
-        if !self.arena.may_alloc(disk, len) {
-            self.lacking = Some(len);
+        let (held, room) = (self.arena.held(disk), self.arena.room(disk));
+        let reserve = if len <= SMALL_BYTES_MAX || held == 0 { 0 } else { (held + room) / RESERVE_SHARE };
+        if !self.arena.may_alloc(disk, len + reserve) {
+            self.lacking = Some(len + reserve);
             return false;
         }
         let free = self.arena.capacity() - self.arena.used();
-        self.greedy = self.held_bytes > 0 && self.held_bytes + len > free;
+        self.greedy = self.held_bytes > 0 && self.held_bytes + len > room.min(free);
         let leaves_enough = free >= len + self.arena.capacity() / RESERVE_SHARE;
         let has_turn = len <= SMALL_BYTES_MAX || (self.open && leaves_enough);
         !self.greedy && has_turn

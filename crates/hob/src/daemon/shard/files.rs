@@ -16,7 +16,7 @@ use hob_storage::ring::{Completion, Fd, FdClass, Ring};
 use hob_storage::token::Token;
 use rustix::io::Errno;
 
-use super::clients::{Gate, ungated};
+use super::clients::{Gate, may_have_room, ungated};
 use super::recorders::Recorders;
 use crate::daemon::shard_api::{FileAtRest, FileRights};
 
@@ -192,7 +192,7 @@ impl Files {
         for number in std::mem::take(&mut self.refused) {
             let Some(file) = &self.files[usize::from(number)] else { continue };
             let disk = file.session.disk();
-            let has_buffer = file.lacking.is_none_or(|len| ring.arena().may_alloc(disk, len));
+            let has_buffer = file.lacking.is_none_or(|len| may_have_room(ring.arena(), disk, len));
             match has_buffer && engine.has_room(disk) {
                 true => self.list(number),
                 false => self.refused.push(number),
