@@ -158,11 +158,10 @@ fn a_chain_that_waits_for_room_is_carried_out_when_there_is_some() {
         Serve::disk(&scratch.text("disk.img")).arg("--vhost-user", &scratch.text("vm.sock")).start(&scratch);
     let mut driver = connect(&scratch);
     assert_eq!(driver.run(Kind::Read, 0, 4096), Some(0));
-    // One takes half of the room and keeps it; another waits for as much; so the machine's large request waits too.
-    let large = 32 * MIB as u32;
-    let [mut first, mut second] = [hob.connect(), hob.connect()];
-    for client in [&mut first, &mut second] {
-        client.raw().write_all(&request(0, CMD_WRITE, 1, 0, large)).expect("a header is taken");
+    // Two clients take most of the disk's share, 40 MiB, and keep it; large requests must leave some of it: the machine's waits.
+    let mut clients = [(hob.connect(), 32 * MIB as u32), (hob.connect(), 5 * MIB as u32)];
+    for (client, len) in &mut clients {
+        client.raw().write_all(&request(0, CMD_WRITE, 1, 0, *len)).expect("a header is taken");
     }
     // Both are looked at before what comes after them.
     let mut witness = hob.connect();
@@ -170,9 +169,8 @@ fn a_chain_that_waits_for_room_is_carried_out_when_there_is_some() {
     driver.submit(0, Kind::Write, 36 * MIB, 2 * MIB as u32);
     driver.kick();
     assert!(!driver.wait(Duration::from_millis(300)), "there was room; this shows nothing");
-    let payload = vec![7; large as usize];
-    for client in [&mut first, &mut second] {
-        client.raw().write_all(&payload).expect("the payload is taken");
+    for (client, len) in &mut clients {
+        client.raw().write_all(&vec![7; *len as usize]).expect("the payload is taken");
         client.receive().expect("an answer");
     }
     assert!(driver.reap().is_some() || driver.wait(PATIENCE), "the machine's request was forgotten");
