@@ -305,9 +305,9 @@ impl Model {
         }
         for serial in lost {
             let change = &self.changes[serial as usize - 1];
-            for at in change.first as usize..change.end as usize {
-                let unit = &mut self.units[at];
-                unit.floor = unit.floor.min(floors[at]);
+            let range = change.first as usize..change.end as usize;
+            for (unit, floor) in self.units[range.clone()].iter_mut().zip(&floors[range]) {
+                unit.floor = unit.floor.min(*floor);
                 (unit.pinned, unit.kept) = (None, false);
             }
             self.doubtful.push((self.losses, serial));

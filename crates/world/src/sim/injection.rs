@@ -183,8 +183,14 @@ pub(super) struct Injection {
 pub fn inject(case: &Case, nth: u32, options: &Options) -> Result<Injected, Violation> {
     let options = Options { requests: 1000, lives: true, ..options.clone() };
     let mut world = World::of(scenario(case), Dice::new(case.seed), &options);
-    world.injection =
-        Some(Injection { failure: case.failure, armed: false, left: nth, struck: false, flush_failed: false, lost_journals: 0 });
+    world.injection = Some(Injection {
+        failure: case.failure,
+        armed: false,
+        left: nth,
+        struck: false,
+        flush_failed: false,
+        lost_journals: 0,
+    });
     let ended =
         world.try_case(case).map_err(|Violation(what)| Violation(format!("{case:?} at {nth}: {what}")))?;
     let struck = world.injection.as_ref().is_some_and(|injection| injection.struck);
