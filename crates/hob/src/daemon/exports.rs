@@ -66,6 +66,10 @@ impl Exports {
             Some(known) => tracing::error!("{} is not offered as '{name}': that is {}", export.of, known.of),
             None => _ = table.insert(name.to_owned(), export),
         }
+        drop(table);
+        // Clients need not wait for its cache, which may still be recovered.
+        self.opening().remove(name);
+        self.2.changed.notify_waiters();
     }
 
     /// Offers an export no more, and sends its machine away. Other connections that exist are the shard's matter.
