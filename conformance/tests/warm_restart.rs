@@ -122,7 +122,7 @@ fn a_killed_daemon_serves_its_disk_before_its_cache_is_there_and_from_it_afterwa
         daemon = stage.kill(daemon);
         let mut client = stage.connect();
         let data = client.read(0, REQUEST as u32).unwrap();
-        let early = daemon.stats("vm").reason("bypass", "recovering") == 1;
+        let early = daemon.stats("vm").reason("bypass", "cache-recovering") == 1;
         assert_same(&data, &stage.content[..REQUEST as usize], 0, "the disk");
         Stage::wait_for_cache(&daemon);
         // Without evidence that the backing is unchanged it is compared first.
