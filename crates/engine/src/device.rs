@@ -1,8 +1,17 @@
 //! Health of the flash devices: errors lead to a fence, silence to a stall.
+//!
+//! The time after which a device counts as stalled adapts to the device. A pause that ended by itself within
+//! [`PAUSE_LIMITS_MAX`] limits is the latency of that device: for [`PAUSE_REMEMBERED_NS`] only a pause of twice that length is
+//! a stall. A longer pause is a hang, and changes nothing.
 
 use std::collections::VecDeque;
 
 use crate::units::{DeviceId, Instant, IoId};
+
+/// Longest pause that raises the limit of its device, and the highest such limit, in units of the configured limit.
+const PAUSE_LIMITS_MAX: u64 = 4;
+/// How long a pause raises the limit.
+const PAUSE_REMEMBERED_NS: u64 = 600_000_000_000;
 
 /// What one device did lately.
 #[derive(Debug, Default)]
@@ -11,6 +20,11 @@ pub(crate) struct Device {
     last_error: Instant,
     fenced: bool,
     stalled: bool,
+    /// When the I/O was issued at which the device stalled last.
+    stalled_at: Instant,
+    /// The length of the longest recent pause, and when it ended.
+    pause_ns: u64,
+    pause_ended: Instant,
     /// I/Os in order of issue, with those that completed still among them until they reach the front.
     outstanding: VecDeque<(IoId, u64, Instant)>,
 }
@@ -75,24 +89,41 @@ impl Device {
         while self.outstanding.front().is_some_and(|(id, serial, _)| !is_outstanding(*id, *serial)) {
             self.outstanding.pop_front();
         }
-        let overdue = self.outstanding.front().is_some_and(|(.., at)| now - *at >= health.stall_ns_max);
+        let oldest = self.outstanding.front().map(|(.., at)| *at);
+        let overdue = oldest.filter(|at| now - *at >= self.stall_ns(*at, health));
         match (self.stalled, overdue) {
-            (false, true) => {
-                self.stalled = true;
+            (false, Some(at)) => {
+                (self.stalled, self.stalled_at) = (true, at);
                 Change::Stalled
             }
-            (true, false) => {
+            (true, None) => {
                 self.stalled = false;
+                self.note_pause(now, health);
                 Change::Resumed
             }
             _ => Change::None,
         }
     }
 
+    /// How long an I/O that was issued at `at` may take, nanoseconds.
+    fn stall_ns(&self, at: Instant, health: &Health) -> u64 {
+        let is_recent = self.pause_ns > 0 && at - self.pause_ended < PAUSE_REMEMBERED_NS;
+        let raised = if is_recent { 2 * self.pause_ns } else { 0 };
+        raised.clamp(health.stall_ns_max, PAUSE_LIMITS_MAX * health.stall_ns_max)
+    }
+
+    fn note_pause(&mut self, now: Instant, health: &Health) {
+        let length = now - self.stalled_at;
+        if length <= PAUSE_LIMITS_MAX * health.stall_ns_max {
+            let before = if now - self.pause_ended < PAUSE_REMEMBERED_NS { self.pause_ns } else { 0 };
+            (self.pause_ns, self.pause_ended) = (before.max(length), now);
+        }
+    }
+
     /// When to look next.
     pub(crate) fn deadline(&self, health: &Health) -> Option<Instant> {
         let (.., at) = self.outstanding.front()?;
-        (!self.stalled).then(|| *at + health.stall_ns_max)
+        (!self.stalled).then(|| *at + self.stall_ns(*at, health))
     }
 }
 

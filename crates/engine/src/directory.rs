@@ -250,11 +250,18 @@ impl Directory {
     /// Makes what the cache holds of the disk's sectors `first..end` invalid.
     #[inline]
     pub(crate) fn invalidate(&mut self, first: u64, end: u64) {
-        for span in self.spans(first, end) {
-            if let Some(sector) = self.find(span) {
-                self.index.clear_valid(sector, span.count);
-            }
+        let mut runs = self.cached_runs(first, end);
+        while let Some((sector, count)) = runs.next(self) {
+            self.index.clear_valid(sector, count);
         }
+    }
+
+    /// A walk over the frames of the disk's sectors `first..end`. It takes at most as many steps as there are blocks
+    /// in the range or frames in the cache, whichever is fewer: a huge disk with a small cache is walked quickly.
+    pub(crate) fn cached_runs(&self, first: u64, end: u64) -> CachedRuns {
+        let blocks = end.saturating_sub(first) >> self.block_shift;
+        let by_frame = blocks > u64::from(self.index.frames());
+        CachedRuns { first, end, at: if by_frame { 0 } else { first }, by_frame }
     }
 
     /// Takes a recovered index in place of the empty one. Nothing is known of what was used last.
@@ -299,4 +306,83 @@ impl Directory {
 pub(crate) fn whole_sectors(offset: u64, len: u64) -> (u64, u64) {
     let first = sector_ceil(offset) / SECTOR_BYTES;
     (first, first.max((offset + len) / SECTOR_BYTES))
+}
+
+/// See [`Directory::cached_runs`]. It borrows nothing, so that the caller may change the sectors that it returned.
+pub(crate) struct CachedRuns {
+    first: u64,
+    end: u64,
+    /// The next disk sector, or the next frame.
+    at: u64,
+    by_frame: bool,
+}
+
+impl CachedRuns {
+    /// Returns the next run: its first cache sector, and the number of sectors. Not all of them need be valid.
+    pub(crate) fn next(&mut self, directory: &Directory) -> Option<(u64, u64)> {
+        if self.by_frame { self.next_frame(&directory.index) } else { self.next_block(directory) }
+    }
+
+    fn next_block(&mut self, directory: &Directory) -> Option<(u64, u64)> {
+        while let Some(span) = directory.spans(self.at, self.end).next() {
+            self.at += span.count;
+            if let Some(sector) = directory.find(span) {
+                return Some((sector, span.count));
+            }
+        }
+        None
+    }
+
+    fn next_frame(&mut self, index: &Index) -> Option<(u64, u64)> {
+        let shift = index.sectors_in_block().trailing_zeros();
+        // Valid sectors lead to the frames that are in use.
+        while let Some(valid) = index.next_valid(self.at << shift) {
+            let (frame, block, _) = index.locate(valid);
+            self.at = u64::from(frame.0) + 1;
+            let block_first = u64::from(block.0) << shift;
+            let from = self.first.max(block_first);
+            let to = self.end.min(block_first + (1 << shift));
+            if from < to && index.first_of(frame).is_none() {
+                return Some((index.first_sector(frame) + from - block_first, to - from));
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_range_is_walked_by_frame_with_the_same_result_as_by_address() {
+        let mut directory =
+            Directory::new(8, 2, PolicyKind::all().next().expect("there are policies"), Admission::default());
+        // Blocks 1, 500 and 2^30, of four sectors each, with some sectors valid.
+        for (frame_block, valid) in [(1, 0..4), (500, 2..3), (1 << 30, 1..3)] {
+            let frame = directory.index.insert(BlockNo(frame_block)).expect("a frame is free");
+            let first = directory.index.first_sector(frame);
+            valid.for_each(|i| directory.index.set_valid(first + i, 7));
+        }
+        let walk = |by_frame, (first, end)| {
+            let mut runs = directory.cached_runs(first, end);
+            (runs.by_frame, runs.at) = (by_frame, if by_frame { 0 } else { first });
+            let mut found: Vec<_> = std::iter::from_fn(|| runs.next(&directory)).collect();
+            found.sort_unstable();
+            found
+        };
+        // The limits cut the first block and the second.
+        for range in [(5, 2002), (0, 4), (8, 8), (4, 2004)] {
+            assert_eq!(walk(true, range), walk(false, range), "sectors {range:?}");
+        }
+        assert_eq!(walk(true, (5, 2002)).iter().map(|(_, count)| count).sum::<u64>(), 3 + 2);
+
+        let disk_sectors = 1 << 34;
+        assert!(
+            directory.cached_runs(0, disk_sectors).by_frame,
+            "2^32 steps would block the shard for seconds"
+        );
+        directory.invalidate(0, disk_sectors);
+        assert_eq!(directory.index.sectors_valid(), 0);
+    }
 }

@@ -265,6 +265,11 @@ impl Index {
         (frame, self.block(frame), (sector - self.first_sector(frame)) as u8)
     }
 
+    /// The first valid sector at or after this one.
+    pub(crate) fn next_valid(&self, from: u64) -> Option<u64> {
+        self.valid.next_one(from)
+    }
+
     /// log2 of the sectors in a block.
     #[inline]
     pub(crate) fn block_shift(&self) -> u32 {

@@ -179,12 +179,11 @@ impl Memory {
 
     /// Forgets the sectors `first..end`.
     pub(crate) fn invalidate(&mut self, first: u64, end: u64) {
-        for span in self.directory.spans(first, end) {
-            if let Some(sector) = self.directory.find(span) {
-                self.directory.index.clear_valid(sector, span.count);
-                let (page, bits) = self.bits(sector, span.count);
-                self.ahead[page] &= !bits;
-            }
+        let mut runs = self.directory.cached_runs(first, end);
+        while let Some((sector, count)) = runs.next(&self.directory) {
+            self.directory.index.clear_valid(sector, count);
+            let (page, bits) = self.bits(sector, count);
+            self.ahead[page] &= !bits;
         }
     }
 

@@ -249,9 +249,9 @@ impl Engine {
         let Some(journal) = &mut disk.journal else { return cache.invalidate(first, end) };
         // Recovery would believe what was clean: the flush before this host calls the disk its own waits for these records.
         journal.urgent = true;
-        for span in cache.spans(first, end) {
-            let Some(sector) = cache.find(span) else { continue };
-            for sector in sector..sector + span.count {
+        let mut runs = cache.cached_runs(first, end);
+        while let Some((sector, count)) = runs.next(cache) {
+            for sector in sector..sector + count {
                 let second = cache.index.second_sector(sector);
                 let copies = [Some(sector), second].into_iter().flatten();
                 if copies.clone().any(|copy| cache.index.is_dirty(copy)) {

@@ -117,6 +117,8 @@ pub enum Content {
 pub enum Failure {
     /// It fails.
     Once,
+    /// It fails; if it is a flush, its device also loses some of what no earlier flush made durable.
+    OnceWithLoss,
     /// It fails, and so do all changes of its device from then on.
     Device,
     /// All devices refuse changes from then on.
@@ -269,6 +271,10 @@ impl World<'_> {
         trace!(self, "{failure:?} strikes {io} on device {device}");
         match failure {
             Failure::Once => self.flash[device].doom(io),
+            Failure::OnceWithLoss => {
+                self.flash[device].lose_at_failed_flushes();
+                self.flash[device].doom(io);
+            }
             Failure::Device => self.refuse_changes(device),
             Failure::Everywhere => (0..self.flash.len()).for_each(|device| self.refuse_changes(device)),
             Failure::PowerCut => self.has_power = false,

@@ -128,6 +128,30 @@ fn a_stalled_device_is_bypassed_until_it_answers() {
     assert_eq!(bench.read_alone(4 * KIB, 4 * KIB), Outcome::Hit);
 }
 
+/// A device that often pauses for a little longer than the limit is not reported each time; a hang does not raise the limit.
+#[test]
+fn the_stall_limit_adapts_to_short_pauses_of_a_device() {
+    let mut bench = Bench::bare(limits());
+    bench.enable(16 * KIB, 4 * KIB);
+    bench.read_alone(0, 8 * KIB);
+    bench.events.clear();
+    let pause = |bench: &mut Bench, ms| {
+        bench.read(0, 4 * KIB);
+        let io = bench.only_io();
+        bench.wait_ms(ms);
+        bench.end(io);
+        std::mem::take(&mut bench.events).len() / 2
+    };
+    assert_eq!(pause(&mut bench, 60), 1, "the first pause longer than 50 ms is a stall");
+    assert_eq!(pause(&mut bench, 110), 0, "twice the first pause is allowed now");
+    assert_eq!(pause(&mut bench, 130), 1);
+    assert_eq!(pause(&mut bench, 190), 0, "four times the limit is the most");
+    assert_eq!(pause(&mut bench, 5_000), 1, "a hang is always reported");
+    assert_eq!(pause(&mut bench, 201), 1, "and does not raise the limit further");
+    bench.wait_ms(600_000);
+    assert_eq!(pause(&mut bench, 60), 1, "after ten minutes without a pause the configured limit applies");
+}
+
 /// A fill that hangs does not keep later reads of its sectors: these bypass it.
 #[test]
 fn reads_do_not_wait_for_a_fill_that_hangs() {
