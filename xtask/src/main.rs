@@ -3,6 +3,7 @@
 mod bench;
 mod dashboard;
 mod deb;
+mod docs;
 mod failures;
 mod mutants;
 mod packages;
@@ -39,6 +40,8 @@ enum Command {
     Mutants(mutants::Arguments),
     /// The Debian package, by cargo-deb
     Deb(deb::Arguments),
+    /// The documentation site, by mdBook
+    Docs(docs::Arguments),
     /// Measurements against other programs
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Torture(arguments) => torture::run(&arguments),
         Command::Mutants(arguments) => mutants::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),
+        Command::Docs(arguments) => docs::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
     };
     match result {

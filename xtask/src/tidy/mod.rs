@@ -4,7 +4,9 @@ mod blocking;
 mod crates;
 mod docs;
 mod files;
+mod links;
 mod reconnect;
+mod snippets;
 mod source;
 
 use std::fs;

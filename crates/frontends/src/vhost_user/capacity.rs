@@ -32,7 +32,7 @@ const HEADER_BYTES: usize = 12;
 #[derive(Debug)]
 pub struct Capacity {
     bytes: AtomicU64,
-    /// To the machine that is there.
+    /// The channel to the connected vhost-user client.
     channel: Mutex<Option<OwnedFd>>,
 }
 
@@ -42,12 +42,12 @@ impl Capacity {
         Arc::new(Capacity { bytes: AtomicU64::new(bytes), channel: Mutex::new(None) })
     }
 
-    /// As machines are told.
+    /// Returns the disk's size in bytes, as vhost-user clients read it.
     pub fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::SeqCst)
     }
 
-    /// The disk has so many bytes now. True if a machine was told of it.
+    /// Sets the disk's size in bytes. Returns true if a vhost-user client was told.
     pub fn grow(&self, bytes: u64) -> bool {
         self.bytes.store(bytes, Ordering::SeqCst);
         let channel = self.channel();
@@ -55,12 +55,12 @@ impl Capacity {
         let mut message = [0; HEADER_BYTES];
         message[..4].copy_from_slice(&CONFIG_CHANGE_MSG.to_ne_bytes());
         message[4..8].copy_from_slice(&VERSION.to_ne_bytes());
-        // A machine that does not read its channel keeps nobody waiting.
+        // A vhost-user client that does not read its channel must not block the caller.
         let sent = send(channel, &message, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         sent == Ok(HEADER_BYTES)
     }
 
-    /// A machine has come with this channel; or it has gone.
+    /// Sets the channel of the client that connected, or clears it when the client disconnects.
     pub(super) fn set_channel(&self, channel: Option<OwnedFd>) {
         *self.channel() = channel;
     }

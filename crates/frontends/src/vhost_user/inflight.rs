@@ -77,7 +77,7 @@ impl Inflight {
         Ok((inflight, file, bytes as u64))
     }
 
-    /// The memory that a machine has kept.
+    /// Maps the memory that a vhost-user client has kept.
     pub(super) fn open(
         file: OwnedFd,
         offset: u64,

@@ -1,6 +1,6 @@
-//! The log of a guest's memory that we have changed: what live migration of the machine has to send again.
+//! The log of a guest's memory that we have changed: what live migration of the guest has to send again.
 //!
-//! One bit for each page of 4 KiB by the guest's addresses, in memory that the machine shares. Bits are set after
+//! One bit for each page of 4 KiB by the guest's addresses, in memory that the vhost-user client shares. Bits are set after
 //! the bytes were written, as the protocol wants it. Pages beyond the end of the log are left out: the machine did not ask for them.
 
 use std::fs::File;
@@ -22,7 +22,7 @@ pub(crate) struct ChangeLog {
 }
 
 impl ChangeLog {
-    /// The log that a machine shares.
+    /// The log that a vhost-user client shares.
     pub(super) fn map(file: &File, offset: u64, len: u64) -> Result<Arc<ChangeLog>, MapError> {
         let (mapping, memory) = map_file(file, offset, len)?;
         Ok(Arc::new(ChangeLog { memory, _mapping: mapping }))

@@ -1,4 +1,4 @@
-//! A guest's memory, as its machine shares it with us.
+//! The guest memory that a vhost-user client shares with the daemon.
 //!
 //! # Rules
 //! The guest, and whoever runs it, writes to this memory whenever it likes: nothing in it can be borrowed,
@@ -93,7 +93,7 @@ pub struct GuestMap {
 }
 
 impl GuestMap {
-    /// Maps what the machine shares: one file for each region.
+    /// Maps the regions that the vhost-user client shares, one file each.
     ///
     /// # Errors
     /// [`MapError`]; nothing stays mapped.
