@@ -276,3 +276,43 @@ fn a_disk_has_its_socket_for_machines_by_command_and_after_a_restart() {
     assert!(!stage.scratch.path("vm.sock").exists(), "the socket outlived its disk");
     daemon.stop();
 }
+
+/// A disk's own limit counts instead of the daemon's, once; `forever` waits until the backing returns, and a change counts for
+/// requests that wait already.
+#[test]
+fn a_disk_waits_for_its_backing_as_long_as_it_is_told() {
+    let stage = Stage::new("");
+    let socket = stage.scratch.text("backing.sock");
+    let image = stage.scratch.text("disk0.img");
+    let nbdkit = || {
+        let _ = std::fs::remove_file(&socket);
+        let server = Tool::new("nbdkit").args(["--foreground", "--unix", &socket, "file", &image]).start();
+        wait_until("nbdkit", Duration::from_secs(10), || std::path::Path::new(&socket).exists());
+        server
+    };
+    let mut backing = nbdkit();
+    let daemon = stage.start();
+    let uri = format!("nbd+unix:///?socket={socket}");
+    let refused = daemon.try_ctl(&["disk", "add", "vm0", "--backing", &uri, "--backing-timeout", "0s"]);
+    assert!(!refused.success() && refused.all().contains("forever"), "{}", refused.all());
+    daemon.ctl(&["disk", "add", "vm0", "--backing", &uri, "--backing-timeout", "2s"]);
+    let mut guest = stage.connect(0);
+    guest.read(0, 4096).unwrap();
+    backing.kill();
+    let start = Instant::now();
+    guest.send(0, CMD_READ, MIB, 4096, &[]).unwrap();
+    assert_eq!(guest.receive().unwrap().error, EIO);
+    let waited = start.elapsed();
+    assert!(waited > Duration::from_millis(1900) && waited < Duration::from_millis(3500), "{waited:?}");
+    // Back, and away again, with a limit that a command takes away while a request waits.
+    let mut backing = nbdkit();
+    wait_until("the disk to be back", Duration::from_secs(20), || guest.read(MIB, 4096).is_ok());
+    backing.kill();
+    guest.send(0, CMD_READ, 2 * MIB, 4096, &[]).unwrap();
+    daemon.ctl(&["disk", "set", "vm0", "--backing-timeout", "forever"]);
+    assert_eq!(json(&daemon, &["disk", "show", "vm0"])["backing_timeout"], "forever");
+    std::thread::sleep(Duration::from_secs(4));
+    let _backing = nbdkit();
+    assert_eq!(guest.receive().unwrap().error, 0, "it waited for the backing");
+    daemon.stop();
+}

@@ -80,11 +80,20 @@ export interface Cache {
   dirty?: Dirty;
 }
 
+/** Is the backing connected, and does it answer? */
+export type BackingState =
+  | { state: 'connected' }
+  | { state: 'slow'; oldest_request_ms: number; waiting_requests: number }
+  | { state: 'reconnecting'; since_seconds: number; last_error: string; waiting_requests: number }
+  | { state: 'failed'; since_seconds: number; last_error: string };
+
 export interface Disk {
   name: string;
   state: 'online' | 'offline' | 'removing';
   reason?: string;
   backing: string;
+  /** Absent while the disk is not served. */
+  backing_state?: BackingState;
   size: number;
   read_only: boolean;
   cache?: Cache;

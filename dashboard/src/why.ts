@@ -4,7 +4,7 @@
 import { CAUSES } from './causes';
 import { bytes, count, percent, withMs } from './format';
 import { sum, type Rates } from './rates';
-import type { Datastore, DiskNow } from './types';
+import type { BackingState, Datastore, DiskNow } from './types';
 
 export type Severity = 'bad' | 'warn' | 'ok' | 'idle';
 
@@ -46,6 +46,8 @@ export function verdict(now: DiskNow, rates: Rates | undefined, datastore: Datas
 function standing({ disk, figures }: DiskNow): Verdict | undefined {
   if (disk.state === 'offline') return { severity: 'bad', text: `offline: ${disk.reason ?? 'its backing cannot be opened'}` };
   if (disk.state === 'removing') return { severity: 'warn', text: 'it is being removed' };
+  const backing = backingVerdict(disk.backing_state);
+  if (backing) return backing;
   if (!figures) return { severity: 'bad', text: 'the thread that serves it does not answer' };
   const cache = disk.cache;
   const why = cache?.reason ?? '';
@@ -119,4 +121,22 @@ function behindBacking({ disk, qos }: DiskNow, rates: Rates, datastore: Datastor
   if (disk.cache?.state === 'recovering') return '; its cache is being recovered';
   // Where the backing takes all of the time, the latency says it.
   return takes > 0 && eachNs > 1.5 * takes ? `; an I/O of the backing takes ${withMs(takes)}` : '';
+}
+
+/** What is wrong with a backing, if anything is. */
+function backingVerdict(state: BackingState | undefined): Verdict | undefined {
+  switch (state?.state) {
+    case 'slow': {
+      const seconds = (state.oldest_request_ms / 1000).toFixed(1);
+      return { severity: 'bad', text: `its backing answers slowly: the oldest of ${state.waiting_requests} requests has waited ${seconds} s` };
+    }
+    case 'reconnecting': {
+      const since = `reconnecting for ${state.since_seconds} s: ${state.last_error}`;
+      return { severity: 'bad', text: `its backing is ${since}; ${state.waiting_requests} requests wait` };
+    }
+    case 'failed':
+      return { severity: 'bad', text: `its backing failed ${state.since_seconds} s ago: ${state.last_error}` };
+    default:
+      return undefined;
+  }
 }

@@ -51,12 +51,16 @@ pub enum ProblemKind {
     CacheDegraded,
     /// The journal of a cache cannot be written.
     JournalLost,
-    /// Flash returned other data than was written, more than a few times.
+    /// Flash returned other data than was written.
     ChecksumMismatch,
     /// Data that only flash has cannot be read from it.
     DirtyLost,
     /// Dirty data does not get to the backing.
     DestageStuck,
+    /// The connection to a backing is lost.
+    BackingUnreachable,
+    /// A backing answers slowly, or not at all.
+    BackingSlow,
     /// A backing has no flush: nothing makes writes durable there.
     FlushMissing,
     /// A swap area of the host that is to be on is not.
@@ -69,7 +73,7 @@ pub enum ProblemKind {
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 14] = [
+    pub const ALL: [ProblemKind; 16] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -80,6 +84,8 @@ impl ProblemKind {
         ProblemKind::ChecksumMismatch,
         ProblemKind::DirtyLost,
         ProblemKind::DestageStuck,
+        ProblemKind::BackingUnreachable,
+        ProblemKind::BackingSlow,
         ProblemKind::FlushMissing,
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
@@ -99,6 +105,8 @@ impl ProblemKind {
             ProblemKind::ChecksumMismatch => "checksum-mismatch",
             ProblemKind::DirtyLost => "dirty-lost",
             ProblemKind::DestageStuck => "destage-stuck",
+            ProblemKind::BackingUnreachable => "backing-unreachable",
+            ProblemKind::BackingSlow => "backing-slow",
             ProblemKind::FlushMissing => "flush-missing",
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",

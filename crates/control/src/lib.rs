@@ -6,6 +6,8 @@
 //! setting is an error and not a silence. Bytes are [`Size`]; latencies are nanoseconds and say so
 //! in their names.
 
+mod backing;
+mod backing_timeout;
 mod bitmap;
 pub mod client;
 mod cluster;
@@ -38,6 +40,8 @@ mod swap;
 mod tls;
 mod trace;
 
+pub use backing::BackingState;
+pub use backing_timeout::{BackingTimeout, BackingTimeoutError};
 pub use bitmap::{BITMAPS_MAX, Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState, Bitmaps};
 pub use cluster::{
     Cluster, ClusterDisk, ClusterDiskState, ClusterHost, ClusterPool, ClusterState, ClusterTake,
@@ -66,7 +70,7 @@ pub use preview::{OnClients, PlannedChange, Preview};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
-    DiskResize, DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,
+    DiskPatch, DiskResize, DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,
 };
 pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Bucket, CacheState, DiskState};
+use crate::{BackingState, Bucket, CacheState, DiskState};
 
 /// One disk in the answer to `GET /v1/load`. Counts begin when the disk comes online.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -12,6 +12,9 @@ pub struct DiskLoad {
     pub disk: String,
     /// Is it served?
     pub state: DiskState,
+    /// Is its backing connected, and does it answer? Absent while the disk is not served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_state: Option<BackingState>,
     /// What its cache is doing.
     pub cache: CacheState,
     /// What its cache does with writes; empty without one.

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{CacheSettings, Export, Qos, Size};
+use crate::{BackingTimeout, CacheSettings, Export, Qos, Size};
 
 /// What becomes of the cache of a disk that moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -202,6 +202,9 @@ pub struct Arrival {
     /// How that is read, where its name does not say it: `raw`, `qcow2`, …
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
+    /// How long its requests wait for the backing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_timeout: Option<BackingTimeout>,
     /// Its size, bytes.
     pub size_bytes: u64,
     /// Are changes refused?
@@ -329,6 +332,7 @@ mod tests {
             from: "a".into(),
             backing: "/b".into(),
             format: None,
+            backing_timeout: None,
             size_bytes: 4096,
             read_only: false,
             mode: CarryMode::HeatMap,

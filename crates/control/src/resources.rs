@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Dirty, Export, Migration, Size, SwapRoom};
+use crate::{BackingState, BackingTimeout, Dirty, Export, Migration, Size, SwapRoom};
 
 /// Who answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -74,6 +74,9 @@ pub struct Device {
     /// How it is read and written; absent while it is offline.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<IoMode>,
+    /// Number of times since the daemon started that it did not answer in time and its caches were bypassed.
+    #[serde(default)]
+    pub stalls: u64,
 }
 
 /// Can a flash device be used?
@@ -126,9 +129,15 @@ pub struct Disk {
     pub reason: Option<String>,
     /// Where its data lives: a path or a URI.
     pub backing: String,
+    /// Is the backing connected, and does it answer? Absent while the disk is not served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_state: Option<BackingState>,
     /// How the file or block device is read; absent for other backings, and until it was opened for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
+    /// How long its requests wait for the backing during an outage; as `[limits]` says if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_timeout: Option<BackingTimeout>,
     /// Bytes; 0 while it has never been opened.
     pub size: Size,
     /// Are changes refused?
@@ -327,6 +336,9 @@ pub struct DiskAdd {
     /// Refuse changes.
     #[serde(default)]
     pub read_only: bool,
+    /// How long its requests wait for the backing during an outage: `30s`, `2m` or `forever`. As `[limits]` says if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_timeout: Option<BackingTimeout>,
     /// What its backing shares with others; found out if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
@@ -354,6 +366,15 @@ pub struct DiskResize {
     /// Absent: as large as its backing is now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
+}
+
+/// `PATCH /v1/disks/{disk}`: what is absent stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DiskPatch {
+    /// How long its requests wait for the backing during an outage, from now on: `30s`, `2m` or `forever`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_timeout: Option<BackingTimeout>,
 }
 
 /// What a pool is after a change.
@@ -387,6 +408,8 @@ mod tests {
             state: DiskState::Offline,
             reason: Some("no such file".into()),
             backing: "/vm.img".into(),
+            backing_state: Some(BackingState::Slow { oldest_request_ms: 2500, waiting_requests: 7 }),
+            backing_timeout: Some(BackingTimeout::Forever),
             format: None,
             size: Size(1 << 30),
             read_only: true,

@@ -12,7 +12,9 @@ use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
 use hob_nbd::{Command as Nbd, CommandFlags, ExportInfo};
 use hob_storage::backing::alone::Alone;
-use hob_storage::backing::{Backing, BackingInfo, BackingOptions, OpenError};
+use hob_storage::backing::{
+    Backing, BackingInfo, BackingOptions, Condition, OpenError, WAIT_FOREVER, WaitMax,
+};
 use hob_storage::ring::RingKind;
 
 const WRITE: IoOp = IoOp::Write(Durability::Volatile);
@@ -237,8 +239,11 @@ fn patience_ends() {
             rig.take(id, 0, 0);
         }
         assert!(start.elapsed() < 3 * options().wait_max);
+        let condition = rig.backing.monitor().condition();
+        assert!(matches!(condition, Condition::Reconnecting { waiting: 0, .. }), "{condition:?}");
         server.set(|script| (script.refuse, script.answers_left) = (false, None));
         assert_eq!(rig.read(0, 4096), Ok(vec![0; 4096]));
+        assert_eq!(rig.backing.monitor().condition(), Condition::Connected);
         rig.close();
     });
 }
@@ -329,6 +334,25 @@ fn the_wait_for_a_backing_is_counted_once_per_outage() {
     let start = Instant::now();
     assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
     assert!(start.elapsed() >= wait_max);
+    rig.close();
+}
+
+#[test]
+fn a_request_without_a_limit_waits_until_it_is_given_one() {
+    let server = Server::start(ExportInfo::new(MIB));
+    let options = BackingOptions { wait_max: WAIT_FOREVER, ..options() };
+    let backing = Backing::open(&server.uri, Access::ReadWrite, &options).unwrap();
+    let mut rig = Rig::of(RingKind::IoUring, backing);
+    server.set(|script| (script.refuse, script.answers_left) = (true, Some(0)));
+    let waiting = rig.start(IoOp::Read, 0, 4096, None);
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(2) {
+        rig.turn();
+    }
+    assert!(rig.done.is_empty(), "{:?}", rig.done);
+    rig.backing.set_wait_max(rig.now(), WaitMax::AtMost(Duration::from_secs(3)));
+    assert_eq!(rig.wait(waiting), Err(IoError::Failed));
+    assert_eq!(start.elapsed().as_secs(), 3);
     rig.close();
 }
 
@@ -433,6 +457,11 @@ fn another_disk_is_not_believed() {
     assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
     server.set(|script| script.answers_left = None);
     assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
+    let condition = rig.backing.monitor().condition();
+    assert!(
+        matches!(&condition, Condition::Failed { error, .. } if error.contains("another disk")),
+        "{condition:?}"
+    );
     rig.close();
 }
 

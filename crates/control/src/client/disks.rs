@@ -5,8 +5,8 @@ use hyper::Method;
 use super::{Client, ClientError, disk_path, percent_encode};
 use crate::{
     BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, CacheEnable, CachePatch, Disk, DiskAdd, DiskChanged,
-    DiskCurve, DiskHistograms, DiskResize, DiskStats, EventReport, Explanation, Export, ExportDirty,
-    LifeEvent, OnClients, OnDirty, PlannedChange, Preview,
+    DiskCurve, DiskHistograms, DiskPatch, DiskResize, DiskStats, EventReport, Explanation, Export,
+    ExportDirty, LifeEvent, OnClients, OnDirty, PlannedChange, Preview,
 };
 
 impl Client {
@@ -48,6 +48,11 @@ impl Client {
     /// Lets a disk be larger.
     pub async fn disk_resize(&self, disk: &str, resize: &DiskResize) -> Result<DiskChanged, ClientError> {
         self.send(Method::POST, &format!("{}/resize", disk_path(disk)), Some(resize)).await
+    }
+
+    /// Changes a disk's own settings.
+    pub async fn disk_patch(&self, disk: &str, patch: &DiskPatch) -> Result<DiskChanged, ClientError> {
+        self.send(Method::PATCH, &disk_path(disk), Some(patch)).await
     }
 
     /// Reports what happened to a disk's machine.

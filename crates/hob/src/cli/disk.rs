@@ -3,8 +3,8 @@
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hob_control::{
-    Disk as DiskInfo, DiskAdd, DiskChanged, DiskResize, EVENTS, Effect, LifeEvent, OnClients, PlannedChange,
-    Size,
+    BackingState, BackingTimeout, Disk as DiskInfo, DiskAdd, DiskChanged, DiskPatch, DiskResize, EVENTS,
+    Effect, LifeEvent, OnClients, PlannedChange, Size,
 };
 
 use super::Global;
@@ -32,6 +32,10 @@ pub(crate) enum Disk {
         /// Refuse changes
         #[arg(long)]
         read_only: bool,
+        /// How long requests wait for the backing during an outage before they fail: 500ms, 30s, 2m, 1h or forever; as
+        /// [limits] of hob.toml says if absent
+        #[arg(long, value_name = "DURATION")]
+        backing_timeout: Option<BackingTimeout>,
         /// What the backing shares with those of other disks; found out if absent
         #[arg(long, value_name = "NAME")]
         datastore: Option<String>,
@@ -62,6 +66,15 @@ pub(crate) enum Disk {
         force: bool,
         #[command(flatten)]
         consent: Consent,
+    },
+    /// Change a disk's own settings while it is served
+    Set {
+        /// The disk
+        disk: String,
+        /// How long requests wait for the backing during an outage before they fail: 500ms, 30s, 2m, 1h or forever;
+        /// also those that wait already
+        #[arg(long, value_name = "DURATION")]
+        backing_timeout: BackingTimeout,
     },
     /// Let a disk be larger while it is served: as large as its backing is now
     Resize {
@@ -105,6 +118,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             backing,
             format,
             read_only,
+            backing_timeout,
             datastore,
             fuse,
             vhost_user,
@@ -118,6 +132,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
                 backing,
                 format,
                 read_only,
+                backing_timeout,
                 datastore,
                 fuse,
                 vhost_user,
@@ -125,6 +140,10 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
                 parent_cache,
             };
             ask(global, async |client| client.disk_add(&add).await)?
+        }
+        Disk::Set { disk, backing_timeout } => {
+            let patch = DiskPatch { backing_timeout: Some(backing_timeout) };
+            ask(global, async |client| client.disk_patch(&disk, &patch).await)?
         }
         Disk::Resize { disk, size } => {
             ask(global, async |client| client.disk_resize(&disk, &DiskResize { size }).await)?
@@ -206,10 +225,17 @@ fn show(disk: &DiskInfo) -> String {
         ("disk", disk.name.clone()),
         ("state", word(&disk.state)),
         ("backing", disk.backing.clone()),
+        (
+            "backing state",
+            disk.backing_state.as_ref().map_or_else(|| "not open".to_owned(), BackingState::sentence),
+        ),
         ("format", disk.format.clone().unwrap_or_else(|| "none".to_owned())),
         ("size", disk.size.human()),
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
+    let timeout =
+        disk.backing_timeout.map_or_else(|| "as [limits] says".to_owned(), |limit| limit.to_string());
+    facts.push(("backing timeout", timeout));
     facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
     facts.extend(disk.parent.clone().map(|parent| ("parent", parent)));

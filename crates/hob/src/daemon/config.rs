@@ -13,7 +13,7 @@ mod source;
 
 use std::path::{Path, PathBuf};
 
-use hob_control::{CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size};
+use hob_control::{BackingTimeout, CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size};
 use hob_engine::qos::UNIT_BYTES_DEFAULT as QOS_UNIT_BYTES_DEFAULT;
 use serde::{Deserialize, Serialize};
 
@@ -162,6 +162,9 @@ pub(crate) struct DiskEntry {
     /// The size of the cache for that, if it is made for this disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent_cache: Option<Size>,
+    /// How long its requests wait for the backing during an outage.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) backing_timeout: Option<BackingTimeout>,
     /// What its backing lies on; found out if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,

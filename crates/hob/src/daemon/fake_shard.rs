@@ -286,6 +286,7 @@ impl State {
                 };
                 self.command(id, Command::Memory(config), Waiting::Memory(answer, area));
             }
+            ShardCall::SetWaitMax { .. } => {}
             ShardCall::SetQos { id, qos, answer } => {
                 self.command(id, Command::Qos(qos), Waiting::Add(answer));
             }

@@ -73,7 +73,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         )
         .route("/v1/pools/{pool}/orphans/{owner}", delete(orphan_discard))
         .route("/v1/disks", get(disks).post(disk_add))
-        .route("/v1/disks/{disk}", get(disk).delete(disk_remove))
+        .route("/v1/disks/{disk}", get(disk).patch(handlers::disk_patch).delete(disk_remove))
         .route(
             "/v1/disks/{disk}/cache",
             get(cache).put(cache_enable).patch(cache_patch).delete(cache_disable),
@@ -164,6 +164,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::cache_clear,
         handlers::discard_dirty,
         handlers::export_dirty,
+        handlers::disk_patch,
         handlers::disk_resize,
         handlers::disk_event,
         handlers::drain,

@@ -10,6 +10,8 @@
 //! second one is refused while the first is under way ([`Claim`]).
 
 mod adopt;
+mod backing_state;
+mod backing_timeout;
 mod balance;
 mod bitmaps;
 mod borrowing;
@@ -59,6 +61,7 @@ mod room;
 mod second_copies;
 mod settings;
 mod snapshot;
+mod stalls;
 mod start;
 mod swap;
 mod taken_over;
@@ -200,6 +203,7 @@ struct DeviceEntry {
     peer: Option<PeerState>,
     /// Segments, by their ids on the shards, that caches lost with it. They are not given away.
     lost: Vec<Segment>,
+    stalls: stalls::Stalls,
 }
 
 /// A device has one name in its pool and another on the shards, which know devices of all pools.

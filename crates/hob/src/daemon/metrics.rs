@@ -14,7 +14,7 @@ mod table;
 
 use std::fmt::Write as _;
 
-use hob_control::{Cluster, Datastore, Disk, DiskQos, HealthProblem, Pool, ProblemKind};
+use hob_control::{BackingState, Cluster, Datastore, Disk, DiskQos, HealthProblem, Pool, ProblemKind};
 use hob_engine::histogram::Histogram;
 use hob_engine::outcome::OUTCOMES;
 use hob_engine::stats::{self, DiskStats};
@@ -240,6 +240,17 @@ fn add_view(body: &mut String, metric: &Metric, disk: &Disk) {
     match (metric.source, &disk.cache) {
         (Source::Disk(value), _) => sample(body, metric, &[name], value(disk)),
         (Source::DiskStates, _) => states(body, metric, &[name], disk.state, &DISK_STATES),
+        (Source::Backing(value), _) => {
+            if let Some(state) = &disk.backing_state {
+                sample(body, metric, &[name], value(state));
+            }
+        }
+        (Source::BackingStates, _) => {
+            if let Some(state) = &disk.backing_state {
+                let all = BackingState::NAMES.map(|name| (name, name));
+                states(body, metric, &[name], state.name(), &all);
+            }
+        }
         (Source::Cache(value), Some(cache)) => sample(body, metric, &[name], value(cache)),
         (Source::CacheStates, Some(cache)) => states(body, metric, &[name], cache.state, &CACHE_STATES),
         (Source::CacheInfo, Some(cache)) => {

@@ -15,6 +15,7 @@ mod lease;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hob_engine::command::{Bitmap, BitmapChange, CacheChange, Command, DiskConfig, MemoryConfig, Segment};
 use hob_engine::io::Promote;
@@ -125,6 +126,13 @@ pub(crate) enum ShardCall {
         memory: Option<(MemoryConfig, Area)>,
         /// What it had before.
         answer: Answer<Option<Area>>,
+    },
+    /// Change how long requests wait for a disk's backing.
+    SetWaitMax {
+        /// Whose.
+        id: DiskId,
+        /// How long.
+        wait_max: Duration,
     },
     /// Say what a disk is due.
     SetQos {

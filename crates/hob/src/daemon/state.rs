@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use hob_control::{Export, Size};
+use hob_control::{BackingTimeout, Export, Size};
 use hob_storage::backing::Format;
 use hob_storage::failing;
 use serde::{Deserialize, Serialize};
@@ -145,6 +145,9 @@ pub(crate) struct DiskState {
     /// The cache it is to have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheSpec>,
+    /// How long requests wait for its backing; the daemon's limit if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) backing_timeout: Option<BackingTimeout>,
     /// What its backing lies on, if its owner said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
@@ -202,6 +205,7 @@ impl DiskState {
             image: Some(ImageSpec::default()),
             read_only,
             cache: None,
+            backing_timeout: None,
             datastore: None,
             qos: None,
             exports: Vec::new(),

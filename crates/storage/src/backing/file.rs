@@ -687,8 +687,13 @@ impl Driver for FileBacking {
         self.go_on(ring, now);
     }
 
-    fn be_hasty(&mut self, wait_max: Duration) {
-        self.wait_ns = self.wait_ns.min(wait_max.as_nanos() as u64);
+    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
+        let before = self.wait_ns;
+        self.wait_ns = wait_max.after(Duration::from_nanos(before)).as_nanos() as u64;
+        for several in &mut self.several {
+            let moved = several.deadline.0.saturating_sub(before).saturating_add(self.wait_ns);
+            several.deadline = Instant(moved).max(now);
+        }
     }
 
     fn submit_status(&mut self, ring: &mut Ring, _now: Instant, id: u64, offset: u64, len: u64) {

@@ -306,6 +306,10 @@ impl Driver for Handover {
         self.own.grow(size_bytes);
     }
 
+    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
+        self.own.set_wait_max(now, wait_max);
+    }
+
     fn peer_has(&mut self, first: u64, end: u64) {
         self.left_behind.listed(first, end);
     }
@@ -317,7 +321,7 @@ impl Driver for Handover {
         let Some(kind) = (Token::PEER..=Token::PEER_LAST).find(is_free) else { return };
         self.kind = kind;
         if self.phase == Phase::Taken {
-            peer.be_hasty(PEER_WAIT_MAX);
+            peer.set_wait_max(now, super::WaitMax::AtMost(PEER_WAIT_MAX));
         }
         peer.attach(ring, now, self.tokens.expect("attached before").of_kind(kind));
         self.peer = Some(peer);

@@ -29,6 +29,7 @@ mod helper;
 mod identity;
 mod lock;
 mod modelled;
+mod monitor;
 pub(crate) mod nbd;
 pub mod objects;
 mod overlay;
@@ -55,6 +56,8 @@ pub use gauge::Gauge;
 pub use identity::ChangeMark;
 pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
+use monitor::InFlight;
+pub use monitor::{Condition, Monitor, SLOW_AFTER};
 pub use overlay::{OwnMap, Part, Whose};
 pub use parent::{Parent, ParentRead};
 pub use qemu_nbd::confine;
@@ -106,6 +109,28 @@ pub const BACKINGS: &[BackingKind] = &[
     },
 ];
 
+/// A `wait_max` without an end: a hundred years, which every clock here can add to its own time.
+pub const WAIT_FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
+
+/// A change of how long requests wait for a backing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitMax {
+    /// That long.
+    Set(Duration),
+    /// As before, but no longer than that.
+    AtMost(Duration),
+}
+
+impl WaitMax {
+    /// The limit from now on.
+    fn after(self, before: Duration) -> Duration {
+        match self {
+            WaitMax::Set(limit) => limit,
+            WaitMax::AtMost(limit) => before.min(limit),
+        }
+    }
+}
+
 /// How to open a backing and how patient to be with it.
 #[derive(Clone, Debug)]
 pub struct BackingOptions {
@@ -128,6 +153,8 @@ pub struct BackingOptions {
     /// A server that is connected to again has lost nothing that it acknowledged: whoever connects sees to it that it is the same
     /// one, and has run ever since.
     pub keeps_writes: bool,
+    /// Where the driver notes that its connection is lost, and that there is one again. Each backing that is opened gets its own.
+    pub monitor: Arc<Monitor>,
 }
 
 impl Default for BackingOptions {
@@ -142,6 +169,7 @@ impl Default for BackingOptions {
             reconnect_min: Duration::from_millis(100),
             reconnect_max: Duration::from_secs(10),
             keeps_writes: false,
+            monitor: Arc::default(),
         }
     }
 }
@@ -381,8 +409,8 @@ pub trait Driver: Send {
     fn go_on(&mut self) {}
     /// See [`Backing::lose`].
     fn lose(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// I/O that begins from now on fails after waiting that long for a backing that is gone.
-    fn be_hasty(&mut self, _wait_max: Duration) {}
+    /// See [`Backing::set_wait_max`].
+    fn set_wait_max(&mut self, _now: Instant, _wait_max: WaitMax) {}
     /// See [`Backing::is_lost`].
     fn is_lost(&self) -> bool {
         false
@@ -402,6 +430,8 @@ pub trait Reader: Send {
 pub struct Backing {
     driver: Box<dyn Driver>,
     tokens: Option<TokenSpace>,
+    monitor: Arc<Monitor>,
+    in_flight: InFlight,
 }
 
 impl std::fmt::Debug for Backing {
@@ -417,7 +447,9 @@ impl Backing {
     /// [`OpenError`].
     pub fn open(spec: &str, access: Access, options: &BackingOptions) -> Result<Backing, OpenError> {
         let format = options.format.unwrap_or_else(|| Format::assumed(Path::new(spec)));
-        Ok(Backing::of((Backing::kind(spec, format).open)(spec, access, options)?))
+        let options = BackingOptions { monitor: Arc::default(), ..options.clone() };
+        let driver = (Backing::kind(spec, format).open)(spec, access, &options)?;
+        Ok(Backing::monitored(driver, options.monitor))
     }
 
     /// Opens a raw file, whatever its name.
@@ -440,25 +472,34 @@ impl Backing {
 
     /// A backing of a kind that is not in the table.
     pub fn of(driver: Box<dyn Driver>) -> Backing {
-        Backing { driver, tokens: None }
+        Backing::monitored(driver, Arc::default())
+    }
+
+    fn monitored(driver: Box<dyn Driver>, monitor: Arc<Monitor>) -> Backing {
+        Backing { driver, tokens: None, monitor, in_flight: InFlight::default() }
     }
 
     /// Lets every I/O of this backing take as long as `model` says, or longer when the backing itself does.
     pub fn modelled(self, model: Box<dyn ServiceTime + Send>) -> Backing {
         assert!(self.tokens.is_none(), "a backing is modelled before it is attached");
-        Backing::of(Box::new(modelled::Modelled::new(self.driver, model)))
+        Backing::monitored(Box::new(modelled::Modelled::new(self.driver, model)), self.monitor)
     }
 
     /// The backing of a disk that comes from another host, so far in standby: `own` is the disk's backing, opened without
     /// its lock. The module's text of `handover` tells the rest.
     pub fn handover(own: Backing) -> Backing {
         assert!(own.tokens.is_none(), "it is not attached yet");
-        Backing::of(Box::new(handover::Handover::new(own.driver)))
+        Backing::monitored(Box::new(handover::Handover::new(own.driver)), own.monitor)
     }
 
     /// What it is.
     pub fn info(&self) -> &BackingInfo {
         self.driver.info()
+    }
+
+    /// Tells any thread whether the backing is connected and answers.
+    pub fn monitor(&self) -> Arc<Monitor> {
+        self.monitor.clone()
     }
 
     /// Reads where the caller stands, and waits: to compare the backing with what a cache remembers of it before
@@ -549,11 +590,13 @@ impl Backing {
         assert!(self.tokens.is_none(), "a backing is attached once");
         let tokens = TokenSpace::new(Token::BACKING, owner);
         self.tokens = Some(tokens);
+        self.monitor.set_time(now);
         self.driver.attach(ring, now, tokens);
     }
 
     /// Starts an I/O whose target is this backing.
     pub fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
+        self.in_flight.begin(&self.monitor, io.id, now);
         self.driver.submit(ring, now, io);
     }
 
@@ -568,7 +611,9 @@ impl Backing {
 
     /// An I/O that ended.
     pub fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
-        self.driver.poll_done()
+        let done = self.driver.poll_done()?;
+        self.in_flight.end(&self.monitor, done.0);
+        Some(done)
     }
 
     /// May acknowledged writes that no successful flush covers have been lost since this was asked last, because a server
@@ -608,6 +653,12 @@ impl Backing {
     /// Like [`hold_back`](Self::hold_back), for good: what was kept fails.
     pub fn lose(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.lose(ring, now);
+    }
+
+    /// Changes how long requests wait for the backing while it is away, also for those that wait already. Kinds that do not
+    /// connect again by themselves ignore it.
+    pub fn set_wait_max(&mut self, now: Instant, wait_max: WaitMax) {
+        self.driver.set_wait_max(now, wait_max);
     }
 
     /// Asks what is allocated in a range of at least one byte.

@@ -159,6 +159,10 @@ impl Driver for Modelled {
         self.info.grow(size_bytes);
     }
 
+    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
+        self.inner.set_wait_max(now, wait_max);
+    }
+
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         self.inner.read_before_attach(offset, bytes)
     }

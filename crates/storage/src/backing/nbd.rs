@@ -71,6 +71,14 @@ const COMMAND_BYTES_MAX: u64 = 1 << 30;
 /// Largest payload whatever the server says, bytes.
 const PAYLOAD_BYTES_MAX: u64 = 32 << 20;
 
+/// Longest time that the peer's host may leave sent data unconfirmed, whatever requests may wait: a host that vanished is
+/// noticed, and its requests are sent again on a new connection.
+const SILENCE_MAX: Duration = Duration::from_secs(30);
+
+fn silence_max(options: &BackingOptions) -> Duration {
+    options.wait_max.min(SILENCE_MAX)
+}
+
 pub(super) fn recognise(spec: &str) -> bool {
     spec.split_once("://").is_some_and(|(scheme, _)| scheme.starts_with("nbd"))
 }
@@ -98,7 +106,7 @@ pub(crate) fn open_uri(
     description: String,
     whose: &dyn Fn(u64) -> String,
 ) -> Result<NbdBacking, OpenError> {
-    let link = connect::connect(uri, options.connect_max, options.wait_max)
+    let link = connect::connect(uri, options.connect_max, silence_max(options))
         .map_err(|reason| OpenError::Connect { peer: description.clone(), reason })?;
     let unfit = |reason: String| OpenError::Unfit { what: description.clone(), reason };
     let Negotiated { size_bytes, flags, block_size_min, .. } = link.negotiated;
@@ -305,7 +313,7 @@ impl NbdBacking {
             tracing::warn!(backing = self.info.description, why, "connecting again to read a sample");
             // The old one must not be used any more: whoever attaches it finds it closed.
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
-            let again = connect::connect(&self.uri, limit, self.options.wait_max);
+            let again = connect::connect(&self.uri, limit, silence_max(&self.options));
             match again {
                 Ok(again) if again.negotiated.size_bytes == self.info.size_bytes => *link = again,
                 _ => return Err(IoError::Failed),
@@ -546,6 +554,14 @@ impl Driver for NbdBacking {
         Some(Gauge::told(&self.told))
     }
 
+    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
+        let before = self.options.wait_max;
+        let wait_max = wait_max.after(before);
+        self.options.wait_max = wait_max;
+        let (before_ns, wait_ns) = (before.as_nanos() as u64, wait_max.as_nanos() as u64);
+        self.jobs.move_deadlines(now, before_ns, wait_ns);
+    }
+
     fn grow(&mut self, size_bytes: u64) {
         self.info.grow(size_bytes);
     }
@@ -576,10 +592,6 @@ impl Driver for NbdBacking {
             State::Pausing(_) | State::Connecting(..) => self.fail_all(IoError::ShuttingDown),
             _ => {}
         }
-    }
-
-    fn be_hasty(&mut self, wait_max: Duration) {
-        self.options.wait_max = self.options.wait_max.min(wait_max);
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {

@@ -42,7 +42,7 @@ impl Backing {
         match self.driver.parent() {
             Ok(Some(parent)) => {
                 let overlay = Overlay::new(self.driver, parent.own.clone());
-                (Backing::of(Box::new(overlay)), Ok(parent))
+                (Backing::monitored(Box::new(overlay), self.monitor), Ok(parent))
             }
             Ok(None) => (self, Err("it has no parent".to_owned())),
             Err(why) => (self, Err(why)),

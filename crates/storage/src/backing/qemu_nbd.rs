@@ -232,8 +232,8 @@ impl Driver for QemuNbd {
         self.server.is_taken()
     }
 
-    fn be_hasty(&mut self, wait_max: Duration) {
-        self.inner.be_hasty(wait_max);
+    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
+        self.inner.set_wait_max(now, wait_max);
     }
 
     fn hold_back(&mut self, ring: &mut Ring, now: Instant) {

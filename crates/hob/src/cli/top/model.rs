@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
 
-use hob_control::{CacheState, DiskLoad, DiskState, Size};
+use hob_control::{BackingState, CacheState, DiskLoad, DiskState, Size};
 
 use crate::cli::output::{self, duration, numbers, word, words};
 
@@ -93,8 +93,14 @@ pub(super) struct Row {
 }
 
 impl Row {
-    /// What the disk and its cache are doing.
+    /// The state of the backing if it does not work, otherwise the state of the disk and its cache.
     pub(super) fn state(&self) -> String {
+        match &self.load.backing_state {
+            None | Some(BackingState::Connected) => {}
+            Some(BackingState::Slow { .. }) => return "slow backing".to_owned(),
+            Some(BackingState::Reconnecting { .. }) => return "reconnecting".to_owned(),
+            Some(BackingState::Failed { .. }) => return "backing failed".to_owned(),
+        }
         match (self.load.state, self.load.cache) {
             (DiskState::Online, _) if !self.load.is_counted => "silent".to_owned(),
             (DiskState::Online, CacheState::None) => "no cache".to_owned(),

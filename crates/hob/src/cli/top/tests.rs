@@ -1,6 +1,6 @@
 //! Rates, order, keys, and what stands on the screen.
 
-use hob_control::{Bucket, CacheState, DiskState, HealthProblem, ProblemKind};
+use hob_control::{BackingState, Bucket, CacheState, DiskState, HealthProblem, ProblemKind};
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::style::{Color, Modifier};
@@ -104,6 +104,24 @@ fn nothing_is_said_where_counting_began_anew() {
     let idle = DiskLoad { elapsed_ns: 6 * SECOND, ..counted.clone() };
     let rates = model::Rates::between(&counted, &idle).unwrap();
     assert_eq!((rates.iops, rates.hit_percent, rates.mean_ns, rates.p99_ns), (0.0, None, None, None));
+}
+
+#[test]
+fn a_backing_that_does_not_work_stands_in_place_of_the_cache() {
+    let mut model = model(1, &[("web", 100)]);
+    for (state, shown) in [
+        (BackingState::Connected, "write-back"),
+        (BackingState::Slow { oldest_request_ms: 2001, waiting_requests: 1 }, "slow backing"),
+        (
+            BackingState::Reconnecting { since_seconds: 1, last_error: "x".into(), waiting_requests: 0 },
+            "reconnecting",
+        ),
+        (BackingState::Failed { since_seconds: 1, last_error: "x".into() }, "backing failed"),
+    ] {
+        model.take(vec![DiskLoad { backing_state: Some(state), ..load("web", 2, 100) }]);
+        let lines = drawn(&screen(Theme::Plain), &model, 120, 20);
+        assert!(lines.iter().any(|line| line.starts_with("web") && line.contains(shown)), "{lines:#?}");
+    }
 }
 
 #[test]

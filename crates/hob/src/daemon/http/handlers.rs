@@ -9,9 +9,9 @@ use axum::http::StatusCode;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
-    Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskResize,
-    DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty, PlannedChange, Pool, PoolChanged,
-    PoolCreate, Preview, Problem, Version,
+    Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskPatch,
+    DiskResize, DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty, PlannedChange, Pool,
+    PoolChanged, PoolCreate, Preview, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -262,6 +262,22 @@ pub(super) async fn preview(
 )]
 pub(super) async fn drain(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
     manager.drain(disk).await.into()
+}
+
+/// Changes a disk's own settings while it is served. Requests that wait for the backing already follow the new limit too.
+#[utoipa::path(
+    patch,
+    path = "/v1/disks/{disk}",
+    params(("disk" = String, Path, description = "The disk")),
+    request_body = DiskPatch,
+    responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn disk_patch(
+    State(manager): App,
+    Path(disk): Path<String>,
+    Body(patch): Body<DiskPatch>,
+) -> Answer<DiskChanged> {
+    manager.disk_patch(disk, patch).await.into()
 }
 
 /// Lets a disk be larger while it is served: as large as its backing is now, or a raw file is made as large as is said.

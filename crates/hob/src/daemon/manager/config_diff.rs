@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use hob_control::{
     CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy,
-    DatastorePatch, DeviceAdd, DiskAdd, OnClients, OnDirty, PoolCreate, Qos, QosPatch, Size,
+    DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty, PoolCreate, Qos, QosPatch, Size,
 };
 use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
@@ -35,6 +35,7 @@ enum Change {
     PatchCache(String, Box<CachePatch>),
     AddExport(String, hob_control::Export),
     RemoveExport(String, String),
+    PatchDisk(String, DiskPatch),
     Qos(String, QosPatch),
     Policy(String, QosPatch),
     RemovePolicy(String),
@@ -200,6 +201,7 @@ impl Manager {
             Change::PatchCache(disk, patch) => self.cache_patch(disk, *patch).await.map(drop),
             Change::AddExport(disk, export) => self.export_add(disk, export).await.map(drop),
             Change::RemoveExport(disk, export) => self.export_remove(disk, export).await.map(drop),
+            Change::PatchDisk(disk, patch) => self.disk_patch(disk, patch).await.map(drop),
             Change::Qos(disk, patch) => self.qos_set(disk, patch).await.map(drop),
             Change::Policy(name, patch) => self.policy_set(name, patch).await.map(drop),
             Change::RemovePolicy(name) => self.policy_remove(name).await.map(drop),
@@ -217,6 +219,7 @@ impl Manager {
             cache,
             share_parent,
             parent_cache,
+            backing_timeout,
             datastore,
             vhost_user,
             exports,
@@ -228,6 +231,7 @@ impl Manager {
             backing,
             format,
             read_only,
+            backing_timeout,
             datastore,
             fuse,
             vhost_user,
@@ -378,6 +382,22 @@ impl Inner {
             if file != running {
                 found.push(by_command(&subject, key, file, running, &again));
             }
+        }
+        if let Some(timeout) = disk.backing_timeout
+            && served.wanted.backing_timeout != Some(timeout)
+        {
+            let now = served.wanted.backing_timeout;
+            let now = now.map_or_else(|| "as [limits] says".to_owned(), |now| now.to_string());
+            let patch = DiskPatch { backing_timeout: Some(timeout) };
+            let change = Change::PatchDisk(name.clone(), patch);
+            found.push(apply(
+                &subject,
+                "backing_timeout",
+                timeout.to_string(),
+                now,
+                "it is set, also for requests that wait",
+                change,
+            ));
         }
         for export in &disk.exports {
             let now = served.wanted.exports.iter().find(|known| known.name == export.name);

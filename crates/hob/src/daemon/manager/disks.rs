@@ -89,6 +89,7 @@ impl Manager {
         let wanted = DiskState {
             share_parent,
             image,
+            backing_timeout: add.backing_timeout,
             datastore: add.datastore,
             fuse: add.fuse,
             vhost_user: add.vhost_user,
@@ -296,8 +297,8 @@ impl Manager {
             let disk = inner.disk_mut(name)?;
             (disk.identity, disk.lock) = (info.identity, backing.lock());
             disk.constant = backing.constant().map(str::to_owned);
-            disk.measure =
-                Some(Measure { gauge: backing.gauge(), witness: backing.witness(), info: info.clone() });
+            let (gauge, witness, monitor) = (backing.gauge(), backing.witness(), backing.monitor());
+            disk.measure = Some(Measure { gauge, witness, monitor, info: info.clone() });
         }
         let (mut kept, mut coming, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {

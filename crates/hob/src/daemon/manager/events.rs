@@ -13,7 +13,7 @@ use super::claim::Claim;
 use super::drain::LOOK_EVERY;
 use super::fellows::AGREE_EVERY;
 use super::journal_lost::JOURNAL_LOST;
-use super::quality::JUDGE_EVERY;
+use super::quality::{COUNT_EVERY, JUDGE_EVERY};
 use super::{Life, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
@@ -37,6 +37,8 @@ impl Manager {
         agree.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut judge = tokio::time::interval(JUDGE_EVERY);
         judge.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut count = tokio::time::interval(COUNT_EVERY);
+        count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let evidence = self.clone().record_evidence();
         tokio::pin!(evidence);
         loop {
@@ -49,6 +51,7 @@ impl Manager {
                 _ = retry.tick() => self.retry(),
                 _ = look.tick() => self.look_at_dirty(),
                 _ = judge.tick() => self.judge(),
+                _ = count.tick() => self.count_mismatches(),
                 _ = agree.tick() => self.agree_on_datastores(),
             }
         }
@@ -148,6 +151,11 @@ impl Manager {
                 );
             }
             ShardEvent::PeerSilent(device) => {
+                // The pause itself may only have been counted.
+                tracing::error!(
+                    device = device.0,
+                    "the host of a borrowed flash device does not answer; hob gives the device up"
+                );
                 self.note_health(device, DeviceState::Stalled, "its host has not answered, and is given up");
                 let manager = self.clone();
                 tokio::spawn(async move { manager.peer_silent(device).await });
@@ -284,7 +292,20 @@ impl Manager {
         entry.reason = (!reason.is_empty()).then(|| reason.to_owned());
         let path = entry.path.display();
         match state {
-            DeviceState::Online => tracing::info!("pool {pool}: {path} answers again"),
+            DeviceState::Online => {
+                if let Some(pause) = entry.stalls.end(std::time::Instant::now()) {
+                    let (count, pause) = (entry.stalls.count, pause.as_millis());
+                    tracing::info!(
+                        "pool {pool}: {path} answers again, {pause} ms after the pause was noticed; pauses since hob \
+                         started: {count}; further pauses within the hour are only counted (metric hob_device_stalls)"
+                    );
+                }
+            }
+            DeviceState::Stalled => {
+                if entry.stalls.begin(std::time::Instant::now()) {
+                    tracing::warn!("pool {pool}: {path}: {reason}");
+                }
+            }
             _ => tracing::error!("pool {pool}: {path}: {reason}"),
         }
     }

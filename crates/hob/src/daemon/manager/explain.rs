@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use hob_control::{Cache, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, Size};
+use hob_control::{
+    BackingState, Cache, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, Size,
+};
 use hob_engine::command::Mode;
 use hob_engine::outcome::{OUTCOMES, Outcome};
 use hob_engine::preset::MODES;
@@ -56,13 +58,14 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
         explanation.sentences.push(format!("{} is not served: {reason}.", disk.name));
         return explanation;
     }
+    explanation.sentences.extend(about_backing(disk));
     let Some(stats) = stats else {
         let sentence = format!("The shard of {} does not answer, so there are no figures now.", disk.name);
         explanation.sentences.push(sentence);
         return explanation;
     };
     explanation.cache = stats.cache;
-    explanation.sentences = about_cache(disk, stats);
+    explanation.sentences.extend(about_cache(disk, stats));
     explanation.requests = stats.requests;
     let count = |outcome: Outcome| stats.outcomes.get(outcome as usize).map_or(0, |row| row.count);
     let from_memory = count(Outcome::HitMemory) + count(Outcome::HitPrefetched);
@@ -95,6 +98,13 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
         }
     }
     explanation
+}
+
+/// A sentence about a backing that is slow or not connected.
+fn about_backing(disk: &Disk) -> Option<String> {
+    let state = disk.backing_state.as_ref().filter(|state| **state != BackingState::Connected)?;
+    let hits = if disk.cache.is_some() { "; reads of cached data are served meanwhile" } else { "" };
+    Some(format!("The backing {} {}{hits}.", disk.backing, state.sentence()))
 }
 
 fn not_served(stats: &DiskStats) -> Vec<Share> {

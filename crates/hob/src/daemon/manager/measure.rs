@@ -225,6 +225,7 @@ impl DiskEntry {
             Life::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
             Life::Online(_) => {
                 let mut problems = self.cache_problems(inner);
+                problems.extend(self.backing_problem());
                 problems.extend(self.flush_problem());
                 problems
             }
@@ -276,7 +277,8 @@ fn raw_buckets(latency: &Histogram) -> Vec<Bucket> {
 }
 
 fn load(disk: &Disk, stats: Option<&DiskStats>) -> DiskLoad {
-    let mut load = DiskLoad { disk: disk.name.clone(), state: disk.state, ..DiskLoad::default() };
+    let (name, backing_state) = (disk.name.clone(), disk.backing_state.clone());
+    let mut load = DiskLoad { disk: name, state: disk.state, backing_state, ..DiskLoad::default() };
     if let Some(cache) = &disk.cache {
         (load.cache, load.mode) = (cache.state, cache.mode.clone());
     }

@@ -1,5 +1,5 @@
-//! Caches that are there and do not do their work: far fewer hits than the disk's own miss-ratio curve expects, or flash that returns other
-//! data than was written. Looked at once a minute.
+//! Caches that do not do their work: far fewer hits than the disk's own miss-ratio curve expects, or flash that returns other data than
+//! was written. Hits are compared once a minute, checksum mismatches every [`COUNT_EVERY`].
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +12,9 @@ use super::{DiskEntry, Life, Manager};
 
 /// Pause between two looks.
 pub(super) const JUDGE_EVERY: Duration = Duration::from_secs(60);
+
+/// Pause between two looks at checksum mismatches.
+pub(super) const COUNT_EVERY: Duration = Duration::from_secs(3);
 
 /// Reads in a minute that say something.
 const READS_TELLING: u64 = 1000;
@@ -46,6 +49,8 @@ pub(super) struct Quality {
     low: Option<String>,
     mismatches: u64,
     mismatched_at: Option<Instant>,
+    /// The shard has been asked for mismatches and has not answered.
+    counting: bool,
 }
 
 /// Counters at one time.
@@ -86,7 +91,28 @@ impl Manager {
                     ..Sample::of(&stats)
                 };
                 if let Ok(disk) = manager.inner().disk_mut(&name) {
-                    disk.quality.note(&name, sample, stats.checksum_mismatches, Instant::now());
+                    disk.quality.note(&name, sample);
+                }
+            });
+        }
+    }
+
+    /// Counts the checksum mismatches of all disks that are to have a cache, also of those whose flash is all fenced.
+    pub(super) fn count_mismatches(self: &Arc<Self>) {
+        for (name, disk) in &mut self.inner().disks {
+            let (Life::Online(shard), Some(_), false) = (&disk.life, disk.cache(), disk.quality.counting)
+            else {
+                continue;
+            };
+            let (manager, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
+            disk.quality.counting = true;
+            tokio::spawn(async move {
+                let stats = shard.stats(id).await;
+                if let Ok(disk) = manager.inner().disk_mut(&name) {
+                    disk.quality.counting = false;
+                    if let Ok(stats) = stats {
+                        disk.quality.count(stats.checksum_mismatches, Instant::now());
+                    }
                 }
             });
         }
@@ -127,11 +153,14 @@ impl Sample {
 }
 
 impl Quality {
-    fn note(&mut self, name: &str, now: Sample, mismatches: u64, at: Instant) {
+    pub(super) fn count(&mut self, mismatches: u64, at: Instant) {
         if mismatches > self.mismatches {
             self.mismatched_at = Some(at);
         }
         self.mismatches = mismatches;
+    }
+
+    fn note(&mut self, name: &str, now: Sample) {
         let low = self.before.as_ref().and_then(|before| now.low_since(before));
         self.before = Some(now);
         self.low_minutes = if low.is_some() { self.low_minutes + 1 } else { 0 };
@@ -161,8 +190,8 @@ impl DiskEntry {
         let pool = &self.cache()?.pool;
         (is_recent && *mismatches > MISMATCHES_FEW).then(|| {
             format!(
-                "flash returned other data than was written {mismatches} times, and hob read it from elsewhere; look at the \
-                 devices of pool {pool} ('hob pool show {pool}', dmesg, smartctl) and replace a bad one"
+                "{mismatches} checksum mismatches since the disk was opened: flash returned other data than was written, \
+                 and hob read it from elsewhere where there is a copy; look at the devices of pool {pool} ('hob pool show {pool}', dmesg, smartctl) and replace a bad one"
             )
         })
     }
@@ -186,10 +215,22 @@ mod tests {
         }
     }
 
+    #[tokio::test(start_paused = true)]
+    async fn the_count_of_mismatches_restarts_when_a_disk_is_opened_again() {
+        let mut quality = Quality::default();
+        let start = Instant::now();
+        quality.count(50, start);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        quality.count(0, Instant::now());
+        assert_eq!((quality.mismatches, quality.mismatched_at), (0, Some(start)));
+        quality.count(20, Instant::now());
+        assert_eq!((quality.mismatches, quality.mismatched_at), (20, Some(start + Duration::from_secs(60))));
+    }
+
     fn minutes(quality: &mut Quality, count: u32, reads: u64, hits: u64, expected: u64, filled: u64) {
         for _ in 0..count {
             let now = later(quality.before.unwrap_or_default(), reads, hits, expected, filled);
-            quality.note("vm", now, 0, Instant::now());
+            quality.note("vm", now);
         }
     }
 
@@ -224,7 +265,7 @@ mod tests {
         let mut quality = Quality::default();
         for _ in 0..10 {
             let now = long(quality.before.unwrap_or_default());
-            quality.note("vm", now, 0, Instant::now());
+            quality.note("vm", now);
         }
         assert_eq!(quality.low(), None, "long reads are not comparable");
     }

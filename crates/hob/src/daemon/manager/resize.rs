@@ -15,7 +15,7 @@ use hob_engine::units::DiskId;
 use super::Manager;
 use super::flash::blocking;
 use super::refusal::Refusal;
-use crate::daemon::hardware::{BackingInfo, Gauge, Witness};
+use crate::daemon::hardware::{BackingInfo, Gauge, Monitor, Witness};
 use crate::daemon::shard_api::ShardHandle;
 
 /// Sizes of disks are multiples of this, bytes.
@@ -28,6 +28,8 @@ pub(super) struct Measure {
     pub(super) gauge: Option<Gauge>,
     /// Tells whether it was changed.
     pub(super) witness: Option<Witness>,
+    /// Tells whether it is connected and answers.
+    pub(super) monitor: Arc<Monitor>,
     /// As its disk is.
     pub(super) info: BackingInfo,
 }

@@ -9,6 +9,7 @@ use hob_storage::pool::{self, DeviceInfo, OwnerId};
 
 use super::flash::Owner;
 use super::refusal::Refusal;
+use super::stalls::Stalls;
 use super::{DeviceEntry, DeviceIds, Inner, Manager, PoolEntry};
 use crate::daemon::state::CacheSpec;
 
@@ -176,6 +177,7 @@ impl DeviceEntry {
             uuid: Some(info.uuid.to_string()),
             peer: None,
             lost: Vec::new(),
+            stalls: Stalls::default(),
         }
     }
 
@@ -193,6 +195,7 @@ impl DeviceEntry {
             uuid: None,
             peer: None,
             lost: Vec::new(),
+            stalls: Stalls::default(),
         }
     }
 

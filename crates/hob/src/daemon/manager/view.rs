@@ -102,6 +102,7 @@ impl DeviceEntry {
                 "remote" => Some(IoMode::Remote),
                 _ => None,
             },
+            stalls: self.stalls.count,
         }
     }
 }
@@ -155,7 +156,9 @@ impl DiskEntry {
             state,
             reason,
             backing: self.wanted.backing.clone(),
+            backing_state: self.backing_state(),
             format: self.wanted.format_name(),
+            backing_timeout: self.wanted.backing_timeout,
             size: Size(self.size_bytes),
             read_only: self.wanted.read_only,
             vhost_user: self.wanted.vhost_user.clone(),

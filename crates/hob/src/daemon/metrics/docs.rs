@@ -27,6 +27,7 @@ const BELOW: &str = "
 | 99 % of all requests take at most | `histogram_quantile(0.99, sum by (disk, le) (rate(hob_disk_request_duration_seconds_bucket[5m])))` |
 | mean latency of the backing | `rate(hob_disk_backing_io_seconds_total[5m]) / rate(hob_disk_backing_ios_total[5m])` |
 | what goes to each flash device, for its wear | `sum by (device) (rate(hob_device_written_bytes_total[1h]))` |
+| disks whose backing does not answer | `hob_disk_backing_state{state!=\"connected\"} == 1` |
 | how long until nothing is dirty | `hob_cache_dirty_bytes / rate(hob_cache_destaged_bytes_total[1m])` |
 
 ## Health

@@ -5,8 +5,8 @@
 //! when the disk comes online, those of a device when it is opened.
 
 use hob_control::{
-    Admission, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk, DiskQos,
-    DiskState, Pool,
+    Admission, BackingState, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk,
+    DiskQos, DiskState, Pool,
 };
 use hob_engine::stats::{DiskStats, OutcomeStats};
 use hob_engine::units::SECTOR_BYTES;
@@ -65,6 +65,10 @@ pub(crate) enum Source {
     Disk(fn(&Disk) -> f64),
     /// Each state that each disk can be in: is it?
     DiskStates,
+    /// Each disk that is online, by the state of its backing.
+    Backing(fn(&BackingState) -> f64),
+    /// Each state that the backing of each disk that is online can be in: is it?
+    BackingStates,
     /// What each disk is due, where that is anything.
     Qos(fn(&DiskQos) -> Option<f64>),
     /// Each datastore, where there is anything to say.
@@ -106,12 +110,13 @@ impl Source {
             Source::Device(_) | Source::DeviceIo(_) => &["pool", "device"],
             Source::DeviceStates => &["pool", "device", "state"],
             Source::Disk(_)
+            | Source::Backing(_)
             | Source::Qos(_)
             | Source::Cache(_)
             | Source::Stats(_)
             | Source::CacheStats(_) => &["disk"],
             Source::Datastore(_) => &["datastore"],
-            Source::DiskStates | Source::CacheStates => &["disk", "state"],
+            Source::DiskStates | Source::CacheStates | Source::BackingStates => &["disk", "state"],
             Source::CacheInfo => &["disk", "pool", "mode", "policy", "layout", "admission", "persistent"],
             Source::Outcome(_) => &["disk", "class", "reason"],
             Source::Latency => &["disk", "class", "reason", "le"],
@@ -130,6 +135,8 @@ impl Source {
             Source::DeviceIo(_) => "flash device that is open",
             Source::DeviceStates => "flash device and state",
             Source::Disk(_) => "disk",
+            Source::Backing(_) => "disk online",
+            Source::BackingStates => "disk online and state",
             Source::Qos(_) => "disk that is due it",
             Source::Datastore(_) => "datastore where it is known",
             Source::DiskStates => "disk and state",
@@ -192,9 +199,14 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_device_io_errors", Counter, From::DeviceIo(|c| c.errors as f64), "Of these, failed."),
     row("hob_device_read_bytes", Counter, From::DeviceIo(|c| c.read_bytes as f64), "Bytes read from a flash device."),
     row("hob_device_written_bytes", Counter, From::DeviceIo(|c| c.written_bytes as f64), "Bytes written to a flash device, journals included: what wears it."),
+    row("hob_device_stalls", Counter, From::Device(|d| d.stalls as f64), "Times that a flash device did not answer in time, so that its caches were bypassed."),
     row("hob_device_ios_in_flight", Gauge, From::DeviceIo(|c| c.in_flight as f64), "Reads, writes and flushes of a flash device that have not ended."),
 
     row("hob_disk_state", Gauge, From::DiskStates, "1 for the state that a disk is in, 0 for the others."),
+    row("hob_disk_backing_state", Gauge, From::BackingStates, "1 for the state that the backing of a disk is in, 0 for the others."),
+    row("hob_disk_backing_outage_seconds", Gauge, From::Backing(|b| b.outage_seconds() as f64), "Seconds since the connection to the backing was lost; 0 while it is connected."),
+    row("hob_disk_backing_oldest_request_seconds", Gauge, From::Backing(|b| b.oldest_request_ms() as f64 / 1e3), "Age of the oldest request of a backing that answers slowly; 0 in other states."),
+    row("hob_disk_backing_waiting_requests", Gauge, From::Backing(|b| b.waiting_requests() as f64), "Requests that wait for a backing that is slow or reconnecting; 0 in other states."),
     row("hob_disk_size_bytes", Gauge, From::Disk(|d| d.size.bytes() as f64), "Size of a disk; 0 while it has never been opened."),
     row("hob_disk_requests", Counter, From::Outcome(|o| o.count as f64), "Requests of guests, by what became of them."),
     row("hob_disk_request_bytes", Counter, From::Outcome(|o| o.bytes as f64), "Bytes that requests of guests asked for."),

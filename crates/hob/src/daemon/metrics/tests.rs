@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use hob_control::{Admission, Device, DeviceState, DiskState, Qos, Size};
+use hob_control::{Admission, BackingState, Device, DeviceState, DiskState, Qos, Size};
 use hob_engine::Engine;
 use hob_engine::Limits;
 use hob_engine::command::{Access, Command, DiskConfig};
@@ -12,6 +12,7 @@ use super::*;
 
 fn disk(name: &str) -> Disk {
     Disk {
+        backing_timeout: None,
         migration: None,
         parent: None,
         parent_reason: None,
@@ -20,6 +21,7 @@ fn disk(name: &str) -> Disk {
         state: DiskState::Online,
         reason: None,
         backing: "/vm.img".to_owned(),
+        backing_state: Some(BackingState::Connected),
         format: None,
         size: Size(1 << 30),
         read_only: false,
@@ -153,6 +155,7 @@ fn labels_are_escaped() {
         size: Size(8),
         free: Size(4),
         io: None,
+        stalls: 3,
     };
     let pool = Pool {
         name: "p".to_owned(),
@@ -249,11 +252,18 @@ fn the_alerts_know_the_kinds_of_problems() {
         let kind = rest.split('"').next().unwrap();
         assert!(ProblemKind::ALL.iter().any(|known| known.name() == kind), "{kind}");
     }
-    for (_, rest) in alerts.match_indices("state=~\"").map(|(at, found)| alerts.split_at(at + found.len())) {
-        for state in rest.split('"').next().unwrap().split('|') {
-            assert!(DEVICE_STATES.iter().any(|(_, known)| *known == state), "{state}");
+    let of_devices = DEVICE_STATES.map(|(_, known)| known);
+    for (metric, known) in [("hob_device_state", of_devices), ("hob_disk_backing_state", BackingState::NAMES)]
+    {
+        let asked: Vec<&str> = alerts.split(&format!("{metric}{{state=")).skip(1).collect();
+        assert!(!asked.is_empty(), "no alert asks for {metric}");
+        for state in asked.iter().flat_map(|rest| rest.split('"').nth(1).unwrap().split('|')) {
+            assert!(known.contains(&state), "{metric}: {state}");
         }
     }
+    let expressions = alerts.matches("_state{state=").count();
+    let known = ["hob_device_state{", "hob_disk_backing_state{", "hob_disk_state{"];
+    assert_eq!(expressions, known.iter().map(|name| alerts.matches(name).count()).sum::<usize>());
 }
 
 #[test]

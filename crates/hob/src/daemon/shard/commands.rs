@@ -1,6 +1,7 @@
 //! What the control thread asks of a shard, and what is still to be answered.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use hob_engine::command::{
     Bitmap, CacheChange, Command, CommandError, DiskConfig, Event, MemoryConfig, Segment,
@@ -8,7 +9,7 @@ use hob_engine::command::{
 use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
-use hob_storage::backing::{Backing, ChangeMark, Witness};
+use hob_storage::backing::{Backing, ChangeMark, WaitMax, Witness};
 
 use super::Shard;
 use super::clients::{Seat, Whose};
@@ -91,6 +92,9 @@ impl Commands {
     }
 }
 
+/// Requests of a disk that is removed, or of a daemon that stops, wait for the backing no longer than this.
+const LEAVING_WAIT_MAX: Duration = Duration::from_secs(30);
+
 impl Shard {
     /// Carries out a call, or begins to.
     pub(super) fn call(&mut self, now: Instant, call: ShardCall) {
@@ -124,6 +128,11 @@ impl Shard {
                 self.engine.handle_command(now, command, id, Command::Cache(change));
             }
             ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
+            ShardCall::SetWaitMax { id, wait_max } => {
+                if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
+                    backing.set_wait_max(now, WaitMax::Set(wait_max));
+                }
+            }
             ShardCall::SetQos { id, qos, answer } => {
                 let command = self.commands.next(Waiting::Plain(answer));
                 self.engine.handle_command(now, command, id, Command::Qos(qos));
@@ -286,6 +295,10 @@ impl Shard {
         self.carriers.remove(id);
         self.leave_lease(now, id);
         self.unlink_parent(id);
+        if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            // Nobody waits for these requests any more, and the removal does not wait forever for them.
+            backing.set_wait_max(now, WaitMax::AtMost(LEAVING_WAIT_MAX));
+        }
         let command = self.commands.next(Waiting::Remove(answer));
         self.engine.handle_command(now, command, id, Command::RemoveDisk);
     }
@@ -320,11 +333,11 @@ impl Shard {
                 ShardEvent::Lost { disk, segments }
             }
             Event::Stalled(device) => {
-                tracing::warn!(device = device.0, "a flash device does not answer in time");
+                tracing::debug!(device = device.0, "a flash device does not answer in time");
                 ShardEvent::Stalled(device)
             }
             Event::Resumed(device) => {
-                tracing::info!(device = device.0, "flash device answers again");
+                tracing::debug!(device = device.0, "flash device answers again");
                 ShardEvent::Resumed(device)
             }
             Event::DirtyLost { disk, sectors } => {

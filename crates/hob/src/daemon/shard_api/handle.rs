@@ -107,6 +107,12 @@ impl ShardHandle {
         let _ = self.send(ShardCall::LinkParent { id, parent });
     }
 
+    /// Changes how long requests wait for a disk's backing.
+    pub(crate) fn set_wait_max(&self, id: DiskId, wait_max: Duration) {
+        // A shard that is gone waits for nothing.
+        let _ = self.send(ShardCall::SetWaitMax { id, wait_max });
+    }
+
     /// Says what a disk is due.
     pub(crate) async fn set_qos(&self, id: DiskId, qos: DiskQos) -> Result<(), ShardError> {
         self.ask(|answer| ShardCall::SetQos { id, qos, answer }).await

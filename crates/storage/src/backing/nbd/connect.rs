@@ -11,6 +11,9 @@ use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome, Negotiated};
 use hob_nbd::client::request;
 use hob_nbd::uri::{Address, NbdUri};
 
+/// A connection without traffic is probed after so long.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+
 /// A connection that is ready for requests.
 #[derive(Debug)]
 pub(crate) struct Link {
@@ -75,6 +78,10 @@ fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let millis = u32::try_from(silence_max.as_millis()).unwrap_or(u32::MAX).max(1);
     rustix::net::sockopt::set_tcp_user_timeout(stream, millis)?;
+    // A host that confirmed a request and vanished is noticed too: a request may wait without a limit.
+    let probe_after = silence_max.clamp(Duration::from_secs(1), KEEPALIVE_IDLE);
+    rustix::net::sockopt::set_tcp_keepidle(stream, probe_after)?;
+    rustix::net::sockopt::set_tcp_keepintvl(stream, probe_after)?;
     Ok(())
 }
 

@@ -25,6 +25,7 @@ const EXTENTS_MAX: usize = 1 << 16;
 
 impl NbdBacking {
     pub(super) fn start_connection(&mut self, ring: &mut Ring, link: Link) {
+        self.options.monitor.note_connected();
         let fd = ring.attach(link.socket, FdClass::Socket);
         let limits = ReplyLimits { extents_max: EXTENTS_MAX };
         let decoder = ReplyDecoder::new(&link.negotiated, limits);

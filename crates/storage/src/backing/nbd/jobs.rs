@@ -210,6 +210,14 @@ impl Jobs {
         self.deadlines.front().map(|(deadline, ..)| *deadline)
     }
 
+    /// Jobs that had `before_ns` to wait have `wait_ns` now, counted from the same start; none ends before `now`.
+    pub(super) fn move_deadlines(&mut self, now: Instant, before_ns: u64, wait_ns: u64) {
+        for (deadline, ..) in &mut self.deadlines {
+            let moved = Instant(deadline.0.saturating_sub(before_ns).saturating_add(wait_ns));
+            *deadline = moved.max(now);
+        }
+    }
+
     /// Requests, unanswered, of jobs that were too old at `now`.
     pub(super) fn expired(&self, now: Instant) -> Vec<u32> {
         let old: Vec<u32> = self

@@ -1,12 +1,14 @@
 //! A connection that broke: taking it down, connecting again, and what becomes of the jobs meanwhile.
 
+use std::time::Duration;
+
 use hob_engine::io::IoError;
 use hob_engine::units::Instant;
 use hob_nbd::TransmissionFlags;
 use hob_nbd::client::handshake::Negotiated;
 
 use super::connect::{self, Attempt};
-use super::{CONNECT, Connection, DISCONNECT_MAX_NS, Hold, NbdBacking, Shutdown, State};
+use super::{CONNECT, Connection, DISCONNECT_MAX_NS, Hold, NbdBacking, Shutdown, State, silence_max};
 use crate::ring::{Fd, FdClass, Ring, RxBuf};
 
 impl NbdBacking {
@@ -19,14 +21,18 @@ impl NbdBacking {
         let fd = connection.fd;
         ring.shutdown(fd);
         connect::drop_unsent(ring.borrow(fd));
-        self.begin_outage(ring, now, fd);
+        self.begin_outage(ring, now, fd, why);
     }
 
     /// The connection is shut down: once the ring has nothing of it any more, connects again.
-    fn begin_outage(&mut self, ring: &mut Ring, now: Instant, fd: Fd) {
+    fn begin_outage(&mut self, ring: &mut Ring, now: Instant, fd: Fd, why: &str) {
+        let oldest = self.waiting_since().unwrap_or(now).min(now);
+        // A server that another is to replace has no outage, and nor has a disk that another host owns.
+        if self.hold != Hold::Lost && !self.is_provisional() {
+            self.options.monitor.note_outage(Duration::from_nanos(now - oldest), why);
+        }
         if self.hold == Hold::No {
-            let oldest = self.waiting_since().unwrap_or(now);
-            self.down_since.get_or_insert(oldest.min(now));
+            self.down_since.get_or_insert(oldest);
         }
         self.state = State::Draining(fd);
         self.go_on_drained(ring, now);
@@ -60,7 +66,7 @@ impl NbdBacking {
         );
         connect::end_politely(ring.borrow(fd));
         ring.shutdown(fd);
-        self.begin_outage(ring, now, fd);
+        self.begin_outage(ring, now, fd, "the server shuts down");
     }
 
     /// Once the ring has nothing of the old connection any more: decides what becomes of its requests.
@@ -131,7 +137,7 @@ impl NbdBacking {
 
     pub(super) fn start_attempt(&mut self, ring: &mut Ring, now: Instant) {
         let before = self.before_connecting.clone();
-        match Attempt::start(before, &self.uri, self.options.connect_max, self.options.wait_max) {
+        match Attempt::start(before, &self.uri, self.options.connect_max, silence_max(&self.options)) {
             Ok((attempt, socket)) => {
                 let fd = ring.attach(socket, FdClass::Socket);
                 self.operations += 1;
@@ -161,6 +167,9 @@ impl NbdBacking {
                     is,
                     "the server came back with another disk, or a smaller one; this one stays failed until it is added again"
                 );
+                self.options.monitor.note_failed(&format!(
+                    "the server came back with another disk, or a smaller one ({is} bytes instead of {was})"
+                ));
                 self.fail_all(IoError::Failed);
             }
             Ok(link) => {
@@ -180,6 +189,7 @@ impl NbdBacking {
             }
             Err(why) => {
                 tracing::debug!(backing = self.info.description, why, "connecting failed");
+                self.options.monitor.note_outage(Duration::ZERO, &why);
                 self.state = State::Pausing(now + self.next_pause());
             }
         }

@@ -193,6 +193,7 @@ pub(super) fn open(
         evidence: evidence(&worker),
     };
     Ok(Box::new(Objects {
+        wait_max: options.wait_max,
         info,
         worker,
         event,
@@ -222,6 +223,8 @@ struct Attached {
 
 struct Objects {
     info: BackingInfo,
+    /// How long requests wait for the store.
+    wait_max: Duration,
     worker: Worker,
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
@@ -361,8 +364,9 @@ impl Driver for Objects {
         mark(&self.worker)
     }
 
-    fn be_hasty(&mut self, wait_max: Duration) {
-        let _ = self.worker.jobs.send(Job::Wait(wait_max));
+    fn set_wait_max(&mut self, _now: Instant, wait_max: super::WaitMax) {
+        self.wait_max = wait_max.after(self.wait_max);
+        let _ = self.worker.jobs.send(Job::Wait(self.wait_max));
     }
 
     fn is_lost(&self) -> bool {

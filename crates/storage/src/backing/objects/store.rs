@@ -103,7 +103,7 @@ impl Patient {
         patient
     }
 
-    /// What begins from now on fails after waiting that long for a store that is gone.
+    /// Sets how long operations wait for a store that does not answer, also those in flight.
     pub(super) fn set_wait(&self, wait_max: Duration) {
         self.wait_ms.store(wait_max.as_millis().try_into().unwrap_or(u64::MAX), Ordering::Relaxed);
     }
@@ -189,10 +189,12 @@ impl Patient {
         attempt: impl Fn() -> Boxed<'a, T>,
     ) -> Result<T, StoreError> {
         let moving = Duration::from_secs(bytes / BYTES_PER_SECOND_MIN);
-        let wait = Duration::from_millis(self.wait_ms.load(Ordering::Relaxed)) + moving;
-        let deadline = Instant::now() + wait;
+        let begun = Instant::now();
         let mut pause = PAUSE_MIN;
         loop {
+            // It may be changed meanwhile.
+            let wait = Duration::from_millis(self.wait_ms.load(Ordering::Relaxed)) + moving;
+            let deadline = begun + wait;
             let left = deadline.saturating_duration_since(Instant::now());
             let error = match timeout((ATTEMPT_MIN + moving).min(left), attempt()).await {
                 Ok(Err(StoreError::Failed(error))) => error,

@@ -290,6 +290,10 @@ impl Driver for Overlay {
         self.own.grow(size_bytes);
     }
 
+    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
+        self.own.set_wait_max(now, wait_max);
+    }
+
     fn constant(&self) -> Option<&str> {
         self.own.constant()
     }

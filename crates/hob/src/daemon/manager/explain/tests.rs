@@ -1,6 +1,6 @@
 //! What is said of caches in every state.
 
-use hob_control::{Cache, Evictions};
+use hob_control::{BackingState, Cache, Evictions};
 
 use super::*;
 use crate::daemon::manager::report;
@@ -9,6 +9,7 @@ const BLOCKS: u64 = 1000;
 
 fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     Disk {
+        backing_timeout: None,
         migration: None,
         parent: None,
         parent_reason: None,
@@ -21,6 +22,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
         state: DiskState::Online,
         reason: None,
         backing: "/vm.img".into(),
+        backing_state: Some(BackingState::Connected),
         format: None,
         size: Size(1 << 30),
         read_only: false,

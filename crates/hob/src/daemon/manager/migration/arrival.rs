@@ -135,6 +135,7 @@ impl Manager {
         Ok(DiskState {
             image: Some(ImageSpec { format, files: None }),
             cache,
+            backing_timeout: arrival.backing_timeout,
             datastore: arrival.datastore.clone(),
             qos: arrival.qos.map(|own| DiskQosSpec { policy: None, own }),
             exports: arrival.exports.iter().map(hob_control::Export::elsewhere).collect(),

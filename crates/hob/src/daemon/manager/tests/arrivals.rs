@@ -52,6 +52,7 @@ impl Bench {
             from: "other".into(),
             backing: self.path("vm.img"),
             format: None,
+            backing_timeout: None,
             size_bytes: 64 * MIB,
             read_only: false,
             mode: CarryMode::Drop,

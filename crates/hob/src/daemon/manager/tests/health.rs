@@ -128,6 +128,57 @@ fn a_backing_without_flush_is_a_problem() {
 }
 
 #[test]
+fn a_backing_that_is_not_connected_is_a_problem_and_no_shard_is_asked() {
+    run(async |bench| {
+        bench.disk("vm").await;
+        bench.shard.set_hangs(true);
+        let monitor = bench.manager.inner().disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone();
+        let silent = ProblemKind::ShardSilent;
+        assert_eq!(kinds(&bench.manager.health().await), [silent]);
+        monitor.note_outage(Duration::from_secs(7), "Connection refused");
+        let health = bench.manager.health().await;
+        assert_eq!(kinds(&health), [silent, ProblemKind::BackingUnreachable], "{health:?}");
+        let reason = &health.problems[1].reason;
+        assert!(reason.contains("reconnecting for 7 s: Connection refused; 0 requests wait"), "{reason}");
+        let page = metrics(&bench).await;
+        for line in [
+            "hob_disk_backing_state{disk=\"vm\",state=\"reconnecting\"} 1",
+            "hob_disk_backing_state{disk=\"vm\",state=\"connected\"} 0",
+            "hob_disk_backing_outage_seconds{disk=\"vm\"} 7",
+            "hob_disk_backing_waiting_requests{disk=\"vm\"} 0",
+            "hob_health_problems{kind=\"backing-unreachable\"} 1",
+        ] {
+            assert!(page.contains(&format!("\n{line}\n")), "{line}\n{page}");
+        }
+        let said = bench.manager.explain("vm").await.unwrap().sentences.join(" ");
+        assert!(said.contains("reconnecting for 7 s: Connection refused"), "{said}");
+        monitor.note_connected();
+        assert_eq!(kinds(&bench.manager.health().await), [silent]);
+    });
+}
+
+#[test]
+fn checksum_mismatches_are_a_problem_with_their_number() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        let count = |mismatches| {
+            let mut inner = bench.manager.inner();
+            inner.disk_mut("vm").unwrap().quality.count(mismatches, tokio::time::Instant::now());
+        };
+        count(10);
+        assert!(kinds(&bench.manager.health().await).is_empty(), "a few are repaired without a word");
+        count(72_499);
+        let health = bench.manager.health().await;
+        assert_eq!(kinds(&health), [ProblemKind::ChecksumMismatch], "{health:?}");
+        let reason = &health.problems[0].reason;
+        assert!(
+            reason.contains("72499 checksum mismatches") && reason.contains("hob pool show p"),
+            "{reason}"
+        );
+    });
+}
+
+#[test]
 fn a_silent_shard_is_named_and_holds_up_no_page() {
     run(async |bench| {
         bench.pool(&["a", "b"], 8).await;

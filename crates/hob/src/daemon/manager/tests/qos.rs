@@ -71,6 +71,7 @@ fn a_disk_that_comes_is_due_what_one_here_can_be() {
             from: "host7".into(),
             backing: "/vm.img".into(),
             format: None,
+            backing_timeout: None,
             size_bytes: 0,
             read_only: false,
             mode: CarryMode::Drop,

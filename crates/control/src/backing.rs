@@ -1,0 +1,135 @@
+//! The state of a disk's backing: is it connected, and does it answer?
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// The state of a disk's backing.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum BackingState {
+    /// It is connected, and no request has waited longer than 2 s.
+    #[default]
+    Connected,
+    /// It is connected, and its oldest request has waited longer than 2 s.
+    Slow {
+        /// Age of the oldest request, milliseconds.
+        oldest_request_ms: u64,
+        /// Requests that wait for the backing.
+        waiting_requests: u64,
+    },
+    /// The connection is lost; hob connects again.
+    Reconnecting {
+        /// Length of the outage so far, seconds.
+        since_seconds: u64,
+        /// Why the connection was lost, or why the last attempt to connect failed.
+        last_error: String,
+        /// Requests that wait for the backing.
+        waiting_requests: u64,
+    },
+    /// The connection is lost for good: every request fails.
+    Failed {
+        /// Length of the outage so far, seconds.
+        since_seconds: u64,
+        /// Why hob does not use the backing again.
+        last_error: String,
+    },
+}
+
+impl BackingState {
+    /// The names of all states.
+    pub const NAMES: [&'static str; 4] = ["connected", "slow", "reconnecting", "failed"];
+
+    /// As the API and the metrics call it.
+    pub fn name(&self) -> &'static str {
+        match self {
+            BackingState::Connected => Self::NAMES[0],
+            BackingState::Slow { .. } => Self::NAMES[1],
+            BackingState::Reconnecting { .. } => Self::NAMES[2],
+            BackingState::Failed { .. } => Self::NAMES[3],
+        }
+    }
+
+    /// Seconds without a connection; 0 with one.
+    pub fn outage_seconds(&self) -> u64 {
+        match self {
+            BackingState::Connected | BackingState::Slow { .. } => 0,
+            BackingState::Reconnecting { since_seconds, .. } | BackingState::Failed { since_seconds, .. } => {
+                *since_seconds
+            }
+        }
+    }
+
+    /// Age of the oldest request of a slow backing, milliseconds; 0 in other states.
+    pub fn oldest_request_ms(&self) -> u64 {
+        if let BackingState::Slow { oldest_request_ms, .. } = self { *oldest_request_ms } else { 0 }
+    }
+
+    /// Requests that wait for a backing that is not connected or slow; 0 in other states.
+    pub fn waiting_requests(&self) -> u64 {
+        match self {
+            BackingState::Connected | BackingState::Failed { .. } => 0,
+            BackingState::Slow { waiting_requests, .. }
+            | BackingState::Reconnecting { waiting_requests, .. } => *waiting_requests,
+        }
+    }
+
+    /// In words: `reconnecting for 12 s: Connection refused (os error 111); 3 requests wait`.
+    pub fn sentence(&self) -> String {
+        match self {
+            BackingState::Connected => "connected".to_owned(),
+            BackingState::Slow { oldest_request_ms, waiting_requests } => format!(
+                "answers slowly: the oldest request has waited {:.1} s; {}",
+                *oldest_request_ms as f64 / 1000.0,
+                waiting(*waiting_requests)
+            ),
+            BackingState::Reconnecting { since_seconds, last_error, waiting_requests } => {
+                format!("reconnecting for {since_seconds} s: {last_error}; {}", waiting(*waiting_requests))
+            }
+            BackingState::Failed { since_seconds, last_error } => {
+                format!("failed {since_seconds} s ago: {last_error}; every request fails")
+            }
+        }
+    }
+}
+
+fn waiting(requests: u64) -> String {
+    match requests {
+        1 => "1 request waits".to_owned(),
+        all => format!("{all} requests wait"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_have_the_names_that_json_gives_them() {
+        let last_error = "Connection refused".to_owned();
+        let all = [
+            (BackingState::Connected, "connected"),
+            (
+                BackingState::Slow { oldest_request_ms: 2500, waiting_requests: 1 },
+                "answers slowly: the oldest request has waited 2.5 s; 1 request waits",
+            ),
+            (
+                BackingState::Reconnecting {
+                    since_seconds: 12,
+                    last_error: last_error.clone(),
+                    waiting_requests: 3,
+                },
+                "reconnecting for 12 s: Connection refused; 3 requests wait",
+            ),
+            (
+                BackingState::Failed { since_seconds: 5, last_error },
+                "failed 5 s ago: Connection refused; every request fails",
+            ),
+        ];
+        for ((state, sentence), name) in all.into_iter().zip(BackingState::NAMES) {
+            let json = serde_json::to_value(&state).unwrap();
+            assert_eq!((json["state"].as_str(), state.name()), (Some(name), name));
+            assert_eq!(serde_json::from_value::<BackingState>(json).unwrap(), state);
+            assert_eq!(state.sentence(), sentence);
+        }
+    }
+}

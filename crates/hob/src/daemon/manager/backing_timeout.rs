@@ -1,0 +1,49 @@
+//! How long requests of a disk wait for its backing, changed while the disk is served.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hob_control::{BackingTimeout, DiskChanged, DiskPatch};
+use hob_storage::backing::WAIT_FOREVER;
+
+use super::Manager;
+use super::refusal::Refusal;
+
+impl Manager {
+    /// Changes a disk's own settings.
+    pub(crate) async fn disk_patch(
+        self: &Arc<Self>,
+        disk: String,
+        patch: DiskPatch,
+    ) -> Result<DiskChanged, Refusal> {
+        let manager = self.clone();
+        self.change(async move { manager.patch_disk(&disk, patch).await }).await
+    }
+
+    async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, Refusal> {
+        let Some(timeout) = patch.backing_timeout else {
+            return Err(Refusal::invalid(format!("disk {name}: the request names no setting"))
+                .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
+        };
+        let claim = self.claim_disk(name, "changed")?;
+        let (shard, id) = {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.wanted.backing_timeout = Some(timeout);
+            (disk.shard().ok(), disk.id)
+        };
+        if let Some(shard) = shard {
+            shard.set_wait_max(id, wait_max(Some(timeout), self.backing_options.wait_max));
+        }
+        self.finish_disk(name, claim, Vec::new()).await
+    }
+}
+
+/// The time that requests of a disk wait for its backing: `timeout`, or `default` for a disk without the setting.
+pub(super) fn wait_max(timeout: Option<BackingTimeout>, default: Duration) -> Duration {
+    match timeout {
+        None => default,
+        Some(BackingTimeout::Limit(limit)) => limit,
+        Some(BackingTimeout::Forever) => WAIT_FOREVER,
+    }
+}

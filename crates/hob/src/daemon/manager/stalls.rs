@@ -1,0 +1,66 @@
+//! Flash devices that pause: what is logged, and what is only counted.
+//!
+//! One warning an hour for each device, and one for each pause of [`LONG`] or more when it ends. The metric `hob_device_stalls`
+//! counts every pause.
+
+use std::time::{Duration, Instant};
+
+/// Pauses of a device that begin within this time after a logged one are only counted.
+const QUIET: Duration = Duration::from_secs(3600);
+/// A pause of this length is no latency of a working device: it is logged whenever it ends.
+const LONG: Duration = Duration::from_secs(10);
+
+/// The pauses of one flash device. Several shards may see the same pause.
+#[derive(Debug, Default)]
+pub(super) struct Stalls {
+    /// Pauses since the daemon started.
+    pub(super) count: u64,
+    /// When the present pause was noticed, and whether its begin was logged.
+    since: Option<(Instant, bool)>,
+    logged: Option<Instant>,
+}
+
+impl Stalls {
+    /// A shard waits for the device. Returns true if that is to be logged.
+    pub(super) fn begin(&mut self, now: Instant) -> bool {
+        if self.since.is_some() {
+            return false;
+        }
+        self.count += 1;
+        let is_logged = self.logged.is_none_or(|logged| now.duration_since(logged) >= QUIET);
+        if is_logged {
+            self.logged = Some(now);
+        }
+        self.since = Some((now, is_logged));
+        is_logged
+    }
+
+    /// The device answers again. Returns the time since the pause was noticed if that is to be logged.
+    pub(super) fn end(&mut self, now: Instant) -> Option<Duration> {
+        let (since, is_logged) = self.since.take()?;
+        let length = now.duration_since(since);
+        (is_logged || length >= LONG).then_some(length)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_pause_an_hour_is_logged_and_all_are_counted() {
+        let mut stalls = Stalls::default();
+        let start = Instant::now();
+        let at = |seconds| start + Duration::from_secs(seconds);
+        assert!(stalls.begin(at(0)));
+        assert!(!stalls.begin(at(0)), "a second shard sees the same pause");
+        assert_eq!(stalls.end(at(2)), Some(Duration::from_secs(2)));
+        assert_eq!(stalls.end(at(2)), None);
+        assert!(!stalls.begin(at(60)));
+        assert_eq!(stalls.end(at(61)), None);
+        assert!(!stalls.begin(at(70)));
+        assert_eq!(stalls.end(at(90)), Some(Duration::from_secs(20)), "a long pause is always logged");
+        assert!(stalls.begin(at(3600)));
+        assert_eq!(stalls.count, 4);
+    }
+}

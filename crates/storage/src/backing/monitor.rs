@@ -1,0 +1,227 @@
+//! The state of a backing, for threads other than the shard's: is it connected, and does it answer?
+//!
+//! The shard's thread writes a [`Monitor`] with every request that it starts or ends. Other threads read it without asking the shard, so a
+//! shard or a backing that hangs does not delay them. Times are read from the clock at the moment of reading: the age of a request grows
+//! while nothing else happens.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant as Clock};
+
+use hob_engine::units::{Instant, IoId};
+
+/// A backing is slow while its oldest request has waited longer than this.
+pub const SLOW_AFTER: Duration = Duration::from_secs(2);
+
+/// Value of `oldest_ns` while no request is in flight.
+const NONE: u64 = u64::MAX;
+
+/// The state of a backing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// It is connected, and no request has waited longer than [`SLOW_AFTER`].
+    Connected,
+    /// It is connected, and its oldest request has waited longer than [`SLOW_AFTER`].
+    Slow {
+        /// Age of the oldest request in flight.
+        oldest: Duration,
+        /// Requests in flight.
+        waiting: u64,
+    },
+    /// The connection is lost; hob connects again.
+    Reconnecting {
+        /// Length of the outage so far.
+        outage: Duration,
+        /// Why the connection was lost, or why the last attempt to connect failed.
+        error: String,
+        /// Requests that wait for it.
+        waiting: u64,
+    },
+    /// The connection is lost for good: every request fails.
+    Failed {
+        /// Length of the outage so far.
+        outage: Duration,
+        /// Why hob does not use the backing again.
+        error: String,
+    },
+}
+
+/// Shared state of one backing.
+#[derive(Debug)]
+pub struct Monitor {
+    /// The clock at the shard's time 0. Set when the backing is attached.
+    origin: OnceLock<Clock>,
+    /// Start of the oldest request in flight in the shard's time, nanoseconds, or [`NONE`].
+    oldest_ns: AtomicU64,
+    /// Requests in flight.
+    waiting: AtomicU64,
+    outage: Mutex<Option<Outage>>,
+}
+
+/// Time without a connection.
+#[derive(Clone, Debug)]
+struct Outage {
+    since: Clock,
+    error: String,
+    is_final: bool,
+}
+
+impl Default for Monitor {
+    fn default() -> Monitor {
+        Monitor {
+            origin: OnceLock::new(),
+            oldest_ns: AtomicU64::new(NONE),
+            waiting: AtomicU64::new(0),
+            outage: Mutex::default(),
+        }
+    }
+}
+
+impl Monitor {
+    /// The state of the backing now.
+    pub fn condition(&self) -> Condition {
+        self.condition_at(Clock::now())
+    }
+
+    fn condition_at(&self, now: Clock) -> Condition {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        if let Some(Outage { since, error, is_final }) = self.outage().clone() {
+            let outage = now.saturating_duration_since(since);
+            return match is_final {
+                true => Condition::Failed { outage, error },
+                false => Condition::Reconnecting { outage, error, waiting },
+            };
+        }
+        match self.oldest_age(now) {
+            Some(oldest) if oldest > SLOW_AFTER => Condition::Slow { oldest, waiting },
+            _ => Condition::Connected,
+        }
+    }
+
+    /// Age of the oldest request in flight.
+    fn oldest_age(&self, now: Clock) -> Option<Duration> {
+        let oldest_ns = self.oldest_ns.load(Ordering::Relaxed);
+        let began = self.origin.get()?.checked_add(Duration::from_nanos(oldest_ns));
+        (oldest_ns != NONE).then(|| now.saturating_duration_since(began.unwrap_or(now)))
+    }
+
+    /// Notes a lost connection or a failed attempt to connect. `before_now` is the time for which nothing has been answered; a longer
+    /// outage that was noted before goes on.
+    pub fn note_outage(&self, before_now: Duration, error: &str) {
+        let mut outage = self.outage();
+        let now = Clock::now();
+        let since = outage.as_ref().map_or(now.checked_sub(before_now).unwrap_or(now), |outage| outage.since);
+        *outage = Some(Outage { since, error: error.to_owned(), is_final: false });
+    }
+
+    /// Notes that the backing is not used again, for this reason.
+    pub fn note_failed(&self, error: &str) {
+        self.note_outage(Duration::ZERO, error);
+        if let Some(outage) = self.outage().as_mut() {
+            outage.is_final = true;
+        }
+    }
+
+    /// Notes that there is a connection.
+    pub fn note_connected(&self) {
+        *self.outage() = None;
+    }
+
+    /// The shard's time is `now` at this moment.
+    pub(super) fn set_time(&self, now: Instant) {
+        let clock = Clock::now();
+        let _ = self.origin.set(clock.checked_sub(Duration::from_nanos(now.0)).unwrap_or(clock));
+    }
+
+    fn outage(&self) -> MutexGuard<'_, Option<Outage>> {
+        self.outage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The requests in flight to one backing, oldest first. The shard's side of a [`Monitor`].
+#[derive(Debug, Default)]
+pub(super) struct InFlight {
+    requests: std::collections::VecDeque<(IoId, Instant)>,
+}
+
+impl InFlight {
+    /// A request begins.
+    pub(super) fn begin(&mut self, monitor: &Monitor, id: IoId, now: Instant) {
+        self.requests.push_back((id, now));
+        self.publish(monitor);
+    }
+
+    /// A request ended.
+    pub(super) fn end(&mut self, monitor: &Monitor, id: IoId) {
+        // Requests end roughly in the order in which they began: it is near the front.
+        if let Some(at) = self.requests.iter().position(|(known, _)| *known == id) {
+            self.requests.remove(at);
+        }
+        self.publish(monitor);
+    }
+
+    fn publish(&self, monitor: &Monitor) {
+        let oldest_ns = self.requests.front().map_or(NONE, |(_, at)| at.0);
+        monitor.oldest_ns.store(oldest_ns, Ordering::Relaxed);
+        monitor.waiting.store(self.requests.len() as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND_NS: u64 = 1_000_000_000;
+
+    /// A backing attached at the shard's time 5 s, and the clock at that moment.
+    fn attached() -> (Monitor, InFlight, Clock) {
+        let monitor = Monitor::default();
+        monitor.set_time(Instant(5 * SECOND_NS));
+        let origin = *monitor.origin.get().unwrap();
+        (monitor, InFlight::default(), origin + Duration::from_secs(5))
+    }
+
+    #[test]
+    fn a_backing_is_slow_while_its_oldest_request_waits_longer_than_the_threshold() {
+        let (monitor, mut requests, start) = attached();
+        let at = |ms| start + Duration::from_millis(ms);
+        assert_eq!(Monitor::default().condition(), Condition::Connected, "not attached yet");
+        assert_eq!(monitor.condition_at(at(60_000)), Condition::Connected, "nothing is asked of it");
+        requests.begin(&monitor, IoId(7), Instant(5 * SECOND_NS));
+        requests.begin(&monitor, IoId(8), Instant(6 * SECOND_NS));
+        requests.begin(&monitor, IoId(9), Instant(7 * SECOND_NS));
+        assert_eq!(monitor.condition_at(at(2000)), Condition::Connected);
+        let slow = |oldest_ms, waiting| Condition::Slow { oldest: Duration::from_millis(oldest_ms), waiting };
+        assert_eq!(monitor.condition_at(at(2001)), slow(2001, 3));
+        requests.end(&monitor, IoId(8));
+        assert_eq!(monitor.condition_at(at(4000)), slow(4000, 2), "the oldest one is still there");
+        requests.end(&monitor, IoId(7));
+        assert_eq!(monitor.condition_at(at(4000)), Condition::Connected, "the next one is 2 s old");
+        assert_eq!(monitor.condition_at(at(9500)), slow(7500, 1));
+        requests.end(&monitor, IoId(9));
+        assert_eq!(monitor.condition_at(at(9500)), Condition::Connected);
+    }
+
+    #[test]
+    fn an_outage_lasts_from_its_first_note_until_there_is_a_connection() {
+        let (monitor, mut requests, _) = attached();
+        requests.begin(&monitor, IoId(1), Instant(5 * SECOND_NS));
+        monitor.note_outage(Duration::from_secs(3), "the server closed the connection");
+        monitor.note_outage(Duration::ZERO, "Connection refused");
+        let Condition::Reconnecting { outage, error, waiting } = monitor.condition() else {
+            panic!("{:?}", monitor.condition())
+        };
+        assert!(outage >= Duration::from_secs(3), "{outage:?}");
+        assert_eq!((error.as_str(), waiting), ("Connection refused", 1), "the last error counts");
+        requests.end(&monitor, IoId(1));
+        monitor.note_connected();
+        assert_eq!(monitor.condition(), Condition::Connected);
+    }
+
+    #[test]
+    fn a_backing_that_is_given_up_stays_failed() {
+        let (monitor, ..) = attached();
+        monitor.note_failed("another disk");
+        assert!(matches!(monitor.condition(), Condition::Failed { error, .. } if error == "another disk"));
+    }
+}
