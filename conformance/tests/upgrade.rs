@@ -259,7 +259,7 @@ fn a_request_that_is_half_there_is_waited_for_and_not_for_ever() {
     std::thread::sleep(Duration::from_millis(500));
     quick.raw().write_all(&[1; 8192 - 4000]).unwrap();
     assert_eq!(quick.receive().unwrap().error, 0);
-    wait_until("the upgrade", UPGRADE_MAX, || stage.count("goes on with") == 1);
+    wait_until("the upgrade", UPGRADE_MAX, || stage.count("taking over ") == 1);
     assert!(start.elapsed() >= Duration::from_secs(2), "the stuck one was given time");
     idle.raw().write_all(&read[11..]).unwrap();
     assert_eq!(idle.receive().unwrap().error, 0);
@@ -382,7 +382,7 @@ impl Stage {
     #[track_caller]
     fn upgrade_at_last(&mut self) {
         self.daemon.process.signal(Signal::HUP);
-        wait_until("the upgrade", UPGRADE_MAX, || self.count("goes on with") == 1);
+        wait_until("the upgrade", UPGRADE_MAX, || self.count("taking over ") == 1);
         wait_until("the start", UPGRADE_MAX, || self.count("the control API is at") == 2);
     }
 }

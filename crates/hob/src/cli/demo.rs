@@ -29,9 +29,9 @@ use hob_world::disk_model::{self, ArrayConfig, ArrayModel};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::daemon::allow::AllowList;
-use crate::daemon::doors::Doors;
 use crate::daemon::exports::{Export, Exports};
-use crate::daemon::listen::{Entrance, Hall, Listener};
+use crate::daemon::listening_sockets::ListeningSockets;
+use crate::daemon::nbd_listener::{ListenAddress, Listener, ListenerContext};
 use crate::daemon::shard::{self, ShardOptions};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::socket_access::SocketAccess;
@@ -151,17 +151,22 @@ impl Host {
         let stopper = Arc::clone(&stop);
         let listener = std::thread::spawn(move || {
             tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
-                let entrance = Entrance { endpoint: Endpoint::Unix(socket), tls: None };
-                let listener = Listener::bind(&entrance, SocketAccess::default(), &Doors::default()).await?;
+                let address = ListenAddress { endpoint: Endpoint::Unix(socket), tls: None };
+                let listener =
+                    Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await?;
                 let _ = bound.send(());
                 let interrupt = async {
                     let _ = tokio::signal::ctrl_c().await;
                     stopper.store(true, Ordering::Relaxed);
                     std::future::pending::<()>().await
                 };
-                let hall = Hall { exports, allow: AllowList::default(), connections_max: CONNECTIONS_MAX };
+                let context = ListenerContext {
+                    exports,
+                    allow: AllowList::default(),
+                    connections_max: CONNECTIONS_MAX,
+                };
                 tokio::select! {
-                    () = listener.run(hall, None) => {}
+                    () = listener.run(context, None) => {}
                     _ = ended => {}
                     () = interrupt => {}
                 }

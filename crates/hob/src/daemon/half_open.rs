@@ -1,7 +1,7 @@
-//! Connections of a listener that have not yet shown who they are: no export chosen, no request accepted.
+//! Half-open connections of a listener: no export chosen, no request accepted yet.
 //!
-//! A listener has few places for them. When all are taken, the oldest connection is closed: clients need milliseconds for their first
-//! exchange, so whoever has been silent for longest is the least likely to be one. Strangers thereby cannot keep clients waiting.
+//! A listener allows few of them. When the limit is reached, the oldest one is closed: a real client completes its first exchange
+//! within milliseconds. Strangers that connect and stay silent therefore cannot keep clients waiting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,7 +31,7 @@ struct Table {
 
 /// A half-open connection, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Newcomer {
+pub(crate) struct HalfOpenGuard {
     table: Arc<Mutex<Table>>,
     number: u64,
 }
@@ -53,7 +53,7 @@ impl HalfOpen {
     }
 
     /// Adds a connection; the oldest one is evicted if there are too many.
-    pub(crate) fn enter(&self) -> (Newcomer, Eviction) {
+    pub(crate) fn enter(&self) -> (HalfOpenGuard, Eviction) {
         let (evict, evicted) = oneshot::channel();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if table.connections.len() >= self.max
@@ -64,7 +64,7 @@ impl HalfOpen {
         table.last += 1;
         let number = table.last;
         table.connections.insert(number, evict);
-        (Newcomer { table: self.table.clone(), number }, Eviction(evicted))
+        (HalfOpenGuard { table: self.table.clone(), number }, Eviction(evicted))
     }
 }
 
@@ -80,12 +80,12 @@ impl Eviction {
 
 /// Carried by the requests of an HTTP connection: ends its being half-open.
 #[derive(Clone, Debug)]
-pub(crate) struct Establish(Arc<Mutex<Option<Newcomer>>>);
+pub(crate) struct Establish(Arc<Mutex<Option<HalfOpenGuard>>>);
 
 impl Establish {
     /// For a connection that is half-open.
-    pub(crate) fn new(newcomer: Newcomer) -> Establish {
-        Establish(Arc::new(Mutex::new(Some(newcomer))))
+    pub(crate) fn new(half_open_guard: HalfOpenGuard) -> Establish {
+        Establish(Arc::new(Mutex::new(Some(half_open_guard))))
     }
 
     /// Establishes the connection: whoever sent the request may do so.
@@ -94,7 +94,7 @@ impl Establish {
     }
 }
 
-impl Drop for Newcomer {
+impl Drop for HalfOpenGuard {
     fn drop(&mut self) {
         self.table.lock().unwrap_or_else(PoisonError::into_inner).connections.remove(&self.number);
     }

@@ -15,7 +15,7 @@ mod events;
 mod exports;
 mod extract;
 mod handlers;
-mod listen;
+mod listener;
 mod loans;
 mod loopback;
 mod migration;
@@ -40,7 +40,7 @@ use hob_control::Problem;
 use utoipa::OpenApi;
 
 pub(crate) use auth::Role;
-pub(crate) use listen::{ControlListener, Guard};
+pub(crate) use listener::{ControlListener, Guard};
 pub(crate) use loopback::Loopback;
 
 use super::manager::Manager;

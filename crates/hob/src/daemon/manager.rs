@@ -91,7 +91,7 @@ use super::tape::Counter;
 use super::vhost_user::SocketPlace;
 use datastores::DatastoreEntry;
 use flash::Flash;
-pub(crate) use leave::{Ending, LeftFile};
+pub(crate) use leave::{Ending, InheritedFile};
 pub(crate) use lending::{Ended, Lending};
 pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, Carriage, CarriageTls};
 pub(crate) use record::Recording;
@@ -135,7 +135,7 @@ pub(crate) struct Manager {
     config: OnceLock<Box<Config>>,
     swap_kernel: Arc<dyn SwapKernel>,
     /// Files that the program before has left mounted, by export.
-    left_files: Mutex<BTreeMap<String, LeftFile>>,
+    left_files: Mutex<BTreeMap<String, InheritedFile>>,
 }
 
 /// What the manager knows.

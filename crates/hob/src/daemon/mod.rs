@@ -5,7 +5,6 @@ pub(crate) mod allow;
 mod cluster;
 pub(crate) mod config;
 mod descriptors;
-pub(crate) mod doors;
 pub(crate) mod exports;
 #[cfg(test)]
 mod fake_shard;
@@ -13,10 +12,12 @@ mod half_open;
 pub(crate) mod hardware;
 pub(crate) mod http;
 mod image;
-pub(crate) mod listen;
+mod lifecycle;
+pub(crate) mod listening_sockets;
 mod manager;
 pub(crate) mod metrics;
 mod mount;
+pub(crate) mod nbd_listener;
 mod notify;
 pub(crate) mod power_cut;
 #[cfg(feature = "psk")]
@@ -25,7 +26,6 @@ mod relay;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
 pub(crate) mod socket_access;
-mod stage;
 mod state;
 pub(crate) mod swap;
 pub(crate) mod tape;
@@ -49,72 +49,72 @@ use config::{Config, ConfigError, ControlConfig, Limits, NbdEntry, NbdSecrets, N
 use exports::Exports;
 use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
-use listen::{Entrance, Hall, Listener, NbdSession, NbdTls};
+use lifecycle::{Lifecycle, Signals};
 pub(crate) use manager::simulated_cache;
 use manager::{Carriage, Lending, Manager};
+use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls};
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
 use shard_api::{ShardEvent, ShardHandle};
 use socket_access::{SocketAccess, SocketSettings};
-use stage::{Signals, Stage};
 use state::{State, Store};
 use tls::{Tls, WithoutCertificate};
-use upgrade::{Leaving, Legacy};
+use upgrade::{HandOff, InheritedState};
 
-/// What a daemon is to be.
+/// The configuration of a daemon, checked and with its files read.
 #[derive(Debug)]
 pub(crate) struct Plan {
-    /// Where NBD clients connect.
-    listen: Vec<Entrance>,
-    /// What they may see.
+    /// Addresses of the NBD listeners.
+    listen: Vec<ListenAddress>,
+    /// Which clients may see which exports.
     allow: AllowList,
-    /// Where the control API is.
+    /// Addresses of the control API.
     control: Vec<Endpoint>,
     guard: Guard,
     ring: RingKind,
     shards: usize,
     limits: Limits,
-    /// Bring dirty data to the backings before ending.
+    /// Destage all dirty data before exiting.
     drain_on_shutdown: bool,
-    /// Who may open disks' sockets.
+    /// Owner and mode of disks' sockets.
     sockets: SocketAccess,
     content: Content,
 }
 
-/// What it is to serve.
+/// The disks to serve.
 #[derive(Debug)]
 enum Content {
-    /// What was kept, and what the file defines.
+    /// Disks of the saved state and of hob.toml.
     Kept { store: Store, state: State, config: Box<Config> },
-    /// One disk.
+    /// One disk, from the command line.
     One { disk: Box<DiskAdd>, cache: Option<(String, CacheEnable)>, force: bool },
 }
 
-/// What `hob serve` was asked for.
+/// The arguments of `hob serve`.
 #[derive(Debug)]
 pub(crate) struct Serving {
     /// The disk.
     pub(crate) disk: DiskAdd,
-    /// The pool's device, and the cache on it.
+    /// The device of the pool, and the cache on it.
     pub(crate) cache: Option<(String, CacheEnable)>,
-    /// Use the device whatever is on it.
+    /// Use the device even if it holds other data.
     pub(crate) force: bool,
     /// Where NBD clients connect.
     pub(crate) listen: Vec<NbdEntry>,
-    /// Who they may be; anybody if there are none.
+    /// Which clients may connect; all if empty.
     pub(crate) allow: Vec<AllowEntry>,
-    /// Where the control API is, if anywhere, and whom it lets in.
+    /// The control API: addresses and authentication.
     pub(crate) control: ControlConfig,
-    /// How I/O is done.
+    /// Kind of I/O ring.
     pub(crate) ring: RingKind,
-    /// Bring dirty data to the backing before ending.
+    /// Destage all dirty data before exiting.
     pub(crate) drain_on_shutdown: bool,
-    /// Who may open the disk's sockets.
+    /// Owner and mode of the disk's sockets.
     pub(crate) sockets: SocketSettings,
 }
 
 impl Plan {
-    /// How long a peer may be silent.
+    /// Longest silence of a peer host before its flash counts as failed.
     fn peer_wait(&self) -> Duration {
         match &self.content {
             Content::Kept { config, .. } => config.peers.wait(),
@@ -128,7 +128,7 @@ impl Plan {
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
             sockets: SocketAccess::of(&config.sockets())?,
-            listen: entrances(&config.listen, &config.nbd)?,
+            listen: listen_addresses(&config.listen, &config.nbd)?,
             allow: AllowList::new(config.allow.clone()),
             control: config.control.listen.clone(),
             guard,
@@ -140,14 +140,15 @@ impl Plan {
         })
     }
 
-    /// Could a daemon start with this configuration and with what was kept, and save its state? Changes nothing, so that one may be running.
+    /// Checks that a daemon could start with this configuration and the saved state, and could save its state. Changes nothing, so it may run
+    /// beside a daemon.
     ///
     /// # Errors
-    /// Everything that is wrong, a line each.
+    /// All errors, one line each.
     pub(crate) fn check_config(config: &Config) -> Result<(), ConfigError> {
         let mut outside: Vec<String> = Vec::new();
         outside.extend(Guard::of_config(&config.control).err().map(|error| format!("{error:#}")));
-        outside.extend(entrances(&config.listen, &config.nbd).err().map(|error| format!("{error:#}")));
+        outside.extend(listen_addresses(&config.listen, &config.nbd).err().map(|error| format!("{error:#}")));
         outside.extend(State::read(&config.state_dir).err().map(|error| error.to_string()));
         outside.extend(Store::check_writable(&config.state_dir).err().map(|error| format!("{error:#}")));
         config.refuse(outside)
@@ -164,7 +165,7 @@ impl Plan {
         }
         Ok(Plan {
             sockets: SocketAccess::of(&sockets)?,
-            listen: entrances(&[], &listen)?,
+            listen: listen_addresses(&[], &listen)?,
             allow: AllowList::new(allow),
             guard: Guard::of_config(&control)?,
             control: control.listen,
@@ -177,8 +178,8 @@ impl Plan {
     }
 }
 
-/// Addresses without and with TLS. Reads the files that are named.
-fn entrances(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<Entrance>> {
+/// Returns the NBD addresses without and with TLS. Reads certificates and keys.
+fn listen_addresses(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<ListenAddress>> {
     let with_tls = |files: &NbdTlsFiles| -> anyhow::Result<NbdTls> {
         let session = match files.secrets().map_err(anyhow::Error::msg)? {
             NbdSecrets::Certificates(files) => {
@@ -195,15 +196,15 @@ fn entrances(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec<Entran
         };
         Ok(NbdTls { session, required: files.required })
     };
-    let plain = plain.iter().map(|endpoint| Ok(Entrance { endpoint: endpoint.clone(), tls: None }));
+    let plain = plain.iter().map(|endpoint| Ok(ListenAddress { endpoint: endpoint.clone(), tls: None }));
     let more = more.iter().map(|entry| {
         let tls = entry.tls.as_ref().map(with_tls).transpose()?;
-        Ok(Entrance { endpoint: entry.listen.clone(), tls })
+        Ok(ListenAddress { endpoint: entry.listen.clone(), tls })
     });
     plain.chain(more).collect()
 }
 
-/// Runs until a signal says to end. A second signal ends the process at once.
+/// Runs the daemon until a signal. A second signal ends the process at once.
 pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
     watchdog::abort_on_panic();
@@ -213,7 +214,7 @@ pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
         .build()
         .context("cannot start the control thread")?;
     let result = runtime.block_on(live(plan));
-    // A device or backing that hangs must not keep the process.
+    // A hung device or backing must not keep the process alive.
     runtime.shutdown_background();
     power_cut::end_in_peace();
     match result? {
@@ -222,33 +223,33 @@ pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     }
 }
 
-/// Serves until the end. What is to stay open then comes back if another program is to go on.
-async fn live(plan: Plan) -> anyhow::Result<Option<Leaving>> {
+/// Runs the daemon until its end. Returns what stays open if another program takes over.
+async fn live(plan: Plan) -> anyhow::Result<Option<HandOff>> {
     let mut signals = Signals::new()?;
-    let mut legacy = Legacy::take();
+    let mut inherited = InheritedState::take();
     let (event_sender, events) = mpsc::unbounded_channel();
     let shards = start_shards(&plan, &event_sender)?;
     drop(event_sender);
     watchdog::start(&shards, Duration::from_secs(plan.limits.shard_silence_s_max))?;
     let drain = plan.drain_on_shutdown;
-    let has_tls = plan.listen.iter().any(|entrance| entrance.tls.is_some());
+    let has_tls = plan.listen.iter().any(|address| address.tls.is_some());
     let relays =
         has_tls.then(|| Relays::start(plan.shards)).transpose().context("cannot start threads for TLS")?;
     let spawner = relays.as_ref().map(Relays::spawner);
-    let stage = Stage::new(shards, &mut legacy);
-    let end = stage.until_end(serve(plan, &stage, events, spawner, legacy), &mut signals).await;
-    stage.close(end, drain, relays, &mut signals).await
+    let lifecycle = Lifecycle::new(shards, &mut inherited);
+    let end = lifecycle.until_end(serve(plan, &lifecycle, events, spawner, inherited), &mut signals).await;
+    lifecycle.close(end, drain, relays, &mut signals).await
 }
 
-/// Starts everything in the order that lets nobody in too early, and serves until dropped.
+/// Starts everything, listeners last, and serves until dropped.
 async fn serve(
     plan: Plan,
-    stage: &Stage,
+    lifecycle: &Lifecycle,
     events: mpsc::UnboundedReceiver<ShardEvent>,
     relays: Option<Spawner>,
-    mut legacy: Legacy,
+    mut inherited: InheritedState,
 ) -> anyhow::Result<()> {
-    let Stage { shards, doors, notifier, .. } = stage;
+    let Lifecycle { shards, listening, notifier, .. } = lifecycle;
     let Plan { listen, allow, control, guard, limits, content, sockets, .. } = plan;
     let backing_options = BackingOptions {
         wait_max: Duration::from_millis(limits.backing_wait_ms_max),
@@ -256,21 +257,22 @@ async fn serve(
     };
     let exports = Exports::default();
     let mut tasks = JoinSet::new();
-    // Bound before anything is touched, so that two daemons do not get in each other's way.
+    // Bound first: a second daemon with the same configuration stops here.
     let mut controls = Vec::new();
     for endpoint in control {
-        controls.push(ControlListener::bind(endpoint, &guard, doors).await?);
+        controls.push(ControlListener::bind(endpoint, &guard, listening).await?);
     }
-    let hall = Hall { exports: exports.clone(), allow, connections_max: limits.connections_max };
-    let (files, goes_on) = (legacy.files(), legacy.goes_on);
+    let context =
+        ListenerContext { exports: exports.clone(), allow, connections_max: limits.connections_max };
+    let (files, goes_on) = (inherited.files(), inherited.goes_on);
     let inherited_max = limits.connections_max.saturating_mul(listen.len().max(1)).min(1 << 16);
-    stage.waiting.fill(legacy, &Arc::new(tokio::sync::Semaphore::new(inherited_max)));
-    tokio::spawn(stage.waiting.clone().let_in(hall.clone()));
+    lifecycle.waiting.fill(inherited, &Arc::new(tokio::sync::Semaphore::new(inherited_max)));
+    tokio::spawn(lifecycle.waiting.clone().attach_clients(context.clone()));
     let manager = match content {
         Content::Kept { store, state, config } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
             manager.set_socket_access(sockets);
-            let _ = stage.manager.set(manager.clone());
+            let _ = lifecycle.manager.set(manager.clone());
             manager.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
             manager.set_carriage(Carriage { tls, directory: config.state_dir.clone() });
@@ -293,30 +295,30 @@ async fn serve(
         Content::One { disk, cache, force } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, Store::Memory);
             manager.set_socket_access(sockets);
-            let _ = stage.manager.set(manager.clone());
+            let _ = lifecycle.manager.set(manager.clone());
             manager.inherit_files(files);
             tasks.spawn(manager.clone().tend(events));
-            // What the program before this one had was made by it.
+            // A cache that the previous program used is not foreign data.
             manager.start_serving(*disk, cache, force && !goes_on).await?;
             manager
         }
     };
     manager.drop_unwanted_files().await;
-    for entrance in &listen {
-        let endpoint = &entrance.endpoint;
-        let listener = Listener::bind(entrance, sockets, doors)
+    for address in &listen {
+        let endpoint = &address.endpoint;
+        let listener = Listener::bind(address, sockets, listening)
             .await
             .with_context(|| format!("cannot listen on {endpoint}"))?;
         tracing::info!("NBD clients connect to {endpoint}");
-        tasks.spawn(listener.run(hall.clone(), relays.clone()));
+        tasks.spawn(listener.run(context.clone(), relays.clone()));
     }
-    // The tasks have theirs: when they are gone, so is the last one.
+    // The listeners have clones; relay threads end when the last one is dropped.
     drop(relays);
     spawn_controls(&mut tasks, controls, &manager);
-    doors.close_unwanted();
-    let _ = stage.ready.set(());
+    listening.close_unused();
+    let _ = lifecycle.ready.set(());
     notifier.ready(&manager);
-    // They run for ever; if one ends all the same, the daemon does.
+    // No task ends by itself; if one does, the daemon exits.
     match tasks.join_next().await {
         Some(Err(error)) => Err(anyhow::anyhow!("a part of the daemon broke: {error}")),
         _ => Err(anyhow::anyhow!("a part of the daemon ended by itself")),

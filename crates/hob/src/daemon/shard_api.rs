@@ -31,7 +31,7 @@ use tokio::sync::oneshot;
 
 use super::cluster::LeaseClock;
 use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice, Witness};
-use super::listen::{Line, Place};
+use super::nbd_listener::{ConnectionPermit, Transport};
 use super::shard::{CarryCall, MachineCall};
 use super::tape::Recorder;
 pub(crate) use error::ShardError;
@@ -267,9 +267,9 @@ pub(crate) enum ShardCall {
         /// What its reads leave behind in the cache.
         promote: Promote,
         /// Who is at the other end of the socket.
-        line: Line,
+        transport: Transport,
         /// Held for as long as the connection lasts.
-        place: Place,
+        permit: ConnectionPermit,
     },
     /// The kernel has mounted a disk as a file.
     AttachFile {

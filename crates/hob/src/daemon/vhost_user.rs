@@ -17,7 +17,7 @@ use hob_frontends::vhost_user::capacity::Capacity;
 use hob_frontends::vhost_user::{Start, session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
-use super::listen::bind_socket;
+use super::nbd_listener::bind_socket;
 use super::shard::MachineCall;
 use super::shard_api::ShardHandle;
 use super::socket_access::SocketAccess;

@@ -20,7 +20,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, watch};
 use tokio::time::MissedTickBehavior;
 
 use super::extract::Answer;
-use super::listen::HangUp;
+use super::listener::HangUp;
 use crate::daemon::manager::Manager;
 
 /// Pause between two events.

@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use super::auth::{self, Access, Role};
 use super::browser::{self, Names};
 use super::extract::Answer;
-use super::listen::{CONNECTIONS_MAX, connection};
+use super::listener::{CONNECTIONS_MAX, connection};
 use crate::daemon::half_open::HalfOpen;
 
 /// What a browser says that concerns the daemon.

@@ -11,10 +11,10 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
 use super::*;
-use crate::daemon::doors::Doors;
 use crate::daemon::exports::Exports;
 use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::hardware::BackingOptions;
+use crate::daemon::listening_sockets::ListeningSockets;
 use crate::daemon::state::Store;
 
 mod dashboard;
@@ -30,7 +30,9 @@ fn run(test: impl AsyncFnOnce(&Path, Endpoint)) {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
         let listener =
-            ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
+            ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                .await
+                .unwrap();
         tokio::spawn(listener.serve(router(manager())));
         test(dir.path(), endpoint).await;
     });

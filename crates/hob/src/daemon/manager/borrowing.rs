@@ -22,7 +22,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use super::refusal::{Kind, Refusal};
 use super::{DiskEntry, Manager};
-use crate::daemon::listen::bind_socket;
+use crate::daemon::nbd_listener::bind_socket;
 use crate::daemon::relay;
 use crate::daemon::socket_access::SocketAccess;
 use crate::daemon::state::PeerState;

@@ -31,7 +31,7 @@ pub(crate) enum Ending {
 
 /// A mounted file that the program before has left.
 #[derive(Debug)]
-pub(crate) struct LeftFile {
+pub(crate) struct InheritedFile {
     /// Where it is mounted.
     pub(crate) path: PathBuf,
     /// /dev/fuse. It is closed before the mount is dropped: then nobody waits for answers any more.
@@ -106,16 +106,16 @@ impl Manager {
     }
 
     /// Takes over what the program before has left, before anything is started.
-    pub(crate) fn inherit_files(&self, files: impl IntoIterator<Item = (String, LeftFile)>) {
+    pub(crate) fn inherit_files(&self, files: impl IntoIterator<Item = (String, InheritedFile)>) {
         self.left_files().extend(files);
     }
 
-    fn left_files(&self) -> MutexGuard<'_, BTreeMap<String, LeftFile>> {
+    fn left_files(&self) -> MutexGuard<'_, BTreeMap<String, InheritedFile>> {
         self.left_files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Files that were left and whose disks have not come since, by export, for the next program.
-    pub(crate) fn leave_left_files(&self) -> Vec<(String, LeftFile)> {
+    pub(crate) fn leave_left_files(&self) -> Vec<(String, InheritedFile)> {
         std::mem::take(&mut *self.left_files()).into_iter().collect()
     }
 
@@ -131,7 +131,7 @@ impl Manager {
         path: &str,
         size: u64,
         read_only: bool,
-    ) -> Result<Option<LeftFile>, Refusal> {
+    ) -> Result<Option<InheritedFile>, Refusal> {
         let Some(file) = self.left_files().remove(export) else { return Ok(None) };
         if file.path == Path::new(path) && file.attributes.size <= size && file.read_only == read_only {
             return Ok(Some(file));

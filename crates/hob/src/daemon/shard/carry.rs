@@ -18,9 +18,9 @@ use hob_storage::backing::Backing;
 use hob_storage::ring::Ring;
 
 use super::Shard;
-use super::clients::{Seat, Whose};
+use super::clients::{ClientAttachment, Whose};
 use super::commands::Waiting;
-use crate::daemon::listen::{Line, Place};
+use crate::daemon::nbd_listener::{ConnectionPermit, Transport};
 use crate::daemon::shard_api::{Answer, ShardError};
 
 /// Bit of the upper half of the ids of these requests. Connections of clients have smaller numbers.
@@ -73,12 +73,12 @@ pub(crate) enum CarryCall {
     /// Forget all of it, and what is to be pulled.
     Restart(Answer<()>),
     /// Another host reads it.
-    AttachPeer(Box<PeerSeat>),
+    AttachPeer(Box<PeerAttachment>),
 }
 
 /// A connection of another host.
 #[derive(Debug)]
-pub(crate) struct PeerSeat {
+pub(crate) struct PeerAttachment {
     /// Its connection.
     pub(crate) socket: OwnedFd,
     /// What was agreed.
@@ -86,7 +86,7 @@ pub(crate) struct PeerSeat {
     /// Bytes that came after the negotiation and have been read.
     pub(crate) leftover: Vec<u8>,
     /// Held for as long as the connection lasts.
-    pub(crate) place: Place,
+    pub(crate) permit: ConnectionPermit,
 }
 
 /// How pulling gets on.
@@ -247,7 +247,7 @@ impl Carriers {
             carrier.pause = None;
             while carrier.pulls && carrier.in_flight < PULLS_MAX {
                 let Some(pull) = carrier.puller.next() else { break };
-                let Some((offset, len, buffer)) = place(ring, *disk, pull, carrier.size_bytes) else {
+                let Some((offset, len, buffer)) = permit(ring, *disk, pull, carrier.size_bytes) else {
                     carrier.puller.ended(pull, Pulled::Again);
                     break;
                 };
@@ -323,7 +323,7 @@ fn next_id(last: &mut u32) -> RequestId {
 
 /// Bytes of a pull on the disk, and a buffer for them; nothing if there is none, or the disk ends before. Guests come first: as much
 /// again stays free for them.
-fn place(ring: &mut Ring, disk: DiskId, pull: Pull, size_bytes: u64) -> Option<(u64, u64, BufferId)> {
+fn permit(ring: &mut Ring, disk: DiskId, pull: Pull, size_bytes: u64) -> Option<(u64, u64, BufferId)> {
     let offset = pull.first * SECTOR_BYTES;
     let end = (pull.end * SECTOR_BYTES).min(size_bytes);
     let len = end.checked_sub(offset).filter(|len| *len > 0)?;
@@ -378,7 +378,7 @@ impl Shard {
             CarryCall::Extents(blocks, answer) => {
                 let _ = answer.send(Ok(self.engine.valid_extents(id, &blocks)));
             }
-            CarryCall::AttachPeer(seat) => self.attach_peer(now, id, *seat),
+            CarryCall::AttachPeer(attachment) => self.attach_peer(now, id, *attachment),
             CarryCall::Pull => {
                 if let Some(size) = size {
                     self.carriers.carrier(id, size).pulls = true;
@@ -446,12 +446,17 @@ impl Shard {
         }
     }
 
-    fn attach_peer(&mut self, now: Instant, id: DiskId, seat: PeerSeat) {
+    fn attach_peer(&mut self, now: Instant, id: DiskId, attachment: PeerAttachment) {
         if self.serves(id) {
-            let PeerSeat { socket, negotiated, leftover, place } = seat;
-            let seat =
-                Seat { socket, promote: Promote::Never, line: Line::Relayed, place, whose: Whose::Peer };
-            self.clients.attach(now, &mut self.ring, id, seat, negotiated, &leftover);
+            let PeerAttachment { socket, negotiated, leftover, permit } = attachment;
+            let attachment = ClientAttachment {
+                socket,
+                promote: Promote::Never,
+                transport: Transport::Relayed,
+                permit,
+                whose: Whose::Peer,
+            };
+            self.clients.attach(now, &mut self.ring, id, attachment, negotiated, &leftover);
         }
     }
 

@@ -21,7 +21,7 @@ use hob_storage::token::Token;
 
 use super::maps;
 use super::recorders::Recorders;
-use crate::daemon::listen::{Line, Place};
+use crate::daemon::nbd_listener::{ConnectionPermit, Transport};
 use crate::daemon::shard_api::ClientAtRest;
 
 const RECEIVE: u16 = Token::CALLER;
@@ -39,14 +39,14 @@ const HOARDING_NS_MAX: u64 = 5_000_000_000;
 const RESTLESS_NS_MAX: u64 = 3_000_000_000;
 
 /// A negotiated connection on its way in.
-pub(super) struct Seat {
+pub(super) struct ClientAttachment {
     pub(super) socket: OwnedFd,
     /// What its reads leave behind in the cache.
     pub(super) promote: Promote,
     /// Who is at the other end of the socket.
-    pub(super) line: Line,
+    pub(super) transport: Transport,
     /// Given back when the connection ends.
-    pub(super) place: Place,
+    pub(super) permit: ConnectionPermit,
     /// Who reads.
     pub(super) whose: Whose,
 }
@@ -64,8 +64,8 @@ struct Client {
     connection: Connection,
     fd: Fd,
     whose: Whose,
-    line: Line,
-    _place: Place,
+    transport: Transport,
+    _place: ConnectionPermit,
     /// Here while no receive is in flight.
     rx: Option<RxBuf>,
     receiving_payload: bool,
@@ -133,7 +133,7 @@ impl Clients {
         now: Instant,
         ring: &mut Ring,
         disk: DiskId,
-        seat: Seat,
+        attachment: ClientAttachment,
         negotiated: Negotiated,
         leftover: &[u8],
     ) -> SessionId {
@@ -141,15 +141,15 @@ impl Clients {
             self.clients.push(None);
             (self.clients.len() - 1) as u16
         });
-        let mut connection = Connection::new(negotiated, disk, u32::from(number), seat.promote);
+        let mut connection = Connection::new(negotiated, disk, u32::from(number), attachment.promote);
         connection.set_resting(self.resting_since.is_some());
         let rx = RxBuf::with(RECEIVE_BYTES, leftover);
         self.clients[usize::from(number)] = Some(Client {
             connection,
-            fd: ring.attach(seat.socket, FdClass::Socket),
-            whose: seat.whose,
-            line: seat.line,
-            _place: seat.place,
+            fd: ring.attach(attachment.socket, FdClass::Socket),
+            whose: attachment.whose,
+            transport: attachment.transport,
+            _place: attachment.permit,
             rx: Some(rx),
             receiving_payload: false,
             sending: false,
@@ -249,7 +249,7 @@ impl Clients {
     pub(super) fn hand_over(&mut self, ring: &mut Ring) -> Vec<ClientAtRest> {
         let mut all = Vec::new();
         for number in 0..self.clients.len() {
-            let at_rest = |client: &Client| client.is_at_rest() && client.line == Line::Direct;
+            let at_rest = |client: &Client| client.is_at_rest() && client.transport == Transport::Direct;
             let Some(client) = self.clients[number].as_ref().filter(|client| at_rest(client)) else {
                 continue;
             };

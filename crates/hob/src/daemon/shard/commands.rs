@@ -12,7 +12,7 @@ use hob_storage::area::Area;
 use hob_storage::backing::{Backing, ChangeMark, WaitMax, Witness};
 
 use super::Shard;
-use super::clients::{Seat, Whose};
+use super::clients::{ClientAttachment, Whose};
 use super::machines::MachineCall;
 use crate::daemon::shard_api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
 
@@ -191,11 +191,13 @@ impl Shard {
                     |connection: &Connection| connection.disk() == id && connection.export() == export;
                 self.clients.close("the export was taken away", &mut self.ring, is_of);
             }
-            ShardCall::Attach { id, socket, negotiated, leftover, promote, line, place } => {
+            ShardCall::Attach { id, socket, negotiated, leftover, promote, transport, permit } => {
                 // A disk that left in the meantime takes the connection with it.
                 if self.serves(id) {
-                    let seat = Seat { socket, promote, line, place, whose: Whose::Guest };
-                    let session = self.clients.attach(now, &mut self.ring, id, seat, *negotiated, &leftover);
+                    let attachment =
+                        ClientAttachment { socket, promote, transport, permit, whose: Whose::Guest };
+                    let session =
+                        self.clients.attach(now, &mut self.ring, id, attachment, *negotiated, &leftover);
                     self.engine.begin_session(id, session);
                 }
             }

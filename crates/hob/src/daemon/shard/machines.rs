@@ -78,10 +78,10 @@ pub(crate) enum MachineCall {
 }
 
 /// The descriptors of a queue in service.
-struct Door {
+struct QueueEvents {
     kick: Fd,
     call: Option<Fd>,
-    /// Tells its operations from those of doors before it.
+    /// Tells its operations from those of an earlier kick descriptor of the queue.
     serial: u16,
     polled: bool,
     /// The driver is being told, and there are answers since.
@@ -92,7 +92,7 @@ struct Door {
 struct Machine {
     device: Device,
     /// By queue.
-    doors: Vec<Option<Door>>,
+    queue_events: Vec<Option<QueueEvents>>,
     /// On the list of those with answers to tell of.
     listed: bool,
     /// What its chains may still cost in the turn of that number.
@@ -145,7 +145,7 @@ impl Machines {
                 let device = Device::new(info, disk, MACHINE | u32::from(number)).promoting(promote);
                 let machine = Machine {
                     device,
-                    doors: Vec::new(),
+                    queue_events: Vec::new(),
                     listed: false,
                     budget: Default::default(),
                     gone: false,
@@ -162,13 +162,14 @@ impl Machines {
                 self.start(machine, *start, kick, call, ring);
             }
             MachineCall::SetCall { machine, queue, call } => {
-                let door = self.machine(machine).doors.get_mut(usize::from(queue)).and_then(Option::as_mut);
-                let door = door?;
+                let events =
+                    self.machine(machine).queue_events.get_mut(usize::from(queue)).and_then(Option::as_mut);
+                let events = events?;
                 let call = call.map(|call| ring.attach(call, FdClass::Event));
-                if let Some(old) = std::mem::replace(&mut door.call, call) {
+                if let Some(old) = std::mem::replace(&mut events.call, call) {
                     ring.detach_event(old);
                 }
-                tell(machine, queue, door, ring);
+                tell(machine, queue, events, ring);
             }
             MachineCall::Stop { machine, queue, answer } => {
                 self.machine(machine).device.stop(queue);
@@ -198,12 +199,13 @@ impl Machines {
         let kick = ring.attach(kick, FdClass::Event);
         let call = call.map(|call| ring.attach(call, FdClass::Event));
         ring.await_event(kick_token(number, queue, serial), kick);
-        if machine.doors.len() <= usize::from(queue) {
-            machine.doors.resize_with(usize::from(queue) + 1, || None);
+        if machine.queue_events.len() <= usize::from(queue) {
+            machine.queue_events.resize_with(usize::from(queue) + 1, || None);
         }
-        let mut door = Door { kick, call, serial, polled: true, signalling: false, signal_again: false };
-        tell(number, queue, &mut door, ring);
-        machine.doors[usize::from(queue)] = Some(door);
+        let mut events =
+            QueueEvents { kick, call, serial, polled: true, signalling: false, signal_again: false };
+        tell(number, queue, &mut events, ring);
+        machine.queue_events[usize::from(queue)] = Some(events);
         // There may be chains in it already.
         self.polled.push((number, queue));
     }
@@ -211,21 +213,21 @@ impl Machines {
     fn close(&mut self, number: u16, ring: &mut Ring) {
         let machine = self.machine(number);
         assert!(machine.device.is_idle(), "a machine's queues are stopped before it is closed");
-        for queue in 0..machine.doors.len() {
-            self.close_door(number, queue as u16, ring);
+        for queue in 0..machine.queue_events.len() {
+            self.close_queue_events(number, queue as u16, ring);
         }
         self.machines[usize::from(number)] = None;
         self.answered.retain(|answered| *answered != number);
         self.free.push(number);
     }
 
-    fn close_door(&mut self, number: u16, queue: u16, ring: &mut Ring) {
-        let doors = &mut self.machine(number).doors;
-        let Some(door) = doors.get_mut(usize::from(queue)).and_then(Option::take) else { return };
-        if let (true, Some(call)) = (door.signal_again, door.call) {
+    fn close_queue_events(&mut self, number: u16, queue: u16, ring: &mut Ring) {
+        let queue_events = &mut self.machine(number).queue_events;
+        let Some(events) = queue_events.get_mut(usize::from(queue)).and_then(Option::take) else { return };
+        if let (true, Some(call)) = (events.signal_again, events.call) {
             ring.signal(Token::new(SIGNAL, number, 0), call);
         }
-        door.call.into_iter().chain([door.kick]).for_each(|fd| ring.detach_event(fd));
+        events.call.into_iter().chain([events.kick]).for_each(|fd| ring.detach_event(fd));
         self.polled.retain(|polled| *polled != (number, queue));
     }
 
@@ -264,8 +266,8 @@ impl Machines {
         let (token, number) = (completion.token, completion.token.owner());
         let (queue, serial) = (token.index() as u16, (token.index() >> 16) as u16);
         let Some(Some(machine)) = self.machines.get_mut(usize::from(number)) else { return };
-        let Some(Some(door)) = machine.doors.get_mut(usize::from(queue)) else { return };
-        if door.serial != serial {
+        let Some(Some(events)) = machine.queue_events.get_mut(usize::from(queue)) else { return };
+        if events.serial != serial {
             return;
         }
         if token.kind() == KICK {
@@ -278,15 +280,15 @@ impl Machines {
                 );
                 return;
             }
-            ring.await_event(token, door.kick);
-            if !door.polled {
-                door.polled = true;
+            ring.await_event(token, events.kick);
+            if !events.polled {
+                events.polled = true;
                 self.polled.push((number, queue));
             }
         } else {
-            door.signalling = false;
-            if std::mem::take(&mut door.signal_again) {
-                tell(number, queue, door, ring);
+            events.signalling = false;
+            if std::mem::take(&mut events.signal_again) {
+                tell(number, queue, events, ring);
             }
         }
     }
@@ -362,8 +364,8 @@ impl Machines {
             let machine = self.machines[usize::from(number)].as_mut().expect("machines with answers exist");
             machine.listed = false;
             while let Some(queue) = machine.device.poll_signal() {
-                if let Some(Some(door)) = machine.doors.get_mut(usize::from(queue)) {
-                    tell(number, queue, door, ring);
+                if let Some(Some(events)) = machine.queue_events.get_mut(usize::from(queue)) {
+                    tell(number, queue, events, ring);
                 }
             }
         }
@@ -373,7 +375,7 @@ impl Machines {
             match self.machine(number).device.poll_stopped(queue) {
                 Some(base) => {
                     let (_, _, answer) = self.stops.swap_remove(at);
-                    self.close_door(number, queue, ring);
+                    self.close_queue_events(number, queue, ring);
                     let _ = answer.send(base);
                 }
                 None => at += 1,
@@ -407,8 +409,8 @@ impl Machines {
                 return false;
             }
             if machine.device.is_quiet(queue) {
-                if let Some(Some(door)) = machine.doors.get_mut(usize::from(queue)) {
-                    door.polled = false;
+                if let Some(Some(events)) = machine.queue_events.get_mut(usize::from(queue)) {
+                    events.polled = false;
                 }
                 self.polled.swap_remove(at);
             } else {
@@ -424,14 +426,14 @@ fn kick_token(number: u16, queue: u16, serial: u16) -> Token {
 }
 
 /// Tells a driver of answers, once for all that there are when it looks.
-fn tell(number: u16, queue: u16, door: &mut Door, ring: &mut Ring) {
-    let Some(call) = door.call else { return };
-    if door.signalling {
-        door.signal_again = true;
+fn tell(number: u16, queue: u16, events: &mut QueueEvents, ring: &mut Ring) {
+    let Some(call) = events.call else { return };
+    if events.signalling {
+        events.signal_again = true;
         return;
     }
-    door.signalling = true;
-    ring.signal(Token::new(SIGNAL, number, u32::from(door.serial) << 16 | u32::from(queue)), call);
+    events.signalling = true;
+    ring.signal(Token::new(SIGNAL, number, u32::from(events.serial) << 16 | u32::from(queue)), call);
 }
 
 /// Gives the engine what a device has for it. False if that is nothing.

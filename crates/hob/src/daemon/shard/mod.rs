@@ -34,7 +34,7 @@ use hob_storage::token::Token;
 use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
 use carry::Carriers;
-pub(crate) use carry::{CarryCall, PeerSeat, Progress};
+pub(crate) use carry::{CarryCall, PeerAttachment, Progress};
 use clients::Clients;
 use commands::Commands;
 use files::Files;

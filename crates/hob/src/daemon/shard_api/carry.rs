@@ -7,7 +7,7 @@ use hob_engine::units::DiskId;
 
 use super::{ShardError, ShardHandle};
 use crate::daemon::hardware::Backing;
-use crate::daemon::shard::{CarryCall, PeerSeat, Progress};
+use crate::daemon::shard::{CarryCall, PeerAttachment, Progress};
 
 impl ShardHandle {
     /// Gives a disk another role. Waits until nothing of a guest is in flight where it is frozen.
@@ -89,8 +89,8 @@ impl ShardHandle {
     }
 
     /// Another host reads the disk.
-    pub(crate) fn attach_peer(&self, id: DiskId, seat: PeerSeat) -> Result<(), ShardError> {
-        self.send(super::ShardCall::Carry(id, CarryCall::AttachPeer(Box::new(seat))))
+    pub(crate) fn attach_peer(&self, id: DiskId, attachment: PeerAttachment) -> Result<(), ShardError> {
+        self.send(super::ShardCall::Carry(id, CarryCall::AttachPeer(Box::new(attachment))))
     }
 
     async fn carry<T>(

@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::{Answer, AtRest, Counter, FileRights, Gone, Noted, ShardCall, ShardError};
 use crate::daemon::hardware::{Area, Backing, DeviceCounts, FlashDevice};
-use crate::daemon::listen::{Line, Place};
+use crate::daemon::nbd_listener::{ConnectionPermit, Transport};
 use crate::daemon::shard::MachineCall;
 use crate::daemon::tape::Recorder;
 
@@ -209,7 +209,7 @@ impl ShardHandle {
         negotiated: Negotiated,
         leftover: Vec<u8>,
         promote: Promote,
-        (line, place): (Line, Place),
+        (transport, permit): (Transport, ConnectionPermit),
     ) -> Result<(), ShardError> {
         self.send(ShardCall::Attach {
             id,
@@ -217,8 +217,8 @@ impl ShardHandle {
             negotiated: Box::new(negotiated),
             leftover,
             promote,
-            line,
-            place,
+            transport,
+            permit,
         })
     }
 

@@ -1,16 +1,18 @@
-//! Becoming another program without a client noticing more than a pause: `execve` in the same process, with what clients hold on to kept open.
+//! Upgrade without closing clients' connections: `execve` of the new program in the same process. Clients notice a pause.
 //!
 //! # Order
-//! 1. The program that is to go on is asked whether it could start, and take over ([`check`]). If not, nothing has happened.
-//! 2. Nothing is changed any more, nobody is let in, and everything that was asked for is answered ([`prepare`]). Where that takes too long, which is
-//!    the fault of a backing, all goes on as before. Then each backing is flushed: the next program does not know what was written before it.
-//! 3. Caches are closed as at every end, and connections, mounts and listening sockets stay open ([`Leaving`]).
-//! 4. The next program starts in this process ([`become_next`]); should that fail, this one starts anew in its place. It takes what was left
-//!    ([`Legacy`]) and gives each to its disk as soon as that is there.
+//! 1. The new program is started with `--check`: can it start and take over ([`check`])? If not, nothing changes.
+//! 2. Changes and new connections are refused, and every request in flight is finished ([`prepare`]). If that takes too long because a
+//!    backing does not answer, the daemon resumes as before. Then each backing is flushed, because the new program does not know which
+//!    writes were not flushed.
+//! 3. Caches are closed as at every exit. Connections, mounts and listening sockets stay open ([`HandOff`]).
+//! 4. The new program starts in this process ([`become_next`]). If that fails, the old program restarts. It takes the state that was
+//!    handed over ([`InheritedState`]) and attaches each client when its disk is open.
 //!
-//! What is not kept: connections inside TLS, whose sessions cannot be moved, those of machines, whose drivers come again by themselves, and those to the control API.
+//! Not kept: TLS connections, whose sessions cannot be moved; vhost-user connections, because guests reconnect by themselves; connections
+//! to the control API.
 
-mod legacy;
+mod inherited;
 mod parcel;
 mod record;
 
@@ -28,45 +30,45 @@ use hob_frontends::fuse::Attributes;
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::task::JoinSet;
 
-use super::doors::Doors;
-use super::manager::{LeftFile, Manager};
+use super::listening_sockets::ListeningSockets;
+use super::manager::{InheritedFile, Manager};
 use super::shard_api::{AtRest, FileRights, ShardHandle};
-pub(crate) use legacy::{Legacy, WaitingRoom};
+pub(crate) use inherited::{InheritedState, WaitingClients};
 use record::{ClientEntry, FileEntry, Record, Table};
 
-/// What a program that could start and take over says when it is asked, before the version of record that it knows.
+/// Output of `--check` of a program that can take over, before its version of the hand-off record.
 const CAN_TAKE_OVER: &str = "can start, and takes over hand-overs of version ";
 
-/// The option with which it is asked.
+/// The option that makes a program check and exit.
 const CHECK: &str = "--check";
 
-/// A program that is asked has that long to say so.
+/// Longest run of `--check`.
 const CHECK_MAX: Duration = Duration::from_secs(20);
 
-/// A change that is under way is waited for that long, and no longer: drains take hours.
+/// Longest wait for a change in progress. A drain, for example, can take hours.
 const CHANGE_MAX: Duration = Duration::from_secs(5);
 
-/// How often it is looked at.
+/// Interval between two checks for changes in progress.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Clients that have not chosen an export have that long to do so.
+/// Longest wait for clients to finish their handshake.
 const CLEAR_MAX: Duration = Duration::from_secs(1);
 
-/// Everything that was asked for is answered by then, or there is no upgrade. More than a client may take for the rest of its request.
+/// Longest wait for requests in flight; more than a client may take to send the rest of a request.
 const REST_MAX: Duration = Duration::from_secs(8);
 
-/// All backings are flushed by then, or there is no upgrade.
+/// Longest wait for the flush of all backings.
 const FLUSH_MAX: Duration = Duration::from_secs(20);
 
-/// Longest answer of a program that is asked, bytes.
+/// Longest output of `--check` that is read, bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 10;
 
-/// What `--check` says if all is well.
+/// Output of `--check` if this program can start and take over.
 pub(crate) fn can_take_over() -> String {
     format!("{CAN_TAKE_OVER}{}", record::VERSION)
 }
 
-/// Finds out whether the program that lies at `program` now could go on.
+/// Checks that the program at this path can start and take over.
 pub(super) async fn check(program: PathBuf) -> Result<(), String> {
     let named = program.display().to_string();
     let asked =
@@ -123,11 +125,11 @@ fn arguments() -> impl Iterator<Item = OsString> {
     std::env::args_os().skip(1)
 }
 
-/// Brings everything to rest. If that cannot be, all goes on as before, and this is why.
+/// Quiesces everything. On failure the daemon resumes, and the error says why.
 pub(super) async fn prepare(
     manager: &Arc<Manager>,
     shards: &[ShardHandle],
-    doors: &Doors,
+    listening: &ListeningSockets,
 ) -> Result<(), String> {
     let end = Instant::now() + CHANGE_MAX;
     while let Err(refusal) = manager.begin_leaving() {
@@ -136,8 +138,8 @@ pub(super) async fn prepare(
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }
-    doors.shut();
-    doors.until_clear(CLEAR_MAX).await;
+    listening.pause();
+    listening.until_handshakes_end(CLEAR_MAX).await;
     let mut resting = JoinSet::new();
     for shard in shards {
         let shard = shard.clone();
@@ -154,42 +156,45 @@ pub(super) async fn prepare(
     let result = match tokio::time::timeout(REST_MAX, all).await {
         Ok(true) => flush(manager).await,
         _ => Err(format!(
-            "some requests were not answered within {} s; is a backing gone?",
+            "some requests were not answered within {} s; check the backings ('hob health')",
             REST_MAX.as_secs()
         )),
     };
     if result.is_err() {
         shards.iter().for_each(ShardHandle::resume);
-        doors.open();
+        listening.resume();
         manager.stay();
     }
     result
 }
 
-/// Makes everything durable that guests wrote.
+/// Flushes all backings.
 async fn flush(manager: &Arc<Manager>) -> Result<(), String> {
     tokio::time::timeout(FLUSH_MAX, manager.flush_all()).await.unwrap_or_else(|_| {
-        Err(format!("a backing was not flushed within {} s; is it gone?", FLUSH_MAX.as_secs()))
+        Err(format!(
+            "a backing was not flushed within {} s; check the backings ('hob health')",
+            FLUSH_MAX.as_secs()
+        ))
     })
 }
 
-/// What stays open when this program ends.
+/// What stays open for the next program.
 #[derive(Debug)]
-pub(super) struct Leaving {
+pub(super) struct HandOff {
     program: PathBuf,
     record: Record,
     fds: Vec<OwnedFd>,
 }
 
-impl Leaving {
-    /// Collects everything. Shards, manager and doors let go of it.
+impl HandOff {
+    /// Collects everything from the shards, the manager and the listening sockets.
     pub(super) async fn collect(
         program: PathBuf,
         manager: &Arc<Manager>,
         shards: &[ShardHandle],
-        doors: &Doors,
-        waiting: &WaitingRoom,
-    ) -> Leaving {
+        listening: &ListeningSockets,
+        waiting: &WaitingClients,
+    ) -> HandOff {
         let mut at_rest = AtRest::default();
         for shard in shards {
             match shard.hand_over().await {
@@ -200,10 +205,10 @@ impl Leaving {
                 Err(error) => tracing::warn!("clients of a shard have to connect again: {error}"),
             }
         }
-        let mut leaving = Leaving { program: program.clone(), record: Record::default(), fds: Vec::new() };
+        let mut leaving = HandOff { program: program.clone(), record: Record::default(), fds: Vec::new() };
         leaving.record.table.program = program;
-        for (name, socket) in doors.left_open() {
-            leaving.record.table.doors.push(name);
+        for (name, socket) in listening.take_kept_open() {
+            leaving.record.table.listening.push(name);
             leaving.fds.push(socket);
         }
         leaving.add_files(manager, at_rest.files);
@@ -222,14 +227,14 @@ impl Leaving {
             self.fds.push(file.device);
         }
         for (export, left) in manager.leave_left_files() {
-            let LeftFile { path, device, mount, attributes, read_only } = left;
+            let InheritedFile { path, device, mount, attributes, read_only } = left;
             let (_, made) = mount.leave();
             self.record.table.files.push(file_entry(export, (path, made), attributes, read_only));
             self.fds.push(device);
         }
-        // Nobody serves these; the next program finds them stale.
+        // No shard serves these; the next program finds stale mounts.
         for (export, path, _) in mounts {
-            tracing::warn!("{export} is the file {} no more", path.display());
+            tracing::warn!("{export} is no longer the file {}", path.display());
         }
     }
 
@@ -252,8 +257,8 @@ impl Leaving {
         }
     }
 
-    /// Adds clients that the program before has left and whose disks have not come since.
-    fn add_waiting(&mut self, waiting: &WaitingRoom) {
+    /// Adds inherited clients whose disks are not open yet.
+    fn add_waiting(&mut self, waiting: &WaitingClients) {
         for (entry, socket, received) in waiting.leave() {
             self.record.table.clients.push(entry);
             self.record.received.push(received);
@@ -261,14 +266,14 @@ impl Leaving {
         }
     }
 
-    /// Nobody goes on: takes everything away that was to stay.
+    /// Closes everything after all, because no program takes over.
     pub(super) fn end_here(self) {
-        let mut legacy = Legacy::sort(self.record, self.fds);
-        drop(legacy.files());
-        legacy.doors().close_unwanted();
+        let mut inherited = InheritedState::sort(self.record, self.fds);
+        drop(inherited.files());
+        inherited.listening().close_unused();
     }
 
-    /// What there is, in one line.
+    /// A summary in one line.
     pub(super) fn summary(&self) -> String {
         self.record.table.summary()
     }
@@ -281,13 +286,13 @@ fn file_entry(export: String, (path, made): (PathBuf, bool), file: Attributes, r
 
 impl Table {
     fn summary(&self) -> String {
-        let Table { doors, files, clients, .. } = self;
-        format!("{} listening sockets, {} files, {} NBD clients", doors.len(), files.len(), clients.len())
+        let Table { listening, files, clients, .. } = self;
+        format!("{} listening sockets, {} files, {} NBD clients", listening.len(), files.len(), clients.len())
     }
 }
 
 /// Starts the next program in this process. If it returns, nothing could be started.
-pub(super) fn become_next(leaving: &Leaving) -> anyhow::Error {
+pub(super) fn become_next(leaving: &HandOff) -> anyhow::Error {
     // It has no handler for this signal yet, and would end of it.
     hob_storage::signals::ignore_hang_up();
     let own = PathBuf::from("/proc/self/exe");

@@ -117,8 +117,8 @@ mod tests {
 
     #[test]
     fn descriptors_arrive_in_their_order_and_only_for_the_next_program() {
-        let doors = (0..300).map(|number| number.to_string()).collect();
-        let record = Record { table: Table { doors, ..Table::default() }, ..Record::default() };
+        let listening = (0..300).map(|number| number.to_string()).collect();
+        let record = Record { table: Table { listening, ..Table::default() }, ..Record::default() };
         let fds: Vec<OwnedFd> = (0..300)
             .map(|number: u64| {
                 let file = tempfile::tempfile().unwrap();

@@ -44,8 +44,9 @@ pub(crate) struct Record {
 pub(crate) struct Table {
     /// Where the program lies that was started at first.
     pub(crate) program: PathBuf,
-    /// Names of the doors that are listened at.
-    pub(crate) doors: Vec<String>,
+    /// Names of the listening sockets.
+    #[serde(rename = "doors")]
+    pub(crate) listening: Vec<String>,
     /// Mounted files.
     pub(crate) files: Vec<FileEntry>,
     /// NBD clients.
@@ -118,15 +119,18 @@ pub(crate) enum RecordError {
 impl Table {
     /// Descriptors that belong to it.
     pub(crate) fn descriptors(&self) -> usize {
-        self.doors.len() + self.files.len() + self.clients.len()
+        self.listening.len() + self.files.len() + self.clients.len()
     }
 
     fn check(&self) -> Result<(), RecordError> {
         let fits = |text: &str| text.len() <= TEXT_BYTES_MAX && !text.contains('\0');
         let paths = self.files.iter().map(|file| &file.path).chain([&self.program]);
         let names = self.files.iter().map(|file| &file.disk);
-        let texts = names.chain(&self.doors).chain(self.clients.iter().map(|client| &client.export));
-        if [self.doors.len(), self.files.len(), self.clients.len()].iter().any(|count| *count > ENTRIES_MAX) {
+        let texts = names.chain(&self.listening).chain(self.clients.iter().map(|client| &client.export));
+        if [self.listening.len(), self.files.len(), self.clients.len()]
+            .iter()
+            .any(|count| *count > ENTRIES_MAX)
+        {
             return Err(broken("it has too many entries"));
         }
         if !texts.into_iter().all(|text| fits(text))
@@ -235,7 +239,7 @@ mod tests {
         };
         let table = Table {
             program: "/usr/bin/hob".into(),
-            doors: vec!["nbd unix:/run/hob/nbd.sock".into(), "control unix:/run/hob/control.sock".into()],
+            listening: vec!["nbd unix:/run/hob/nbd.sock".into(), "control unix:/run/hob/control.sock".into()],
             files: vec![file],
             clients: vec![client("vm1", 3), client("", 0), client("vm2", 5)],
         };
@@ -270,7 +274,7 @@ mod tests {
             change(&mut record);
             assert!(record.encode().is_err());
         };
-        refused(|record| record.table.doors = vec![String::new(); ENTRIES_MAX + 1]);
+        refused(|record| record.table.listening = vec![String::new(); ENTRIES_MAX + 1]);
         refused(|record| record.table.files[0].path = "relative".into());
         refused(|record| record.table.files[0].mode = 0o170_000);
         refused(|record| record.table.clients[0].export = "x".repeat(TEXT_BYTES_MAX + 1));

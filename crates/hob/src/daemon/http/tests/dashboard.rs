@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 
 use super::tls::{ADMIN, READER, site};
 use super::*;
-use crate::daemon::doors::Doors;
+use crate::daemon::listening_sockets::ListeningSockets;
 
 /// An answer as it goes over the wire, up to the end of the connection.
 async fn answer(stream: impl AsyncReadExt + AsyncWriteExt + Unpin, request: String) -> String {
@@ -137,7 +137,9 @@ fn who_takes_nothing_loses_the_connection() {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
         let listener =
-            ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
+            ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                .await
+                .unwrap();
         tokio::spawn(listener.serve(router(manager())));
         let mut asleep = listen(&endpoint).await;
         tokio::time::sleep(Duration::from_secs(6 * 3600)).await;

@@ -1,7 +1,7 @@
 //! Metrics, health and names of requests over real sockets.
 
 use super::*;
-use crate::daemon::doors::Doors;
+use crate::daemon::listening_sockets::ListeningSockets;
 
 /// The whole answer to a question with these headers.
 async fn ask(endpoint: &Endpoint, path: &str, headers: &str) -> String {
@@ -47,7 +47,9 @@ fn health_is_a_status_for_monitors_and_json_for_programs() {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
         let listener =
-            ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
+            ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                .await
+                .unwrap();
         let (shard, fake) = FakeShard::start();
         let manager = Manager::new(vec![shard], Exports::default(), BackingOptions::default(), Store::Memory);
         tokio::spawn(listener.serve(router(manager)));

@@ -7,7 +7,7 @@ use tokio::net::TcpStream;
 
 use super::*;
 use crate::daemon::config::Config;
-use crate::daemon::doors::Doors;
+use crate::daemon::listening_sockets::ListeningSockets;
 use crate::daemon::tls::tests::{Authority, write_secret};
 
 pub(super) const ADMIN: &str = "0123456789abcdef0123456789abcdef";
@@ -51,7 +51,9 @@ impl Site {
         .unwrap();
         let guard = Guard::of_config(&config.control).unwrap();
         let listener =
-            ControlListener::bind(config.control.listen[0].clone(), &guard, &Doors::default()).await.unwrap();
+            ControlListener::bind(config.control.listen[0].clone(), &guard, &ListeningSockets::default())
+                .await
+                .unwrap();
         let endpoint = listener.endpoint();
         tokio::spawn(listener.serve(router(manager())));
         Site { dir, authority, endpoint }

@@ -4,7 +4,7 @@ use hob_control::{OnClients, OnDirty, TraceOp, TraceRecord};
 use hob_engine::units::DiskId;
 
 use super::*;
-use crate::daemon::doors::Doors;
+use crate::daemon::listening_sockets::ListeningSockets;
 
 /// The first disk's id.
 const ID: DiskId = DiskId(0);
@@ -15,7 +15,9 @@ fn run_with_disk(test: impl AsyncFnOnce(Client, FakeShard)) {
         let dir = tempfile::tempdir().unwrap();
         let endpoint = Endpoint::Unix(dir.path().join("c.sock"));
         let listener =
-            ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
+            ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                .await
+                .unwrap();
         let (shard, fake) = FakeShard::start();
         let options = BackingOptions::default();
         let manager = Manager::new(vec![shard], Exports::default(), options, Store::Memory);

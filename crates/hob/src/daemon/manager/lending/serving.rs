@@ -16,12 +16,12 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::daemon::allow::{AllowList, Peer, Visible};
 use crate::daemon::exports::{Export, Exports};
 use crate::daemon::hardware::Backing;
-use crate::daemon::listen::{Line, negotiate_with_peer};
 use crate::daemon::manager::datastores::datastore_of;
 use crate::daemon::manager::disks::{export_info, refuse};
 use crate::daemon::manager::flash::blocking;
 use crate::daemon::manager::refusal::Refusal;
 use crate::daemon::manager::{Inner, Manager};
+use crate::daemon::nbd_listener::{Transport, negotiate_with_peer};
 use crate::daemon::relay;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheOwner;
@@ -37,7 +37,7 @@ pub(super) struct Open {
     pub(super) shard: ShardHandle,
     pub(super) epoch: String,
     pub(super) exports: Exports,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
     /// The connections, oldest first. Dropping one's sender ends it.
     connections: Arc<Mutex<VecDeque<oneshot::Sender<()>>>>,
 }
@@ -73,9 +73,9 @@ impl Manager {
             REMOTE_EXPORT,
             Export { of: name, disk, shard: shard.clone(), info, promote: Promote::Never },
         );
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let epoch = CacheOwner::random().to_string();
-        Ok(Open { disk, shard, epoch, exports, places, connections: Arc::default() })
+        Ok(Open { disk, shard, epoch, exports, permits, connections: Arc::default() })
     }
 }
 
@@ -106,7 +106,7 @@ impl Admitted {
     async fn serve_here(self, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
         let Admitted(open) = self;
         // The shard gives back the place of one that has ended as soon as it has closed it.
-        let place = open.places.clone().acquire_owned().await.map_err(std::io::Error::other)?;
+        let permit = open.permits.clone().acquire_owned().await.map_err(std::io::Error::other)?;
         let visible =
             Visible { exports: open.exports.clone(), allow: AllowList::default(), peer: Peer::default() };
         let Some((negotiated, leftover)) = negotiate_with_peer(&mut stream, &visible).await? else {
@@ -117,9 +117,9 @@ impl Admitted {
             return Ok(());
         };
         let (near, far) = UnixStream::pair()?;
-        let seat = (Line::Relayed, Arc::new(place));
+        let attachment = (Transport::Relayed, Arc::new(permit));
         shard
-            .attach(disk, OwnedFd::from(far.into_std()?), negotiated, leftover, promote, seat)
+            .attach(disk, OwnedFd::from(far.into_std()?), negotiated, leftover, promote, attachment)
             .map_err(std::io::Error::other)?;
         relay::relay(stream, near).await;
         Ok(())

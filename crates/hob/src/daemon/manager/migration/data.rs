@@ -18,8 +18,8 @@ use super::flow;
 use super::source::Leaving;
 use crate::daemon::allow::{AllowList, Peer, Visible};
 use crate::daemon::exports::{Export, Exports};
-use crate::daemon::listen::negotiate_with_peer;
-use crate::daemon::shard::PeerSeat;
+use crate::daemon::nbd_listener::negotiate_with_peer;
+use crate::daemon::shard::PeerAttachment;
 
 /// Pause after a connection that could not be had.
 const RETRY_EVERY: Duration = Duration::from_millis(250);
@@ -99,8 +99,12 @@ impl Leaving {
         };
         let Some(Export { disk, shard, .. }) = visible.get(&negotiated.export) else { return Ok(None) };
         let (near, far) = UnixStream::pair()?;
-        let seat =
-            PeerSeat { socket: OwnedFd::from(far.into_std()?), negotiated, leftover, place: Arc::new(place) };
+        let seat = PeerAttachment {
+            socket: OwnedFd::from(far.into_std()?),
+            negotiated,
+            leftover,
+            permit: Arc::new(place),
+        };
         shard.attach_peer(disk, seat).map_err(std::io::Error::other)?;
         Ok(Some((stream, near)))
     }

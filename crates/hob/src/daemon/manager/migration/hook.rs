@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::flow::{self, Bandwidth};
-use crate::daemon::listen::bind_socket;
+use crate::daemon::nbd_listener::bind_socket;
 use crate::daemon::socket_access::SocketAccess;
 
 /// Connections that are kept ready; the oldest gives way.

@@ -25,7 +25,7 @@ struct Rig {
     clients: Clients,
     ring: Ring,
     engine: Engine,
-    places: Arc<Semaphore>,
+    permits: Arc<Semaphore>,
 }
 
 impl Rig {
@@ -37,7 +37,7 @@ impl Rig {
             clients: Clients::default(),
             ring,
             engine: Engine::new(Limits::default()),
-            places: Arc::new(Semaphore::new(8)),
+            permits: Arc::new(Semaphore::new(8)),
         }
     }
 
@@ -52,14 +52,14 @@ impl Rig {
             base_allocation: true,
             contexts: vec![],
         };
-        let seat = Seat {
+        let attachment = ClientAttachment {
             socket: socket.into(),
             promote: Promote::Usual,
-            line: Line::Direct,
-            place: Arc::new(self.places.clone().try_acquire_owned().expect("a place")),
+            transport: Transport::Direct,
+            permit: Arc::new(self.permits.clone().try_acquire_owned().expect("a place")),
             whose: Whose::Guest,
         };
-        self.clients.attach(NOW, &mut self.ring, disk, seat, negotiated, &[]);
+        self.clients.attach(NOW, &mut self.ring, disk, attachment, negotiated, &[]);
         client
     }
 

@@ -1,8 +1,7 @@
-//! Where NBD clients come in: accept, negotiate, and hand the socket to the shard of its disk.
+//! NBD listeners: accept connections, negotiate, and hand each socket to the shard of its disk.
 //!
-//! Negotiation is not worth a shard's time. It runs here, on the control thread's runtime, with a
-//! time limit for clients that connect and then say nothing. Where there is TLS, all of it runs on threads of
-//! its own ([`relay`]), and so does what moves the bytes afterwards.
+//! Negotiation runs on the control thread, so that it takes no time of a shard. Clients that connect and stay silent are
+//! disconnected after [`HALF_OPEN_TIME_MAX`]. TLS connections run on threads of their own ([`relay`]), also after the negotiation.
 
 use std::cell::RefCell;
 use std::io;
@@ -19,77 +18,77 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::allow::{AllowList, Peer, Visible};
-use super::doors::{self, Doors};
 use super::exports::{Export, Exports};
-use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpen, Newcomer};
+use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpen, HalfOpenGuard};
+use super::listening_sockets::{self, ListeningSockets};
 use super::relay::{self, Spawner};
 use super::socket_access::SocketAccess;
 use super::tls::{PeerCertificate, Tls};
 
-/// Longest wait for the end of a connection whose client said goodbye.
+/// Longest wait for the end of a connection whose client disconnects.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
 /// How long a client waits for a disk that is being opened when the daemon starts: as long as systemd waits for the start.
 const OPENING_MAX: Duration = Duration::from_secs(300);
 
-/// The right to be connected. There are as many as connections may be; further clients wait in the
-/// kernel. Given back when the last clone is dropped: a shard may be done with a client before its relay is.
-pub(crate) type Place = Arc<OwnedSemaphorePermit>;
+/// One of the connections that a listener may have; further clients wait in the kernel's queue. Released when the last clone is
+/// dropped: a shard may close its side of a connection before the TLS relay does.
+pub(crate) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 
-/// Who is at the other end of a socket.
+/// What is at the other end of a shard's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Line {
+pub(crate) enum Transport {
     /// The client.
     Direct,
-    /// A thread of this process, which has the client.
+    /// A TLS relay thread of this process.
     Relayed,
 }
 
-/// An address for NBD clients.
+/// An address at which NBD clients connect.
 #[derive(Clone, Debug)]
-pub(crate) struct Entrance {
-    /// Where.
+pub(crate) struct ListenAddress {
+    /// Unix path, or host and port.
     pub(crate) endpoint: Endpoint,
-    /// If TLS is spoken there.
+    /// TLS settings; `None` without TLS.
     pub(crate) tls: Option<NbdTls>,
 }
 
 /// TLS for NBD clients.
 #[derive(Clone, Debug)]
 pub(crate) struct NbdTls {
-    /// Speaks it.
+    /// Certificates or keys.
     pub(crate) session: NbdSession,
-    /// Nothing is told without it.
+    /// Refuse clients that do not start TLS.
     pub(crate) required: bool,
 }
 
-/// How a session begins.
+/// How a TLS session is authenticated.
 #[derive(Clone, Debug)]
 pub(crate) enum NbdSession {
-    /// With certificates.
+    /// X.509 certificates.
     Certificates(Arc<Tls>),
-    /// With a key that both sides have.
+    /// Pre-shared keys.
     #[cfg(feature = "psk")]
     Keys(Arc<super::psk::Keys>),
 }
 
-/// What all listeners share.
+/// What all NBD listeners share.
 #[derive(Clone, Debug)]
-pub(crate) struct Hall {
-    /// What there is.
+pub(crate) struct ListenerContext {
+    /// The exports.
     pub(crate) exports: Exports,
-    /// Who may see it.
+    /// Which clients may see which exports.
     pub(crate) allow: AllowList,
-    /// Most connections of each listener.
+    /// Maximum number of connections of each listener.
     pub(crate) connections_max: usize,
 }
 
-/// A bound socket. Dropping it removes a Unix socket's file, unless it is left open.
+/// A bound socket. Dropping it removes the file of a Unix socket, unless it stays open for the next program.
 pub(crate) struct Listener {
     socket: Socket,
-    /// Which door it is.
+    /// Its name in `listening`.
     name: String,
-    doors: Doors,
+    listening: ListeningSockets,
     tls: Option<NbdTls>,
 }
 
@@ -99,23 +98,23 @@ enum Socket {
 }
 
 impl Listener {
-    /// Binds, unless it was left open. A socket file that nobody listens on any more is replaced.
+    /// Binds the address, or takes the socket that the previous program left open. Replaces a socket file without a listener.
     pub(crate) async fn bind(
-        entrance: &Entrance,
+        address: &ListenAddress,
         access: SocketAccess,
-        doors: &Doors,
+        listening: &ListeningSockets,
     ) -> io::Result<Listener> {
-        let Entrance { endpoint, tls } = entrance;
-        let name = doors::name("nbd", endpoint);
-        let open = doors.take(&name);
+        let ListenAddress { endpoint, tls } = address;
+        let name = listening_sockets::name("nbd", endpoint);
+        let open = listening.take_inherited(&name);
         let socket = match endpoint {
             Endpoint::Unix(path) => {
                 let listener = match open {
-                    // It was bound with what the program before was told.
+                    // The previous program may have had other access rights.
                     Some(socket) => access.apply(path).map(|()| socket.into()),
                     None => bind_socket(path, access),
                 }?;
-                doors.opened(name.clone(), &listener);
+                listening.add(name.clone(), &listener);
                 Socket::Unix(UnixListener::from_std(listener)?)
             }
             Endpoint::Tcp { .. } => {
@@ -125,48 +124,48 @@ impl Listener {
                     Some(socket) => TcpListener::from_std(socket.into())?,
                     None => TcpListener::bind(address).await?,
                 };
-                doors.opened(name.clone(), &socket);
+                listening.add(name.clone(), &socket);
                 if tls.is_none() && !socket.local_addr()?.ip().is_loopback() {
                     tracing::warn!(
-                        "{endpoint} serves NBD without TLS: whoever reaches it reads and writes disks"
+                        "{endpoint} serves NBD without TLS: every host that can reach this port can read and write disks"
                     );
                 }
                 Socket::Tcp(socket)
             }
         };
-        Ok(Listener { socket, name, doors: doors.clone(), tls: tls.clone() })
+        Ok(Listener { socket, name, listening: listening.clone(), tls: tls.clone() })
     }
 
-    /// Accepts clients until the task is dropped. Those of a listener with TLS are `relays`' work.
-    pub(crate) async fn run(self, hall: Hall, mut relays: Option<Spawner>) {
-        // Its own: strangers who use up those of one listener keep nobody else waiting.
-        let places = Arc::new(Semaphore::new(hall.connections_max));
-        // Fewer than places, so that strangers leave some to clients.
-        let half_open = HalfOpen::new(HALF_OPEN_MAX.min(hall.connections_max.div_ceil(2)));
+    /// Accepts clients until the task is dropped. TLS connections run on `relays`.
+    pub(crate) async fn run(self, context: ListenerContext, mut relays: Option<Spawner>) {
+        // Per listener, so that strangers at one listener cannot use up the connections of another.
+        let permits = Arc::new(Semaphore::new(context.connections_max));
+        // Fewer than the permits, so that strangers leave some to clients.
+        let half_open = HalfOpen::new(HALF_OPEN_MAX.min(context.connections_max.div_ceil(2)));
         loop {
-            let place = Arc::new(Arc::clone(&places).acquire_owned().await.expect("never closed"));
-            self.doors.until_open().await;
+            let permit = Arc::new(Arc::clone(&permits).acquire_owned().await.expect("never closed"));
+            self.listening.until_resumed().await;
             let accepted = tokio::select! {
                 biased;
-                // From then on nobody comes in, not even one who was quicker.
-                () = self.doors.until_shut() => continue,
-                accepted = self.accept(&hall, place) => accepted,
+                // First, so that no connection is accepted once accepting is paused.
+                () = self.listening.until_paused() => continue,
+                accepted = self.accept(&context, permit) => accepted,
             };
             match accepted {
-                Ok(visit) => {
-                    // Of those inside TLS nobody is kept.
-                    let half_way = self.tls.is_none().then(|| self.doors.half_way());
-                    let (newcomer, eviction) = half_open.enter();
+                Ok(connection) => {
+                    // TLS connections are not handed over at an upgrade.
+                    let handshake = self.tls.is_none().then(|| self.listening.begin_handshake());
+                    let (half_open_guard, eviction) = half_open.enter();
                     let served = async move {
-                        let peer = visit.peer.clone();
+                        let peer = connection.peer.clone();
                         let served = tokio::select! {
-                            served = visit.serve(newcomer) => served,
-                            () = eviction.wait() => Err(io::Error::other("it chose none in time")),
+                            served = connection.serve(half_open_guard) => served,
+                            () = eviction.wait() => Err(io::Error::other("no export was chosen in time")),
                         };
                         if let Err(error) = served {
-                            tracing::info!("{peer} did not get as far as an export: {error}");
+                            tracing::info!("{peer}: connection closed before an export was chosen: {error}");
                         }
-                        drop(half_way);
+                        drop(handshake);
                     };
                     match &mut relays {
                         Some(relays) if self.tls.is_some() => relays.spawn(served),
@@ -174,7 +173,7 @@ impl Listener {
                     }
                 }
                 Err(error) => {
-                    // Out of descriptors, most likely: others must leave first.
+                    // Usually EMFILE: wait for connections to be closed.
                     tracing::warn!(%error, "cannot accept a client");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
@@ -182,7 +181,11 @@ impl Listener {
         }
     }
 
-    async fn accept(&self, hall: &Hall, place: Place) -> io::Result<Visit> {
+    async fn accept(
+        &self,
+        context: &ListenerContext,
+        permit: ConnectionPermit,
+    ) -> io::Result<PendingConnection> {
         let (socket, address) = match &self.socket {
             Socket::Unix(listener) => {
                 let (stream, _) = listener.accept().await?;
@@ -195,17 +198,17 @@ impl Listener {
             }
         };
         let peer = Peer { address, ..Peer::default() };
-        Ok(Visit { socket, peer, hall: hall.clone(), tls: self.tls.clone(), place })
+        Ok(PendingConnection { socket, peer, context: context.clone(), tls: self.tls.clone(), permit })
     }
 }
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        self.doors.closed(&self.name);
+        self.listening.remove(&self.name);
     }
 }
 
-/// Listens on a Unix socket, without waiting. A socket file that nobody listens on any more is replaced.
+/// Listens on a Unix socket, non-blocking. Replaces a socket file without a listener.
 pub(crate) fn bind_socket(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
     remove_stale(path)?;
     let listener = bind_ready(path, access)?;
@@ -213,14 +216,14 @@ pub(crate) fn bind_socket(path: &Path, access: SocketAccess) -> io::Result<std::
     Ok(listener)
 }
 
-/// Binds under another name first, so that a socket that is there answers. What is in its place stays, and binding fails.
+/// Binds under a temporary name and links the file, so that a socket file never exists without its listener. Fails if the path exists.
 fn bind_ready(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::net::UnixListener> {
     use std::os::unix::net::UnixListener;
     let mut other = path.as_os_str().to_owned();
     other.push(format!(".{}", std::process::id()));
     let _ = std::fs::remove_file(&other);
     let listener = match UnixListener::bind(&other) {
-        // The names of sockets have a limit, which this one may keep to and the other not.
+        // The temporary name is longer, and may exceed the limit for socket paths.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
             let listener = UnixListener::bind(path)?;
             return access.apply(path).map(|()| listener);
@@ -238,7 +241,7 @@ fn bind_ready(path: &Path, access: SocketAccess) -> io::Result<std::os::unix::ne
     }
 }
 
-/// Removes a socket file that nobody listens on. Anything else in its place stays, and binding fails.
+/// Removes a socket file without a listener. Leaves any other file, so that binding fails.
 pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
     use std::os::unix::fs::FileTypeExt;
     match std::fs::symlink_metadata(path) {
@@ -252,29 +255,29 @@ pub(crate) fn remove_stale(path: &Path) -> io::Result<()> {
     }
 }
 
-/// A client that was let into the hall.
-struct Visit {
+/// An accepted connection that has not chosen an export.
+struct PendingConnection {
     socket: OwnedFd,
     peer: Peer,
-    hall: Hall,
+    context: ListenerContext,
     tls: Option<NbdTls>,
-    place: Place,
+    permit: ConnectionPermit,
 }
 
-impl Visit {
-    async fn serve(self, newcomer: Newcomer) -> io::Result<()> {
-        let Visit { socket, peer, hall, tls, place } = self;
+impl PendingConnection {
+    async fn serve(self, half_open_guard: HalfOpenGuard) -> io::Result<()> {
+        let PendingConnection { socket, peer, context, tls, permit } = self;
         let is_unix = peer.address.is_none();
-        let visible = Visible { exports: hall.exports, allow: hall.allow, peer };
+        let visible = Visible { exports: context.exports, allow: context.allow, peer };
         if is_unix {
-            serve(UnixStream::from_std(socket.into())?, visible, tls, (Some(newcomer), place)).await
+            serve(UnixStream::from_std(socket.into())?, visible, tls, (Some(half_open_guard), permit)).await
         } else {
-            serve(TcpStream::from_std(socket.into())?, visible, tls, (Some(newcomer), place)).await
+            serve(TcpStream::from_std(socket.into())?, visible, tls, (Some(half_open_guard), permit)).await
         }
     }
 }
 
-/// What a shard's ring can serve.
+/// A stream whose socket a shard can serve.
 trait IntoSocket: AsyncRead + AsyncWrite + Unpin + Send {
     fn into_socket(self) -> io::Result<OwnedFd>;
 }
@@ -295,7 +298,7 @@ async fn serve(
     mut stream: impl IntoSocket,
     mut visible: Visible,
     tls: Option<NbdTls>,
-    (mut newcomer, place): (Option<Newcomer>, Place),
+    (mut half_open_guard, permit): (Option<HalfOpenGuard>, ConnectionPermit),
 ) -> io::Result<()> {
     let offer = match &tls {
         None => handshake::Tls::Absent,
@@ -303,10 +306,16 @@ async fn serve(
         Some(NbdTls { required: true, .. }) => handshake::Tls::Required,
     };
     let hello = Handshake::with_tls(HandshakeLimits::default(), offer);
-    let inside = match negotiate_in_time(hello, &mut stream, &visible, &mut newcomer).await? {
-        Step::Goodbye => return Ok(()),
+    let inside = match negotiate_in_time(hello, &mut stream, &visible, &mut half_open_guard).await? {
+        Step::Disconnect => return Ok(()),
         Step::Done(negotiated, leftover) => {
-            return attach(stream.into_socket()?, &visible, negotiated, leftover, (Line::Direct, place));
+            return attach(
+                stream.into_socket()?,
+                &visible,
+                negotiated,
+                leftover,
+                (Transport::Direct, permit),
+            );
         }
         Step::StartTls(inside) => inside,
         Step::Opening(..) => unreachable!("it was waited for"),
@@ -315,44 +324,44 @@ async fn serve(
         NbdSession::Certificates(tls) => {
             let stream = tls.accept(stream).await?;
             visible.peer.certificate = PeerCertificate::of(&stream);
-            serve_inside(stream, inside, &visible, (newcomer, place)).await
+            serve_inside(stream, inside, &visible, (half_open_guard, permit)).await
         }
         #[cfg(feature = "psk")]
         NbdSession::Keys(keys) => {
             let (stream, name) = keys.accept(stream).await?;
             visible.peer.key = Some(name);
-            serve_inside(stream, inside, &visible, (newcomer, place)).await
+            serve_inside(stream, inside, &visible, (half_open_guard, permit)).await
         }
     }
 }
 
-/// The same inside TLS.
+/// Negotiates inside TLS, and relays between the TLS stream and the shard.
 async fn serve_inside(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     hello: Handshake,
     visible: &Visible,
-    (mut newcomer, place): (Option<Newcomer>, Place),
+    (mut half_open_guard, permit): (Option<HalfOpenGuard>, ConnectionPermit),
 ) -> io::Result<()> {
-    match negotiate_in_time(hello, &mut stream, visible, &mut newcomer).await? {
-        Step::Goodbye => {
+    match negotiate_in_time(hello, &mut stream, visible, &mut half_open_guard).await? {
+        Step::Disconnect => {
             let _ = tokio::time::timeout(FAREWELL_MAX, stream.shutdown()).await;
         }
         Step::Done(negotiated, leftover) => {
             let (near, far) = UnixStream::pair()?;
-            let seat = (Line::Relayed, Arc::clone(&place));
-            attach(far.into_socket()?, visible, negotiated, leftover, seat)?;
-            drop(newcomer);
+            let attachment = (Transport::Relayed, Arc::clone(&permit));
+            attach(far.into_socket()?, visible, negotiated, leftover, attachment)?;
+            drop(half_open_guard);
             relay::relay(stream, near).await;
         }
         Step::StartTls(_) => unreachable!("TLS is not started twice"),
         Step::Opening(..) => unreachable!("it was waited for"),
     }
-    drop(place);
+    drop(permit);
     Ok(())
 }
 
 fn too_long(_: tokio::time::error::Elapsed) -> io::Error {
-    io::Error::other("it said nothing for too long")
+    io::Error::other("the client was silent for too long")
 }
 
 /// Hands a client to the shard of its disk.
@@ -361,28 +370,27 @@ fn attach(
     visible: &Visible,
     negotiated: Negotiated,
     leftover: Vec<u8>,
-    seat: (Line, Place),
+    attachment: (Transport, ConnectionPermit),
 ) -> io::Result<()> {
-    // It may have been taken away in this moment.
+    // The export may have been removed since.
     let Some(export) = visible.get(&negotiated.export) else { return Ok(()) };
     let Export { disk, shard, promote, .. } = export;
-    shard.attach(disk, socket, negotiated, leftover, promote, seat).map_err(io::Error::other)
+    shard.attach(disk, socket, negotiated, leftover, promote, attachment).map_err(io::Error::other)
 }
 
-/// How far negotiation got.
+/// The result of a negotiation.
 enum Step {
-    /// An export was chosen. With what the client has sent since.
+    /// An export was chosen; with the bytes that the client has sent since.
     Done(Negotiated, Vec<u8>),
-    /// It goes on inside TLS.
+    /// The client starts TLS.
     StartTls(Handshake),
-    /// The client asks for a disk that is being opened, by this name. With the handshake as it was before, and what is to be read
-    /// again.
+    /// The client chose a disk that is being opened; with its name, the handshake as it was before, and the bytes to read again.
     Opening(String, Box<Handshake>, Vec<u8>),
-    /// The client does not want anything.
-    Goodbye,
+    /// The client disconnects.
+    Disconnect,
 }
 
-/// The exports, and the one that was asked for while its disk was being opened.
+/// The exports, and the name of the one that was requested while its disk was being opened.
 struct Asked<'a> {
     visible: &'a Visible,
     opening: RefCell<Option<String>>,
@@ -407,15 +415,15 @@ async fn negotiate_in_time(
     hello: Handshake,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     exports: &Visible,
-    newcomer: &mut Option<Newcomer>,
+    half_open_guard: &mut Option<HalfOpenGuard>,
 ) -> io::Result<Step> {
     let (mut handshake, mut received) = (hello, Vec::with_capacity(4096));
     loop {
         let negotiating = negotiate(handshake, received, stream, exports);
         match tokio::time::timeout(HALF_OPEN_TIME_MAX, negotiating).await.map_err(too_long)?? {
             Step::Opening(name, before, unread) => {
-                tracing::info!("{} waits for '{name}', which is being opened", exports.peer);
-                drop(newcomer.take());
+                tracing::info!("{} waits for export '{name}', whose disk is being opened", exports.peer);
+                drop(half_open_guard.take());
                 let opened = exports.exports.until_opened(|| !exports.is_opening(&name));
                 tokio::time::timeout(OPENING_MAX, opened)
                     .await
@@ -427,7 +435,7 @@ async fn negotiate_in_time(
     }
 }
 
-/// The same with another host, over a connection that this one has opened: as long as that takes. `None` if it wants nothing.
+/// Negotiates with another host over a connection that this host opened, without a time limit. `None` if the peer disconnects.
 pub(crate) async fn negotiate_with_peer(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     exports: &Visible,
@@ -435,7 +443,7 @@ pub(crate) async fn negotiate_with_peer(
     let hello = Handshake::with_tls(HandshakeLimits::default(), handshake::Tls::Absent);
     match negotiate(hello, Vec::new(), stream, exports).await? {
         Step::Done(negotiated, leftover) => Ok(Some((negotiated, leftover))),
-        Step::Goodbye | Step::StartTls(_) | Step::Opening(..) => Ok(None),
+        Step::Disconnect | Step::StartTls(_) | Step::Opening(..) => Ok(None),
     }
 }
 
@@ -466,13 +474,13 @@ async fn negotiate(
             Some(HandshakeOutcome::StartTls) => {
                 return Err(io::Error::other("bytes came before the TLS that was announced"));
             }
-            Some(HandshakeOutcome::Aborted) => return Ok(Step::Goodbye),
+            Some(HandshakeOutcome::Aborted) => return Ok(Step::Disconnect),
             Some(HandshakeOutcome::Failed(error)) => return Err(io::Error::other(error)),
             None if used > 0 => continue,
             None => {}
         }
         if stream.read_buf(&mut received).await? == 0 {
-            return Ok(Step::Goodbye);
+            return Ok(Step::Disconnect);
         }
     }
 }
@@ -541,11 +549,11 @@ mod tests {
         for name in ["web", "web-backup", ""] {
             assert!(ask(&exports, &all, name, || ()).await.is_none(), "'{name}' is being opened");
         }
-        assert!(matches!(ask(&exports, &all, "db", || ()).await, Some(Step::Goodbye)));
+        assert!(matches!(ask(&exports, &all, "db", || ()).await, Some(Step::Disconnect)));
         let entry = AllowEntry { disks: vec!["*".to_owned()], clients: vec!["10.0.0.1".parse().unwrap()] };
         let nobody = AllowList::new(vec![entry]);
         assert!(
-            matches!(ask(&exports, &nobody, "web", || ()).await, Some(Step::Goodbye)),
+            matches!(ask(&exports, &nobody, "web", || ()).await, Some(Step::Disconnect)),
             "it may not see it"
         );
         let found = ask(&exports, &all, "web", || {
@@ -553,25 +561,26 @@ mod tests {
             drop(opening);
         });
         assert!(matches!(found.await, Some(Step::Done(negotiated, _)) if negotiated.export == "web"));
-        // One that could not be opened is not there.
+        // A disk that could not be opened has no export.
         let opening = exports.begin_opening("db", ["db".to_owned()]);
-        assert!(matches!(ask(&exports, &all, "db", || drop(opening)).await, Some(Step::Goodbye)));
+        assert!(matches!(ask(&exports, &all, "db", || drop(opening)).await, Some(Step::Disconnect)));
     }
 
     #[tokio::test]
     async fn a_socket_that_is_there_answers_and_replaces_nothing() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("nbd.sock");
-        let entrance = Entrance { endpoint: Endpoint::Unix(path.clone()), tls: None };
-        let listener = Listener::bind(&entrance, SocketAccess::default(), &Doors::default()).await.unwrap();
+        let address = ListenAddress { endpoint: Endpoint::Unix(path.clone()), tls: None };
+        let listener =
+            Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await.unwrap();
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1);
         std::os::unix::net::UnixStream::connect(&path).unwrap();
-        let again = Listener::bind(&entrance, SocketAccess::default(), &Doors::default()).await;
+        let again = Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         drop(listener);
         assert!(!path.exists());
         std::fs::write(&path, "a file of somebody's").unwrap();
-        let again = Listener::bind(&entrance, SocketAccess::default(), &Doors::default()).await;
+        let again = Listener::bind(&address, SocketAccess::default(), &ListeningSockets::default()).await;
         assert_eq!(again.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert_eq!(std::fs::read_to_string(&path).unwrap(), "a file of somebody's");
     }

@@ -1,4 +1,4 @@
-//! What the program before has left in this process, and how it gets to whom it belongs.
+//! The state that the previous program left in this process, and how clients are attached to their disks again.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -13,61 +13,61 @@ use tokio::sync::Semaphore;
 use super::parcel;
 use super::record::{ClientEntry, Record};
 use crate::daemon::allow::{Peer, Visible};
-use crate::daemon::doors::Doors;
-use crate::daemon::listen::{Hall, Line, Place};
-use crate::daemon::manager::LeftFile;
+use crate::daemon::listening_sockets::ListeningSockets;
+use crate::daemon::manager::InheritedFile;
 use crate::daemon::mount::Mount;
+use crate::daemon::nbd_listener::{ConnectionPermit, ListenerContext, Transport};
 
-/// How often clients are looked at whose disks are not there yet.
+/// Interval between two checks whether the disks of waiting clients are open.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// A client whose disk is not there by then has to connect again.
+/// Longest wait of a client for its disk; then it has to connect again.
 const DISK_MAX: Duration = Duration::from_secs(60);
 
-/// What was left. Empty in a program that was started in the usual way.
+/// The inherited state. Empty in a program that was not started by an upgrade.
 #[derive(Debug, Default)]
-pub(crate) struct Legacy {
-    /// Where the program lies that goes on at an upgrade.
+pub(crate) struct InheritedState {
+    /// Path of the program that takes over at the next upgrade.
     pub(crate) program: PathBuf,
-    /// This process was another program before.
+    /// This program was started by an upgrade.
     pub(crate) goes_on: bool,
-    pub(super) doors: Vec<(String, OwnedFd)>,
-    pub(super) files: Vec<(String, LeftFile)>,
-    clients: Vec<LeftClient>,
+    pub(super) listening: Vec<(String, OwnedFd)>,
+    pub(super) files: Vec<(String, InheritedFile)>,
+    clients: Vec<InheritedClient>,
 }
 
 /// An NBD client.
 #[derive(Debug)]
-struct LeftClient {
+struct InheritedClient {
     entry: ClientEntry,
     socket: OwnedFd,
     received: Vec<u8>,
 }
 
-impl Legacy {
-    /// Takes what was left, once. What cannot be understood is closed, and the start is a usual one.
-    pub(crate) fn take() -> Legacy {
+impl InheritedState {
+    /// Takes the inherited state, once. If it cannot be read, it is closed and the start is an ordinary one.
+    pub(crate) fn take() -> InheritedState {
         let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
         match parcel::take() {
-            Ok(None) => Legacy { program, ..Legacy::default() },
+            Ok(None) => InheritedState { program, ..InheritedState::default() },
             Ok(Some((record, fds))) => {
-                tracing::info!("goes on with {}", record.table.summary());
-                Legacy::sort(record, fds)
+                tracing::info!("taking over {}", record.table.summary());
+                InheritedState::sort(record, fds)
             }
             Err(error) => {
                 tracing::error!(
-                    "what the hob before has left cannot be taken over, so its clients have to connect again: {error}"
+                    "the state of the previous program cannot be taken over, so its clients have to connect again: {error}"
                 );
-                Legacy { program, goes_on: true, ..Legacy::default() }
+                InheritedState { program, goes_on: true, ..InheritedState::default() }
             }
         }
     }
 
-    pub(super) fn sort(record: Record, fds: Vec<OwnedFd>) -> Legacy {
+    pub(super) fn sort(record: Record, fds: Vec<OwnedFd>) -> InheritedState {
         let Record { table, received } = record;
         let mut fds = fds.into_iter();
         let mut next = || fds.next().expect("there are as many as the table says");
-        let doors = table.doors.into_iter().map(|name| (name, next())).collect();
+        let listening = table.listening.into_iter().map(|name| (name, next())).collect();
         let files = table.files.into_iter().map(|file| {
             let attributes = Attributes {
                 size: file.size,
@@ -77,62 +77,69 @@ impl Legacy {
                 seconds: file.seconds,
             };
             let mount = Mount::left(file.path.clone(), file.made);
-            let left =
-                LeftFile { path: file.path, device: next(), mount, attributes, read_only: file.read_only };
+            let left = InheritedFile {
+                path: file.path,
+                device: next(),
+                mount,
+                attributes,
+                read_only: file.read_only,
+            };
             (file.disk, left)
         });
         let files = files.collect();
         let clients = table.clients.into_iter().zip(received);
         let clients =
-            clients.map(|(entry, received)| LeftClient { entry, socket: next(), received }).collect();
-        Legacy { program: table.program, goes_on: true, doors, files, clients }
+            clients.map(|(entry, received)| InheritedClient { entry, socket: next(), received }).collect();
+        InheritedState { program: table.program, goes_on: true, listening, files, clients }
     }
 
-    /// The doors that were left open.
-    pub(crate) fn doors(&mut self) -> Doors {
-        Doors::inherited(std::mem::take(&mut self.doors))
+    /// Takes the listening sockets.
+    pub(crate) fn listening(&mut self) -> ListeningSockets {
+        ListeningSockets::inherited(std::mem::take(&mut self.listening))
     }
 
-    /// The files that were left mounted, by export.
-    pub(crate) fn files(&mut self) -> Vec<(String, LeftFile)> {
+    /// Takes the mounted files, by export.
+    pub(crate) fn files(&mut self) -> Vec<(String, InheritedFile)> {
         std::mem::take(&mut self.files)
     }
 }
 
-/// Clients whose disks are not there yet. Clones are of the same ones.
+/// Inherited clients whose disks are not open yet. Clones share the same clients.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct WaitingRoom(Arc<Mutex<Vec<(LeftClient, Place)>>>);
+pub(crate) struct WaitingClients(Arc<Mutex<Vec<(InheritedClient, ConnectionPermit)>>>);
 
-impl WaitingRoom {
-    fn clients(&self) -> MutexGuard<'_, Vec<(LeftClient, Place)>> {
+impl WaitingClients {
+    fn clients(&self) -> MutexGuard<'_, Vec<(InheritedClient, ConnectionPermit)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes those in that were left.
-    pub(crate) fn fill(&self, legacy: Legacy, places: &Arc<Semaphore>) {
-        for client in legacy.clients {
-            match Arc::clone(places).try_acquire_owned() {
-                Ok(place) => self.clients().push((client, Arc::new(place))),
+    /// Adds the inherited clients.
+    pub(crate) fn fill(&self, inherited: InheritedState, permits: &Arc<Semaphore>) {
+        for client in inherited.clients {
+            match Arc::clone(permits).try_acquire_owned() {
+                Ok(permit) => self.clients().push((client, Arc::new(permit))),
                 Err(_) => {
-                    tracing::warn!("a client has to connect again: there are not as many places any more")
+                    tracing::warn!(
+                        "a client has to connect again: the maximum number of connections is lower than before"
+                    )
                 }
             }
         }
     }
 
-    /// Gives each to the shard of its disk as soon as that is there.
-    pub(crate) async fn let_in(self, hall: Hall) {
+    /// Attaches each client to its disk when the disk is open.
+    pub(crate) async fn attach_clients(self, context: ListenerContext) {
         let end = tokio::time::Instant::now() + DISK_MAX;
         while !self.clients().is_empty() {
             {
                 let mut clients = self.clients();
                 let all = std::mem::take(&mut *clients).into_iter();
-                *clients = all.filter_map(|(client, place)| client.let_in(&hall, place)).collect();
+                *clients = all.filter_map(|(client, permit)| client.attach(&context, permit)).collect();
             }
             if tokio::time::Instant::now() >= end {
                 for (client, _) in std::mem::take(&mut *self.clients()) {
                     tracing::warn!(
-                        "a client of '{}' has to connect again: it is not there",
+                        "a client of '{}' has to connect again: no such export",
                         client.entry.export
                     );
                 }
@@ -141,20 +148,24 @@ impl WaitingRoom {
         }
     }
 
-    /// Those who still wait, for the next program.
+    /// Takes the clients that still wait, for the next program.
     pub(super) fn leave(&self) -> impl Iterator<Item = (ClientEntry, OwnedFd, Vec<u8>)> + use<> {
         let clients = std::mem::take(&mut *self.clients());
         clients.into_iter().map(|(client, _)| (client.entry, client.socket, client.received))
     }
 }
 
-impl LeftClient {
-    /// Lets it in if its disk is there, and still is what the client was told. It comes back if it has to wait.
-    fn let_in(self, hall: &Hall, place: Place) -> Option<(LeftClient, Place)> {
+impl InheritedClient {
+    /// Attaches the client if its disk is open and has the properties that the client negotiated. Returns the client if it has to wait.
+    fn attach(
+        self,
+        context: &ListenerContext,
+        permit: ConnectionPermit,
+    ) -> Option<(InheritedClient, ConnectionPermit)> {
         let peer = Peer { address: address_of(&self.socket), ..Peer::default() };
-        let visible = Visible { exports: hall.exports.clone(), allow: hall.allow.clone(), peer };
-        let Some(export) = visible.get(&self.entry.export) else { return Some((self, place)) };
-        let LeftClient { entry, socket, received } = self;
+        let visible = Visible { exports: context.exports.clone(), allow: context.allow.clone(), peer };
+        let Some(export) = visible.get(&self.entry.export) else { return Some((self, permit)) };
+        let InheritedClient { entry, socket, received } = self;
         let negotiated = Negotiated {
             export: entry.export.clone(),
             info: export.info,
@@ -162,13 +173,16 @@ impl LeftClient {
             base_allocation: entry.base_allocation,
             contexts: entry.contexts.clone(),
         };
-        if !is_as_told(&entry, &negotiated) {
-            tracing::warn!("a client of '{}' has to connect again: it is not what it was", entry.export);
+        if !is_unchanged(&entry, &negotiated) {
+            tracing::warn!(
+                "a client of '{}' has to connect again: the properties of the export have changed",
+                entry.export
+            );
             return None;
         }
-        let seat = (Line::Direct, place);
+        let attachment = (Transport::Direct, permit);
         if let Err(error) =
-            export.shard.attach(export.disk, socket, negotiated, received, export.promote, seat)
+            export.shard.attach(export.disk, socket, negotiated, received, export.promote, attachment)
         {
             tracing::warn!("a client of '{}' has to connect again: {error}", entry.export);
         }
@@ -176,8 +190,8 @@ impl LeftClient {
     }
 }
 
-/// Can a client go on that believes this of its export?
-fn is_as_told(told: &ClientEntry, now: &Negotiated) -> bool {
+/// Returns true if the export still has the properties that a client negotiated.
+fn is_unchanged(told: &ClientEntry, now: &Negotiated) -> bool {
     let info = &now.info;
     info.size_bytes >= told.size
         && now.transmission_flags().0 == told.flags
@@ -185,7 +199,7 @@ fn is_as_told(told: &ClientEntry, now: &Negotiated) -> bool {
         && info.block_size_max >= told.block_max
 }
 
-/// Where a client is; `None` on a Unix socket.
+/// Returns the address of a client; `None` on a Unix socket.
 fn address_of(socket: &OwnedFd) -> Option<IpAddr> {
     let socket = std::net::TcpStream::from(socket.try_clone().ok()?);
     socket.peer_addr().ok().map(|address| address.ip().to_canonical())
@@ -221,7 +235,7 @@ mod tests {
         let with = |change: fn(&mut ExportInfo)| {
             let mut info = was.info.clone();
             change(&mut info);
-            is_as_told(&told, &now(info))
+            is_unchanged(&told, &now(info))
         };
         assert!(with(|_| {}));
         assert!(with(|info| info.size_bytes *= 2), "it may have grown");

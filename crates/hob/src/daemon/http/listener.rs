@@ -1,7 +1,7 @@
-//! Control sockets: made, served, and removed again.
+//! Control listeners: bind, accept and serve the sockets of the control API.
 //!
-//! A Unix socket is open to its owner, or to a group as well. TCP is spoken with TLS only, and only where somebody can
-//! come in: there is no way to leave either out.
+//! A Unix socket is open to its owner, and to a group if one is configured. TCP requires TLS and at least one way to authenticate;
+//! neither can be switched off.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -26,41 +26,41 @@ use super::auth::{self, Access};
 use super::browser::{self, Names};
 use super::request_id;
 use crate::daemon::config::ControlConfig;
-use crate::daemon::doors::{self, Doors};
-use crate::daemon::half_open::{Establish, Eviction, HalfOpen, Newcomer};
+use crate::daemon::half_open::{Establish, Eviction, HalfOpen, HalfOpenGuard};
+use crate::daemon::listening_sockets::{self, ListeningSockets};
 use crate::daemon::socket_access::number_in;
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
 
-/// Connections at once, per socket; further ones wait.
+/// Maximum number of connections of each socket; further ones wait in the kernel's queue.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
-/// Longest wait for the head of a request, seconds: idle connections end too.
+/// Longest wait for the head of a request, seconds. Idle connections are closed after it too.
 const HEAD_SECONDS_MAX: u64 = 60;
 
-/// Pause between two questions whether the machine of a client that says nothing is there; and so many of them.
+/// Interval and number of TCP keepalive probes.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TRIES: u32 = 3;
 
-/// Why a control socket cannot be had.
+/// Why a control socket cannot be bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListenError {
-    /// TCP without encryption.
+    /// TCP without TLS.
     #[error(
         "the control socket {0} is on TCP and needs TLS; give --cert and --key, or control.tls in hob.toml"
     )]
     NoTls(Endpoint),
-    /// TCP that lets nobody in.
+    /// TCP without a way to authenticate.
     #[error(
-        "nobody could use the control socket {0}; give --token-file, or control.token or control.client in hob.toml"
+        "no client could authenticate at the control socket {0}; give --token-file, or control.token or control.client in hob.toml"
     )]
     Nobody(Endpoint),
-    /// Another daemon is there.
-    #[error("somebody answers on {0} already; stop that daemon or choose another socket")]
+    /// Another process listens there.
+    #[error("another process listens on {0}; stop that daemon or choose another socket")]
     InUse(Endpoint),
-    /// Not a socket, so not ours to replace.
-    #[error("{} exists and is no socket; remove it or choose another path", .0.display())]
+    /// The path is a file of another kind, which hob does not replace.
+    #[error("{} exists and is not a socket; remove it or choose another path", .0.display())]
     NotASocket(PathBuf),
-    /// The system says no.
+    /// The system call failed.
     #[error("cannot listen on {endpoint}: {source}")]
     System {
         /// Where.
@@ -70,7 +70,7 @@ pub(crate) enum ListenError {
     },
 }
 
-/// Who is let in.
+/// Who may use the control API.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Guard {
     /// For TCP.
@@ -98,9 +98,9 @@ impl Guard {
 pub(crate) struct ControlListener {
     socket: Socket,
     endpoint: Endpoint,
-    /// Which door it is.
+    /// Its name in `listening`.
     name: String,
-    doors: Doors,
+    listening: ListeningSockets,
 }
 
 #[derive(Debug)]
@@ -115,11 +115,11 @@ impl ControlListener {
     pub(crate) async fn bind(
         endpoint: Endpoint,
         guard: &Guard,
-        doors: &Doors,
+        listening: &ListeningSockets,
     ) -> Result<ControlListener, ListenError> {
         let system = |source| ListenError::System { endpoint: endpoint.clone(), source };
-        let name = doors::name("control", &endpoint);
-        let open = doors.take(&name);
+        let name = listening_sockets::name("control", &endpoint);
+        let open = listening.take_inherited(&name);
         let socket = match &endpoint {
             Endpoint::Unix(path) => {
                 let socket = match open {
@@ -133,7 +133,7 @@ impl ControlListener {
                         bind_private(path, guard.group).map_err(system)?
                     }
                 };
-                doors.opened(name.clone(), &socket);
+                listening.add(name.clone(), &socket);
                 Socket::Unix(socket)
             }
             Endpoint::Tcp { host, port } => {
@@ -147,11 +147,11 @@ impl ControlListener {
                     None => TcpListener::bind((host.as_str(), *port)).await,
                 };
                 let socket = socket.map_err(system)?;
-                doors.opened(name.clone(), &socket);
+                listening.add(name.clone(), &socket);
                 Socket::Tcp { socket, tls, access }
             }
         };
-        Ok(ControlListener { socket, endpoint, name, doors: doors.clone() })
+        Ok(ControlListener { socket, endpoint, name, listening: listening.clone() })
     }
 
     /// Where clients connect: with the port that was given when port 0 was asked for.
@@ -168,17 +168,17 @@ impl ControlListener {
     /// Accepts and serves until dropped.
     pub(crate) async fn serve(self, router: Router) {
         let router = self.guarded(router);
-        // Around everything else: who is refused has a name in the log too.
+        // Outermost, so that the log names refused requests too.
         let router = router.layer(middleware::from_fn(request_id::name));
-        let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
+        let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let half_open = HalfOpen::default();
         loop {
-            let Ok(place) = places.clone().acquire_owned().await else { return };
-            self.doors.until_open().await;
+            let Ok(permit) = permits.clone().acquire_owned().await else { return };
+            self.listening.until_resumed().await;
             let accept = async {
                 match &self.socket {
                     Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
-                        tokio::spawn(connection(stream, router.clone(), None, place, half_open.enter()));
+                        tokio::spawn(connection(stream, router.clone(), None, permit, half_open.enter()));
                     }),
                     Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
                         let half_open = half_open.enter();
@@ -186,7 +186,7 @@ impl ControlListener {
                             stream,
                             Arc::clone(tls),
                             router.clone(),
-                            place,
+                            permit,
                             half_open,
                         ));
                     }),
@@ -194,22 +194,22 @@ impl ControlListener {
             };
             let accepted = tokio::select! {
                 biased;
-                // From then on nobody comes in, not even one who was quicker.
-                () = self.doors.until_shut() => continue,
+                // First, so that no connection is accepted once accepting is paused.
+                () = self.listening.until_paused() => continue,
                 accepted = accept => accepted,
             };
             if let Err(error) = accepted {
                 tracing::warn!("control socket {}: {error}", self.endpoint);
-                // Out of descriptors, most likely: wait for some to be closed.
+                // Usually EMFILE: wait for connections to be closed.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
     }
 
-    /// The same behind the checks of this socket: first where a request comes from, then who sends it.
+    /// Adds the checks of this socket: first the origin of a request, then its authentication.
     fn guarded(&self, router: Router) -> Router {
         let (router, names) = match &self.socket {
-            // Whoever may open the socket may send any request.
+            // The file's permissions decide who may connect; every request is then allowed.
             Socket::Unix(_) => (router.layer(middleware::from_fn(auth::accept)), Names::Any),
             Socket::Tcp { tls, access, .. } => {
                 let listen = match &self.endpoint {
@@ -226,7 +226,7 @@ impl ControlListener {
 
 impl Drop for ControlListener {
     fn drop(&mut self) {
-        self.doors.closed(&self.name);
+        self.listening.remove(&self.name);
     }
 }
 
@@ -234,28 +234,28 @@ async fn tls_connection(
     stream: TcpStream,
     tls: Arc<Tls>,
     router: Router,
-    place: OwnedSemaphorePermit,
-    (newcomer, eviction): (Newcomer, Eviction),
+    permit: OwnedSemaphorePermit,
+    (half_open_guard, eviction): (HalfOpenGuard, Eviction),
 ) {
-    // Answers are short; they should not wait for more.
+    // Replies are short and should not wait for more data.
     let _ = stream.set_nodelay(true);
-    notice_absence(&stream);
+    set_keepalive(&stream);
     let mut eviction = Box::pin(eviction.wait());
     let accepted = tokio::select! {
         accepted = tls.accept(stream) => accepted,
-        () = &mut eviction => return tracing::info!("a control client was not let in: it began no TLS in time"),
+        () = &mut eviction => return tracing::info!("control connection closed: the client did not start TLS in time"),
     };
     match accepted {
         Ok(stream) => {
             let certificate = PeerCertificate::of(&stream);
-            serve_connection(stream, router, certificate, place, (newcomer, eviction)).await;
+            serve_connection(stream, router, certificate, permit, (half_open_guard, eviction)).await;
         }
-        Err(error) => tracing::info!("a control client was not let in: {error}"),
+        Err(error) => tracing::info!("control connection closed: TLS handshake failed: {error}"),
     }
 }
 
-/// A connection on which nothing is under way ends when the other machine is gone: without power, or cut off, nobody says goodbye.
-fn notice_absence(stream: &TcpStream) {
+/// Turns on TCP keepalive, so that an idle connection ends when the client's host lost its power or its network.
+fn set_keepalive(stream: &TcpStream) {
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_EVERY);
     let _ = sockopt::set_tcp_keepintvl(stream, KEEP_ALIVE_EVERY);
@@ -267,7 +267,7 @@ fn notice_absence(stream: &TcpStream) {
 pub(super) struct HangUp(Arc<Notify>);
 
 impl HangUp {
-    /// Without a farewell: for clients that take nothing any more.
+    /// Closes it at once, for clients that no longer read.
     pub(super) fn now(&self) {
         self.0.notify_one();
     }
@@ -278,24 +278,24 @@ pub(super) async fn connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     certificate: Option<PeerCertificate>,
-    place: OwnedSemaphorePermit,
-    (newcomer, eviction): (Newcomer, Eviction),
+    permit: OwnedSemaphorePermit,
+    (half_open_guard, eviction): (HalfOpenGuard, Eviction),
 ) {
-    serve_connection(stream, router, certificate, place, (newcomer, Box::pin(eviction.wait()))).await;
+    serve_connection(stream, router, certificate, permit, (half_open_guard, Box::pin(eviction.wait()))).await;
 }
 
-/// The same, with the future that ends when a half-open connection is to be closed. The first request of somebody who may send it
-/// establishes the connection.
+/// Serves one connection. `eviction` ends when a half-open connection has to be closed; the first authorized request ends the
+/// half-open state.
 async fn serve_connection(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     router: Router,
     certificate: Option<PeerCertificate>,
-    place: OwnedSemaphorePermit,
-    (newcomer, eviction): (Newcomer, impl Future<Output = ()>),
+    permit: OwnedSemaphorePermit,
+    (half_open_guard, eviction): (HalfOpenGuard, impl Future<Output = ()>),
 ) {
     let router = TowerToHyperService::new(router);
     let hang_up = HangUp::default();
-    let establish = Establish::new(newcomer);
+    let establish = Establish::new(half_open_guard);
     let service = service_fn(|mut request: hyper::Request<Incoming>| {
         if let Some(certificate) = &certificate {
             request.extensions_mut().insert(certificate.clone());
@@ -318,10 +318,10 @@ async fn serve_connection(
     if let Err(error) = served {
         tracing::debug!("control connection: {error}");
     }
-    drop(place);
+    drop(permit);
 }
 
-/// The number of a group: itself, or that of its name in /etc/group.
+/// Returns the number of a group, given as a number or as a name in /etc/group.
 fn group_number(group: &str) -> anyhow::Result<u32> {
     number_in("/etc/group", group)
         .ok_or_else(|| anyhow::anyhow!("control.socket_group: there is no group '{group}' in /etc/group"))
@@ -343,12 +343,12 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
         Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).map_err(system)
         }
-        // Answered, or we may not ask: somebody may live there.
+        // A process listens, or we may not ask: leave it.
         _ => Err(ListenError::InUse(endpoint.clone())),
     }
 }
 
-/// Binds a socket that was never open to others: under another name first, then moved.
+/// Binds a socket whose file never has other permissions: under a temporary name, then renamed.
 fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     if let Some(directory) = path.parent().filter(|directory| !directory.as_os_str().is_empty()) {
         std::fs::create_dir_all(directory)?;
@@ -368,7 +368,7 @@ fn bind_private(path: &Path, group: Option<u32>) -> io::Result<UnixListener> {
     })
 }
 
-/// Opens a socket's file to its owner only, or to a group too.
+/// Sets the permissions of a socket's file: owner only, or owner and group.
 fn make_private(path: &Path, group: Option<u32>) -> io::Result<()> {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     if group.is_some() {
@@ -393,10 +393,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("sub/c.sock");
         block_on(async {
-            let listener =
-                ControlListener::bind(Endpoint::Unix(path.clone()), &Guard::default(), &Doors::default())
-                    .await
-                    .unwrap();
+            let listener = ControlListener::bind(
+                Endpoint::Unix(path.clone()),
+                &Guard::default(),
+                &ListeningSockets::default(),
+            )
+            .await
+            .unwrap();
             let mode = std::fs::metadata(&path).unwrap().permissions().mode();
             assert_eq!(mode & 0o777, 0o600);
             assert_eq!(std::fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
@@ -414,25 +417,31 @@ mod tests {
             drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
             assert!(path.exists());
             let living =
-                ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await.unwrap();
-            let second = ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await;
+                ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                    .await
+                    .unwrap();
+            let second =
+                ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                    .await;
             assert!(matches!(second, Err(ListenError::InUse(_))));
             assert!(path.exists());
             drop(living);
             std::fs::write(&path, "precious").unwrap();
-            let third = ControlListener::bind(endpoint.clone(), &Guard::default(), &Doors::default()).await;
+            let third =
+                ControlListener::bind(endpoint.clone(), &Guard::default(), &ListeningSockets::default())
+                    .await;
             assert!(matches!(third, Err(ListenError::NotASocket(_))));
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
         });
     }
 
     #[test]
-    fn a_client_whose_machine_is_gone_is_asked_for() {
+    fn keepalive_probes_detect_a_client_whose_host_is_gone() {
         block_on(async {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let _client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
             let (stream, _) = listener.accept().await.unwrap();
-            notice_absence(&stream);
+            set_keepalive(&stream);
             assert!(sockopt::socket_keepalive(&stream).unwrap());
             let pauses = [sockopt::tcp_keepidle(&stream).unwrap(), sockopt::tcp_keepintvl(&stream).unwrap()];
             assert_eq!(pauses, [KEEP_ALIVE_EVERY; 2]);
@@ -451,7 +460,9 @@ mod tests {
         let guard = Guard::of_config(&config).unwrap();
         block_on(async {
             let _listener =
-                ControlListener::bind(Endpoint::Unix(path.clone()), &guard, &Doors::default()).await.unwrap();
+                ControlListener::bind(Endpoint::Unix(path.clone()), &guard, &ListeningSockets::default())
+                    .await
+                    .unwrap();
             let metadata = std::fs::metadata(&path).unwrap();
             assert_eq!((metadata.permissions().mode() & 0o777, metadata.gid()), (0o660, own));
         });
@@ -469,7 +480,8 @@ mod tests {
         let endpoint = Endpoint::Tcp { host: "127.0.0.1".into(), port: 0 };
         let refused = |config: &ControlConfig| {
             let guard = Guard::of_config(config).unwrap();
-            block_on(ControlListener::bind(endpoint.clone(), &guard, &Doors::default())).unwrap_err()
+            block_on(ControlListener::bind(endpoint.clone(), &guard, &ListeningSockets::default()))
+                .unwrap_err()
         };
         assert!(matches!(refused(&ControlConfig::default()), ListenError::NoTls(_)));
         let token = dir.path().join("token");

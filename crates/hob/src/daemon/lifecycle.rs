@@ -1,5 +1,5 @@
-//! The life of the daemon as a whole: what it is told by signals, and its end, of which there are two kinds. Mostly everything is closed. But another
-//! program may be to go on in this process ([`upgrade`]): then what clients hold on to stays open.
+//! The lifecycle of the daemon: signals, and the two ways to end. Either everything is closed, or, at an upgrade, another program takes
+//! over in this process and the clients' sockets stay open ([`upgrade`]).
 
 use std::cell::OnceCell;
 use std::io::IsTerminal;
@@ -12,24 +12,24 @@ use hob_storage::backing::objects;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::task::JoinSet;
 
-use super::doors::Doors;
+use super::listening_sockets::ListeningSockets;
 use super::manager::{Ending, Manager};
 use super::notify::Notifier;
 use super::relay::Relays;
 use super::shard_api::ShardHandle;
-use super::upgrade::{self, Leaving, Legacy, WaitingRoom};
+use super::upgrade::{self, HandOff, InheritedState, WaitingClients};
 
-/// TLS clients are told of the end for that long.
+/// Longest wait for TLS connections to close.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
-/// What the daemon is told by signals.
+/// The signals that the daemon handles.
 pub(super) struct Signals {
-    /// SIGHUP.
+    /// SIGHUP: upgrade.
     upgrade: Signal,
     end: Ends,
 }
 
-/// SIGTERM and SIGINT; and SIGHUP where the log goes to a terminal, which that signal says is gone.
+/// SIGTERM and SIGINT; also SIGHUP if the log goes to a terminal, because the terminal is gone then.
 struct Ends {
     term: Signal,
     int: Signal,
@@ -61,46 +61,46 @@ impl Ends {
 
 /// Why serving ends.
 pub(super) enum End {
-    /// Somebody said so, or something broke.
+    /// A signal, or an error.
     Ended(anyhow::Result<()>),
-    /// Another program is to go on.
+    /// An upgrade: another program takes over.
     HandOver,
 }
 
-/// What is there from the daemon's first moment to its last.
-pub(super) struct Stage {
+/// What exists from the daemon's start to its end.
+pub(super) struct Lifecycle {
     pub(super) shards: Vec<ShardHandle>,
-    pub(super) doors: Doors,
-    /// Clients whose disks are not there yet.
-    pub(super) waiting: WaitingRoom,
+    pub(super) listening: ListeningSockets,
+    /// Inherited clients whose disks are not open yet.
+    pub(super) waiting: WaitingClients,
     pub(super) notifier: Arc<Notifier>,
-    /// It has to close what it opened.
+    /// Set once there is one; it closes what it opened.
     pub(super) manager: OnceCell<Arc<Manager>>,
-    /// Everything was started.
+    /// Set when everything has started.
     pub(super) ready: OnceCell<()>,
-    /// What goes on at an upgrade.
+    /// The program that takes over at an upgrade.
     program: PathBuf,
 }
 
-impl Stage {
-    /// Before anything is served, with what the program before has left.
-    pub(super) fn new(shards: Vec<ShardHandle>, legacy: &mut Legacy) -> Stage {
+impl Lifecycle {
+    /// Starts before anything is served, with the state that the previous program handed over.
+    pub(super) fn new(shards: Vec<ShardHandle>, inherited: &mut InheritedState) -> Lifecycle {
         let notifier = Notifier::from_env();
-        if legacy.goes_on {
+        if inherited.goes_on {
             notifier.going_on(shards.clone());
         }
-        Stage {
+        Lifecycle {
             shards,
-            doors: legacy.doors(),
-            waiting: WaitingRoom::default(),
+            listening: inherited.listening(),
+            waiting: WaitingClients::default(),
             notifier,
             manager: OnceCell::new(),
             ready: OnceCell::new(),
-            program: legacy.program.clone(),
+            program: inherited.program.clone(),
         }
     }
 
-    /// Serves until it is to end, or another program is to go on and everything is at rest for that.
+    /// Serves until a signal ends the daemon, or until everything is quiesced for an upgrade.
     pub(super) async fn until_end(
         &self,
         serving: impl Future<Output = anyhow::Result<()>>,
@@ -118,13 +118,13 @@ impl Stage {
                 result = &mut serving => return End::Ended(result),
                 () = end.next() => {
                     tracing::info!("ending");
-                    // It may have come in the middle of an upgrade.
+                    // The signal may have arrived in the middle of an upgrade.
                     self.shards.iter().for_each(ShardHandle::resume);
                     return End::Ended(Ok(()));
                 }
                 prepared = upgraded => match prepared {
                     Ok(()) => {
-                        self.doors.leave_open();
+                        self.listening.keep_open();
                         return End::HandOver;
                     }
                     Err(why) => why,
@@ -137,7 +137,7 @@ impl Stage {
         }
     }
 
-    /// Finds out whether another program can go on, and brings everything to rest for it.
+    /// Checks that another program can take over, and quiesces everything for it.
     async fn prepare(&self) -> Result<(), String> {
         let (Some(manager), Some(())) = (self.manager.get(), self.ready.get()) else {
             return Err("the daemon is still starting".to_owned());
@@ -145,18 +145,18 @@ impl Stage {
         tracing::info!("upgrading to {}", self.program.display());
         self.notifier.reloading();
         upgrade::check(self.program.clone()).await?;
-        upgrade::prepare(manager, &self.shards, &self.doors).await
+        upgrade::prepare(manager, &self.shards, &self.listening).await
     }
 
-    /// Closes everything. A signal that comes meanwhile ends the process at once; or, if another program was to go on, makes this an end like any other.
-    /// What stays open comes back if there is to be another program.
+    /// Closes everything, and returns what stays open at an upgrade. A signal meanwhile turns an upgrade into an ordinary end, and
+    /// otherwise ends the process at once.
     pub(super) async fn close(
         self,
         end: End,
         drain: bool,
         relays: Option<Relays>,
         signals: &mut Signals,
-    ) -> anyhow::Result<Option<Leaving>> {
+    ) -> anyhow::Result<Option<HandOff>> {
         let (ending, outcome) = match end {
             End::HandOver => (Ending::HandOver, Ok(())),
             End::Ended(outcome) if drain => (Ending::Drain, outcome),
@@ -177,13 +177,13 @@ impl Stage {
                         tracing::info!("ending instead of handing over");
                         notifier.stopping();
                     }
-                    false => leave_at_once(),
+                    false => exit_at_once(),
                 },
             }
         };
         match leaving {
             Some(leaving) if goes_on => {
-                tracing::info!("leaves {}", leaving.summary());
+                tracing::info!("hands over {}", leaving.summary());
                 Ok(Some(leaving))
             }
             Some(leaving) => {
@@ -194,12 +194,12 @@ impl Stage {
         }
     }
 
-    async fn close_all(self, ending: Ending, relays: Option<Relays>) -> Option<Leaving> {
-        let Stage { shards, doors, waiting, manager, program, .. } = self;
+    async fn close_all(self, ending: Ending, relays: Option<Relays>) -> Option<HandOff> {
+        let Lifecycle { shards, listening, waiting, manager, program, .. } = self;
         let manager = manager.into_inner();
         let leaving = match &manager {
             Some(manager) if ending == Ending::HandOver => {
-                Some(Leaving::collect(program, manager, &shards, &doors, &waiting).await)
+                Some(HandOff::collect(program, manager, &shards, &listening, &waiting).await)
             }
             _ => None,
         };
@@ -207,7 +207,7 @@ impl Stage {
             manager.close(ending).await;
         }
         stop(shards).await;
-        // Those that were opened and not served after all: nobody has waited for them yet.
+        // Object stores that were opened and never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;
         if let Some(manager) = manager {
             manager.leave_cluster(ending).await;
@@ -219,7 +219,7 @@ impl Stage {
     }
 }
 
-/// Ends all shards: connections are closed, what is in flight is finished.
+/// Stops all shards: finishes requests in flight and closes connections.
 async fn stop(shards: Vec<ShardHandle>) {
     let mut ending = JoinSet::new();
     for shard in shards {
@@ -232,7 +232,7 @@ async fn stop(shards: Vec<ShardHandle>) {
     }
 }
 
-fn leave_at_once() -> ! {
+fn exit_at_once() -> ! {
     tracing::warn!("ending at once");
     std::process::exit(1)
 }
