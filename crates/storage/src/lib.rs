@@ -18,5 +18,6 @@ pub mod swap;
 pub mod token;
 pub mod volatile;
 
+mod filesystem;
 mod lock;
 mod memory;

@@ -48,12 +48,12 @@ use super::identity::{self, ChangeMark};
 use super::{
     BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
 };
+use crate::filesystem::{is_memory, may_block, open_direct};
 use crate::lock::{LockError, lock_image};
-use crate::pool::is_memory_filesystem;
 use crate::ring::{Completion, Fd, FdClass, Gate, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
 use crate::volatile::{self, VolatileFile};
-use probe::{direct_block_bytes, is_foreign, mark_of, open_direct, status};
+use probe::{direct_block_bytes, mark_of, status};
 
 /// Set in the token index of an I/O that takes several operations; the rest is its slot. Otherwise
 /// the index is the I/O's id.
@@ -217,7 +217,7 @@ pub(super) fn open(
     let metadata = buffered.metadata().map_err(system)?;
     // Before anything is tried that changes timestamps.
     let evidence = if is_block_device { None } else { evidence::at_opening(&buffered) };
-    let memory = file_type.is_file() && is_memory_filesystem(&buffered);
+    let memory = file_type.is_file() && is_memory(&buffered);
     let small_blocks = is_block_device || metadata.blksize() <= SECTOR_BYTES;
     let direct =
         if options.direct && !memory && small_blocks { open_direct(open).map_err(system)? } else { None };
@@ -258,7 +258,7 @@ pub(super) fn open(
     let class = match memory {
         _ if volatile.is_some() => FdClass::Volatile,
         true => FdClass::Memory,
-        false if !is_block_device && is_foreign(&buffered) => FdClass::Foreign,
+        false if !is_block_device && may_block(&buffered) => FdClass::Foreign,
         false => FdClass::File,
     };
     let info = BackingInfo {

@@ -19,15 +19,13 @@ use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::remote::RemoteFile;
 use super::table::Table;
 use super::{FlashFile, LocalFlash};
+use crate::filesystem;
 use crate::ring::FdClass;
 use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
 
 /// Bytes at the start of a device that are searched for somebody else's data.
 const HEAD_BYTES: usize = 256 << 10;
-
-/// f_type of tmpfs and of ramfs.
-const MEMORY_FILESYSTEMS: [rustix::fs::FsWord; 2] = [0x0102_1994, 0x8584_58f6];
 
 /// A device to take into a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,26 +125,28 @@ impl OpenDevice {
             let reason = format!("{} is neither a file nor a block device", path.display());
             return Err(PoolError::Unworkable { reason });
         }
-        let memory = file_type.is_file() && is_memory_filesystem(&control);
+        let memory = file_type.is_file() && filesystem::is_memory(&control);
         // A block device opened exclusively cannot be mounted, nor opened while it is.
         let exclusive = if file_type.is_block_device() { libc::O_EXCL } else { 0 };
         let open_data = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
-        let (data, access) = match (memory, open_data(libc::O_DIRECT | exclusive)) {
-            (false, Ok(file)) => (file, "direct"),
-            (_, Err(error)) if error.raw_os_error() == Some(libc::EBUSY) => {
-                return Err(PoolError::InUse { path: path.into() });
-            }
-            (memory, _) => {
-                let file = open_data(exclusive).map_err(|e| system("open it", e))?;
-                if !memory {
-                    tracing::warn!(
-                        path = %path.display(),
-                        "this filesystem has no O_DIRECT; the pool's data will be in the page cache a second time"
-                    );
-                }
-                (file, if memory { "memory" } else { "buffered" })
-            }
+        let open_failed = |error: std::io::Error| match error.raw_os_error() {
+            Some(libc::EBUSY) => PoolError::InUse { path: path.into() },
+            _ => system("open it", error),
         };
+        let direct = match memory {
+            true => None,
+            false => filesystem::open_direct(|direct| open_data(direct | exclusive)).map_err(open_failed)?,
+        };
+        let (data, access) = match direct {
+            Some(file) => (file, "direct"),
+            None => (open_data(exclusive).map_err(open_failed)?, if memory { "memory" } else { "buffered" }),
+        };
+        if access == "buffered" {
+            tracing::warn!(
+                path = %path.display(),
+                "this filesystem has no O_DIRECT; the pool's data will be in the page cache a second time"
+            );
+        }
         match crate::lock::lock(&data) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => return Err(PoolError::InUse { path: path.into() }),
@@ -157,6 +157,7 @@ impl OpenDevice {
         let class = match memory {
             _ if control.is_volatile() => FdClass::Volatile,
             true => FdClass::Memory,
+            false if file_type.is_file() && filesystem::may_block(&data) => FdClass::Foreign,
             false => FdClass::File,
         };
         let path = path.to_owned();
@@ -399,11 +400,6 @@ pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
         Superblock::decode(&bytes).ok()
     });
     copies.max_by_key(|superblock| superblock.generation).map(|superblock| superblock.device_uuid)
-}
-
-/// Is a file's filesystem made of memory?
-pub(crate) fn is_memory_filesystem(file: &File) -> bool {
-    rustix::fs::fstatfs(file).is_ok_and(|fs| MEMORY_FILESYSTEMS.contains(&fs.f_type))
 }
 
 /// Bytes of a file of `size_bytes` that have no space on its filesystem yet; `None` if the filesystem does not say.

@@ -30,7 +30,6 @@ use std::path::{Path, PathBuf};
 
 use hob_engine::units::DeviceId;
 
-pub(crate) use device::is_memory_filesystem;
 use device::{Device, OpenDevice};
 pub use device::{DeviceSpec, Overwrite, superblock_uuid};
 pub use error::PoolError;

@@ -25,7 +25,7 @@ impl Manager {
             return Err(Refusal::invalid(format!("disk {name}: the request names no setting"))
                 .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
         };
-        let claim = self.claim_disk(name, "changed")?;
+        let claim = self.claim_disk_for_command(name, "changed").await?;
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;

@@ -12,6 +12,7 @@ use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
 
+use super::claim::SPREADING;
 use super::fit::places;
 use super::refusal::Refusal;
 use super::{DiskEntry, Inner, Life, Manager};
@@ -44,7 +45,7 @@ impl Manager {
                 .collect()
         };
         for (name, surplus) in lopsided {
-            let Ok(_claim) = self.claim_disk(&name, "spread over devices") else { continue };
+            let Ok(_claim) = self.claim_disk(&name, SPREADING) else { continue };
             match self.spread(&name, surplus).await {
                 Ok(0) => {}
                 Ok(moved) => {

@@ -61,7 +61,7 @@ impl Manager {
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&disk, "given a bitmap")?;
+            let claim = manager.claim_disk_for_command(&disk, "given a bitmap").await?;
             let path = manager.bitmap_path(&disk, &add.name)?;
             manager.check_new_bitmap(&disk, &add.name)?;
             let (shard, id) = manager.shard_of(&disk)?;
@@ -99,7 +99,7 @@ impl Manager {
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&disk, "deprived of a bitmap")?;
+            let claim = manager.claim_disk_for_command(&disk, "deprived of a bitmap").await?;
             manager.bitmap_spec(&disk, &name)?;
             let path = manager.bitmap_path(&disk, &name)?;
             manager.forget_bitmap(&disk, &name)?;
@@ -123,7 +123,7 @@ impl Manager {
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&disk, "changed")?;
+            let claim = manager.claim_disk_for_command(&disk, "changed").await?;
             manager.recording_bitmap(&disk, &name)?;
             let (shard, id) = manager.shard_of(&disk)?;
             shard.change_bitmaps(id, BitmapChange::Clear(name.clone())).await?;
@@ -144,7 +144,7 @@ impl Manager {
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&disk, "changed")?;
+            let claim = manager.claim_disk_for_command(&disk, "changed").await?;
             let frozen = rotate.frozen;
             let path = manager.bitmap_path(&disk, &frozen)?;
             let spec = manager.recording_bitmap(&disk, &name)?;
@@ -198,7 +198,7 @@ impl Manager {
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&disk, "changed")?;
+            let claim = manager.claim_disk_for_command(&disk, "changed").await?;
             let into = merge.into;
             let from = manager.bitmap_spec(&disk, &name)?;
             manager.recording_bitmap(&disk, &into)?;

@@ -60,7 +60,7 @@ impl Manager {
         name: &str,
         enable: CacheEnable,
     ) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk(name, "given a cache")?;
+        let claim = self.claim_disk_for_command(name, "given a cache").await?;
         let (spec, mut notes) = {
             let mut inner = self.inner();
             let ground = inner.ground(&enable.pool)?;
@@ -120,7 +120,7 @@ impl Manager {
     }
 
     async fn patch(self: &Arc<Self>, name: &str, patch: CachePatch) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk(name, "changed")?;
+        let claim = self.claim_disk_for_command(name, "changed").await?;
         let (before, wanted, mut notes) = {
             let inner = self.inner();
             let before = inner.disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
@@ -230,7 +230,7 @@ impl Manager {
     }
 
     async fn disable(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk(name, "changed")?;
+        let claim = self.claim_disk_for_command(name, "changed").await?;
         let spec = self.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
         let mut notes = Vec::new();
         if dirty == OnDirty::Discard {
@@ -251,7 +251,7 @@ impl Manager {
     }
 
     async fn clear(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk(name, "cleared")?;
+        let claim = self.claim_disk_for_command(name, "cleared").await?;
         let has_cache = {
             let inner = self.inner();
             let disk = inner.disk(name)?;

@@ -1,11 +1,25 @@
 //! One change at a time: a claim on a disk or a pool, given back when dropped.
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
 
 use super::drain::DRAINING;
 use super::migration::MIGRATING;
 use super::refusal::Refusal;
 use super::{Life, Manager, away};
+
+/// What hob does to a disk by itself: its caches are balanced and enlarged without a command.
+pub(super) const SPREADING: &str = "spread over devices";
+pub(super) const COPYING: &str = "given a second copy";
+pub(super) const ENLARGING: &str = "given more room";
+
+/// Longest wait of a command for hob's own work on the disk.
+const OWN_WORK_MAX: Duration = Duration::from_secs(10);
+
+/// Interval between two checks whether that work has ended.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// The right to change one disk or one pool.
 #[derive(Debug)]
@@ -34,6 +48,20 @@ impl Manager {
         Ok(Claim { manager: self.clone(), on: Thing::Disk(name.to_owned()) })
     }
 
+    /// Claims a disk for a command. Work that hob began by itself delays the command, and makes it fail only after
+    /// [`OWN_WORK_MAX`].
+    pub(super) async fn claim_disk_for_command(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<Claim, Refusal> {
+        let end = Instant::now() + OWN_WORK_MAX;
+        while self.inner().disk(name)?.busy.is_some_and(is_own_work) && Instant::now() < end {
+            tokio::time::sleep(CHECK_EVERY).await;
+        }
+        self.claim_disk(name, doing)
+    }
+
     /// Claims a pool, which exists.
     pub(super) fn claim_pool(self: &Arc<Self>, name: &str, doing: &'static str) -> Result<Claim, Refusal> {
         let mut inner = self.inner();
@@ -46,6 +74,10 @@ impl Manager {
     pub(super) fn claim_new_disk(self: &Arc<Self>, name: &str) -> Claim {
         Claim { manager: self.clone(), on: Thing::Disk(name.to_owned()) }
     }
+}
+
+fn is_own_work(doing: &str) -> bool {
+    [SPREADING, COPYING, ENLARGING].contains(&doing)
 }
 
 fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<(), Refusal> {

@@ -144,7 +144,7 @@ impl Manager {
             return Ok(changed);
         }
         self.check_no_clones(name)?;
-        let claim = self.claim_disk(name, "removed")?;
+        let claim = self.claim_disk_for_command(name, "removed").await?;
         self.hide_file(name).await?;
         let removed = self.remove_hidden(name, dirty, claim).await;
         if removed.is_err() && self.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {

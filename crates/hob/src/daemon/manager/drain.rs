@@ -89,7 +89,7 @@ impl Manager {
                 return self.disk_changed(name, vec![note.to_owned()]);
             }
         }
-        let claim = self.claim_disk(name, DRAINING)?;
+        let claim = self.claim_disk_for_command(name, DRAINING).await?;
         let (shard, id) = self.shard_of(name)?;
         let (manager, of) = (self.clone(), name.to_owned());
         let drain = async move {

@@ -42,7 +42,7 @@ impl Manager {
         if !path.is_absolute() {
             return Err(Refusal::invalid(format!("{} is not an absolute path", path.display())));
         }
-        let claim = self.claim_disk(name, "exported")?;
+        let claim = self.claim_disk_for_command(name, "exported").await?;
         let (flash, owner) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;

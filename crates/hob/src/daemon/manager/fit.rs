@@ -11,6 +11,7 @@ use hob_engine::command::{CacheChange, CommandError, DataSegment, Enable, NewRin
 use hob_engine::units::{DeviceId, DiskId};
 
 use super::caches::no_cache;
+use super::claim::ENLARGING;
 use super::refusal::Refusal;
 use super::room::Wanted;
 use super::settings::engine_config;
@@ -369,7 +370,7 @@ impl Manager {
         let mut notes = Vec::new();
         for name in short {
             // Whoever changes it at this moment fits it as well.
-            let Ok(_claim) = self.claim_disk(&name, "given more room") else { continue };
+            let Ok(_claim) = self.claim_disk(&name, ENLARGING) else { continue };
             match self.fit_cache(&name, Fit::AsFarAsPossible).await {
                 Ok(more) => notes.extend(more),
                 Err(refusal) => tracing::warn!("the cache of {name} stays as it is: {refusal}"),

@@ -9,6 +9,7 @@ use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
 use hob_storage::pool::OwnerId;
 
 use super::caches::no_cache;
+use super::claim::COPYING;
 use super::flash::{RingCopies, blocking};
 use super::refusal::{Kind, Refusal};
 use super::{Ending, Inner, Life, Manager};
@@ -89,7 +90,7 @@ impl Manager {
             inner.disks.values().filter(lacks).map(|disk| disk.wanted.name.clone()).collect()
         };
         for name in lacking {
-            let Ok(_claim) = self.claim_disk(&name, "given a second copy") else { continue };
+            let Ok(_claim) = self.claim_disk(&name, COPYING) else { continue };
             match self.renew_ring(&name).await {
                 Ok(()) => tracing::info!("the journal of {name} is mirrored as far as there are devices"),
                 Err(refusal) => tracing::warn!("the journal of {name} stays as it is: {refusal}"),

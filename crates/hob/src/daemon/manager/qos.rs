@@ -101,7 +101,7 @@ impl Manager {
     }
 
     async fn set_disk_qos(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<DiskQos, Refusal> {
-        let _claim = self.claim_disk(name, "given other shares")?;
+        let _claim = self.claim_disk_for_command(name, "given other shares").await?;
         self.look_at_peaks().await;
         let (before, notes) = {
             let mut inner = self.inner();

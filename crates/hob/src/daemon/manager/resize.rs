@@ -46,7 +46,7 @@ impl Manager {
     }
 
     async fn resize_to(self: &Arc<Self>, name: &str, wanted: Option<u64>) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk(name, "resized")?;
+        let claim = self.claim_disk_for_command(name, "resized").await?;
         let (shard, id) = self.shard_of(name)?;
         let (before, gauge, read_only) = {
             let inner = self.inner();

@@ -3,6 +3,7 @@
 mod admission;
 mod arrivals;
 mod bitmaps;
+mod claim;
 mod coming;
 mod config;
 mod devices;

@@ -27,7 +27,7 @@ impl Manager {
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&disk, "given another export")?;
+            let claim = manager.claim_disk_for_command(&disk, "given another export").await?;
             manager.inner().check_export(&disk, &export)?;
             if let Some(path) = &export.fuse {
                 manager.check_file(path)?;
@@ -51,7 +51,7 @@ impl Manager {
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&disk, "deprived of an export")?;
+            let claim = manager.claim_disk_for_command(&disk, "deprived of an export").await?;
             let known = manager.inner().disk(&disk)?.wanted.exports.iter().any(|known| known.name == export);
             if !known {
                 let hint = match export == disk {

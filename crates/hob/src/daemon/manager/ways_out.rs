@@ -29,7 +29,7 @@ impl Manager {
     pub(crate) async fn discard_dirty(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&disk, "changed")?;
+            let claim = manager.claim_disk_for_command(&disk, "changed").await?;
             let notes = manager.discard(&disk, Afterwards::GoesOn).await?;
             let changed = manager.finish_disk(&disk, claim, notes).await?;
             if matches!(manager.inner().disk(&disk)?.life, Life::Offline(_)) {

@@ -38,7 +38,7 @@ impl Manager {
     ) -> Result<Migration, Refusal> {
         let manager = self.clone();
         self.change(async move {
-            let claim = manager.claim_disk(&name, MIGRATING)?;
+            let claim = manager.claim_disk_for_command(&name, MIGRATING).await?;
             manager.end_filling(&name);
             manager.check_leaving(&name, &start).await?;
             let spec = manager.spec_to_leave(&name)?;

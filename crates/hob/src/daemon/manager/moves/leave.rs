@@ -176,7 +176,7 @@ impl Manager {
         id: DiskId,
     ) -> Result<(), Refusal> {
         let name = work.disk.clone();
-        let claim = self.claim_disk(&name, "moved to another host")?;
+        let claim = self.claim_disk_for_command(&name, "moved to another host").await?;
         let plan = self.plan(work, String::new(), CarryMode::Drop)?;
         work.order.cache = Some(CarryMode::Drop);
         work.order.arrival = Some(Box::new(self.arrival(&name, &plan)?));

@@ -1,0 +1,63 @@
+//! What a file's filesystem can do: O_DIRECT, data in memory, and operations that never block their caller.
+
+use std::fs::File;
+use std::io;
+
+/// `f_type` of tmpfs and of ramfs.
+const MEMORY_FILESYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58F6];
+
+/// `f_type` of filesystems on this host's own devices: ext4, XFS, Btrfs, F2FS, bcachefs and ZFS.
+const LOCAL_FILESYSTEMS: [u32; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0xCA45_1A4E, 0x2FC1_2FC1];
+
+fn type_of(file: &File) -> Option<u32> {
+    rustix::fs::fstatfs(file).ok().map(|filesystem| filesystem.f_type as u32)
+}
+
+/// Returns true if the filesystem keeps its files in memory.
+pub(crate) fn is_memory(file: &File) -> bool {
+    type_of(file).is_some_and(|filesystem| MEMORY_FILESYSTEMS.contains(&filesystem))
+}
+
+/// Returns true if an operation on the file may block the thread that starts it, also in io_uring. FUSE does: it waits for its
+/// server even where the kernel asks it not to. Filesystems that are not known count as blocking.
+pub(crate) fn may_block(file: &File) -> bool {
+    !type_of(file).is_some_and(|filesystem| LOCAL_FILESYSTEMS.contains(&filesystem))
+}
+
+/// Opens a file with O_DIRECT; `None` if its filesystem does not support that.
+///
+/// # Errors
+/// Any other failure. A disk whose daemon has no descriptor left, for example, must not use the page cache from then on.
+pub(crate) fn open_direct(open: impl Fn(i32) -> io::Result<File>) -> io::Result<Option<File>> {
+    match open(libc::O_DIRECT) {
+        Ok(file) => Ok(Some(file)),
+        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_missing_feature_makes_a_file_buffered() {
+        let fails = |errno| open_direct(move |_| Err(io::Error::from_raw_os_error(errno)));
+        assert!(fails(libc::EINVAL).unwrap().is_none());
+        assert!(fails(libc::EOPNOTSUPP).unwrap().is_none());
+        for errno in [libc::EMFILE, libc::ENFILE, libc::EACCES, libc::EIO, libc::ENOMEM] {
+            assert_eq!(fails(errno).unwrap_err().raw_os_error(), Some(errno));
+        }
+        assert!(
+            open_direct(|flags| Ok(File::open("/dev/null").inspect(|_| assert_eq!(flags, libc::O_DIRECT))?))
+                .unwrap()
+                .is_some()
+        );
+    }
+
+    #[test]
+    fn filesystems_that_are_not_known_may_block() {
+        assert!(may_block(&File::open("/proc/self/stat").unwrap()));
+        assert!(!is_memory(&File::open("/proc/self/stat").unwrap()));
+    }
+}
