@@ -66,17 +66,17 @@ macro_rules! events {
 
 events! {
     Suspend "suspend" Nothing Drain
-        "after the machine is stopped: it may be resumed on another host, from what the backing has"
+        "after the VM is stopped: another host may resume it from the backing"
     Resume "resume" Empty Nothing
-        "before the machine goes on: vFRC begins empty; a persistent cache has what it had"
+        "before the VM continues: vFRC begins empty, a persistent cache is still valid"
     SnapshotCreate "snapshot-create" Nothing Drain
-        "while the machine is frozen, before the snapshot of the backing is taken: it is to have everything"
+        "while the VM is frozen, before the snapshot: the backing must have all data"
     SnapshotRevert "snapshot-revert" Empty Discard
-        "after the backing was put back in place, before the machine goes on: whatever flash has is of another time, dirty data too"
+        "after the backing is reverted, before the VM continues: all cached data is outdated"
     SnapshotConsolidate "snapshot-consolidate" Empty Drain
-        "before the merge: the backing is to have everything; vFRC begins empty"
+        "before the merge: the backing must have all data; vFRC begins empty"
     ColdRestart "cold-restart" Empty Nothing
-        "when the machine is off: vFRC begins empty; a persistent cache is warm for the boot"
+        "while the VM is off: vFRC begins empty, a persistent cache is warm for the boot"
 }
 
 impl LifeEvent {
@@ -95,10 +95,10 @@ impl Effect {
     /// In words, for the docs.
     pub fn words(self) -> &'static str {
         match self {
-            Effect::Nothing => "stays as it is",
-            Effect::Drain => "is drained, and stays warm",
-            Effect::Empty => "is emptied",
-            Effect::Discard => "is emptied, and dirty data is lost",
+            Effect::Nothing => "unchanged",
+            Effect::Drain => "drained; stays warm",
+            Effect::Empty => "emptied",
+            Effect::Discard => "emptied; dirty data is lost",
         }
     }
 }

@@ -150,24 +150,36 @@ fn write_arguments(page: &mut String, arguments: &[&clap::Arg]) {
 
 fn lifecycle_page() -> String {
     let mut page = format!(
-        "{GENERATED}# What happens to a machine\n\nSome things that happen to a machine mean something for the caches of its disks. hob does not see them: whoever does \
-         them says so, with `hob disk event DISK EVENT` (or `POST /v1/disks/DISK/events`), in a hook of the hypervisor. The command ends when \
-         what it says is so; `hob disk show` shows a drain that goes on. \
-         An event that loses dirty data needs `--yes` (API: `\"discard_dirty\": true`) while there is such data; without it the command states how much \
-         it is and changes nothing. `--dry-run` only states what would be lost.\n\n\
-         | event | a volatile cache (`vfrc`) | a persistent one (all other presets) | when, and why |\n|---|---|---|---|\n"
+        "{GENERATED}# Suspends, snapshots and restarts\n\n\
+         Some events of a VM affect the caches of its disks. hob cannot see them, so a hook of the hypervisor\n\
+         must report them. You need this if your VMs are suspended, or if you take snapshots of their\n\
+         backings. libvirt and Proxmox VE have ready hooks ([MIGRATION.md](MIGRATION.md)).\n\n\
+         ```console\n\
+         # hob disk event web snapshot-create              # before a snapshot of the backing\n\
+         # hob disk event web snapshot-revert --dry-run    # what would be lost?\n\
+         ```\n\n\
+         The same call of the API is `POST /v1/disks/DISK/events`. The command returns when the cache is\n\
+         drained or emptied. Meanwhile `hob disk show` shows the progress of a drain.\n\n\
+         An event that discards dirty data fails if there is such data, and states the amount. To discard\n\
+         it, add `--yes` (API: `\"discard_dirty\": true`).\n\n\
+         | event | volatile cache (`vfrc`) | persistent cache (all other presets) | when to report it, and why |\n\
+         |---|---|---|---|\n"
     );
     for EventInfo { name, of_volatile, of_persistent, sentence, .. } in EVENTS {
         let (volatile, persistent) = (of_volatile.words(), of_persistent.words());
         let _ = writeln!(page, "| `{name}` | {volatile} | {persistent} | {sentence} |");
     }
     page.push_str(
-        "\nVolatile caches do as vSphere Flash Read Cache does: a cold restart, a resume, and consolidating or reverting a snapshot empty them. \
-         A preset whose parts are changed counts by whether its cache is persistent.\n\n\
-         A snapshot is reverted *in place*: the same file or volume with other contents, while nothing writes to it. If it becomes another file, or an image that \
-         hob holds open through `qemu-nbd`, remove the disk before (`hob disk remove`) and add it afterwards; a persistent cache then finds out by \
-         itself that its backing was changed, and believes nothing that it held (`FAULTS.md`). The same happens where nobody reported a \
-         revert while hob was down.\n",
+        "\n\
+         Volatile caches follow vSphere Flash Read Cache. They are emptied by a cold restart, a resume, and\n\
+         consolidating or reverting a snapshot. If you changed a preset, its setting `persistent` counts.\n\n\
+         A snapshot must be reverted *in place*: the same file or volume gets other contents, and nothing\n\
+         writes to it meanwhile. In two cases, remove the disk before the revert (`hob disk remove`) and add\n\
+         it afterwards:\n\n\
+         * The snapshot becomes another file.\n\
+         * The disk is an image that hob opens through `qemu-nbd`.\n\n\
+         A persistent cache then detects that its backing changed, and uses none of its old data\n\
+         ([FAULTS.md](FAULTS.md)). It does the same after a revert that happened while hob was down.\n",
     );
     page
 }
