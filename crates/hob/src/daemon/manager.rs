@@ -9,6 +9,7 @@
 //! for it no longer than [`PATIENCE`]. Changes to one disk, and to one pool, follow each other: a
 //! second one is refused while the first is under way ([`Claim`]).
 
+mod abandon;
 mod adopt;
 mod backing_state;
 mod backing_timeout;
@@ -167,6 +168,8 @@ struct Inner {
     gone: Vec<GoneState>,
     /// Ids of what shards serve to borrowers.
     loan_disks: BTreeSet<DiskId>,
+    /// Disks that are gone from their shard and whose backing is not closed, by the ids that are not free before.
+    abandoned: BTreeMap<DiskId, String>,
     /// Devices on other hosts, by their ids on the shards, that nobody is to believe any more.
     given_up: BTreeSet<DeviceId>,
     /// Of awaited disks, as they were when they waited for their cluster.

@@ -230,14 +230,20 @@ impl Manager {
     }
 
     async fn disable(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk(name, "changed")?;
+        let claim = match dirty {
+            OnDirty::Drain => self.claim_disk(name, "changed")?,
+            OnDirty::Discard => self.claim_to_discard(name, "changed").await?,
+        };
         let spec = self.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
         let mut notes = Vec::new();
         if dirty == OnDirty::Discard {
             notes.extend(self.discard(name, Afterwards::TakenAway).await?);
         }
         self.check_given_up(name)?;
-        self.take_cache(name).await?;
+        match dirty {
+            OnDirty::Drain => self.take_cache(name).await?,
+            OnDirty::Discard => self.take_discarded_cache(name).await?,
+        }
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
