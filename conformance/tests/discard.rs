@@ -239,18 +239,29 @@ impl Drop for Frozen {
     }
 }
 
+/// A loop device with an empty filesystem.
+fn filesystem(stage: &Stage) -> Loop {
+    let path = stage.scratch.path("fs.img");
+    std::fs::File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+    Tool::new("mkfs.ext4").arg("-q").arg(&path).run();
+    Loop::on(&path, false)
+}
+
+/// The image of a disk on that filesystem, which is mounted.
+fn disk_on_it(stage: &Stage) -> String {
+    let image = stage.scratch.text("mnt/vm.img");
+    std::fs::write(&image, vec![0; SIZE as usize]).unwrap();
+    std::fs::File::open(&image).unwrap().sync_all().unwrap();
+    image
+}
+
 /// A disk on a filesystem that is frozen while `vm` is being drained to it. `test` gets the daemon, the guest and the free room before,
 /// and thaws.
 fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &Value, Frozen, &str)) {
     let stage = Stage::new();
-    let disk = std::fs::File::create(stage.scratch.path("fs.img")).unwrap();
-    disk.set_len(64 * MIB).unwrap();
-    Tool::new("mkfs.ext4").arg("-q").arg(stage.scratch.path("fs.img")).run();
-    let device = Loop::on(&stage.scratch.path("fs.img"), false);
+    let device = filesystem(&stage);
     let mount = device.mount(&stage.scratch.path("mnt"), "rw");
-    let image = stage.scratch.text("mnt/vm.img");
-    std::fs::write(&image, vec![0; SIZE as usize]).unwrap();
-    Tool::new("sync").run();
+    let image = disk_on_it(&stage);
     let daemon = stage.start();
     let free = room(&daemon);
     stage.add(&daemon, &image);
@@ -264,8 +275,6 @@ fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &Value, Frozen, &str)) 
     test(&stage, &daemon, &mut guest, &free, frozen, &image);
     daemon.stop();
     mount.unmount();
-    let bytes = std::fs::read(stage.scratch.path("fs.img")).map(|image| image.len());
-    assert_eq!(bytes.unwrap() as u64, 64 * MIB);
 }
 
 /// Where dirty data was, the disk holds it or what it held before: nothing else that used the same memory.
@@ -322,4 +331,32 @@ fn a_disk_whose_dirty_data_is_discarded_on_a_frozen_filesystem_comes_back() {
         guest.write(DIRTY, &[5; 4096]).unwrap();
         guest.flush().unwrap();
     });
+}
+
+/// Without anything dirty: a removal continues in the background, and does not wait for ever either.
+#[test]
+fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
+    let stage = Stage::new();
+    let device = filesystem(&stage);
+    let mount = device.mount(&stage.scratch.path("mnt"), "rw");
+    let image = disk_on_it(&stage);
+    let daemon = stage.start();
+    daemon.ctl(&["disk", "add", "vm", "--backing", &image]);
+    let mut guest = stage.connect();
+    let frozen = Frozen::freeze(&stage.scratch.path("mnt"));
+    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let busy = daemon.try_ctl(&["disk", "remove", "vm", "--force", "--yes"]);
+    assert!(!busy.success() && busy.all().contains("as task "), "{}", busy.all());
+    let task = || json(&daemon, &["tasks"])[0].clone();
+    assert_eq!((&task()["what"], &task()["state"]), (&"disk remove".into(), &"running".into()));
+    let cancel = daemon.try_ctl(&["tasks", "cancel", &task()["id"].to_string()]);
+    assert!(!cancel.success() && cancel.all().contains("cannot be cancelled"), "{}", cancel.all());
+    wait_until("the end of the removal", Duration::from_secs(40), || task()["state"] == "done");
+    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    daemon.ctl(&["tasks", "acknowledge", &task()["id"].to_string()]);
+    assert_eq!(json(&daemon, &["tasks"]), Value::Array(vec![]));
+    drop(frozen);
+    daemon.stop();
+    mount.unmount();
 }

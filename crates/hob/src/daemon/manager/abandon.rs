@@ -35,6 +35,12 @@ const DISCARD_MAX: Duration = Duration::from_millis(3500);
 /// Changes under way are waited for that long.
 const CLAIM_MAX: Duration = Duration::from_secs(4);
 
+/// A disk that is removed waits that long for its backing, if that was not given up.
+const LEAVE_MAX: Duration = Duration::from_secs(30);
+
+/// What is being done to a disk that is removed.
+pub(super) const REMOVING: &str = "removed";
+
 /// Files are unmounted within that time, or in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
@@ -70,8 +76,37 @@ impl Manager {
             if waited >= GRACE {
                 shard.expire_requests(id);
             }
+            if waited >= 2 * GRACE && doing == REMOVING {
+                // The other change may wait for requests that cannot be called back.
+                self.inner().abandoned.insert(id, name.to_owned());
+                shard.abandon(id);
+            }
             sleep(CLAIM_EVERY).await;
         }
+    }
+
+    /// Takes a disk from its shard. A backing that does not let it go is abandoned.
+    pub(super) async fn leave_shard(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<Gone, ShardError> {
+        let removal = shard.remove_disk(id);
+        tokio::pin!(removal);
+        let gone = match timeout(LEAVE_MAX, &mut removal).await {
+            Ok(gone) => gone?,
+            Err(_) => {
+                tracing::warn!("{name}: its backing does not answer; it is left without waiting for it");
+                self.inner().abandoned.insert(id, name.to_owned());
+                shard.abandon(id);
+                removal.await?
+            }
+        };
+        if !gone.is_closing {
+            self.inner().abandoned.remove(&id);
+        }
+        Ok(gone)
     }
 
     /// Unmounts a disk's files as [`hide_file`](Self::hide_file) does, but does not wait for long: what programs have written to a mapped file may
@@ -174,22 +209,19 @@ impl Manager {
             }
             released = self.drop_cache(name, shard, id).await;
         }
-        let gone = match shard.remove_disk(id).await {
+        let gone = match self.leave_shard(name, shard, id).await {
             Ok(gone) => gone,
             Err(error) => {
                 tracing::error!("{name}: its shard does not let it go: {error}");
-                Gone { is_closing: true, ..Gone::default() }
+                Gone::default()
             }
         };
-        let Gone { released: more, memory, is_closing, .. } = gone;
+        let Gone { released: more, memory, .. } = gone;
         released.extend(more);
         flash::blocking(move || drop(memory)).await?;
         let free = self.let_go(name, &released, |_| true);
         {
             let mut inner = self.inner();
-            if !is_closing {
-                inner.abandoned.remove(&id);
-            }
             let disk = inner.disk_mut(name)?;
             (disk.has_cache, disk.memory) = (false, None);
         }

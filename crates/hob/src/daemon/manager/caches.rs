@@ -25,7 +25,7 @@ impl Manager {
         e: CacheEnable,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.enable(&disk, e).await }).await
+        self.change("cache enable", disk.clone(), async move { manager.enable(&disk, e).await }).await
     }
 
     /// Changes a cache's size or settings.
@@ -35,7 +35,7 @@ impl Manager {
         p: CachePatch,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.patch(&disk, p).await }).await
+        self.change("cache set", disk.clone(), async move { manager.patch(&disk, p).await }).await
     }
 
     /// Takes a cache away.
@@ -45,13 +45,13 @@ impl Manager {
         dirty: OnDirty,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.disable(&disk, dirty).await }).await
+        self.change("cache disable", disk.clone(), async move { manager.disable(&disk, dirty).await }).await
     }
 
     /// Empties a cache.
     pub(crate) async fn cache_clear(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.clear(&disk).await }).await
+        self.change("cache clear", disk.clone(), async move { manager.clear(&disk).await }).await
     }
 
     /// As `cache_enable`, however long it takes.

@@ -10,6 +10,7 @@ use hob_frontends::vhost_user::block::Info;
 use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
+use super::abandon::REMOVING;
 use super::claim::Claim;
 use super::cluster::ClusterWait;
 use super::coming::Coming;
@@ -52,7 +53,7 @@ impl Manager {
     /// Serves a disk.
     pub(crate) async fn disk_add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.add(add).await }).await
+        self.change("disk add", add.name.clone(), async move { manager.add(add).await }).await
     }
 
     /// Stops serving a disk.
@@ -62,7 +63,7 @@ impl Manager {
         dirty: OnDirty,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.remove(&disk, dirty).await }).await
+        self.change("disk remove", disk.clone(), async move { manager.remove(&disk, dirty).await }).await
     }
 
     /// As `disk_add`, however long it takes.
@@ -145,8 +146,14 @@ impl Manager {
         }
         self.check_no_clones(name)?;
         let claim = match dirty {
-            OnDirty::Drain => self.claim_disk(name, "removed")?,
-            OnDirty::Discard => self.claim_to_discard(name, "removed").await?,
+            OnDirty::Drain => self.claim_disk(name, REMOVING)?,
+            OnDirty::Discard => match self.claim_to_discard(name, REMOVING).await {
+                // A removal that was under way has got on.
+                Err(_) if self.inner().disk(name).is_err() => {
+                    return Ok(DiskChanged { disk: None, notes: Vec::new() });
+                }
+                claim => claim?,
+            },
         };
         match dirty {
             OnDirty::Drain => self.hide_file(name).await?,
@@ -220,7 +227,7 @@ impl Manager {
             (shard, disk.id)
         };
         if let Some(shard) = shard {
-            let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
+            let gone = self.leave_shard(name, &shard, id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
                 Gone::default()
             });

@@ -38,7 +38,7 @@ impl Manager {
         afterwards: Afterwards,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("cache discard-dirty", disk.clone(), async move {
             let claim = manager.claim_to_discard(&disk, "changed").await?;
             let notes = manager.discard(&disk, afterwards).await?;
             let changed = manager.finish_disk(&disk, claim, notes).await?;
@@ -138,7 +138,10 @@ impl Manager {
         owner: String,
     ) -> Result<PoolChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.discard_orphan(&pool, &owner).await }).await
+        self.change("pool discard-orphan", pool.clone(), async move {
+            manager.discard_orphan(&pool, &owner).await
+        })
+        .await
     }
 
     async fn discard_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<PoolChanged, Refusal> {

@@ -27,6 +27,8 @@ impl Shard {
             backing.abandon(&mut self.ring, now);
             self.collect(now, id);
         }
+        // It may have been removed before, and its backing does not close.
+        self.commands.leave_behind(id);
     }
 
     /// Is a disk's backing only there because something cannot be called back?

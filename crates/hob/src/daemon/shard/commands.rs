@@ -90,7 +90,7 @@ impl Commands {
     }
 
     /// A disk is gone, and its backing is closed at some time.
-    fn leave_behind(&mut self, disk: DiskId) {
+    pub(super) fn leave_behind(&mut self, disk: DiskId) {
         let Some(farewell) = self.closing.remove(&disk) else { return };
         self.left_behind.insert(disk);
         if let Some((answer, gone)) = farewell {
