@@ -18,6 +18,9 @@ const ENDED_MAX: usize = 20;
 /// So many that failed and were not acknowledged.
 const FAILED_MAX: usize = 100;
 
+/// Asked for by other hosts, which ask again: nobody is to acknowledge how they end.
+const UNACKNOWLEDGED: &str = "peer lend";
+
 /// All tasks, by number.
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
@@ -99,6 +102,10 @@ impl Tasks {
 
     fn end(&mut self, id: u64, result: Result<(), String>) {
         let Some(entry) = self.list.get_mut(&id) else { return };
+        if entry.what == UNACKNOWLEDGED {
+            self.list.remove(&id);
+            return;
+        }
         entry.ended = Some(Instant::now());
         entry.state = match &result {
             Ok(()) => TaskState::Done,
