@@ -6,6 +6,7 @@ mod cluster;
 mod disks;
 mod pools;
 mod qos;
+mod tasks;
 
 use std::io;
 use std::time::Duration;

@@ -27,7 +27,8 @@ pub enum HealthStatus {
 pub struct HealthProblem {
     /// Of which kind.
     pub kind: ProblemKind,
-    /// What it concerns: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, or the daemon's state.
+    /// What it concerns: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, the daemon's state, or what a task
+    /// was to change.
     pub subject: String,
     /// In words.
     pub reason: String,
@@ -69,11 +70,13 @@ pub enum ProblemKind {
     ClusterAway,
     /// The daemon's state cannot be saved: changes since are lost at the next start.
     StateNotSaved,
+    /// A change that continued in the background failed, and nobody has acknowledged that.
+    TaskFailed,
 }
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 16] = [
+    pub const ALL: [ProblemKind; 17] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -90,6 +93,7 @@ impl ProblemKind {
         ProblemKind::SwapOff,
         ProblemKind::ClusterAway,
         ProblemKind::StateNotSaved,
+        ProblemKind::TaskFailed,
     ];
 
     /// As the API and the metrics call it.
@@ -111,6 +115,7 @@ impl ProblemKind {
             ProblemKind::SwapOff => "swap-off",
             ProblemKind::ClusterAway => "cluster-away",
             ProblemKind::StateNotSaved => "state-not-saved",
+            ProblemKind::TaskFailed => "task-failed",
         }
     }
 }

@@ -37,6 +37,7 @@ mod sizing;
 mod snapshot;
 mod stats;
 mod swap;
+mod tasks;
 mod tls;
 mod trace;
 
@@ -78,5 +79,6 @@ pub use sizing::{BlockCurve, CurveCache, CurvePoint, DiskCurve, RecentReads};
 pub use snapshot::{DeviceFigures, DiskFigures, DiskNow, IoFigures, OutcomeFigures, PoolNow, Snapshot};
 pub use stats::{Bucket, DiskStats, Evictions, Latency, OutcomeStats, VsphereStats};
 pub use swap::{Swap, SwapChanged, SwapCreate, SwapPatch, SwapRoom, SwapState};
+pub use tasks::{Task, TaskState};
 pub use tls::{ClientTls, ClientTlsError};
 pub use trace::{FRAME_RECORDS_MAX, TraceDecoder, TraceFrame, TraceOp, TraceRecord, TraceStreamError};

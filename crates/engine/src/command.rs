@@ -325,11 +325,20 @@ pub enum CacheChange {
     Drain,
     /// Stop a drain that is under way, which ends with [`CommandError::Stopped`].
     StopDrain,
-    /// Forget what is dirty: acknowledged writes are lost.
-    DiscardDirty,
+    /// Forget what is dirty: acknowledged writes are lost. The backing is not asked for anything.
+    DiscardDirty(Discard),
     /// Bring the journal to rest: everything recorded, durable, and marked as closed cleanly. The cache bypasses from
     /// then on what it can, and holds what it cannot.
     Close,
+}
+
+/// What guests are told of dirty data that is discarded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Discard {
+    /// The next flush of each session fails once.
+    Told,
+    /// Nothing: no guest counts on that data any more, as its disk was put back to a snapshot.
+    Silent,
 }
 
 /// What is known of a cache that is being recovered. Reads outside of `doubtful` go to the backing. Changes wait until the
@@ -366,7 +375,7 @@ impl CacheChange {
     /// Does the disk read differently after it, or is it to be empty? Then memory above the cache is emptied too.
     pub(crate) fn empties_memory(&self) -> bool {
         use CacheChange::*;
-        matches!(self, Enable(_) | Disable | Configure(..) | Clear(_) | DiscardDirty)
+        matches!(self, Enable(_) | Disable | Configure(..) | Clear(_) | DiscardDirty(_))
     }
 
     /// The ring that it brings.

@@ -111,6 +111,32 @@ fn a_disk_that_loses_its_backing_can_be_removed_and_loses_nothing() {
     }
 }
 
+/// What is dirty is given up without the backing, and so is a cache with nothing dirty.
+#[test]
+fn dirty_data_is_discarded_and_a_clean_cache_disabled_while_the_backing_fails() {
+    let mut struck = 0;
+    for (operation, content) in [
+        (Operation::DiscardDirty, Content::Dirty),
+        (Operation::DiscardDirty, Content::Clean),
+        (Operation::Disable, Content::Clean),
+    ] {
+        for copies in [Copies::One, Copies::TwoOfDirty] {
+            for seed in 0..8 {
+                let case = Case { operation, content, copies, failure: Failure::Backing, seed };
+                for nth in 1.. {
+                    let injected = run(&case, nth).unwrap_or_else(|violation| panic!("{violation}"));
+                    if !injected.struck {
+                        break;
+                    }
+                    assert_eq!(injected.ended, Some(Ok(())), "{case:?} at {nth}");
+                    struck += 1;
+                }
+            }
+        }
+    }
+    assert!(struck >= 96, "only {struck}");
+}
+
 #[test]
 fn a_power_cut_at_any_change_of_flash_loses_nothing_that_was_flushed() {
     let total = sweep(Failure::PowerCut);

@@ -152,6 +152,14 @@ impl Backed {
         is_new
     }
 
+    /// Acknowledged changes that only flash had are given up. The sessions that there are now are told; those that begin later never
+    /// counted on them. What the backing had of them before is not durable there.
+    pub(super) fn give_up(&mut self) {
+        self.failures += 1;
+        self.failed_upto = self.writes;
+        self.bypassed = self.writes;
+    }
+
     /// Is there a failure that a session was not told of? It is told now.
     pub(super) fn tell(&mut self, session: SessionId) -> bool {
         if !self.owes(session) {

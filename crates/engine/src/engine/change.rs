@@ -351,7 +351,7 @@ impl Disk {
                 Some(_),
                 CacheChange::Drain
                 | CacheChange::StopDrain
-                | CacheChange::DiscardDirty
+                | CacheChange::DiscardDirty(_)
                 | CacheChange::Expect(_)
                 | CacheChange::Close,
             ) => return Ok(Vec::new()),

@@ -6,6 +6,7 @@
 //!
 //! Disks have shares of the bytes ([`Shares`]): transfers to a backing that hangs keep their pieces and leave others the rest.
 
+use crate::io::BufferSlice;
 use crate::shares::Shares;
 use crate::units::{BufferId, DiskId, SECTOR_BYTES};
 
@@ -15,6 +16,7 @@ const GRAINS: u32 = 64;
 #[derive(Debug)]
 pub(super) struct Lent {
     buffers: Vec<Buffer>,
+    withheld: Vec<Withheld>,
     /// Who holds how many bytes.
     pub(super) shares: Shares,
 }
@@ -30,7 +32,7 @@ pub(super) enum Least {
 
 impl Default for Lent {
     fn default() -> Lent {
-        Lent { buffers: Vec::new(), shares: Shares::new(0) }
+        Lent { buffers: Vec::new(), withheld: Vec::new(), shares: Shares::new(0) }
     }
 }
 
@@ -41,6 +43,17 @@ struct Buffer {
     grains: u32,
     /// A bit for each grain.
     free: u64,
+}
+
+/// Memory of an I/O that was abandoned: storage may use it still, so nothing else does.
+#[derive(Debug)]
+struct Withheld {
+    disk: DiskId,
+    id: BufferId,
+    /// A bit for each grain.
+    grains: u64,
+    /// Of these, those that were given back meanwhile.
+    kept: u64,
 }
 
 /// Part of a buffer.
@@ -143,9 +156,8 @@ impl Lent {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
         let kept = buffer.grains_of(bytes).clamp(1, count);
-        buffer.free |= mask(first + kept, count - kept);
         let len = kept * buffer.grain_bytes;
-        self.shares.give_back(piece.disk, (piece.len - len).into());
+        self.free(piece, mask(first + kept, count - kept));
         piece.len = len;
     }
 
@@ -154,8 +166,47 @@ impl Lent {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
         assert_eq!(buffer.free & mask(first, count), 0, "{piece:?} is given back once");
-        buffer.free |= mask(first, count);
-        self.shares.give_back(piece.disk, piece.len.into());
+        self.free(piece, mask(first, count));
+    }
+
+    /// Frees grains of a piece, but for those that are withheld.
+    fn free(&mut self, piece: &Piece, mut grains: u64) {
+        for withheld in self.withheld.iter_mut().filter(|withheld| withheld.id == piece.id) {
+            withheld.kept |= withheld.grains & grains;
+            grains &= !withheld.grains;
+        }
+        let buffer = self.buffer(piece);
+        buffer.free |= grains;
+        let bytes = u64::from(grains.count_ones() * buffer.grain_bytes);
+        self.shares.give_back(piece.disk, bytes);
+    }
+
+    /// Storage goes on using `slice` after the I/O of a disk has ended: its memory is not handed out again before
+    /// [`returned`](Self::returned), and counts as the disk's. No effect on buffers that were not lent.
+    pub(super) fn withhold(&mut self, disk: DiskId, slice: BufferSlice) {
+        if let Some(grains) = self.grains(slice) {
+            self.withheld.push(Withheld { disk, id: slice.id, grains, kept: 0 });
+        }
+    }
+
+    /// Storage does not use `slice` any more.
+    pub(super) fn returned(&mut self, slice: BufferSlice) {
+        let Some(grains) = self.grains(slice) else { return };
+        let is_it = |withheld: &Withheld| withheld.id == slice.id && withheld.grains == grains;
+        let at = self.withheld.iter().position(is_it).expect("what is returned was withheld");
+        let Withheld { disk, kept, .. } = self.withheld.swap_remove(at);
+        let buffer = self.buffers.iter_mut().find(|buffer| buffer.id == slice.id).expect("just found");
+        buffer.free |= kept;
+        let bytes = u64::from(kept.count_ones() * buffer.grain_bytes);
+        self.shares.give_back(disk, bytes);
+    }
+
+    /// The grains in which a slice lies, if its buffer was lent.
+    fn grains(&self, slice: BufferSlice) -> Option<u64> {
+        let buffer = self.buffers.iter().find(|buffer| buffer.id == slice.id)?;
+        let first = slice.offset / buffer.grain_bytes;
+        let end = (slice.offset + slice.len).div_ceil(buffer.grain_bytes);
+        Some(mask(first, end - first))
     }
 
     /// Where the longest free piece is, and its length in bytes.
@@ -269,6 +320,31 @@ mod tests {
             }
             assert!(lent.take(disk, MIB.into(), least).is_none());
         }
+    }
+
+    /// An I/O hangs in the kernel, and its disk is removed: its memory is used again when the kernel is done with it.
+    #[test]
+    fn what_storage_still_uses_is_not_handed_out() {
+        let mut lent = Lent::default();
+        lent.add(BufferId(1), MIB);
+        lent.shares.join(DISK, DatastoreId(0));
+        let hung = lent.cut(DISK, 100 << 10, 0).expect("room");
+        let slice = BufferSlice { id: BufferId(1), offset: hung.offset, len: 99 << 10 };
+        lent.withhold(DISK, slice);
+        lent.withhold(DISK, BufferSlice { id: BufferId(9), ..slice });
+        let rest = lent.cut(DISK, MIB.into(), 0).expect("the rest");
+        lent.give_back(&hung);
+        assert!(lent.cut(DISK, 1, 0).is_none(), "the kernel has it");
+        assert_eq!(lent.shares.held(DISK), MIB.into(), "and it counts");
+        lent.returned(slice);
+        assert_eq!(lent.shares.held(DISK), u64::from(rest.len));
+        assert_eq!(lent.cut(DISK, 100 << 10, 0), Some(hung));
+        // The kernel may be faster than whoever gives it back.
+        lent.withhold(DISK, slice);
+        lent.returned(slice);
+        assert!(lent.cut(DISK, 1, 0).is_none());
+        lent.give_back(&hung);
+        assert_eq!(lent.cut(DISK, 100 << 10, 0), Some(hung));
     }
 
     proptest! {

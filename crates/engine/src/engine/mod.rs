@@ -367,6 +367,24 @@ impl Engine {
         self.run(now);
     }
 
+    /// Takes the end of an I/O in whose storage was given up: it failed, and storage may go on using its memory until
+    /// [`handle_returned`](Self::handle_returned). The caller keeps the memory of requests; the engine keeps its own.
+    pub fn handle_abandoned(&mut self, now: Instant, id: IoId) {
+        assert!(self.ios.contains(id.0), "I/O {id} completes once");
+        let Pending { disk, slice, .. } = self.ios[id.0];
+        if let Some(slice) = slice {
+            self.lent.withhold(disk, slice);
+        }
+        self.handle_completion(now, id, Err(IoError::ShuttingDown), &[]);
+    }
+
+    /// Storage does not use the memory of an abandoned I/O any more.
+    pub fn handle_returned(&mut self, now: Instant, slice: BufferSlice) {
+        self.lent.returned(slice);
+        self.wake_all();
+        self.run(now);
+    }
+
     fn request_io_done(
         &mut self,
         now: Instant,

@@ -1,12 +1,12 @@
 //! Changes of a persistent cache that need the journal's help: a new ring, a clean end, an end for good.
 //!
-//! All of them begin when the cache is at rest, and requests wait until they are complete. First the backing is flushed, so
-//! that no zone needs its mark any more. Then
+//! All of them begin when the cache is at rest, and requests wait until they are complete. Before a new ring and a clean end the backing is
+//! flushed, so that no zone needs its mark any more. Then
 //! - a *new ring* is written: one complete dump, a flush, and a page that names it. Until that is durable the old ring counts, and if it
 //!   fails the cache is as it was;
 //! - a *clean end* records what is known and closes with a page that says so. If the disk is being removed and its backing cannot be
 //!   flushed, that page is left out: the cache is found as after a crash;
-//! - a *discard* records that what is dirty is dropped;
+//! - a *discard* records that what is dirty is dropped. It does not ask the backing, which may be dead: zones keep their marks;
 //! - an *end for good* marks all zones: nothing clean will be believed, though the ring is still there.
 
 use super::Engine;
@@ -15,7 +15,8 @@ use super::disk::Disk;
 use super::records::Journal;
 use crate::cache::Cache;
 use crate::command::{
-    CacheChange, CacheConfig, CommandError, Copies, DataSegment, Enable, Mode, NewRing, Role, Segment,
+    CacheChange, CacheConfig, CommandError, Copies, DataSegment, Discard, Enable, Mode, NewRing, Role,
+    Segment,
 };
 use crate::index::Index;
 use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
@@ -59,7 +60,15 @@ enum Kind {
     Ring,
     Close,
     Void,
-    Discard,
+    Discard(Discard),
+}
+
+impl Kind {
+    /// Is the backing flushed first? Only for a ring or an end that says what is clean: a cache that is dropped, or what is dirty in it, does not
+    /// need a backing, which may be dead.
+    fn flushes(self) -> bool {
+        matches!(self, Kind::Ring | Kind::Close)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,7 +148,7 @@ impl Engine {
         }
         let kind = match change {
             CacheChange::Close => Some(Kind::Close),
-            CacheChange::DiscardDirty => Some(Kind::Discard),
+            CacheChange::DiscardDirty(discard) => Some(Kind::Discard(discard)),
             CacheChange::Disable => Some(Kind::Void),
             _ => None,
         };
@@ -182,7 +191,7 @@ impl Engine {
                 size = size_bytes;
                 (same, ring)
             }
-            CacheChange::Close | CacheChange::DiscardDirty | CacheChange::Disable => {
+            CacheChange::Close | CacheChange::DiscardDirty(_) | CacheChange::Disable => {
                 panic!("these bring no ring")
             }
             CacheChange::Expect(_) | CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
@@ -271,22 +280,22 @@ impl Engine {
                     // Nothing is dirty, and its owner records that it is gone.
                     Kind::Void => self.complete(now, id, kind),
                     // Its owner does not believe what the ring says any more.
-                    Kind::Discard => {
-                        disk.note_everything();
-                        let (journal, index) = disk.journal_and_index().expect("it has one");
-                        drop_dirty(now, journal, index);
+                    Kind::Discard(discard) => {
+                        disk.discard(now, discard);
                         self.complete(now, id, kind)
                     }
                     _ => self.abandon(now, id, CommandError::JournalFailed),
                 };
             }
             let next = match stage {
-                Stage::FlushBacking(upto, _) if disk.backed.flushed >= upto => {
+                Stage::FlushBacking(upto, _) if disk.backed.flushed >= upto || !kind.flushes() => {
                     // While the backing was flushed a commit may have become due.
                     if !disk.journal.as_ref().expect("it has one").is_idle() {
                         return self.pump_journal(now, id);
                     }
-                    disk.zones.clear();
+                    if disk.backed.flushed >= upto || kind == Kind::Void {
+                        disk.zones.clear();
+                    }
                     self.prepare(now, id, kind)
                 }
                 Stage::FlushBacking(upto, tries) => {
@@ -343,11 +352,11 @@ impl Engine {
         }
     }
 
-    /// The backing has everything that was written to it.
+    /// The backing has everything that was written to it, as far as that matters.
     fn prepare(&mut self, now: Instant, id: DiskId, kind: Kind) -> Stage {
         let disk = self.disk_mut(id);
-        if kind == Kind::Discard {
-            disk.note_everything();
+        if let Kind::Discard(discard) = kind {
+            disk.discard(now, discard);
         }
         let (journal, index) = disk.journal_and_index().expect("it has one");
         if kind == Kind::Ring {
@@ -355,7 +364,7 @@ impl Engine {
         }
         match kind {
             Kind::Void => (0..ZONES).for_each(|zone| journal.writer.mark(zone)),
-            Kind::Discard => drop_dirty(now, journal, index),
+            Kind::Discard(_) => {}
             Kind::Close | Kind::Ring => {
                 prove(now, journal, index);
                 (0..ZONES).for_each(|zone| journal.writer.unmark(zone));
@@ -438,7 +447,7 @@ impl Engine {
                 disk.restart_destager();
             }
             Kind::Close => disk.closed = true,
-            Kind::Discard => disk.restart_destager(),
+            Kind::Discard(_) => disk.restart_destager(),
             Kind::Void => {
                 let cache = disk.cache.take().expect("it was there");
                 released.extend(cache.segments.iter().map(|segment| segment.place));
@@ -451,7 +460,7 @@ impl Engine {
         }
         match kind {
             Kind::Ring | Kind::Void => self.end_stranding(now, id),
-            Kind::Discard => self.fail_unanswered(now, id),
+            Kind::Discard(_) => self.fail_unanswered(now, id),
             Kind::Close => {}
         }
         self.end_change_of_structure(id, opening.command, Ok(released));
@@ -525,6 +534,17 @@ impl Engine {
 }
 
 impl Disk {
+    /// Forgets what is dirty.
+    fn discard(&mut self, now: Instant, discard: Discard) {
+        self.note_everything();
+        let (journal, index) = self.journal_and_index().expect("only a persistent cache has dirty data");
+        let is_any = index.dirty_sectors() > 0;
+        drop_dirty(now, journal, index);
+        if is_any && discard == Discard::Told {
+            self.backed.give_up();
+        }
+    }
+
     /// The destager begins anew with what is dirty, and tries again what flash did not deliver.
     fn restart_destager(&mut self) {
         self.lost.clear();
@@ -578,7 +598,7 @@ fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
     }
 }
 
-/// Forgets what is dirty.
+/// Drops all dirty sectors.
 fn drop_dirty(now: Instant, journal: &mut Journal, index: &mut Index) {
     for sector in index.all_dirty() {
         let (frame, block, first) = index.locate(sector);
@@ -626,7 +646,7 @@ impl Cache {
             | CacheChange::Expect(_)
             | CacheChange::Grow(..)
             | CacheChange::GrowDisk(..)
-            | CacheChange::DiscardDirty
+            | CacheChange::DiscardDirty(_)
             | CacheChange::Close
             | CacheChange::Enable(_) => Vec::new(),
             CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {

@@ -39,6 +39,7 @@ mod settings;
 mod sockets;
 mod stats;
 mod swap;
+mod tasks;
 mod top;
 mod watch;
 
@@ -161,6 +162,7 @@ enum Command {
     Top(top::Top),
     Dashboard(dashboard::Dashboard),
     Health(health::Health),
+    Tasks(tasks::Tasks),
     Explain(explain::Explain),
     Histogram(histogram::Histogram),
     Advise(advise::Advise),
@@ -198,6 +200,7 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Cluster(args) => cluster::run(args, global),
         Command::Stats(args) => stats::run(&args, global),
         Command::Health(args) => health::run(&args, global),
+        Command::Tasks(args) => tasks::run(&args, global),
         Command::Top(args) => top::run(&args, global),
         Command::Dashboard(args) => dashboard::run(&args, global),
         Command::Explain(args) => explain::run(&args, global),

@@ -273,7 +273,7 @@ impl State {
                 self.changes.push(match change {
                     CacheChange::Drain => "drain",
                     CacheChange::Clear(_) => "clear",
-                    CacheChange::DiscardDirty => "discard",
+                    CacheChange::DiscardDirty(_) => "discard",
                     _ => "another",
                 });
                 self.command(id, Command::Cache(change), Waiting::Change(answer));
@@ -286,7 +286,11 @@ impl State {
                 };
                 self.command(id, Command::Memory(config), Waiting::Memory(answer, area));
             }
-            ShardCall::SetWaitMax { .. } => {}
+            ShardCall::SetWaitMax { .. } | ShardCall::ExpireRequests { .. } => {}
+            ShardCall::Abandon { id } => {
+                self.engine.lose(self.now(), id);
+                self.settle();
+            }
             ShardCall::SetQos { id, qos, answer } => {
                 self.command(id, Command::Qos(qos), Waiting::Add(answer));
             }
@@ -440,6 +444,7 @@ impl State {
                     let memory = self.areas.remove(&id);
                     let bitmaps = self.bitmaps.remove(&id).unwrap_or_default();
                     drop(answer.send(result.map(|released| Gone {
+                        is_closing: false,
                         released,
                         changed,
                         witness,

@@ -25,6 +25,7 @@ mod page;
 mod qos;
 mod request_id;
 mod swap;
+mod tasks;
 mod trace;
 
 use std::sync::Arc;
@@ -117,6 +118,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .merge(migration::routes())
         .merge(cluster::routes())
         .merge(loans::routes())
+        .merge(tasks::routes())
         .layer(Extension(events::Hub::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
@@ -222,6 +224,9 @@ async fn in_time(request: Request, next: Next) -> Response {
         cluster::cancel_move,
         cluster::moves,
         cluster::advice,
+        tasks::list,
+        tasks::cancel,
+        tasks::acknowledge,
     ),
     components(schemas(Problem)),
     modifiers(&BearerOverTcp),

@@ -9,6 +9,7 @@
 //! for it no longer than [`PATIENCE`]. Changes to one disk, and to one pool, follow each other: a
 //! second one is refused while the first is under way ([`Claim`]).
 
+mod abandon;
 mod adopt;
 mod backing_state;
 mod backing_timeout;
@@ -65,6 +66,7 @@ mod stalls;
 mod start;
 mod swap;
 mod taken_over;
+mod tasks;
 mod view;
 mod ways_in;
 mod ways_out;
@@ -115,6 +117,7 @@ pub(crate) struct Manager {
     /// Where dirty bitmaps are kept, if anything is.
     bitmaps: Option<PathBuf>,
     inner: Mutex<Inner>,
+    tasks: Mutex<tasks::Tasks>,
     /// By the names of their disks.
     migrations: Mutex<BTreeMap<String, migration::Handle>>,
     carriage: OnceLock<Carriage>,
@@ -167,6 +170,8 @@ struct Inner {
     gone: Vec<GoneState>,
     /// Ids of what shards serve to borrowers.
     loan_disks: BTreeSet<DiskId>,
+    /// Disks that are gone from their shard and whose backing is not closed, by the ids that are not free before.
+    abandoned: BTreeMap<DiskId, String>,
     /// Devices on other hosts, by their ids on the shards, that nobody is to believe any more.
     given_up: BTreeSet<DeviceId>,
     /// Of awaited disks, as they were when they waited for their cluster.
@@ -302,6 +307,7 @@ impl Manager {
             bitmaps: store.directory().map(|directory| directory.join("bitmaps")),
             store: Arc::new(Mutex::new(store)),
             inner: Mutex::new(Inner::default()),
+            tasks: Mutex::default(),
             migrations: Mutex::default(),
             carriage: OnceLock::new(),
             moves: moves::Moves::default(),
@@ -332,16 +338,26 @@ impl Manager {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Runs a change to its end; waits for it as long as anybody may be made to wait.
+    /// Runs a change to its end; waits for it as long as anybody may be made to wait. It is a [task](tasks), whose result is kept if nobody
+    /// waits for it any more.
     async fn change<T: Send + 'static>(
         self: &Arc<Self>,
+        what: &'static str,
+        subject: String,
         change: impl Future<Output = Result<T, Refusal>> + Send + 'static,
     ) -> Result<T, Refusal> {
         let (done, result) = tokio::sync::oneshot::channel();
+        let task = self.begin_task(what, subject);
+        let id = task.id();
         let run = async move {
             let result = change.await;
-            if let Err(Err(refusal)) = done.send(result) {
-                tracing::warn!("a change that nobody waited for any more failed: {refusal}");
+            match done.send(result) {
+                Ok(()) => task.forget(),
+                Err(Ok(_)) => task.end(Ok(())),
+                Err(Err(refusal)) => {
+                    tracing::warn!("task {id}, a change that nobody waited for any more, failed: {refusal}");
+                    task.end(Err(refusal.to_string()));
+                }
             }
         };
         // What it says is said in the name of the request that asked for it, also later.
@@ -349,10 +365,13 @@ impl Manager {
         match tokio::time::timeout(PATIENCE, result).await {
             Ok(Ok(result)) => result,
             Ok(Err(_)) => Err(Refusal::failed("the change broke off; the log says why")),
-            Err(_) => {
-                Err(Refusal::busy(format!("the change is not finished after {} s", PATIENCE.as_secs()))
-                    .hint("it goes on in the background; look again later"))
-            }
+            Err(_) => Err(Refusal::busy(format!(
+                "the change is not finished after {} s",
+                PATIENCE.as_secs()
+            ))
+            .hint(format!(
+                "it goes on in the background as task {id}; 'hob tasks' shows how far it is and how it ends"
+            ))),
         }
     }
 

@@ -7,6 +7,7 @@
 //! change as a task of its own, and it is the *asker* that stops waiting ([`PATIENCE`]). Questions
 //! that change nothing give up after [`PATIENCE`].
 
+mod abandon;
 mod carry;
 mod error;
 mod event;
@@ -42,7 +43,8 @@ pub(crate) use handle::{PATIENCE, ShardHandle};
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
 /// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::AttachFile`],
-/// [`ShardCall::CloseExport`], [`ShardCall::GiveUpDevice`], [`ShardCall::Resume`], [`ShardCall::Control`], [`ShardCall::SetLease`], [`ShardCall::Lose`] and
+/// [`ShardCall::CloseExport`], [`ShardCall::GiveUpDevice`], [`ShardCall::Resume`], [`ShardCall::Control`], [`ShardCall::SetLease`], [`ShardCall::Lose`],
+/// [`ShardCall::ExpireRequests`], [`ShardCall::Abandon`] and
 /// [`ShardCall::EndRecording`] never.
 #[derive(Debug)]
 pub(crate) enum ShardCall {
@@ -126,6 +128,17 @@ pub(crate) enum ShardCall {
         memory: Option<(MemoryConfig, Area)>,
         /// What it had before.
         answer: Answer<Option<Area>>,
+    },
+    /// Fail what waits for a disk's backing at this moment.
+    ExpireRequests {
+        /// Whose.
+        id: DiskId,
+    },
+    /// Close a disk's connections, refuse everything, and ask its backing for nothing more: requests that it does not end within a second are
+    /// given up. The disk is removed next.
+    Abandon {
+        /// Which.
+        id: DiskId,
     },
     /// Change how long requests wait for a disk's backing.
     SetWaitMax {
@@ -344,6 +357,8 @@ pub(crate) struct Gone {
     pub(crate) memory: Option<Area>,
     /// Its bitmaps, which have noted everything that was acknowledged.
     pub(crate) bitmaps: Vec<Bitmap>,
+    /// Its backing was abandoned and is not closed: [`ShardEvent::BackingClosed`] tells when, and the disk's id is not free before.
+    pub(crate) is_closing: bool,
 }
 
 /// What a disk's bitmaps have noted.

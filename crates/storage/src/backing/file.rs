@@ -46,7 +46,8 @@ use super::evidence::{self, Witness};
 use super::helper::{Ended, Helper, Job};
 use super::identity::{self, ChangeMark};
 use super::{
-    BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
+    BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, WaitMax,
+    io_result,
 };
 use crate::filesystem::{is_memory, may_block, open_direct};
 use crate::lock::{LockError, lock_image};
@@ -508,6 +509,11 @@ impl FileBacking {
         if stopped {
             return self.stop(now, slot);
         }
+        if self.is_lost || self.life != Life::Open {
+            // There is no next step.
+            self.free.push(slot);
+            return self.finish(io.id, Err(IoError::ShuttingDown));
+        }
         let end = io.offset + io.len;
         let next = match (step, result) {
             (Step::Zeroes(to), Ok(())) if to < end => Some(Step::Zeroes(to)),
@@ -679,19 +685,24 @@ impl Driver for FileBacking {
         self.go_on(ring, now);
     }
 
-    fn lose(&mut self, ring: &mut Ring, now: Instant) {
+    fn lose(&mut self, _ring: &mut Ring, now: Instant) {
         self.is_lost = true;
         for slot in std::mem::take(&mut self.stopped) {
             self.stop(now, slot);
         }
-        self.go_on(ring, now);
+        for io in std::mem::take(&mut self.to_work) {
+            self.finish(io.id, Err(IoError::ShuttingDown));
+        }
     }
 
-    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
+    fn set_wait_max(&mut self, now: Instant, change: WaitMax) {
         let before = self.wait_ns;
-        self.wait_ns = wait_max.after(Duration::from_nanos(before)).as_nanos() as u64;
+        self.wait_ns = change.after(Duration::from_nanos(before)).as_nanos() as u64;
         for several in &mut self.several {
-            let moved = several.deadline.0.saturating_sub(before).saturating_add(self.wait_ns);
+            let moved = match change {
+                WaitMax::Expired => 0,
+                _ => several.deadline.0.saturating_sub(before).saturating_add(self.wait_ns),
+            };
             several.deadline = Instant(moved).max(now);
         }
     }

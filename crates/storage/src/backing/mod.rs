@@ -19,6 +19,7 @@
 //! only: a later flush that succeeds says nothing about those writes. A backing that lost them in another way, because
 //! its server restarted, says so with [`Backing::take_loss`]. docs/decisions/0032 has the rules for what follows.
 
+mod abandon;
 pub mod alone;
 mod evidence;
 mod file;
@@ -50,6 +51,7 @@ use hob_engine::units::{Instant, IoId};
 
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
+use abandon::Abandonment;
 pub use evidence::{Evidence, Witness};
 pub use format::{Format, ImageFile, Role};
 pub use gauge::Gauge;
@@ -119,6 +121,8 @@ pub enum WaitMax {
     Set(Duration),
     /// As before, but no longer than that.
     AtMost(Duration),
+    /// As before, but requests that wait at this moment fail.
+    Expired,
 }
 
 impl WaitMax {
@@ -127,6 +131,7 @@ impl WaitMax {
         match self {
             WaitMax::Set(limit) => limit,
             WaitMax::AtMost(limit) => before.min(limit),
+            WaitMax::Expired => before,
         }
     }
 }
@@ -432,6 +437,7 @@ pub struct Backing {
     tokens: Option<TokenSpace>,
     monitor: Arc<Monitor>,
     in_flight: InFlight,
+    abandonment: Option<Box<Abandonment>>,
 }
 
 impl std::fmt::Debug for Backing {
@@ -476,7 +482,7 @@ impl Backing {
     }
 
     fn monitored(driver: Box<dyn Driver>, monitor: Arc<Monitor>) -> Backing {
-        Backing { driver, tokens: None, monitor, in_flight: InFlight::default() }
+        Backing { driver, tokens: None, monitor, in_flight: InFlight::default(), abandonment: None }
     }
 
     /// Lets every I/O of this backing take as long as `model` says, or longer when the backing itself does.
@@ -596,7 +602,10 @@ impl Backing {
 
     /// Starts an I/O whose target is this backing.
     pub fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
-        self.in_flight.begin(&self.monitor, io.id, now);
+        if let Some(abandonment) = &mut self.abandonment {
+            return abandonment.refuse(io.id);
+        }
+        self.in_flight.begin(&self.monitor, io.id, io.slice, now);
         self.driver.submit(ring, now, io);
     }
 
@@ -611,9 +620,16 @@ impl Backing {
 
     /// An I/O that ended.
     pub fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {
-        let done = self.driver.poll_done()?;
-        self.in_flight.end(&self.monitor, done.0);
-        Some(done)
+        if let Some(refused) = self.abandonment.as_mut().and_then(|it| it.poll_refused()) {
+            return Some(refused);
+        }
+        loop {
+            let done = self.driver.poll_done()?;
+            if !self.abandonment.as_mut().is_some_and(|it| it.ended(done.0)) {
+                self.in_flight.end(&self.monitor, done.0);
+                return Some(done);
+            }
+        }
     }
 
     /// May acknowledged writes that no successful flush covers have been lost since this was asked last, because a server
@@ -624,11 +640,15 @@ impl Backing {
 
     /// When to call `handle_timeout`.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.driver.poll_timeout()
+        let gives_up = self.abandonment.as_ref().and_then(|it| it.poll_timeout());
+        self.driver.poll_timeout().into_iter().chain(gives_up).min()
     }
 
     /// The moment that `poll_timeout` named has come.
     pub fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
+        if let Some(abandonment) = &mut self.abandonment {
+            abandonment.handle_timeout(ring, now, &mut self.in_flight, &self.monitor);
+        }
         self.driver.handle_timeout(ring, now);
     }
 
@@ -679,7 +699,7 @@ impl Backing {
 
     /// Nothing of it is in the ring any more; it may be dropped.
     pub fn is_closed(&self) -> bool {
-        self.driver.is_closed()
+        self.driver.is_closed() && self.abandonment.as_ref().is_none_or(|it| it.is_over())
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant as Clock};
 
+use hob_engine::io::BufferSlice;
 use hob_engine::units::{Instant, IoId};
 
 /// A backing is slow while its oldest request has waited longer than this.
@@ -141,27 +142,37 @@ impl Monitor {
 /// The requests in flight to one backing, oldest first. The shard's side of a [`Monitor`].
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
-    requests: std::collections::VecDeque<(IoId, Instant)>,
+    requests: std::collections::VecDeque<(IoId, Instant, Option<BufferSlice>)>,
 }
 
 impl InFlight {
-    /// A request begins.
-    pub(super) fn begin(&mut self, monitor: &Monitor, id: IoId, now: Instant) {
-        self.requests.push_back((id, now));
+    /// A request begins, which moves these bytes.
+    pub(super) fn begin(&mut self, monitor: &Monitor, id: IoId, slice: Option<BufferSlice>, now: Instant) {
+        self.requests.push_back((id, now, slice));
         self.publish(monitor);
     }
 
     /// A request ended.
     pub(super) fn end(&mut self, monitor: &Monitor, id: IoId) {
         // Requests end roughly in the order in which they began: it is near the front.
-        if let Some(at) = self.requests.iter().position(|(known, _)| *known == id) {
+        if let Some(at) = self.requests.iter().position(|(known, ..)| *known == id) {
             self.requests.remove(at);
         }
         self.publish(monitor);
     }
 
+    /// No request counts any more. Returns those that there are.
+    pub(super) fn give_up(
+        &mut self,
+        monitor: &Monitor,
+    ) -> impl Iterator<Item = (IoId, Option<BufferSlice>)> + use<> {
+        let requests = std::mem::take(&mut self.requests);
+        self.publish(monitor);
+        requests.into_iter().map(|(id, _, slice)| (id, slice))
+    }
+
     fn publish(&self, monitor: &Monitor) {
-        let oldest_ns = self.requests.front().map_or(NONE, |(_, at)| at.0);
+        let oldest_ns = self.requests.front().map_or(NONE, |(_, at, _)| at.0);
         monitor.oldest_ns.store(oldest_ns, Ordering::Relaxed);
         monitor.waiting.store(self.requests.len() as u64, Ordering::Relaxed);
     }
@@ -187,9 +198,9 @@ mod tests {
         let at = |ms| start + Duration::from_millis(ms);
         assert_eq!(Monitor::default().condition(), Condition::Connected, "not attached yet");
         assert_eq!(monitor.condition_at(at(60_000)), Condition::Connected, "nothing is asked of it");
-        requests.begin(&monitor, IoId(7), Instant(5 * SECOND_NS));
-        requests.begin(&monitor, IoId(8), Instant(6 * SECOND_NS));
-        requests.begin(&monitor, IoId(9), Instant(7 * SECOND_NS));
+        requests.begin(&monitor, IoId(7), None, Instant(5 * SECOND_NS));
+        requests.begin(&monitor, IoId(8), None, Instant(6 * SECOND_NS));
+        requests.begin(&monitor, IoId(9), None, Instant(7 * SECOND_NS));
         assert_eq!(monitor.condition_at(at(2000)), Condition::Connected);
         let slow = |oldest_ms, waiting| Condition::Slow { oldest: Duration::from_millis(oldest_ms), waiting };
         assert_eq!(monitor.condition_at(at(2001)), slow(2001, 3));
@@ -205,7 +216,7 @@ mod tests {
     #[test]
     fn an_outage_lasts_from_its_first_note_until_there_is_a_connection() {
         let (monitor, mut requests, _) = attached();
-        requests.begin(&monitor, IoId(1), Instant(5 * SECOND_NS));
+        requests.begin(&monitor, IoId(1), None, Instant(5 * SECOND_NS));
         monitor.note_outage(Duration::from_secs(3), "the server closed the connection");
         monitor.note_outage(Duration::ZERO, "Connection refused");
         let Condition::Reconnecting { outage, error, waiting } = monitor.condition() else {

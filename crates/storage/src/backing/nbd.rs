@@ -45,7 +45,7 @@ use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
 use super::identity;
-use super::{BackingInfo, BackingOptions, Driver, Gauge, OpenError, Status, StatusExtent};
+use super::{BackingInfo, BackingOptions, Driver, Gauge, OpenError, Status, StatusExtent, WaitMax};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
@@ -486,8 +486,7 @@ impl Driver for NbdBacking {
         let too_late = self.jobs.deadline().is_some_and(|deadline| deadline <= now);
         match self.state {
             State::Connected(_) if too_late => {
-                let limit = self.options.wait_max;
-                self.break_connection(ring, now, &format!("no answer for {limit:?}"));
+                self.break_connection(ring, now, "requests were not answered in time");
             }
             State::Connected(_) if self.disconnect_by().is_some_and(|by| by <= now) => {
                 self.break_connection(ring, now, "it shuts down and leaves requests unanswered");
@@ -554,11 +553,14 @@ impl Driver for NbdBacking {
         Some(Gauge::told(&self.told))
     }
 
-    fn set_wait_max(&mut self, now: Instant, wait_max: super::WaitMax) {
+    fn set_wait_max(&mut self, now: Instant, change: WaitMax) {
         let before = self.options.wait_max;
-        let wait_max = wait_max.after(before);
+        let wait_max = change.after(before);
         self.options.wait_max = wait_max;
-        let (before_ns, wait_ns) = (before.as_nanos() as u64, wait_max.as_nanos() as u64);
+        let (before_ns, wait_ns) = match change {
+            WaitMax::Expired => (u64::MAX, 0),
+            _ => (before.as_nanos() as u64, wait_max.as_nanos() as u64),
+        };
         self.jobs.move_deadlines(now, before_ns, wait_ns);
     }
 

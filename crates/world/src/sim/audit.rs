@@ -199,8 +199,8 @@ impl World<'_> {
             ensure!(ios == expected, "disk {index} counts {ios:?} I/Os, not {expected:?}");
             let failed = stats.outcomes[Outcome::BackingError as usize].count;
             let by_flash = self.scenario.lives.is_some() && (self.any_bad() || self.any_refuses());
-            // Each session hears once of each time that changes were in doubt.
-            let told = self.report.doubts * (self.scenario.guests.len() as u64 + 1);
+            // Each session hears once of each time that changes were in doubt, or given up.
+            let told = (self.report.doubts + self.report.discards) * (self.scenario.guests.len() as u64 + 1);
             ensure!(
                 failed <= stats.backing.errors + told || by_flash,
                 "disk {index}: {failed} requests failed by themselves"

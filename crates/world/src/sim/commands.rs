@@ -2,8 +2,8 @@
 
 use hob_engine::admission::{Admission, Popularity};
 use hob_engine::command::{
-    CacheChange, CacheConfig, Command, Copies, DataSegment, Destage, DestageOrder, DiskConfig, Enable,
-    Layout, Mode, NewRing, Segment,
+    CacheChange, CacheConfig, Command, Copies, DataSegment, Destage, DestageOrder, Discard, DiskConfig,
+    Enable, Layout, Mode, NewRing, Segment,
 };
 use hob_engine::policy::PolicyKind;
 use hob_engine::units::{CommandId, DatastoreId, DeviceId, DiskId};
@@ -192,7 +192,7 @@ impl World<'_> {
             17..24 => self.tune(),
             24..28 => CacheChange::Drain,
             28 | 29 => CacheChange::StopDrain,
-            30 => CacheChange::DiscardDirty,
+            30 => CacheChange::DiscardDirty(Discard::Told),
             _ => {
                 let (config, segments) = (self.draw_config(), self.take_free());
                 // Where what was there is still being opened, nothing is to take its place.
@@ -283,7 +283,7 @@ impl World<'_> {
         if matches!(command, Command::Cache(CacheChange::Drain)) {
             self.note_quiet(disk);
         }
-        if matches!(command, Command::Cache(CacheChange::DiscardDirty)) {
+        if matches!(command, Command::Cache(CacheChange::DiscardDirty(_))) {
             self.report.discards += 1;
             self.forget(disk);
         }
@@ -294,10 +294,12 @@ impl World<'_> {
         id
     }
 
-    /// Acknowledged writes of this disk are given up, down to what its backing holds.
+    /// Acknowledged writes of this disk are given up, down to what its backing holds, and holds durably: nobody flushes it for that.
     pub(super) fn forget(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
-        state.model.forget(state.backing.now()).expect("a backing holds what was written to it");
+        for held in [state.backing.now(), state.backing.durable()] {
+            state.model.forget(held).expect("a backing holds what was written to it");
+        }
     }
 
     pub(super) fn draw_config(&mut self) -> CacheConfig {

@@ -1,7 +1,7 @@
 //! The end of a history of several lives: everything is read, drained, flushed and read again, and the backings have
 //! to hold what the model says.
 
-use hob_engine::command::{CacheChange, Command, CommandError};
+use hob_engine::command::{CacheChange, Command, CommandError, Discard};
 use hob_engine::io::Op;
 use hob_engine::units::{CommandId, DiskId};
 
@@ -71,7 +71,7 @@ impl World<'_> {
             let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
             if removed == Err(CommandError::JournalFailed) {
                 // The journal was lost on the way, and a cache without one keeps the disk.
-                for way_out in [CacheChange::DiscardDirty, CacheChange::Disable] {
+                for way_out in [CacheChange::DiscardDirty(Discard::Told), CacheChange::Disable] {
                     let _ = self.command_and_wait(disk, Command::Cache(way_out))?;
                 }
                 let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
@@ -120,7 +120,8 @@ impl World<'_> {
         let lost = stats(self).map_or(0, |(_, stats)| stats.sectors_lost);
         if result.is_err() && result != Err(CommandError::NoJournal) || lost > 0 {
             ensure!(self.may_lose(disk), "disk {disk}: drain ended with {result:?}, {lost} sectors lost");
-            let discarded = self.command_and_wait(disk, Command::Cache(CacheChange::DiscardDirty))?;
+            let discarded =
+                self.command_and_wait(disk, Command::Cache(CacheChange::DiscardDirty(Discard::Told)))?;
             ensure!(discarded.is_ok() || self.any_bad(), "disk {disk}: nothing is discarded: {discarded:?}");
             let again = self.command_and_wait(disk, drain)?;
             ensure!(again.is_ok(), "disk {disk}: drain after a discard ended with {again:?}");

@@ -15,7 +15,7 @@
 use hob_engine::Limits;
 use hob_engine::admission::Admission;
 use hob_engine::command::{
-    Access, CacheChange, CacheConfig, Command, CommandError, Copies, Destage, Enable, Mode, Segment,
+    Access, CacheChange, CacheConfig, Command, CommandError, Copies, Destage, Discard, Enable, Mode, Segment,
 };
 use hob_engine::io::{Durability, IoOp, Op};
 use hob_engine::outcome::Outcome;
@@ -487,7 +487,7 @@ impl World<'_> {
             Operation::WriteBack => CacheChange::Tune(Mode::WriteBack, config.destage, config.copies),
             Operation::Double => CacheChange::Tune(config.mode, config.destage, Copies::TwoOfDirty),
             Operation::Drain | Operation::StopDrain => CacheChange::Drain,
-            Operation::DiscardDirty => CacheChange::DiscardDirty,
+            Operation::DiscardDirty => CacheChange::DiscardDirty(Discard::Told),
             Operation::Close => CacheChange::Close,
         };
         Some(Some(Command::Cache(change)))

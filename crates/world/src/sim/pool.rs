@@ -242,7 +242,7 @@ impl World<'_> {
             }
         };
         match &asked.command {
-            Command::Cache(CacheChange::DiscardDirty) => self.forget(asked.disk),
+            Command::Cache(CacheChange::DiscardDirty(_)) => self.forget(asked.disk),
             Command::Memory(config) => self.memory_changed(asked.disk, *config),
             Command::Bitmap(change) => self.bitmaps_changed(asked.disk, change)?,
             _ => {}

@@ -2,7 +2,7 @@
 
 use super::write_back::{backing, flash, lazy};
 use super::*;
-use crate::command::{Bitmap, BitmapChange, Destage, Mode};
+use crate::command::{Bitmap, BitmapChange, Destage, Discard, Mode};
 use crate::granules::Granules;
 use crate::units::SessionId;
 
@@ -324,4 +324,25 @@ fn a_flush_that_hangs_bounds_what_is_destaged() {
     bench.settle();
     assert!(bench.dirty() < 100, "{}", bench.dirty());
     assert_eq!(bench.ios.iter().filter(|io| io.target == flash(0)).count(), 0);
+}
+
+/// Guests that were told that their data is durable hear that it is gone; those that come later never counted on it.
+#[test]
+fn a_discard_of_dirty_data_is_told_to_every_session_there_is() {
+    for (discard, told) in [(Discard::Told, Err(IoError::Failed)), (Discard::Silent, Ok(()))] {
+        let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, lazy());
+        bench.write_alone(0, 4 * KIB);
+        assert_eq!(bench.flushed_by(1), Ok(()));
+        let command = bench.start_change(CacheChange::DiscardDirty(discard));
+        bench.settle();
+        assert_eq!(bench.result(command), Some(Ok(vec![])));
+        bench.engine.begin_session(DISK, SessionId(2));
+        assert_eq!(bench.flushed_by(1), told);
+        assert_eq!((bench.flushed_by(1), bench.flushed_by(2)), (Ok(()), Ok(())));
+    }
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteBack, lazy());
+    let command = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
+    bench.settle();
+    assert_eq!(bench.result(command), Some(Ok(vec![])));
+    assert_eq!(bench.flushed_by(1), Ok(()), "nothing was lost");
 }

@@ -1,7 +1,7 @@
 //! Dirty bitmaps by hand: what is noted, when, and what is left when the disk ends.
 
 use super::*;
-use crate::command::{Bitmap, BitmapChange};
+use crate::command::{Bitmap, BitmapChange, Discard};
 use crate::granules::Granules;
 use crate::io::Zeroing;
 
@@ -164,7 +164,7 @@ fn acknowledged_writes_that_are_given_up_are_changes() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
     bench.bitmap(empty("b")).expect("room");
-    let discard = bench.start_change(CacheChange::DiscardDirty);
+    let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
     bench.settle();
     assert_eq!(bench.result(discard), Some(Ok(vec![])));
     assert!(bench.noted("b").contains(&0));

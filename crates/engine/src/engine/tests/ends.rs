@@ -2,7 +2,7 @@
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, ring};
 use super::*;
-use crate::command::{Destage, Enable, Mode, NewRing};
+use crate::command::{Destage, Discard, Enable, Mode, NewRing};
 
 /// The destager waits for a request that needs the only buffer.
 #[test]
@@ -263,4 +263,77 @@ fn enable(bench: &mut Bench, mode: Mode) -> Result<Vec<Segment>, CommandError> {
     let command = bench.start_change(CacheChange::Enable(Box::new(enable)));
     bench.settle();
     bench.result(command).expect("done")
+}
+
+/// The operator gives dirty data up while the backing is dead: nobody asks it for anything, and the disk goes on.
+#[test]
+fn dirty_data_is_discarded_without_the_backing() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
+    bench.settle();
+    let read = bench.read(64 * KIB, 4 * KIB);
+    let hangs = bench.ios.pop_front().expect("a miss");
+    assert_eq!(hangs.target, backing());
+    let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
+    assert_eq!(fail_backing(&mut bench), 0);
+    assert_eq!(bench.result(discard), None, "requests in flight come first");
+    bench.fail(hangs);
+    assert_eq!(bench.reply(read).expect("answered").result, Err(IoError::Failed));
+    assert_eq!(fail_backing(&mut bench), 0);
+    assert_eq!(bench.result(discard), Some(Ok(vec![])));
+    assert_eq!(bench.dirty(), 0);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled, "the backing's");
+}
+
+/// The backing of a disk is lost or was abandoned: a cache with nothing dirty is taken away without it.
+#[test]
+fn the_cache_of_a_lost_disk_is_taken_away_without_its_backing() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
+    bench.settle();
+    bench.engine.lose(bench.now, DISK);
+    let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
+    let disable = bench.start_change(CacheChange::Disable);
+    assert_eq!(fail_backing(&mut bench), 0);
+    let remove = bench.start_command(Command::RemoveDisk);
+    assert_eq!(bench.result(discard), Some(Ok(vec![])));
+    assert_eq!(bench.result(disable).expect("done").expect("clean").len(), 9, "data and ring");
+    assert_eq!(bench.result(remove), Some(Ok(vec![])));
+}
+
+/// Storage goes on using the memory of a destage that it was told to give up: no other transfer gets that memory before it is returned.
+#[test]
+fn memory_of_an_abandoned_transfer_is_not_used_again() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.lend(BufferId(1 << 20), 64 * KIB as u32);
+    enable(&mut bench, Mode::WriteBack).expect("it can be");
+    bench.write_alone(0, 64 * KIB);
+    bench.flush();
+    let drain = bench.start_change(CacheChange::Drain);
+    let mut hung = Vec::new();
+    while let Some(io) = bench.ios.pop_front() {
+        match (io.target, io.op) {
+            (Target::Backing(_), IoOp::Write(_)) => hung.push(io),
+            _ => bench.end(io),
+        }
+    }
+    assert!(!hung.is_empty());
+    for io in &hung {
+        bench.engine.handle_abandoned(bench.now, io.id);
+    }
+    bench.drain();
+    bench.wait_ms(5000);
+    assert!(!bench.ios.iter().any(|io| io.slice.is_some_and(|slice| slice.id == BufferId(1 << 20))));
+    assert_eq!(bench.result(drain), None);
+    for io in &hung {
+        bench.engine.handle_returned(bench.now, io.slice.expect("a write has data"));
+    }
+    bench.drain();
+    for _ in 0..20 {
+        bench.wait_ms(500);
+        bench.settle();
+    }
+    assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }

@@ -1,7 +1,7 @@
 //! Memory above a cache: docs/decisions/0007.
 
 use super::*;
-use crate::command::{Destage, MemoryConfig, Mode};
+use crate::command::{Destage, Discard, MemoryConfig, Mode};
 use crate::io::{CopyEnd, Zeroing};
 
 impl Bench {
@@ -179,7 +179,7 @@ fn memory_follows_dirty_data() {
     bench.read_alone(0, 4 * KIB);
     assert_eq!(bench.write_alone(0, 4 * KIB), Outcome::WriteBack);
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::HitMemory);
-    let id = bench.start_change(CacheChange::DiscardDirty);
+    let id = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
     bench.settle();
     assert_eq!(bench.result(id), Some(Ok(vec![])));
     assert_ne!(bench.read_alone(0, 4 * KIB), Outcome::HitMemory);

@@ -2,7 +2,7 @@
 
 use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, lose, mirrored, ring};
 use super::*;
-use crate::command::{Copies, Destage, Mode};
+use crate::command::{Copies, Destage, Discard, Mode};
 
 /// Epochs of the new length are not those of the old: data is not young because epochs were short.
 #[test]
@@ -115,7 +115,7 @@ fn who_waits_for_order_goes_on_when_the_cache_goes() {
     bench.flush();
     let write = bench.write(64 * KIB, 512);
     assert!(!bench.answered(write));
-    let discard = bench.start_change(CacheChange::DiscardDirty);
+    let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
     let disable = bench.start_change(CacheChange::Disable);
     bench.settle();
     assert_eq!(bench.result(discard), Some(Ok(vec![])));

@@ -1,7 +1,7 @@
 //! Write-back by hand: what goes where, in which order, and what waits for what.
 
 use super::*;
-use crate::command::{Copies, Destage, DestageOrder, Enable, Layout, Mode, NewRing};
+use crate::command::{Copies, Destage, DestageOrder, Discard, Enable, Layout, Mode, NewRing};
 
 pub(super) const RING_DEVICE: u16 = 9;
 const FUA: Op = Op::Write(Durability::Durable);
@@ -374,7 +374,7 @@ fn changes_that_would_lose_dirty_data_are_refused() {
         assert_eq!(bench.result(command), Some(Err(CommandError::Dirty)));
     }
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
-    let discard = bench.start_change(CacheChange::DiscardDirty);
+    let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
     bench.settle();
     assert_eq!(bench.result(discard), Some(Ok(vec![])));
     assert_eq!(bench.dirty(), 0);

@@ -17,7 +17,7 @@ impl Manager {
         patch: DiskPatch,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.patch_disk(&disk, patch).await }).await
+        self.change("disk set", disk.clone(), async move { manager.patch_disk(&disk, patch).await }).await
     }
 
     async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, Refusal> {

@@ -60,7 +60,7 @@ impl Manager {
         add: BitmapAdd,
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("bitmap add", disk.clone(), async move {
             let claim = manager.claim_disk_for_command(&disk, "given a bitmap").await?;
             let path = manager.bitmap_path(&disk, &add.name)?;
             manager.check_new_bitmap(&disk, &add.name)?;
@@ -98,7 +98,7 @@ impl Manager {
         name: String,
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("bitmap remove", disk.clone(), async move {
             let claim = manager.claim_disk_for_command(&disk, "deprived of a bitmap").await?;
             manager.bitmap_spec(&disk, &name)?;
             let path = manager.bitmap_path(&disk, &name)?;
@@ -122,7 +122,7 @@ impl Manager {
         name: String,
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("bitmap clear", disk.clone(), async move {
             let claim = manager.claim_disk_for_command(&disk, "changed").await?;
             manager.recording_bitmap(&disk, &name)?;
             let (shard, id) = manager.shard_of(&disk)?;
@@ -143,7 +143,7 @@ impl Manager {
         rotate: BitmapRotate,
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("bitmap rotate", disk.clone(), async move {
             let claim = manager.claim_disk_for_command(&disk, "changed").await?;
             let frozen = rotate.frozen;
             let path = manager.bitmap_path(&disk, &frozen)?;
@@ -197,7 +197,7 @@ impl Manager {
         merge: BitmapMerge,
     ) -> Result<Bitmaps, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("bitmap merge", disk.clone(), async move {
             let claim = manager.claim_disk_for_command(&disk, "changed").await?;
             let into = merge.into;
             let from = manager.bitmap_spec(&disk, &name)?;

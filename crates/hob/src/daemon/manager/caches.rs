@@ -25,7 +25,7 @@ impl Manager {
         e: CacheEnable,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.enable(&disk, e).await }).await
+        self.change("cache enable", disk.clone(), async move { manager.enable(&disk, e).await }).await
     }
 
     /// Changes a cache's size or settings.
@@ -35,7 +35,7 @@ impl Manager {
         p: CachePatch,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.patch(&disk, p).await }).await
+        self.change("cache set", disk.clone(), async move { manager.patch(&disk, p).await }).await
     }
 
     /// Takes a cache away.
@@ -45,13 +45,13 @@ impl Manager {
         dirty: OnDirty,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.disable(&disk, dirty).await }).await
+        self.change("cache disable", disk.clone(), async move { manager.disable(&disk, dirty).await }).await
     }
 
     /// Empties a cache.
     pub(crate) async fn cache_clear(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.clear(&disk).await }).await
+        self.change("cache clear", disk.clone(), async move { manager.clear(&disk).await }).await
     }
 
     /// As `cache_enable`, however long it takes.
@@ -230,14 +230,20 @@ impl Manager {
     }
 
     async fn disable(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk_for_command(name, "changed").await?;
+        let claim = match dirty {
+            OnDirty::Drain => self.claim_disk_for_command(name, "changed").await?,
+            OnDirty::Discard => self.claim_to_discard(name, "changed").await?,
+        };
         let spec = self.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
         let mut notes = Vec::new();
         if dirty == OnDirty::Discard {
             notes.extend(self.discard(name, Afterwards::TakenAway).await?);
         }
         self.check_given_up(name)?;
-        self.take_cache(name).await?;
+        match dirty {
+            OnDirty::Drain => self.take_cache(name).await?,
+            OnDirty::Discard => self.take_discarded_cache(name).await?,
+        }
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;

@@ -95,7 +95,7 @@ impl Manager {
             cluster.force(&disk);
         }
         let manager = self.clone();
-        self.change(async move {
+        self.change("cluster take", disk.clone(), async move {
             loop {
                 manager.bring_online(&disk).await;
                 if manager.inner().disk(&disk)?.cluster_wait != ClusterWait::Settles {

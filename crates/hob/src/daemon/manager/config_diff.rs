@@ -69,7 +69,7 @@ impl Manager {
         let (running, config) = self.read_config().await?;
         let manager = self.clone();
         let found = self.differences(running, &config);
-        self.change(async move {
+        self.change("config apply", String::new(), async move {
             let applied = manager.make(found, yes).await;
             manager.note_definitions(&config);
             manager.save().await?;

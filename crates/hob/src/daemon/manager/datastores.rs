@@ -111,7 +111,7 @@ impl Manager {
         patch: DatastorePatch,
     ) -> Result<Datastore, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("datastore set", name.clone(), async move {
             {
                 let mut inner = manager.inner();
                 let (id, store) = inner.find_datastore(&name)?;

@@ -10,6 +10,7 @@ use hob_frontends::vhost_user::block::Info;
 use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
+use super::abandon::REMOVING;
 use super::claim::Claim;
 use super::cluster::ClusterWait;
 use super::coming::Coming;
@@ -52,7 +53,7 @@ impl Manager {
     /// Serves a disk.
     pub(crate) async fn disk_add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.add(add).await }).await
+        self.change("disk add", add.name.clone(), async move { manager.add(add).await }).await
     }
 
     /// Stops serving a disk.
@@ -62,7 +63,7 @@ impl Manager {
         dirty: OnDirty,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.remove(&disk, dirty).await }).await
+        self.change("disk remove", disk.clone(), async move { manager.remove(&disk, dirty).await }).await
     }
 
     /// As `disk_add`, however long it takes.
@@ -144,8 +145,20 @@ impl Manager {
             return Ok(changed);
         }
         self.check_no_clones(name)?;
-        let claim = self.claim_disk_for_command(name, "removed").await?;
-        self.hide_file(name).await?;
+        let claim = match dirty {
+            OnDirty::Drain => self.claim_disk_for_command(name, REMOVING).await?,
+            OnDirty::Discard => match self.claim_to_discard(name, REMOVING).await {
+                // A removal that was under way has got on.
+                Err(_) if self.inner().disk(name).is_err() => {
+                    return Ok(DiskChanged { disk: None, notes: Vec::new() });
+                }
+                claim => claim?,
+            },
+        };
+        match dirty {
+            OnDirty::Drain => self.hide_file(name).await?,
+            OnDirty::Discard => self.hide_file_soon(name).await?,
+        }
         let removed = self.remove_hidden(name, dirty, claim).await;
         if removed.is_err() && self.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
             // It stays, and so does its file.
@@ -160,6 +173,39 @@ impl Manager {
         dirty: OnDirty,
         claim: Claim,
     ) -> Result<DiskChanged, Refusal> {
+        let cache = self.inner().disk(name)?.cache().cloned();
+        let is_online = self.inner().disk(name)?.shard().is_ok();
+        let notes = match (dirty, is_online) {
+            (OnDirty::Discard, true) => self.take_abandoned(name).await?,
+            _ => self.take_with_its_data(name, dirty).await?,
+        };
+        self.leave_disk(name).await;
+        {
+            let mut inner = self.inner();
+            inner.disks.remove(name);
+            inner.caches_refused.remove(name);
+            if inner.defined.contains(name) {
+                inner.disks_removed.push(name.to_owned());
+            }
+        }
+        drop(claim);
+        tracing::info!("{name} is not served any more");
+        self.save().await?;
+        self.forget_bitmaps(name).await;
+        if let Some(spec) = &cache {
+            self.forget_owner(spec).await;
+        }
+        self.link_parents();
+        self.drop_idle_parents();
+        Ok(DiskChanged { disk: None, notes })
+    }
+
+    /// Takes a disk that is to be removed from its shard. What is dirty goes to the backing first; of a disk that is offline it may be given up.
+    async fn take_with_its_data(
+        self: &Arc<Self>,
+        name: &str,
+        dirty: OnDirty,
+    ) -> Result<Vec<String>, Refusal> {
         let mut notes = Vec::new();
         let cache = self.inner().disk(name)?.cache().cloned();
         if dirty == OnDirty::Discard && cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
@@ -181,7 +227,7 @@ impl Manager {
             (shard, disk.id)
         };
         if let Some(shard) = shard {
-            let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
+            let gone = self.leave_shard(name, &shard, id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
                 Gone::default()
             });
@@ -192,25 +238,7 @@ impl Manager {
                 self.give_back(&spec.pool, &free).await;
             }
         }
-        self.leave_disk(name).await;
-        {
-            let mut inner = self.inner();
-            inner.disks.remove(name);
-            inner.caches_refused.remove(name);
-            if inner.defined.contains(name) {
-                inner.disks_removed.push(name.to_owned());
-            }
-        }
-        drop(claim);
-        tracing::info!("{name} is not served any more");
-        self.save().await?;
-        self.forget_bitmaps(name).await;
-        if let Some(spec) = &cache {
-            self.forget_owner(spec).await;
-        }
-        self.link_parents();
-        self.drop_idle_parents();
-        Ok(DiskChanged { disk: None, notes })
+        Ok(notes)
     }
 
     /// Makes the entry of a disk that is not open yet, claimed if `busy` says for what.
@@ -498,8 +526,10 @@ impl Inner {
     /// Ids are small, as shards have tables of them.
     pub(super) fn new_disk_id(&self) -> DiskId {
         let disks = self.disks.values().map(|disk| disk.id);
-        let taken: std::collections::BTreeSet<u32> =
-            disks.chain(self.loan_disks.iter().copied()).map(|id| id.0).collect();
+        let taken: std::collections::BTreeSet<u32> = disks
+            .chain(self.loan_disks.iter().chain(self.abandoned.keys()).copied())
+            .map(|id| id.0)
+            .collect();
         DiskId((0..).find(|id| !taken.contains(id)).expect("there are fewer disks than ids"))
     }
 }

@@ -64,13 +64,13 @@ impl Manager {
     /// Begins to bring dirty data to the backing, or goes on doing so.
     pub(crate) async fn drain(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.begin_drain(&disk).await }).await
+        self.change("drain", disk.clone(), async move { manager.begin_drain(&disk).await }).await
     }
 
     /// Ends a drain before it is done.
     pub(crate) async fn drain_stop(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.stop_drain(&disk).await }).await
+        self.change("drain --stop", disk.clone(), async move { manager.stop_drain(&disk).await }).await
     }
 
     async fn begin_drain(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
@@ -92,9 +92,17 @@ impl Manager {
         let claim = self.claim_disk_for_command(name, DRAINING).await?;
         let (shard, id) = self.shard_of(name)?;
         let (manager, of) = (self.clone(), name.to_owned());
+        let (task, began) = (self.begin_task("drain", name.to_owned()), Instant::now());
         let drain = async move {
             let result = shard.change_cache(id, CacheChange::Drain).await;
             manager.look(&of, &shard, id).await;
+            match &result {
+                // Whoever asked sees that it is done.
+                Ok(_) if began.elapsed() < SOON => task.forget(),
+                Ok(_) => task.end(Ok(())),
+                Err(ShardError::Command(CommandError::Stopped)) => task.end_cancelled(),
+                Err(error) => task.end(Err(error.to_string())),
+            }
             manager.note_drained(&of, result.map(drop));
             drop(claim);
         };

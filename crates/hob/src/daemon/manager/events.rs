@@ -21,7 +21,7 @@ use crate::daemon::shard_api::ShardEvent;
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 
 /// Pause between attempts to claim a disk for something that cannot be refused.
-const CLAIM_EVERY: Duration = Duration::from_millis(200);
+pub(super) const CLAIM_EVERY: Duration = Duration::from_millis(200);
 
 /// So many of them.
 const CLAIM_TRIES: u32 = 20;
@@ -67,6 +67,7 @@ impl Manager {
                 matches!(disk.life, Life::Offline(_))
                     && !disk.waits_for_cluster()
                     && disk.retry_after.is_none_or(|at| at <= now)
+                    && !inner.is_abandoned(&disk.wanted.name)
             });
             let disks: Vec<String> = offline.map(|(name, _)| name.clone()).collect();
             let sick = inner
@@ -189,6 +190,7 @@ impl Manager {
                 let manager = self.clone();
                 tokio::spawn(async move { manager.backing_lost(disk).await });
             }
+            ShardEvent::BackingClosed(disk) => self.backing_closed(disk),
             ShardEvent::JournalLost(disk) => {
                 self.note_cache(disk, JOURNAL_LOST);
                 let manager = self.clone();

@@ -34,7 +34,12 @@ impl Manager {
         export: ExportDirty,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.export(&disk, &export.path).await }).await
+        self.change(
+            "cache export-dirty",
+            disk.clone(),
+            async move { manager.export(&disk, &export.path).await },
+        )
+        .await
     }
 
     async fn export(self: &Arc<Self>, name: &str, path: &str) -> Result<DiskChanged, Refusal> {

@@ -167,7 +167,10 @@ impl Manager {
         certificate: Option<String>,
     ) -> Result<Loan, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.lend_now(&borrower, ask, certificate).await }).await
+        self.change("peer lend", borrower.clone(), async move {
+            manager.lend_now(&borrower, ask, certificate).await
+        })
+        .await
     }
 
     async fn lend_now(
@@ -256,7 +259,10 @@ impl Manager {
         after: Ended,
     ) -> Result<Vec<String>, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.loan_end_now(&borrower, certificate, after).await }).await
+        self.change("peer end", borrower.clone(), async move {
+            manager.loan_end_now(&borrower, certificate, after).await
+        })
+        .await
     }
 
     async fn loan_end_now(

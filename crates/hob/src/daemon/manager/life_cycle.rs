@@ -6,6 +6,7 @@ use hob_control::{DiskChanged, Effect, LifeEvent};
 
 use super::Manager;
 use super::refusal::Refusal;
+use super::ways_out::Afterwards;
 
 impl Manager {
     /// Takes note of an event. Where something has to be drained, that has begun when this answers, and may go on: whoever
@@ -34,7 +35,7 @@ impl Manager {
             Effect::Drain => self.drain(disk).await,
             Effect::Empty => self.cache_clear(disk).await,
             Effect::Discard => {
-                let notes = self.discard_dirty(disk.clone()).await?.notes;
+                let notes = self.give_dirty_up(disk.clone(), Afterwards::Reverted).await?.notes;
                 let changed = self.cache_clear(disk).await?;
                 Ok(DiskChanged { notes, ..changed })
             }

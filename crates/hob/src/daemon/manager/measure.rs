@@ -168,6 +168,8 @@ impl Manager {
             let why = cluster.why.unwrap_or_else(|| "etcd was not heard of".to_owned());
             problems.push(problem(ProblemKind::ClusterAway, &cluster.host, why));
         }
+        let failed = self.failed_tasks().into_iter();
+        problems.extend(failed.map(|(subject, why)| problem(ProblemKind::TaskFailed, &subject, why)));
         let inner = self.inner();
         for (pool, entry) in &inner.pools {
             for device in &entry.devices {

@@ -18,13 +18,13 @@ impl Manager {
     /// Makes a pool.
     pub(crate) async fn pool_create(self: &Arc<Self>, create: PoolCreate) -> Result<PoolChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.create(create).await }).await
+        self.change("pool create", create.name.clone(), async move { manager.create(create).await }).await
     }
 
     /// Removes a pool that no cache uses.
     pub(crate) async fn pool_remove(self: &Arc<Self>, pool: String) -> Result<PoolChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.remove_pool(&pool).await }).await
+        self.change("pool remove", pool.clone(), async move { manager.remove_pool(&pool).await }).await
     }
 
     /// Gives a pool another device.
@@ -34,7 +34,8 @@ impl Manager {
         add: DeviceAdd,
     ) -> Result<PoolChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.add_device(&pool, add).await }).await
+        self.change("pool add-device", pool.clone(), async move { manager.add_device(&pool, add).await })
+            .await
     }
 
     /// Lets a device give new segments, or no more of them.
@@ -45,7 +46,10 @@ impl Manager {
         patch: DevicePatch,
     ) -> Result<PoolChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.set_device(&pool, Path::new(&path), patch).await }).await
+        self.change("pool set-device", pool.clone(), async move {
+            manager.set_device(&pool, Path::new(&path), patch).await
+        })
+        .await
     }
 
     /// Takes a device out of a pool.
@@ -55,7 +59,10 @@ impl Manager {
         path: String,
     ) -> Result<PoolChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.remove_device(&pool, Path::new(&path)).await }).await
+        self.change("pool remove-device", pool.clone(), async move {
+            manager.remove_device(&pool, Path::new(&path)).await
+        })
+        .await
     }
 
     /// As `pool_create`, however long it takes.

@@ -38,7 +38,7 @@ impl Manager {
     /// Says what a disk is due.
     pub(crate) async fn qos_set(self: &Arc<Self>, disk: String, patch: QosPatch) -> Result<DiskQos, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.set_disk_qos(&disk, &patch).await }).await
+        self.change("qos set", disk.clone(), async move { manager.set_disk_qos(&disk, &patch).await }).await
     }
 
     /// Makes a storage policy, or changes it for all its disks.
@@ -48,13 +48,13 @@ impl Manager {
         patch: QosPatch,
     ) -> Result<StoragePolicy, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.set_policy(&name, &patch).await }).await
+        self.change("policy set", name.clone(), async move { manager.set_policy(&name, &patch).await }).await
     }
 
     /// Removes a storage policy that no disk has.
     pub(crate) async fn policy_remove(self: &Arc<Self>, name: String) -> Result<StoragePolicy, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("policy remove", name.clone(), async move {
             let view = {
                 let mut inner = manager.inner();
                 let qos = inner.policy(&name)?;

@@ -42,7 +42,10 @@ impl Manager {
         resize: DiskResize,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.resize_to(&disk, resize.size.map(Size::bytes)).await }).await
+        self.change("disk resize", disk.clone(), async move {
+            manager.resize_to(&disk, resize.size.map(Size::bytes)).await
+        })
+        .await
     }
 
     async fn resize_to(self: &Arc<Self>, name: &str, wanted: Option<u64>) -> Result<DiskChanged, Refusal> {

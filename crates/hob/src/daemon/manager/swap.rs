@@ -148,7 +148,7 @@ impl Manager {
     /// Carves an area out of a pool and turns it on.
     pub(crate) async fn swap_create(self: &Arc<Self>, create: SwapCreate) -> Result<SwapChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("swap create", create.name.clone().unwrap_or_default(), async move {
             let off = create.off;
             let name = manager.carve_swap(create).await?;
             if !off {
@@ -274,7 +274,7 @@ impl Manager {
     /// Gives an area that is off back to its pool.
     pub(crate) async fn swap_remove(self: &Arc<Self>, name: String) -> Result<SwapChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.remove_swap(&name).await }).await
+        self.change("swap remove", name.clone(), async move { manager.remove_swap(&name).await }).await
     }
 
     async fn remove_swap(self: &Arc<Self>, name: &str) -> Result<SwapChanged, Refusal> {

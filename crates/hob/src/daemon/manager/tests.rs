@@ -21,6 +21,7 @@ mod recovery;
 mod resize;
 mod swap;
 mod taken_over;
+mod tasks;
 mod ways_in;
 
 use std::path::Path;

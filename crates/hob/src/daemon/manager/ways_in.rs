@@ -26,7 +26,7 @@ impl Manager {
         export: ExportSpec,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("export add", disk.clone(), async move {
             let claim = manager.claim_disk_for_command(&disk, "given another export").await?;
             manager.inner().check_export(&disk, &export)?;
             if let Some(path) = &export.fuse {
@@ -50,7 +50,7 @@ impl Manager {
         export: String,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("export remove", disk.clone(), async move {
             let claim = manager.claim_disk_for_command(&disk, "deprived of an export").await?;
             let known = manager.inner().disk(&disk)?.wanted.exports.iter().any(|known| known.name == export);
             if !known {

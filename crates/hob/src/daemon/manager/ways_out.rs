@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use hob_control::{DiskChanged, PoolChanged, Size};
-use hob_engine::command::{CacheChange, CommandError, Mode};
+use hob_engine::command::{CacheChange, Discard, Mode};
 use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::OwnerId;
 
@@ -12,7 +12,6 @@ use super::caches::no_cache;
 use super::persist::release_owner;
 use super::refusal::Refusal;
 use super::{Life, Manager};
-use crate::daemon::shard_api::ShardError;
 use crate::daemon::state::{CacheOwner, JournalSpec};
 
 /// What becomes of a cache whose dirty data was discarded.
@@ -20,6 +19,8 @@ use crate::daemon::state::{CacheOwner, JournalSpec};
 pub(super) enum Afterwards {
     /// It goes on as before.
     GoesOn,
+    /// The same, and no guest counts on that data any more: its disk was put back to a snapshot.
+    Reverted,
     /// It is taken away, so nothing shall become dirty any more.
     TakenAway,
 }
@@ -27,12 +28,25 @@ pub(super) enum Afterwards {
 impl Manager {
     /// Gives up what is dirty in a cache. Of a cache that is refused, everything is given up.
     pub(crate) async fn discard_dirty(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+        self.give_dirty_up(disk, Afterwards::GoesOn).await
+    }
+
+    /// The same; `afterwards` is not [`Afterwards::TakenAway`].
+    pub(super) async fn give_dirty_up(
+        self: &Arc<Self>,
+        disk: String,
+        afterwards: Afterwards,
+    ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move {
-            let claim = manager.claim_disk_for_command(&disk, "changed").await?;
-            let notes = manager.discard(&disk, Afterwards::GoesOn).await?;
+        self.change("cache discard-dirty", disk.clone(), async move {
+            let claim = manager.claim_to_discard(&disk, "changed").await?;
+            let notes = manager.discard(&disk, afterwards).await?;
             let changed = manager.finish_disk(&disk, claim, notes).await?;
-            if matches!(manager.inner().disk(&disk)?.life, Life::Offline(_)) {
+            let is_to_open = {
+                let inner = manager.inner();
+                matches!(inner.disk(&disk)?.life, Life::Offline(_)) && !inner.is_abandoned(&disk)
+            };
+            if is_to_open {
                 manager.bring_online(&disk).await;
                 return manager.disk_changed(&disk, changed.notes);
             }
@@ -66,9 +80,9 @@ impl Manager {
             let destage = spec.destage.engine();
             shard.change_cache(id, CacheChange::Tune(Mode::WriteThrough, destage, spec.copies)).await?;
         }
-        match shard.change_cache(id, CacheChange::DiscardDirty).await {
-            Ok(_) | Err(ShardError::Command(CommandError::NoCache)) => {}
-            Err(error) => return Err(error.into()),
+        let discard = if afterwards == Afterwards::Reverted { Discard::Silent } else { Discard::Told };
+        if !self.discard_on_shard(name, (&shard, id), discard).await? {
+            return self.discard_abandoned(name).await;
         }
         self.look(name, &shard, id).await;
         tracing::warn!("{name}: {} of dirty data was discarded by command", Size(dirty).human());
@@ -124,7 +138,10 @@ impl Manager {
         owner: String,
     ) -> Result<PoolChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move { manager.discard_orphan(&pool, &owner).await }).await
+        self.change("pool discard-orphan", pool.clone(), async move {
+            manager.discard_orphan(&pool, &owner).await
+        })
+        .await
     }
 
     async fn discard_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<PoolChanged, Refusal> {

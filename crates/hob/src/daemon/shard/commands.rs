@@ -1,6 +1,6 @@
 //! What the control thread asks of a shard, and what is still to be answered.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use hob_engine::command::{
@@ -25,6 +25,8 @@ pub(super) struct Commands {
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
     /// Disks whose engine part is gone and whose backing is being closed.
     closing: BTreeMap<DiskId, Option<Farewell>>,
+    /// Disks that are gone and whose abandoned backing is not closed. Nobody waits for that.
+    left_behind: BTreeSet<DiskId>,
     stop: Option<Answer<()>>,
     over: bool,
 }
@@ -52,6 +54,7 @@ impl Commands {
             waiting: BTreeMap::new(),
             bitmaps: BTreeMap::new(),
             closing: BTreeMap::new(),
+            left_behind: BTreeSet::new(),
             stop: None,
             over: false,
         }
@@ -79,6 +82,19 @@ impl Commands {
         if let Some(Some((answer, mut gone))) = self.closing.remove(&disk) {
             gone.changed = gone.changed.or(changed);
             let _ = answer.send(Ok(gone));
+        }
+        if self.left_behind.remove(&disk) {
+            self.report(ShardEvent::BackingClosed(disk));
+        }
+        self.check_over();
+    }
+
+    /// A disk is gone, and its backing is closed at some time.
+    pub(super) fn leave_behind(&mut self, disk: DiskId) {
+        let Some(farewell) = self.closing.remove(&disk) else { return };
+        self.left_behind.insert(disk);
+        if let Some((answer, gone)) = farewell {
+            let _ = answer.send(Ok(Gone { is_closing: true, ..gone }));
         }
         self.check_over();
     }
@@ -128,6 +144,8 @@ impl Shard {
                 self.engine.handle_command(now, command, id, Command::Cache(change));
             }
             ShardCall::SetMemory { id, memory, answer } => self.set_memory(now, id, memory, answer),
+            ShardCall::ExpireRequests { id } => self.expire_requests(now, id),
+            ShardCall::Abandon { id } => self.abandon_disk(now, id),
             ShardCall::SetWaitMax { id, wait_max } => {
                 if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
                     backing.set_wait_max(now, WaitMax::Set(wait_max));
@@ -222,7 +240,8 @@ impl Shard {
                 }
                 let Shard { machines, commands, backings, ring, .. } = self;
                 let serves = |id: DiskId| {
-                    commands.stop.is_none() && backings.get(id.0 as usize).is_some_and(Option::is_some)
+                    let backing = backings.get(id.0 as usize).and_then(Option::as_ref);
+                    commands.stop.is_none() && backing.is_some_and(|backing| !backing.is_abandoned())
                 };
                 if let Some((id, session)) = machines.call(call, serves, ring) {
                     self.engine.begin_session(id, session);
@@ -242,7 +261,8 @@ impl Shard {
     }
 
     pub(super) fn serves(&self, id: DiskId) -> bool {
-        self.commands.stop.is_none() && self.backings.get(id.0 as usize).is_some_and(Option::is_some)
+        let is_open = self.backings.get(id.0 as usize).is_some_and(Option::is_some);
+        self.commands.stop.is_none() && is_open && !self.is_abandoned(id)
     }
 
     fn add_disk(
@@ -308,7 +328,9 @@ impl Shard {
     fn stop(&mut self, now: Instant, answer: Answer<()>) {
         self.commands.stop = Some(answer);
         let disks = (0..self.backings.len()).filter(|disk| self.backings[*disk].is_some());
-        for disk in disks.map(|disk| DiskId(disk as u32)).collect::<Vec<_>>() {
+        let disks = disks.map(|disk| DiskId(disk as u32));
+        let disks: Vec<DiskId> = disks.filter(|disk| !self.commands.left_behind.contains(disk)).collect();
+        for disk in disks {
             self.remove_disk(now, disk, None);
         }
         self.commands.check_over();
@@ -403,12 +425,15 @@ impl Shard {
                 let witness = backing.and_then(Backing::witness).map(Witness::keep_open);
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
                 let memory = self.areas.replace(disk, None);
-                let gone = Gone { released, changed, witness, memory, bitmaps };
+                let gone = Gone { released, changed, witness, memory, bitmaps, is_closing: false };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.close(&mut self.ring);
                 }
                 self.collect(now, disk);
+                if self.is_abandoned(disk) {
+                    self.commands.leave_behind(disk);
+                }
             }
         }
     }

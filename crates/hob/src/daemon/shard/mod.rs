@@ -4,6 +4,7 @@
 //! the ring, moves requests and replies between connections and engine, and sleeps when nothing is
 //! left to do. It decides nothing.
 
+mod abandon;
 mod areas;
 mod carry;
 mod clients;
@@ -292,6 +293,9 @@ impl Shard {
             self.engine.handle_loss(now, disk);
         }
         let mut sums = Vec::new();
+        while let Some(io) = backing.poll_abandoned() {
+            self.engine.handle_abandoned(now, io);
+        }
         while let Some((io, result)) = backing.poll_done() {
             sums.clear();
             if let (Ok(()), Some(slice)) = (result, self.engine.wants_sums(io)) {
@@ -301,6 +305,10 @@ impl Shard {
                 shared if shared.is_empty() => self.engine.handle_completion(now, io, result, &sums),
                 shared => self.engine.handle_shared(now, io, &shared, &sums),
             }
+        }
+        while let Some(slice) = backing.poll_returned() {
+            self.engine.handle_returned(now, slice);
+            self.ring.arena_mut().release(slice.id);
         }
     }
 

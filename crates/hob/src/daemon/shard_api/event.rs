@@ -41,6 +41,8 @@ pub(crate) enum ShardEvent {
     WritesInDoubt(DiskId),
     /// Somebody else has taken a disk's backing over. The disk serves nothing any more.
     BackingLost(DiskId),
+    /// The backing of a disk that was abandoned and removed is closed: its last request has ended.
+    BackingClosed(DiskId),
 }
 
 /// Where shards put their events.

@@ -37,7 +37,7 @@ impl Manager {
         start: MigrationStart,
     ) -> Result<Migration, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("migrate", name.clone(), async move {
             let claim = manager.claim_disk_for_command(&name, MIGRATING).await?;
             manager.end_filling(&name);
             manager.check_leaving(&name, &start).await?;
@@ -209,7 +209,7 @@ impl Manager {
         force: bool,
     ) -> Result<DiskChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("migrate --take-back", name.clone(), async move {
             let spec = manager.inner().disk(&name)?.wanted.migration.clone();
             let Some((spec, Record::Away { session, .. })) =
                 spec.map(|spec| (spec.clone(), spec.record.record()))

@@ -76,7 +76,7 @@ impl Manager {
         patch: SwapPatch,
     ) -> Result<SwapChanged, Refusal> {
         let manager = self.clone();
-        self.change(async move {
+        self.change("swap set", name.clone(), async move {
             let note = match patch.on {
                 true => manager.begin_on(&name).await?,
                 false => manager.begin_off(&name, patch.force).await?,

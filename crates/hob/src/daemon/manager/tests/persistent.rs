@@ -208,6 +208,8 @@ fn a_disk_is_removed_after_its_dirty_data_has_reached_the_backing_or_is_discarde
         assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
         assert_eq!(bench.dirty("other").await, 0);
         bench.shard.set_backings_fail(false);
+        let flushed = bench.shard.write(bench.id("other"), 4 * BLOCK, BLOCK);
+        assert!(flushed.is_err(), "the guest hears that acknowledged writes are lost");
         bench.write("other", 4);
         let changed = bench.manager.disk_remove("other".into(), OnDirty::Discard).await.unwrap();
         assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);

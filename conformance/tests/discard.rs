@@ -1,0 +1,362 @@
+//! An operator can always get rid of a disk, and of dirty data: `hob disk remove --discard-dirty` and `hob cache discard-dirty` end within
+//! 10 seconds while the backing hangs or is dead, with requests that would wait for it for ever.
+//!
+//! The tests of a filesystem that hangs mount and freeze one, and so need root and loop devices.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, noise_file};
+use conformance::nbd_client::{Address, CMD_READ, CMD_TRIM, Client, EIO};
+use conformance::process::Process;
+use conformance::scratch::wait_until;
+use conformance::{Daemon, Loop, MIB, Scratch, Tool};
+use rustix::process::Signal;
+use serde_json::Value;
+
+const SIZE: u64 = 16 * MIB;
+
+/// Every command ends within this time.
+const END_MAX: Duration = Duration::from_secs(10);
+
+/// Where the tests write dirty data.
+const DIRTY: u64 = MIB;
+
+struct Stage {
+    scratch: Scratch,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        let config = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        noise_file(&scratch.path("disk.img"), SIZE, 1);
+        Stage { scratch }
+    }
+
+    /// A daemon with a pool.
+    #[track_caller]
+    fn start(&self) -> Daemon {
+        let daemon = Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"));
+        let flash = self.scratch.text("flash");
+        daemon.ctl(&["pool", "create", "fast", &flash, "--size", "64M", "--segment-size", "1M"]);
+        daemon
+    }
+
+    /// Serves `backing` as `vm` with a cache that keeps what it gets.
+    #[track_caller]
+    fn add(&self, daemon: &Daemon, backing: &str) {
+        daemon.ctl(&["disk", "add", "vm", "--backing", backing, "--backing-timeout", "forever"]);
+        let lazy = ["--mode", "write-back", "--dirty-age-max", "0", "--dirty-start", "60"];
+        let cache = ["cache", "enable", "vm", "--pool", "fast", "--size", "16M", "--block-size", "4K"];
+        daemon.ctl(&[&cache[..], &lazy[..]].concat());
+    }
+
+    #[track_caller]
+    fn connect(&self) -> Client {
+        let address = Address::Unix(self.scratch.path("nbd.sock"));
+        Client::connect(&address, "vm").unwrap_or_else(|e| panic!("connect to vm: {e}"))
+    }
+
+    /// An `nbdkit` that serves `disk.img` of the scratch directory.
+    #[track_caller]
+    fn nbdkit(&self) -> Process {
+        let socket = self.scratch.path("backing.sock");
+        let _ = std::fs::remove_file(&socket);
+        let (socket_text, image) = (self.scratch.text("backing.sock"), self.scratch.text("disk.img"));
+        let server =
+            Tool::new("nbdkit").args(["--foreground", "--unix", &socket_text, "file", &image]).start();
+        wait_until("nbdkit's socket", Duration::from_secs(10), || socket.exists());
+        server
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.scratch.text("backing.sock"))
+    }
+
+    fn image(&self) -> Vec<u8> {
+        std::fs::read(self.scratch.path("disk.img")).unwrap()
+    }
+}
+
+#[track_caller]
+fn json(daemon: &Daemon, args: &[&str]) -> Value {
+    let text = daemon.ctl(&[args, &["-o", "json"]].concat());
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("hob {args:?} -o json: {e}: {text}"))
+}
+
+fn room(daemon: &Daemon) -> Value {
+    json(daemon, &["pool", "show", "fast"])["devices"][0]["free_segments"].clone()
+}
+
+/// Runs a command, which ends in time, while the control API answers other questions.
+#[track_caller]
+fn ends(daemon: &Daemon, args: &[&str]) {
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let command = scope.spawn(|| daemon.ctl(args));
+        while !command.is_finished() {
+            let asked = Instant::now();
+            daemon.ctl(&["disk", "list"]);
+            assert!(asked.elapsed() < Duration::from_secs(2), "the API took {:?}", asked.elapsed());
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        command.join().expect("the command succeeds");
+    });
+    assert!(start.elapsed() < END_MAX, "{args:?} took {:?}", start.elapsed());
+}
+
+/// SIGSTOP. The signal takes effect later than it is sent: when this returns, no thread of the server runs.
+#[track_caller]
+fn stop(server: &mut Process) {
+    server.signal(Signal::STOP);
+    let tasks = format!("/proc/{}/task", server.pid());
+    wait_until("the stop of every thread", Duration::from_secs(10), || {
+        std::fs::read_dir(&tasks).expect("a live process").flatten().all(|task| {
+            let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+            stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with('T'))
+        })
+    });
+}
+
+/// Sends what only the backing can answer.
+fn ask_backing(guest: &mut Client) {
+    guest.send(0, CMD_READ, 8 * MIB, 65536, &[]).unwrap();
+    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+}
+
+/// A connection on which requests wait ends, whatever became of these.
+fn is_disconnected(guest: &mut Client) {
+    wait_until("the end of the connection", Duration::from_secs(5), || guest.receive().is_err());
+}
+
+#[track_caller]
+fn removes(end: impl Fn(&mut Process), with_drain: bool) {
+    let stage = Stage::new();
+    let daemon = stage.start();
+    let free = room(&daemon);
+    let mut server = stage.nbdkit();
+    stage.add(&daemon, &stage.uri());
+    let mut guest = stage.connect();
+    guest.write(DIRTY, &Noise::new(2).bytes(MIB as usize)).unwrap();
+    guest.flush().unwrap();
+    end(&mut server);
+    if with_drain {
+        daemon.ctl(&["drain", "vm", "--no-wait"]);
+    }
+    ask_backing(&mut guest);
+    ends(&daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
+    is_disconnected(&mut guest);
+    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    assert_eq!(room(&daemon), free, "its segments are free");
+    server.kill();
+    let _server = stage.nbdkit();
+    stage.add(&daemon, &stage.uri());
+    let mut guest = stage.connect();
+    assert!(guest.read(0, SIZE as u32).unwrap() == stage.image(), "the disk is its backing");
+    daemon.stop();
+}
+
+#[test]
+fn a_disk_whose_backing_hangs_is_removed_within_ten_seconds() {
+    removes(stop, false);
+}
+
+#[test]
+fn a_disk_whose_backing_is_dead_is_removed_within_ten_seconds() {
+    removes(Process::kill, false);
+}
+
+#[test]
+fn a_disk_that_is_drained_to_a_hung_backing_is_removed_within_ten_seconds() {
+    removes(stop, true);
+}
+
+#[track_caller]
+fn discards(end: impl Fn(&mut Process)) {
+    let stage = Stage::new();
+    let daemon = stage.start();
+    let mut server = stage.nbdkit();
+    stage.add(&daemon, &stage.uri());
+    let mut guest = stage.connect();
+    guest.write(DIRTY, &Noise::new(2).bytes(MIB as usize)).unwrap();
+    guest.flush().unwrap();
+    end(&mut server);
+    ask_backing(&mut guest);
+    ends(&daemon, &["cache", "discard-dirty", "vm", "--yes"]);
+    for _ in 0..2 {
+        assert_eq!(guest.receive().unwrap().error, EIO, "what waited failed");
+    }
+    assert_eq!(daemon.stats("vm").number("dirty_bytes"), Some(0.0));
+    assert_eq!(json(&daemon, &["disk", "show", "vm"])["state"], "online");
+    server.kill();
+    let _server = stage.nbdkit();
+    let mut read = Vec::new();
+    wait_until("the disk to be back", Duration::from_secs(30), || {
+        guest.read(DIRTY, MIB as u32).map(|bytes| read = bytes).is_ok()
+    });
+    assert!(read == stage.image()[DIRTY as usize..][..MIB as usize], "discarded data is not shown");
+    assert!(guest.flush().is_err(), "the guest hears that acknowledged writes are lost");
+    guest.flush().expect("once");
+    guest.write(DIRTY, &Noise::new(3).bytes(4096)).unwrap();
+    guest.flush().unwrap();
+    assert_eq!(guest.read(DIRTY, 4096).unwrap(), Noise::new(3).bytes(4096));
+    daemon.stop();
+}
+
+#[test]
+fn dirty_data_is_discarded_within_ten_seconds_while_the_backing_hangs() {
+    discards(stop);
+}
+
+#[test]
+fn dirty_data_is_discarded_within_ten_seconds_while_the_backing_is_dead() {
+    discards(Process::kill);
+}
+
+/// A frozen filesystem: what changes a file on it hangs in the kernel, and cannot be cancelled.
+struct Frozen(std::path::PathBuf);
+
+impl Frozen {
+    #[track_caller]
+    fn freeze(at: &Path) -> Frozen {
+        Tool::new("fsfreeze").arg("--freeze").arg(at).run();
+        Frozen(at.to_owned())
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        let _ = Command::new("fsfreeze").arg("--unfreeze").arg(&self.0).status();
+    }
+}
+
+/// A loop device with an empty filesystem.
+fn filesystem(stage: &Stage) -> Loop {
+    let path = stage.scratch.path("fs.img");
+    std::fs::File::create(&path).unwrap().set_len(64 * MIB).unwrap();
+    Tool::new("mkfs.ext4").arg("-q").arg(&path).run();
+    Loop::on(&path, false)
+}
+
+/// The image of a disk on that filesystem, which is mounted.
+fn disk_on_it(stage: &Stage) -> String {
+    let image = stage.scratch.text("mnt/vm.img");
+    std::fs::write(&image, vec![0; SIZE as usize]).unwrap();
+    std::fs::File::open(&image).unwrap().sync_all().unwrap();
+    image
+}
+
+/// A disk on a filesystem that is frozen while `vm` is being drained to it. `test` gets the daemon, the guest and the free room before,
+/// and thaws.
+fn on_frozen(test: impl Fn(&Stage, &Daemon, &mut Client, &Value, Frozen, &str)) {
+    let stage = Stage::new();
+    let device = filesystem(&stage);
+    let mount = device.mount(&stage.scratch.path("mnt"), "rw");
+    let image = disk_on_it(&stage);
+    let daemon = stage.start();
+    let free = room(&daemon);
+    stage.add(&daemon, &image);
+    let mut guest = stage.connect();
+    guest.write(DIRTY, &[2; MIB as usize]).unwrap();
+    guest.flush().unwrap();
+    let frozen = Frozen::freeze(&stage.scratch.path("mnt"));
+    daemon.ctl(&["drain", "vm", "--no-wait"]);
+    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    test(&stage, &daemon, &mut guest, &free, frozen, &image);
+    daemon.stop();
+    mount.unmount();
+}
+
+/// Where dirty data was, the disk holds it or what it held before: nothing else that used the same memory.
+#[track_caller]
+fn is_old_or_new(bytes: &[u8]) {
+    let is_whole = |sector: &[u8]| sector.iter().all(|byte| *byte == sector[0] && [0, 2].contains(byte));
+    assert!(bytes.chunks(512).all(is_whole), "neither what was there nor what was written");
+}
+
+#[test]
+fn a_disk_on_a_frozen_filesystem_is_removed_within_ten_seconds() {
+    on_frozen(|stage, daemon, guest, free, frozen, image| {
+        ends(daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
+        is_disconnected(guest);
+        assert_eq!(room(daemon), *free, "its segments are free");
+        // Its memory is not used for other disks: this one has bytes of another kind.
+        let _server = stage.nbdkit();
+        stage.add(daemon, &stage.uri());
+        let mut other = stage.connect();
+        other.write(DIRTY, &[7; 4 * MIB as usize]).unwrap();
+        daemon.ctl(&["drain", "vm"]);
+        assert!(other.read(DIRTY, 4 * MIB as u32).unwrap().iter().all(|byte| *byte == 7));
+        let refused = daemon.try_ctl(&["disk", "add", "again", "--backing", image]);
+        assert!(!refused.success() && refused.all().contains("in use"), "{}", refused.all());
+        drop(frozen);
+        wait_until("the end of what hung", Duration::from_secs(20), || {
+            daemon.try_ctl(&["disk", "add", "again", "--backing", image]).success()
+        });
+        let address = Address::Unix(stage.scratch.path("nbd.sock"));
+        let mut again = Client::connect(&address, "again").unwrap();
+        is_old_or_new(&again.read(0, SIZE as u32).unwrap());
+    });
+}
+
+#[test]
+fn a_disk_whose_dirty_data_is_discarded_on_a_frozen_filesystem_comes_back() {
+    on_frozen(|stage, daemon, guest, free, frozen, _| {
+        ends(daemon, &["cache", "discard-dirty", "vm", "--yes"]);
+        is_disconnected(guest);
+        let shown = json(daemon, &["disk", "show", "vm"]);
+        assert_eq!(shown["state"], "offline", "{shown}");
+        assert!(shown["reason"].as_str().is_some_and(|why| why.contains("hang")), "{shown}");
+        assert_eq!(room(daemon), *free);
+        // It is not tried in vain meanwhile.
+        std::thread::sleep(Duration::from_secs(6));
+        let again = json(daemon, &["disk", "show", "vm"]);
+        assert_eq!(again["reason"], shown["reason"]);
+        drop(frozen);
+        wait_until("the disk to be back", Duration::from_secs(20), || {
+            json(daemon, &["disk", "show", "vm"])["state"] == "online"
+        });
+        let mut guest = stage.connect();
+        is_old_or_new(&guest.read(0, SIZE as u32).unwrap());
+        guest.write(DIRTY, &[5; 4096]).unwrap();
+        guest.flush().unwrap();
+    });
+}
+
+/// Without anything dirty: a removal continues in the background, and does not wait for ever either.
+#[test]
+fn a_removal_that_waits_for_a_frozen_filesystem_is_a_task_and_ends() {
+    let stage = Stage::new();
+    let device = filesystem(&stage);
+    let mount = device.mount(&stage.scratch.path("mnt"), "rw");
+    let image = disk_on_it(&stage);
+    let daemon = stage.start();
+    daemon.ctl(&["disk", "add", "vm", "--backing", &image]);
+    let mut guest = stage.connect();
+    let frozen = Frozen::freeze(&stage.scratch.path("mnt"));
+    guest.send(0, CMD_TRIM, 12 * MIB, 65536, &[]).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    let busy = daemon.try_ctl(&["disk", "remove", "vm", "--force", "--yes"]);
+    assert!(!busy.success() && busy.all().contains("as task "), "{}", busy.all());
+    let task = || json(&daemon, &["tasks"])[0].clone();
+    assert_eq!((&task()["what"], &task()["state"]), (&"disk remove".into(), &"running".into()));
+    let cancel = daemon.try_ctl(&["tasks", "cancel", &task()["id"].to_string()]);
+    assert!(!cancel.success() && cancel.all().contains("cannot be cancelled"), "{}", cancel.all());
+    wait_until("the end of the removal", Duration::from_secs(40), || task()["state"] == "done");
+    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    daemon.ctl(&["tasks", "acknowledge", &task()["id"].to_string()]);
+    assert_eq!(json(&daemon, &["tasks"]), Value::Array(vec![]));
+    drop(frozen);
+    daemon.stop();
+    mount.unmount();
+}

@@ -1,0 +1,92 @@
+//! `hob tasks`: changes that continue in the background, and how they ended.
+
+use clap::{Args, Subcommand};
+use hob_control::{Task, TaskState};
+
+use super::Global;
+use super::drain::{sentence, time};
+use super::output::{numbers, print, table, words};
+use super::remote::ask;
+
+/// Show changes that continue in the background, and how they ended
+///
+/// A failed change stays in the list, and in 'hob health', until it is acknowledged. A restart of the daemon empties the list.
+#[derive(Debug, Args)]
+pub(crate) struct Tasks {
+    #[command(subcommand)]
+    command: Option<What>,
+}
+
+#[derive(Debug, Subcommand)]
+enum What {
+    /// List all tasks, as without a subcommand
+    List,
+    /// Stop a drain, and the change that waits for it; other tasks cannot be cancelled
+    Cancel {
+        /// The task's number
+        task: u64,
+    },
+    /// Remove a task that has ended from the list, and its failure from 'hob health'
+    Acknowledge {
+        /// The task's number
+        task: u64,
+    },
+}
+
+pub(super) fn run(args: &Tasks, global: &Global) -> anyhow::Result<()> {
+    let tasks = ask(global, async |client| match args.command {
+        None | Some(What::List) => client.tasks().await,
+        Some(What::Cancel { task }) => client.task_cancel(task).await,
+        Some(What::Acknowledge { task }) => client.task_acknowledge(task).await,
+    })?;
+    print(global.output, &tasks, |tasks| show(tasks))
+}
+
+fn show(tasks: &[Task]) -> String {
+    if tasks.is_empty() {
+        return "no tasks".to_owned();
+    }
+    let columns =
+        [numbers("TASK"), words("WHAT"), words("OF"), words("STATE"), words("SINCE"), words("DETAIL")];
+    table(&columns, tasks.iter().map(row))
+}
+
+fn row(task: &Task) -> Vec<String> {
+    let state = match task.state {
+        TaskState::Running => "running",
+        TaskState::Done => "done",
+        TaskState::Failed => "failed",
+        TaskState::Cancelled => "cancelled",
+    };
+    let detail = match (&task.error, &task.dirty) {
+        (Some(error), _) => error.clone(),
+        (None, Some(dirty)) => sentence(dirty),
+        (None, None) => String::new(),
+    };
+    let since = time(task.ended_seconds_ago.unwrap_or(task.age_seconds));
+    vec![task.id.to_string(), task.what.clone(), task.subject.clone(), state.to_owned(), since, detail]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_task_is_a_line_with_its_progress_or_its_error() {
+        let task = Task {
+            id: 7,
+            what: "disk remove".to_owned(),
+            subject: "vm".to_owned(),
+            state: TaskState::Failed,
+            age_seconds: 200,
+            ended_seconds_ago: Some(61),
+            dirty: None,
+            can_cancel: false,
+            error: Some("it broke off".to_owned()),
+        };
+        assert_eq!(row(&task), ["7", "disk remove", "vm", "failed", "1 min 1 s", "it broke off"]);
+        let running = Task { state: TaskState::Running, ended_seconds_ago: None, error: None, ..task };
+        assert_eq!(row(&running)[3..], ["running", "3 min 20 s", ""]);
+        assert_eq!(show(&[]), "no tasks");
+    }
+}
