@@ -13,11 +13,11 @@ use crate::admission::Brings;
 use crate::cache::{Cache, push_run};
 use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode, Role};
-use crate::directory::whole_sectors;
+use crate::directory::{Departure, whole_sectors};
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::{Change, Writer};
 use crate::outcome::Outcome;
-use crate::units::{DiskId, Instant, SECTOR_BYTES};
+use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// A zone's mark goes away after so long without writes, nanoseconds.
 const ZONE_QUIET_NS: u64 = 5_000_000_000;
@@ -30,7 +30,7 @@ impl Engine {
             if self.breaks_order(request.disk, range.first, range.end, false) {
                 return self.wait_for_order(now, slot);
             }
-            if self.write_to_flash(now, slot) {
+            if self.leave_segments(now, slot) || self.write_to_flash(now, slot) {
                 return;
             }
             self.record_gone(now, request.disk);
@@ -62,6 +62,48 @@ impl Engine {
         self.claims.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(disk).destager.order_waiters.push(slot);
         self.wake(disk);
+    }
+
+    /// Brings the blocks of a write out of segments that leave, without their contents. True if the write has to wait.
+    fn leave_segments(&mut self, now: Instant, slot: u32) -> bool {
+        let Active { request, range, .. } = self.requests[slot];
+        let insists = self.insists(now, request.disk);
+        let Engine { disks, claims, .. } = self;
+        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        if !disk.cache.as_ref().is_some_and(|cache| !cache.leaving().is_empty()) {
+            return false;
+        }
+        let lost = std::mem::take(&mut disk.lost);
+        let (mut evicted, mut commits, mut waits) = (0, false, false);
+        if let Ok(cache) = disk.serving() {
+            let shift = cache.block_shift();
+            let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
+            for span in cache.spans(range.first, range.end) {
+                let Some(sector) = cache.find(span) else { continue };
+                if !cache.index.leaves(FrameNo((sector >> shift) as u32)) {
+                    continue;
+                }
+                let first = u64::from(span.block.0) << shift;
+                let whole = Range { disk: request.disk, first, end: first + (1 << shift) };
+                match cache.depart(sector, claims.is_shared(slot, &whole), is_busy) {
+                    Departure::To(_, gone) => evicted += gone,
+                    Departure::AfterCommit => commits = true,
+                    Departure::Stays => waits |= insists && cache.block_is_to_leave(span.block, &lost),
+                }
+            }
+        }
+        disk.lost = lost;
+        if evicted > 0 {
+            disk.record_eviction(now, evicted);
+        }
+        self.record_gone(now, request.disk);
+        if waits {
+            self.wait_for_vacating(slot);
+        } else if commits {
+            self.requests[slot].phase = Phase::CommitThenChange;
+            self.commit(slot);
+        }
+        waits || commits
     }
 
     /// Begins to write to flash, or to wait for the commit that has to come first. False if there is no room for all of it.
