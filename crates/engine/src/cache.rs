@@ -145,7 +145,8 @@ impl Cache {
     fn count_segments(&mut self) {
         let stays = |segment: &&DataSegment| self.leaving.binary_search(segment).is_err();
         let staying = self.segments.iter().filter(stays);
-        let (seconds, firsts): (Vec<&DataSegment>, Vec<_>) = staying.partition(|segment| segment.seconds_only);
+        let (seconds, firsts): (Vec<&DataSegment>, Vec<_>) =
+            staying.partition(|segment| segment.seconds_only);
         (self.firsts, self.seconds) = (firsts.len(), seconds.len());
     }
 
@@ -162,7 +163,8 @@ impl Cache {
         let segments: Vec<bool> =
             self.segments.iter().map(|segment| self.leaving.binary_search(segment).is_ok()).collect();
         let frame_shift = self.segment_shift - self.block_shift();
-        let leaving = (!self.leaving.is_empty()).then_some(Leaving { segments, frame_shift });
+        let leaving =
+            (!self.leaving.is_empty()).then_some(Leaving { segments, frame_shift, is_all: self.firsts == 0 });
         self.directory.index.set_leaving(leaving);
     }
 

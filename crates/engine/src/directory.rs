@@ -162,6 +162,9 @@ impl Directory {
         if run == Run::Sequential {
             return Err(Refusal::Sequential);
         }
+        if self.index.takes_nothing() {
+            return Err(Refusal::NoBlock);
+        }
         // Both are asked: each learns from what it is asked.
         let popular = self.gate.admit(span.block, brings, self.index.has_free());
         if !(popular && self.policy.admit(span.block)) && brings != Brings::Pulled {
@@ -263,7 +266,8 @@ impl Directory {
         let is_dirty = |frame: &FrameNo| {
             self.index.count_dirty(self.index.first_sector(*frame), 1 << self.block_shift) > 0
         };
-        if is_used || frames.iter().flatten().any(is_dirty) {
+        let nowhere = self.index.takes_nothing() && self.index.is_leaving(frame);
+        if is_used || nowhere || frames.iter().flatten().any(is_dirty) {
             return Departure::Stays;
         }
         if self.index.is_pinned(frame) {

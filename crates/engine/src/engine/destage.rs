@@ -76,7 +76,9 @@ impl Engine {
             if disk.destager.add(block, epoch) {
                 cache.forget_use(block);
             }
-            if !cache.leaving().is_empty() && cache.index.find(block).is_some_and(|frame| cache.index.leaves(frame)) {
+            if !cache.leaving().is_empty()
+                && cache.index.find(block).is_some_and(|frame| cache.index.leaves(frame))
+            {
                 disk.destager.leaving.insert(block);
             }
         }

@@ -250,7 +250,7 @@ impl Disk {
             stats.sectors_unverified = cache.index.unverified_sectors() + u64::from(comes_back);
             stats.sectors_to_verify = self.verify.total(stats.sectors_unverified);
             stats.doubled = self.is_doubled(cache);
-            stats.mode = cache.config.mode;
+            stats.mode = self.mode_in_effect().unwrap_or(cache.config.mode);
             let journal = self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
             stats.index_bytes = cache.bytes() + self.destager.bytes() + journal;
         }

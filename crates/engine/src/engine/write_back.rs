@@ -7,10 +7,11 @@
 //! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
 //! | else | a mark of its zones is committed, then as in a volatile cache |
 
+use super::disk::Disk;
 use super::jobs::JobKind;
 use super::{Active, Engine, Pending, Phase};
 use crate::admission::Brings;
-use crate::cache::{Cache, push_run};
+use crate::cache::push_run;
 use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode, Role};
 use crate::directory::{Departure, whole_sectors};
@@ -21,6 +22,24 @@ use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// A zone's mark goes away after so long without writes, nanoseconds.
 const ZONE_QUIET_NS: u64 = 5_000_000_000;
+
+impl Disk {
+    /// Returns what the cache does with writes now. Writes to a write-back cache go through while it is drained, has no
+    /// sound journal, or lacks the peer for its second copies.
+    pub(super) fn mode_in_effect(&self) -> Option<Mode> {
+        let cache = self.cache.as_ref()?;
+        let journal = self.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
+        // What a peer is to have, it has with a journal that tells of it.
+        let is_mirrored = journal.is_some_and(|journal| journal.ring.copies.len() > 1);
+        let has_seconds = cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
+        Some(match cache.config.mode {
+            Mode::WriteBack if journal.is_none() || self.draining.is_some() || !has_seconds => {
+                Mode::WriteThrough
+            }
+            mode => mode,
+        })
+    }
+}
 
 impl Engine {
     /// A change has its claim, and its disk's cache a journal.
@@ -40,16 +59,9 @@ impl Engine {
 
     fn goes_to_flash(&mut self, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
-        let disk = self.disk_mut(request.disk);
-        let journal = disk.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
-        let takes = journal.is_some() && disk.draining.is_none();
-        // What a peer is to have, it has with a journal that tells of it.
-        let is_mirrored = disk.journal.as_ref().is_some_and(|journal| journal.ring.copies.len() > 1);
-        let has_seconds =
-            |cache: &&Cache| cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
-        let mode = disk.cache.as_ref().filter(has_seconds).map(|cache| cache.config.mode);
+        let mode = self.disk(request.disk).mode_in_effect();
         let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
-        takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
+        mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
     }
 
     /// Lets a change wait, without its claim, until older data is on the backing. That never gets there if the backing is another host's.

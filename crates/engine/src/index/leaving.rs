@@ -10,6 +10,8 @@ pub(crate) struct Leaving {
     pub(crate) segments: Vec<bool>,
     /// log2 of the frames in a segment.
     pub(crate) frame_shift: u32,
+    /// No segment that takes blocks that come in stays.
+    pub(crate) is_all: bool,
 }
 
 impl Leaving {
@@ -34,6 +36,12 @@ impl Index {
     #[inline]
     pub(crate) fn is_leaving(&self, frame: FrameNo) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| leaving.has(frame.0))
+    }
+
+    /// Returns whether no block can come in any more.
+    #[inline]
+    pub(crate) fn takes_nothing(&self) -> bool {
+        self.leaving.as_ref().is_some_and(|leaving| leaving.is_all)
     }
 
     /// Returns whether a block's frame, or the frame of its second copy, lies in a segment that leaves.

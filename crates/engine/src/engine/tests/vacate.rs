@@ -12,11 +12,8 @@ fn cached(segments: u32) -> Bench {
     bench.engine.lend(BufferId(1 << 20), 1 << 20);
     bench.engine.lend(BufferId(2 << 20), 1 << 20);
     let config = CacheConfig { mode: Mode::WriteBack, destage: lazy(), ..config(SEGMENT, 4 * KIB) };
-    let data = |i: u32| DataSegment {
-        place: segment(0, u64::from(i) * SEGMENT),
-        ordinal: i,
-        seconds_only: false,
-    };
+    let data =
+        |i: u32| DataSegment { place: segment(0, u64::from(i) * SEGMENT), ordinal: i, seconds_only: false };
     let segments = (0..segments).map(data).collect();
     let ring = Some(wide_ring(1));
     let enable = Enable { config, segments, journal: ring, recovered: None };

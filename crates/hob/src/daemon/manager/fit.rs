@@ -1,13 +1,14 @@
 //! A shard's cache is made to fit what is wanted: room taken and given back, settings applied, devices left.
 //!
 //! A change to the structure of a persistent cache brings a new ring for its journal ([`Manager::restructure`]). What
-//! would lose dirty data is refused by the engine; the cache is then drained, and the change made again.
+//! would lose dirty data is refused by the engine; the cache is then drained, and the change made again. Where it gives segments
+//! back, only these are emptied, and writes stay on flash.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hob_control::Size;
-use hob_engine::command::{CacheChange, CommandError, DataSegment, Enable, NewRing, Segment};
+use hob_engine::command::{CacheChange, CommandError, DataSegment, Enable, Mode, NewRing, Segment, Vacate};
 use hob_engine::units::{DeviceId, DiskId};
 
 use super::caches::no_cache;
@@ -201,36 +202,69 @@ impl Manager {
     }
 
     /// Changes the structure of the shard's cache, which will have so many data segments; brings a new ring for
-    /// its journal if it has one. Drains the cache where dirty data is in the way. Returns what is released.
+    /// its journal if it has one. Where dirty data is in the way, waits until it is on the backing: all of it, or what is in the
+    /// segments that go. Returns what is released.
     pub(super) async fn restructure(
         self: &Arc<Self>,
         name: &str,
         segments_after: u64,
         change: impl Fn(&Option<NewRing>) -> CacheChange + Send,
     ) -> Result<Vec<Segment>, Restructure> {
-        let (shard, id, pool, copies) = {
+        let (shard, id, pool, copies, writes_back) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
-            (disk.shard()?, disk.id, spec.pool.clone(), disk.ring_copies)
+            let writes_back = spec.mode == Mode::WriteBack && spec.journal.is_some() && disk.has_cache;
+            (disk.shard()?, disk.id, spec.pool.clone(), disk.ring_copies, writes_back)
         };
-        let (ring, room) = self.new_ring(name, segments_after).await?;
+        let vacates = vacated_by(&change(&None));
+        // Segments of a device that leaves may be lost already: the engine knows.
+        if let Some(which @ Vacate::Emptiest(_)) = vacates.filter(|_| writes_back) {
+            self.vacate(name, &shard, id, which).await?;
+        }
+        let result = self.restructure_with_ring(name, segments_after, (&shard, id), &change).await;
+        if result.is_err() && vacates.is_some() {
+            // It goes on as it was.
+            let _ = shard.change_cache(id, CacheChange::StopDrain).await;
+        }
+        let Err((error, room)) = result else { return result.map_err(|(error, _)| error) };
+        tracing::debug!("{name}: {error:?}");
+        let free = self.let_go(name, &room, |_| false);
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.ring_copies = copies;
+        }
+        self.give_back(&pool, &free).await;
+        Err(error)
+    }
+
+    /// Makes the ring, and the change. An error comes with the segments that the ring was to have.
+    async fn restructure_with_ring(
+        self: &Arc<Self>,
+        name: &str,
+        segments_after: u64,
+        (shard, id): (&ShardHandle, DiskId),
+        change: &(impl Fn(&Option<NewRing>) -> CacheChange + Send),
+    ) -> Result<Vec<Segment>, (Restructure, Vec<Segment>)> {
+        let (ring, room) =
+            self.new_ring(name, segments_after).await.map_err(|refusal| (refusal.into(), vec![]))?;
         let mut result = match self.say_before(name, ring.as_ref()).await {
             Ok(()) => shard.change_cache(id, change(&ring)).await.map_err(Restructure::from),
             Err(refusal) => Err(refusal.into()),
         };
-        if result.as_ref().is_err_and(|error| error.is(CommandError::Dirty)) {
-            result = self.restructure_clean(name, &shard, id, change(&ring)).await.map_err(Restructure::from);
-        }
-        if let Err(error) = &result {
-            tracing::debug!("{name}: {error:?}");
-            let free = self.let_go(name, &room, |_| false);
-            if let Ok(disk) = self.inner().disk_mut(name) {
-                disk.ring_copies = copies;
+        let is_dirty = |result: &Result<_, Restructure>| {
+            result.as_ref().is_err_and(|error| error.is(CommandError::Dirty))
+        };
+        if let Some(which) = vacated_by(&change(&ring)) {
+            while is_dirty(&result) {
+                result = match self.vacate(name, shard, id, which).await {
+                    Ok(()) => shard.change_cache(id, change(&ring)).await.map_err(Restructure::from),
+                    Err(refusal) => Err(refusal.into()),
+                };
             }
-            self.give_back(&pool, &free).await;
+        } else if is_dirty(&result) {
+            result = self.restructure_clean(name, shard, id, change(&ring)).await.map_err(Restructure::from);
         }
-        result
+        result.map_err(|error| (error, room))
     }
 
     async fn restructure_clean(
@@ -378,6 +412,16 @@ impl Manager {
         self.mirror_again(pool).await;
         self.spread_copies(pool).await;
         notes
+    }
+}
+
+/// The segments that a change gives back, if it keeps others.
+fn vacated_by(change: &CacheChange) -> Option<Vacate> {
+    match change {
+        CacheChange::Shrink(0, _) => None,
+        CacheChange::Shrink(count, _) => Some(Vacate::Emptiest(*count)),
+        CacheChange::Leave(device, ..) => Some(Vacate::Device(*device)),
+        _ => None,
     }
 }
 
