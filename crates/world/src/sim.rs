@@ -233,7 +233,7 @@ pub enum Sabotage {
     TrustedFlashFlush,
     /// All guests of a disk are one session: who hears of a failure keeps it from the others.
     OneSession,
-    /// A segment is given to the pool when it is to be emptied of dirty data, and not after that.
+    /// The pool's table gives a segment back when dirty data begins to leave it, and not when none is left.
     EarlyGift,
 }
 

@@ -163,3 +163,12 @@ fn a_cache_that_gets_smaller_while_its_backing_is_away_takes_every_write() {
         }
     }
 }
+
+#[test]
+fn a_segment_that_is_given_back_while_it_holds_dirty_data_is_noticed() {
+    let options = Options { sabotage: Some(Sabotage::EarlyGift), ..Options::default() };
+    let tried = (0..40).map(|seed| shrink_in_outage(seed, Copies::One, Some(4), &options));
+    let violations: Vec<String> = tried.filter_map(|tried| Some(tried.err()?.0)).collect();
+    println!("{} of 40 noticed, such as: {:?}", violations.len(), violations.first());
+    assert!(violations.len() > 10, "{violations:?}");
+}

@@ -134,15 +134,6 @@ const LOST: &[&str] = &[
     "and found open",
 ];
 
-/// A segment that holds dirty data is given away.
-#[test]
-fn a_segment_that_is_given_back_before_it_is_empty_is_noticed() {
-    let options = Options { shrink_permille: 1000, ..Options::lives() };
-    let what = caught_with(Sabotage::EarlyGift, options);
-    let reasons = ["outside the cache", "given up", "dirty", "lost", "gives", "free already", "blocks, not"];
-    assert!(reasons.iter().any(|reason| what.contains(reason)), "noticed as: {what}");
-}
-
 #[test]
 fn a_flush_of_flash_that_makes_nothing_durable_is_noticed() {
     expect_over_crashes(Sabotage::Lie(Lie::EmptyFlashFlush), LOST);

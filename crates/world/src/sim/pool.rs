@@ -392,7 +392,7 @@ impl World<'_> {
     }
 
     /// A cache gave segments up: nothing may be going on there.
-    pub(super) fn released(&mut self, index: usize, segments: &[Segment]) -> Result<(), Violation> {
+    fn released(&mut self, index: usize, segments: &[Segment]) -> Result<(), Violation> {
         let len = self.scenario.segment_bytes;
         self.disks[index].changed = self.clock;
         self.ring_segments_released = 0;

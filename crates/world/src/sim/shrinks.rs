@@ -60,8 +60,8 @@ impl World<'_> {
             return Ok(());
         }
         match (what, away_ns) {
-            (0..5, _) => self.vacate(disk, Vacate::Emptiest(count))?,
-            (5, _) => self.vacate(disk, Vacate::Device(device))?,
+            (0..5, _) => _ = self.command(disk, Command::Cache(CacheChange::Vacate(Vacate::Emptiest(count)))),
+            (5, _) => _ = self.command(disk, Command::Cache(CacheChange::Vacate(Vacate::Device(device)))),
             (6, _) => _ = self.command(disk, Command::Cache(CacheChange::StopDrain)),
             (_, Some(ns)) => {
                 trace!(self, "the backing of disk {disk} goes away");
@@ -72,15 +72,6 @@ impl World<'_> {
             (_, None) => {}
         }
         self.drain()
-    }
-
-    fn vacate(&mut self, disk: usize, which: Vacate) -> Result<(), Violation> {
-        self.command(disk, Command::Cache(CacheChange::Vacate(which)));
-        let segment = self.disks[disk].segments.first().copied();
-        if let Some(segment) = segment.filter(|_| self.options.sabotage == Some(Sabotage::EarlyGift)) {
-            self.released(disk, &[segment])?;
-        }
-        Ok(())
     }
 
     /// A backing that was away is there again.
@@ -159,17 +150,27 @@ impl World<'_> {
         self.add_disk(0);
         self.drain()?;
         self.enable_on_two(case)?;
-        // Fourteen of 32 blocks, or twice as many with two copies.
-        for block in 0..if case.copies == Copies::One { 14 } else { 8 } {
+        // With one copy: a segment of clean blocks, one of dirty ones, one half dirty, one free. The last two leave.
+        let (blocks, leave) = if case.copies == Copies::One { (12, 2) } else { (4, 1) };
+        self.ask(Op::Read, 384 * KIB, 64 * KIB)?;
+        self.run_for(SECOND / 10)?;
+        for block in 0..blocks {
             self.write(block * 16 * KIB, 4 * KIB)?;
         }
         self.ask(Op::Flush, 0, 0)?;
         let on_flash = |world: &Self| world.report.outcomes[Outcome::WriteBack as usize];
         let before = on_flash(self);
-        let which = Vacate::Emptiest(1);
-        let vacate = self.command(0, Command::Cache(CacheChange::Vacate(which)));
+        let delay = self.dice.below(3);
+        if delay == 0 {
+            self.disks[0].backing.set_faults(AWAY);
+        }
+        let vacate = self.command(0, Command::Cache(CacheChange::Vacate(Vacate::Emptiest(leave))));
         self.drain()?;
-        self.run_for(self.dice.clone().below(3) * SECOND / 100)?;
+        if self.options.sabotage == Some(Sabotage::EarlyGift) {
+            let owner = self.disks[0].owner.as_mut().expect("persistent");
+            owner.data.remove(&2).expect("a cache of four segments");
+        }
+        self.run_for(delay * SECOND / 1000)?;
         self.disks[0].backing.set_faults(AWAY);
         let mut writes = 0;
         for round in 0..4 {
@@ -190,13 +191,14 @@ impl World<'_> {
         let taken = on_flash(self) - before;
         ensure!(taken == u64::from(writes) + 4, "{taken} of {} writes stayed on flash", writes + 4);
         let is_done = self.ended.contains_key(&vacate);
+        ensure!(delay > 0 || !is_done, "it ended without its backing");
         self.backing_is_back(0);
         self.wait_for(vacate)?;
         let ended = self.ended.remove(&vacate);
-        ensure!(ended == Some(Ok(())), "it ended with {ended:?}, in the outage: {is_done}");
+        ensure!(ended == Some(Ok(())), "it ended with {ended:?}");
         let config = self.disks[0].owner.as_ref().expect("persistent").config;
         let Some(ring) = self.make_ring(0, &config) else { return Err(Violation("no ring".to_owned())) };
-        let shrunk = self.command_and_wait(0, Command::Cache(CacheChange::Shrink(1, Some(ring))))?;
+        let shrunk = self.command_and_wait(0, Command::Cache(CacheChange::Shrink(leave, Some(ring))))?;
         ensure!(shrunk == Ok(()) || shrunk == Err(CommandError::Dirty), "not smaller: {shrunk:?}");
         ensure!(shrunk == Ok(()), "dirty data came in where nothing was to be dirty");
         self.read_all(0)?;
