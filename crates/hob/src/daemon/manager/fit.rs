@@ -52,8 +52,7 @@ impl Manager {
         if have > target {
             let surplus =
                 u32::try_from(have - target).map_err(|_| Refusal::invalid("that is too large a change"))?;
-            let shrink = |ring: &Option<NewRing>| CacheChange::Shrink(surplus, ring.clone());
-            let released = self.restructure(name, target, shrink).await?;
+            let released = self.shrink(name, target, surplus).await?;
             let free = self.let_go(name, &released, |_| false);
             self.give_back(&spec.pool, &free).await;
         }
@@ -202,12 +201,34 @@ impl Manager {
     }
 
     /// Changes the structure of the shard's cache, which will have so many data segments; brings a new ring for
-    /// its journal if it has one. Where dirty data is in the way, waits until it is on the backing: all of it, or what is in the
-    /// segments that go. Returns what is released.
+    /// its journal if it has one. Drains the cache where dirty data is in the way. Returns what is released.
     pub(super) async fn restructure(
         self: &Arc<Self>,
         name: &str,
         segments_after: u64,
+        change: impl Fn(&Option<NewRing>) -> CacheChange + Send,
+    ) -> Result<Vec<Segment>, Restructure> {
+        self.restructure_after(name, segments_after, None, change).await
+    }
+
+    /// Has the shard's cache give so many segments back; `segments_after` remain. Returns what is released.
+    pub(super) async fn shrink(
+        self: &Arc<Self>,
+        name: &str,
+        segments_after: u64,
+        count: u32,
+    ) -> Result<Vec<Segment>, Restructure> {
+        let shrink = |ring: &Option<NewRing>| CacheChange::Shrink(count, ring.clone());
+        let vacates = (count > 0).then_some(Vacate::Emptiest(count));
+        self.restructure_after(name, segments_after, vacates, shrink).await
+    }
+
+    /// As `restructure`. Where dirty data is in the way in segments that go, only these are emptied, and writes stay on flash.
+    async fn restructure_after(
+        self: &Arc<Self>,
+        name: &str,
+        segments_after: u64,
+        vacates: Option<Vacate>,
         change: impl Fn(&Option<NewRing>) -> CacheChange + Send,
     ) -> Result<Vec<Segment>, Restructure> {
         let (shard, id, pool, copies, writes_back) = {
@@ -217,12 +238,11 @@ impl Manager {
             let writes_back = spec.mode == Mode::WriteBack && spec.journal.is_some() && disk.has_cache;
             (disk.shard()?, disk.id, spec.pool.clone(), disk.ring_copies, writes_back)
         };
-        let vacates = vacated_by(&change(&None));
         // Segments of a device that leaves may be lost already: the engine knows.
         if let Some(which @ Vacate::Emptiest(_)) = vacates.filter(|_| writes_back) {
             self.vacate(name, &shard, id, which).await?;
         }
-        let result = self.restructure_with_ring(name, segments_after, (&shard, id), &change).await;
+        let result = self.restructure_with_ring(name, segments_after, vacates, (&shard, id), &change).await;
         if result.is_err() && vacates.is_some() {
             // It goes on as it was.
             let _ = shard.change_cache(id, CacheChange::StopDrain).await;
@@ -242,6 +262,7 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         segments_after: u64,
+        vacates: Option<Vacate>,
         (shard, id): (&ShardHandle, DiskId),
         change: &(impl Fn(&Option<NewRing>) -> CacheChange + Send),
     ) -> Result<Vec<Segment>, (Restructure, Vec<Segment>)> {
@@ -254,7 +275,7 @@ impl Manager {
         let is_dirty = |result: &Result<_, Restructure>| {
             result.as_ref().is_err_and(|error| error.is(CommandError::Dirty))
         };
-        if let Some(which) = vacated_by(&change(&ring)) {
+        if let Some(which) = vacates {
             while is_dirty(&result) {
                 result = match self.vacate(name, shard, id, which).await {
                     Ok(()) => shard.change_cache(id, change(&ring)).await.map_err(Restructure::from),
@@ -324,7 +345,8 @@ impl Manager {
                 0 => CacheChange::Shrink(0, ring.clone()),
                 _ => CacheChange::Leave(device, replacements.clone(), ring.clone()),
             };
-            match self.restructure(name, after, leave).await {
+            let vacates = (leaving > 0).then_some(Vacate::Device(device));
+            match self.restructure_after(name, after, vacates, leave).await {
                 Ok(released) => {
                     let free = self.let_go(name, &released, |segment| segment.device == device);
                     self.inner().disk_mut(name)?.held.extend(places(&replacements));
@@ -412,16 +434,6 @@ impl Manager {
         self.mirror_again(pool).await;
         self.spread_copies(pool).await;
         notes
-    }
-}
-
-/// The segments that a change gives back, if it keeps others.
-fn vacated_by(change: &CacheChange) -> Option<Vacate> {
-    match change {
-        CacheChange::Shrink(0, _) => None,
-        CacheChange::Shrink(count, _) => Some(Vacate::Emptiest(*count)),
-        CacheChange::Leave(device, ..) => Some(Vacate::Device(*device)),
-        _ => None,
     }
 }
 
