@@ -226,6 +226,9 @@ pub struct Cache {
     pub policy: String,
     /// What happens to writes.
     pub mode: String,
+    /// What happens to writes now, and until when, if that is not what `mode` says: `write-through until the drain ends`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub mode_in_effect: Option<String>,
     /// Does it survive a restart?
     pub persistent: bool,
     /// One room, or a read cache and a write buffer.

@@ -5,8 +5,8 @@ use std::ops::{Deref, DerefMut};
 
 use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
 use crate::directory::{Directory, Refusal};
-use crate::index::Places;
-use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, DeviceId, FrameNo, SECTOR_BYTES};
+use crate::index::{Leaving, Places};
+use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, DeviceId, FrameNo, SECTOR_BYTES};
 
 /// A run of a cache's sectors that lies on flash in one piece. Sectors are numbered through all
 /// frames, as [`Index::first_sector`] does.
@@ -47,8 +47,11 @@ pub(crate) struct Cache {
     pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
     segment_shift: u32,
-    /// Segments that take blocks that come in.
+    /// Segments that take blocks that come in, and segments that take second copies only, without those that leave.
     firsts: usize,
+    seconds: usize,
+    /// Segments that the cache is about to give back, in their order.
+    leaving: Vec<DataSegment>,
 }
 
 impl Deref for Cache {
@@ -90,9 +93,12 @@ impl Cache {
                     directory: Directory::new(frames as u32, block_shift, config.policy, config.admission),
                     segment_shift: (config.segment_bytes / SECTOR_BYTES).ilog2(),
                     config,
-                    firsts: segments.iter().filter(|segment| !segment.seconds_only).count(),
+                    firsts: 0,
+                    seconds: 0,
                     segments,
+                    leaving: Vec::new(),
                 };
+                cache.count_segments();
                 cache.set_places();
                 Ok(cache)
             }
@@ -134,6 +140,67 @@ impl Cache {
     pub(crate) fn restore(&mut self, index: crate::index::Index) {
         self.directory.restore(index);
         self.set_places();
+    }
+
+    fn count_segments(&mut self) {
+        let stays = |segment: &&DataSegment| self.leaving.binary_search(segment).is_err();
+        let staying = self.segments.iter().filter(stays);
+        let (seconds, firsts): (Vec<&DataSegment>, Vec<_>) =
+            staying.partition(|segment| segment.seconds_only);
+        (self.firsts, self.seconds) = (firsts.len(), seconds.len());
+    }
+
+    /// The segments that leave.
+    pub(crate) fn leaving(&self) -> &[DataSegment] {
+        &self.leaving
+    }
+
+    /// From now on these segments leave, or none: new data comes in elsewhere.
+    pub(crate) fn set_leaving(&mut self, mut leaving: Vec<DataSegment>) {
+        leaving.sort_unstable();
+        self.leaving = leaving;
+        self.count_segments();
+        let segments: Vec<bool> =
+            self.segments.iter().map(|segment| self.leaving.binary_search(segment).is_ok()).collect();
+        let frame_shift = self.segment_shift - self.block_shift();
+        let leaving =
+            (!self.leaving.is_empty()).then_some(Leaving { segments, frame_shift, is_all: self.firsts == 0 });
+        self.directory.index.set_leaving(leaving);
+    }
+
+    /// The segments that go if the cache gives so many back: those that leave already, if they are as many, or else the emptiest.
+    pub(crate) fn segments_to_give(&self, count: usize) -> Vec<DataSegment> {
+        if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
+    }
+
+    /// Is a sector dirty in a segment that leaves, and can be read? `lost` are those that flash did not deliver.
+    fn is_to_leave(&self, sector: u64, lost: &BTreeSet<u64>) -> bool {
+        self.index.is_dirty(sector) && !lost.contains(&self.index.of_second(sector).unwrap_or(sector))
+    }
+
+    /// Has this block such a sector?
+    pub(crate) fn block_is_to_leave(&self, block: BlockNo, lost: &BTreeSet<u64>) -> bool {
+        let Some(frame) = self.index.find(block) else { return false };
+        let frames = [Some(frame), self.index.second_of(frame)];
+        frames.into_iter().flatten().filter(|frame| self.index.is_leaving(*frame)).any(|frame| {
+            let first = self.index.first_sector(frame);
+            (first..first + (1 << self.block_shift())).any(|sector| self.is_to_leave(sector, lost))
+        })
+    }
+
+    /// All blocks that have such a sector. O(sectors of these segments).
+    pub(crate) fn blocks_to_leave(&self, lost: &BTreeSet<u64>) -> BTreeSet<BlockNo> {
+        let mut blocks = BTreeSet::new();
+        for (i, segment) in self.segments.iter().enumerate() {
+            if self.leaving.binary_search(segment).is_ok() {
+                let first = (i as u64) << self.segment_shift;
+                let dirty = self.index.dirty_in(first, first + (1 << self.segment_shift));
+                blocks.extend(
+                    dirty.filter(|sector| self.is_to_leave(*sector, lost)).map(|at| self.index.locate(at).1),
+                );
+            }
+        }
+        blocks
     }
 
     /// Is anything dirty in these segments of which there is no copy elsewhere?
@@ -199,7 +266,7 @@ impl Cache {
 
     /// Sectors of the segments that take second copies only.
     pub(crate) fn second_sectors(&self) -> u64 {
-        ((self.segments.len() - self.firsts) as u64) << self.segment_shift
+        (self.seconds as u64) << self.segment_shift
     }
 
     /// Memory of everything that grows with the cache, bytes.
@@ -228,7 +295,7 @@ impl Cache {
 
     /// The `count` segments that hold the fewest blocks, and of equals the last; those that take second copies only stay as long as
     /// there are others.
-    pub(crate) fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
+    fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
         let mut blocks = vec![0u32; self.segments.len()];
         for (frame, _) in self.directory.order() {
             blocks[(self.index.first_sector(frame) >> self.segment_shift) as usize] += 1;

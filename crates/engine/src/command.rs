@@ -323,7 +323,11 @@ pub enum CacheChange {
     Tune(Mode, Destage, Copies),
     /// Destage until nothing is dirty; meanwhile writes go through. Done then.
     Drain,
-    /// Stop a drain that is under way, which ends with [`CommandError::Stopped`].
+    /// Destage what is dirty in these segments, and let nothing new become dirty there; write-back goes on in the others. Done
+    /// when nothing is dirty there and a flush of the backing has succeeded meanwhile. The segments then stay so until a
+    /// `Shrink` by as many or a `Leave` gives them back, or `StopDrain` takes it back.
+    Vacate(Vacate),
+    /// Stop a drain or a `Vacate` that is under way, which ends with [`CommandError::Stopped`].
     StopDrain,
     /// Forget what is dirty: acknowledged writes are lost. The backing is not asked for anything.
     DiscardDirty(Discard),
@@ -339,6 +343,15 @@ pub enum Discard {
     Told,
     /// Nothing: no guest counts on that data any more, as its disk was put back to a snapshot.
     Silent,
+}
+
+/// Segments that a cache is about to give back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Vacate {
+    /// So many, the emptiest.
+    Emptiest(u32),
+    /// All on a device.
+    Device(DeviceId),
 }
 
 /// What is known of a cache that is being recovered. Reads outside of `doubtful` go to the backing. Changes wait until the

@@ -1,6 +1,10 @@
 //! What a cache holds and what gives way: index, admission and replacement, without a word on where
 //! the frames lie. The daemon's caches and simulations of them decide through this one type.
 
+mod nodes;
+
+use nodes::Nodes;
+
 use crate::admission::{Admission, Brings, Gate, Run};
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
@@ -35,9 +39,21 @@ pub(crate) struct Placed {
     pub(crate) evicted: u64,
 }
 
+/// Where a block goes that is to become dirty in a segment that leaves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Departure {
+    /// It becomes dirty where it is: it is dirty in part, in use, or there is no other room.
+    Stays,
+    /// The durable journal may call it dirty: first a commit.
+    AfterCommit,
+    /// To this cache sector, at the cost of so many blocks with data.
+    To(u64, u64),
+}
+
 pub(crate) struct Directory {
     pub(crate) index: Index,
     policy: Box<dyn Policy>,
+    nodes: Nodes,
     gate: Gate,
     block_shift: u32,
     /// Frames of a cache with a journal that blocks have left, until they are taken: the journal has to hear of it.
@@ -50,6 +66,7 @@ impl Directory {
         Directory {
             index: Index::new(frames, block_shift),
             policy: (policy.info().build)(frames),
+            nodes: Nodes::default(),
             gate: Gate::new(admission, frames),
             block_shift,
             gone: Vec::new(),
@@ -58,7 +75,7 @@ impl Directory {
 
     /// Memory, bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.index.bytes() + self.policy.bytes() + self.gate.bytes()
+        self.index.bytes() + self.policy.bytes() + self.nodes.bytes() + self.gate.bytes()
     }
 
     /// Splits a range of the disk's sectors at block boundaries.
@@ -99,7 +116,7 @@ impl Directory {
     #[inline]
     pub(crate) fn touch(&mut self, sector: u64) {
         let frame = FrameNo((sector >> self.block_shift) as u32);
-        self.policy.hit(frame);
+        self.policy.hit(self.nodes.node(frame));
         self.index.note_use(frame);
     }
 
@@ -108,8 +125,9 @@ impl Directory {
     pub(crate) fn touch_all(&mut self, sector: u64, count: u64) {
         let last = sector + count - 1;
         for frame in sector >> self.block_shift..=last >> self.block_shift {
-            self.policy.hit(FrameNo(frame as u32));
-            self.index.note_use(FrameNo(frame as u32));
+            let frame = FrameNo(frame as u32);
+            self.policy.hit(self.nodes.node(frame));
+            self.index.note_use(frame);
         }
     }
 
@@ -144,6 +162,9 @@ impl Directory {
         if run == Run::Sequential {
             return Err(Refusal::Sequential);
         }
+        if self.index.takes_nothing() {
+            return Err(Refusal::NoBlock);
+        }
         // Both are asked: each learns from what it is asked.
         let popular = self.gate.admit(span.block, brings, self.index.has_free());
         if !(popular && self.policy.admit(span.block)) && brings != Brings::Pulled {
@@ -161,7 +182,7 @@ impl Directory {
                 }
             },
         };
-        self.policy.insert(frame, span.block);
+        self.policy.insert(self.nodes.node(frame), span.block);
         Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
     }
 
@@ -192,8 +213,9 @@ impl Directory {
 
     /// Frees one frame. Returns how many blocks with data that cost: 0 or 1.
     pub(crate) fn evict(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
-        let (index, shift) = (&self.index, self.block_shift);
-        let frame = self.policy.evict(&mut |frame| {
+        let (index, nodes, shift) = (&self.index, &self.nodes, self.block_shift);
+        let node = self.policy.evict(&mut |node| {
+            let frame = nodes.frame(node);
             let block = index.block(frame);
             let first = u64::from(block.0) << shift;
             if index.is_pinned(frame) || is_busy(first, first + (1 << shift)) {
@@ -204,22 +226,72 @@ impl Directory {
                 Candidate::Block(block)
             }
         })?;
+        let frame = self.nodes.frame(node);
         let block = self.index.block(frame);
-        let keeps = self.index.keeps_marks();
-        if let Some(second) = self.index.second_of(frame) {
-            if self.index.clear_valid(self.index.first_sector(second), 1 << self.block_shift) > 0 {
-                self.gone.push((second, block));
-            }
-            self.index.remove_second(second);
-        }
-        let first = self.index.first_sector(frame);
-        let valid = self.index.clear_valid(first, 1 << self.block_shift);
-        if keeps && valid > 0 {
-            self.gone.push((frame, block));
-        }
+        self.drop_second(frame);
+        let valid = self.empty(frame);
         self.index.remove(frame);
         self.gate.evicted(block);
         Some(u64::from(valid > 0))
+    }
+
+    /// Makes a frame's sectors invalid. Returns how many were valid.
+    fn empty(&mut self, frame: FrameNo) -> u64 {
+        let valid = self.index.clear_valid(self.index.first_sector(frame), 1 << self.block_shift);
+        if self.index.keeps_marks() && valid > 0 {
+            self.gone.push((frame, self.index.block(frame)));
+        }
+        valid
+    }
+
+    /// Gives up the second copy of the block in this frame, if it has one.
+    fn drop_second(&mut self, frame: FrameNo) {
+        if let Some(second) = self.index.second_of(frame) {
+            self.empty(second);
+            self.index.remove_second(second);
+        }
+    }
+
+    /// A block is to become dirty at this cache sector, and the segment of one of its frames leaves: brings it to a segment that
+    /// stays, without its contents. `is_used` says whether another request uses the block now, `is_busy` whether any does
+    /// of a range.
+    pub(crate) fn depart(
+        &mut self,
+        sector: u64,
+        is_used: bool,
+        is_busy: impl Fn(u64, u64) -> bool,
+    ) -> Departure {
+        let frame = FrameNo((sector >> self.block_shift) as u32);
+        let frames = [Some(frame), self.index.second_of(frame)];
+        let is_dirty = |frame: &FrameNo| {
+            self.index.count_dirty(self.index.first_sector(*frame), 1 << self.block_shift) > 0
+        };
+        let nowhere = self.index.takes_nothing() && self.index.is_leaving(frame);
+        if is_used || nowhere || frames.iter().flatten().any(is_dirty) {
+            return Departure::Stays;
+        }
+        if self.index.is_pinned(frame) {
+            return Departure::AfterCommit;
+        }
+        if !self.index.is_leaving(frame) {
+            self.drop_second(frame);
+            return Departure::To(sector, 0);
+        }
+        let mut evicted = 0;
+        let to = loop {
+            if let Some(to) = self.index.take_free() {
+                break to;
+            }
+            match self.evict(&is_busy) {
+                Some(gone) => evicted += gone,
+                None => return Departure::Stays,
+            }
+        };
+        self.drop_second(frame);
+        self.empty(frame);
+        self.index.rehome(frame, to);
+        self.nodes.exchange(frame, to);
+        Departure::To(self.index.first_sector(to) + (sector - self.index.first_sector(frame)), evicted)
     }
 
     /// The frames that blocks have left since this was asked last.
@@ -231,7 +303,7 @@ impl Directory {
     /// Was this block of a cache with a journal used since this was asked last, or is it hot?
     pub(crate) fn was_used(&mut self, block: BlockNo) -> bool {
         let Some(frame) = self.index.find(block) else { return false };
-        self.index.take_use(frame) || self.policy.is_hot(frame)
+        self.index.take_use(frame) || self.policy.is_hot(self.nodes.node(frame))
     }
 
     /// Uses of this block up to now do not count.
@@ -280,7 +352,8 @@ impl Directory {
     pub(crate) fn order(&self) -> impl Iterator<Item = (FrameNo, u8)> {
         let index = &self.index;
         let holds_data = |(frame, _): &(FrameNo, u8)| !index.block_is_empty(index.first_sector(*frame));
-        self.policy.order().into_iter().filter(holds_data)
+        let frames = self.policy.order().into_iter().map(|(node, heat)| (self.nodes.frame(node), heat));
+        frames.filter(holds_data)
     }
 
     /// Takes blocks over into this empty directory, with their contents and their place in the

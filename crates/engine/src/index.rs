@@ -5,6 +5,7 @@
 
 mod bitmap;
 mod free;
+mod leaving;
 mod marks;
 pub(crate) mod restore;
 mod seconds;
@@ -14,6 +15,7 @@ mod unverified;
 use bitmap::Bitmap;
 use free::FreeFrames;
 pub(crate) use free::Places;
+pub(crate) use leaving::Leaving;
 use marks::Marks;
 use table::Table;
 pub(crate) use table::hash;
@@ -37,6 +39,8 @@ pub(crate) struct Index {
     marks: Option<Box<Marks>>,
     /// Of a cache that was recovered without evidence.
     unverified: Option<Box<Unverified>>,
+    /// Of a cache that is about to give segments back.
+    leaving: Option<Leaving>,
     /// log2 of the sectors in a block.
     block_shift: u32,
     used: u32,
@@ -61,6 +65,7 @@ impl Index {
             sums: vec![0; sectors],
             marks: None,
             unverified: None,
+            leaving: None,
             block_shift,
             used: 0,
             sectors_valid: 0,
@@ -137,6 +142,7 @@ impl Index {
     pub(crate) fn set_places(&mut self, places: Places) {
         let frames = self.free.drain(&self.block_of);
         self.free = FreeFrames::with_places(places);
+        self.free.park(self.leaving.clone());
         frames.into_iter().for_each(|frame| self.free.push_last(&mut self.block_of, frame));
     }
 

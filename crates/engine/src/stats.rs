@@ -147,7 +147,7 @@ pub struct DiskStats {
     pub scrubbed_bytes: u64,
     /// A drain is under way.
     pub draining: bool,
-    /// What the cache does with writes.
+    /// What the cache does with writes now, whatever it is to do.
     pub mode: Mode,
     /// Memory of everything that grows with the cache, bytes.
     pub index_bytes: u64,

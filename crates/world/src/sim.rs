@@ -33,6 +33,7 @@ mod recovery;
 mod report;
 mod sabotage;
 mod scenario;
+mod shrinks;
 mod silent;
 mod tracks;
 mod traffic;
@@ -40,7 +41,7 @@ mod traffic;
 use std::collections::{BTreeMap, BTreeSet};
 
 use hob_engine::Engine;
-use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment};
+use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment, Vacate};
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
 use crate::content::{Tag, UNIT_BYTES, Written, tag};
@@ -64,6 +65,8 @@ use qos::Qos;
 use ram::Ram;
 pub use report::Report;
 use scenario::{End, Scenario};
+use shrinks::Shrinks;
+pub use shrinks::shrink_in_outage;
 use silent::Silent;
 use tracks::{Track, Tracks};
 use traffic::{Buffer, InFlight};
@@ -114,6 +117,8 @@ pub struct Options {
     pub restart_permille: u32,
     /// In so many of a thousand histories of several lives backings change while no engine runs, without a trace in their identity.
     pub silent_permille: u32,
+    /// In so many of a thousand histories of several lives caches give segments back, and backings are away for a while.
+    pub shrink_permille: u32,
     /// Histories have several lives, and caches may be persistent and write back.
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
@@ -159,6 +164,7 @@ impl Default for Options {
             clones_permille: 250,
             restart_permille: 300,
             silent_permille: 300,
+            shrink_permille: 300,
             lives: false,
             early: true,
             hasty: false,
@@ -227,6 +233,8 @@ pub enum Sabotage {
     TrustedFlashFlush,
     /// All guests of a disk are one session: who hears of a failure keeps it from the others.
     OneSession,
+    /// The pool's table gives a segment back when dirty data begins to leave it, and not when none is left.
+    EarlyGift,
 }
 
 /// Lives the history of this seed.
@@ -251,6 +259,10 @@ enum Event {
     End(End),
     /// Of a disk, and of which of its caches to come.
     Coming(usize, u64, Step),
+    /// The backing of a disk is not away any more.
+    Back(usize),
+    /// A disk's cache is to give segments back.
+    GiveBack(usize, Vacate),
 }
 
 /// Who performs an I/O.
@@ -338,6 +350,8 @@ struct World<'a> {
     session: u32,
     /// In this history backings change silently.
     silent: Option<Silent>,
+    /// In this history caches give segments back.
+    shrinks: Option<Shrinks>,
     dice: Dice,
     now: Instant,
     /// Counts steps.
@@ -403,6 +417,7 @@ impl<'a> World<'a> {
         let units = scenario.disks.iter().map(|disk| disk.units);
         let clones = Clones::draw(seed, options.clones_permille, units);
         let losses = Losses::draw(seed, options, scenario.backing_ns);
+        let shrinks = Shrinks::draw(seed, options, scenario.backing_ns);
         if losses.is_some() {
             for plan in &mut scenario.disks {
                 plan.faults.flush_error = plan.faults.flush_error.max(losses::FLUSH_ERROR);
@@ -410,7 +425,7 @@ impl<'a> World<'a> {
         }
         let world = Self::of(scenario, dice, options);
         let world = World { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
-        let mut world = World { losses, ..world };
+        let mut world = World { losses, shrinks, ..world };
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
         world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
         world
@@ -463,6 +478,7 @@ impl<'a> World<'a> {
             losses: None,
             session: 0,
             silent: None,
+            shrinks: None,
             options,
             dice,
             now: Instant(0),
@@ -624,6 +640,7 @@ impl<'a> World<'a> {
                     self.maybe_change_qos()?;
                     self.maybe_change_bitmaps()?;
                     self.maybe_grow_disk()?;
+                    self.maybe_shrink()?;
                     self.maybe_record_evidence();
                 }
                 self.schedule_command();
@@ -636,6 +653,11 @@ impl<'a> World<'a> {
             }
             Event::Restart(disk) => self.restart(disk),
             Event::End(end) => self.end(end),
+            Event::Back(disk) => {
+                self.backing_is_back(disk);
+                Ok(())
+            }
+            Event::GiveBack(disk, which) => self.give_back_vacated(disk, which),
             Event::Coming(disk, serial, step) => self.coming_goes_on(disk, serial, step),
             Event::PowerCut => {
                 self.has_power = false;

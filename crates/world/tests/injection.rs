@@ -6,6 +6,7 @@
 use hob_engine::command::Copies;
 use hob_world::sim::{
     Case, Content, Failure, Injected, OPERATIONS, Operation, Options, Sabotage, Trace, inject,
+    shrink_in_outage,
 };
 
 /// No operation has more writes and flushes, guests' included.
@@ -175,4 +176,25 @@ fn a_failed_flush_of_flash_that_is_believed_is_noticed() {
     let (_, violations) = lose_one_of_two_copies(&options);
     println!("{} runs with a believed flush lost data, such as: {:?}", violations.len(), violations.first());
     assert!(!violations.is_empty(), "the checker does not see a flush of flash that failed and is believed");
+}
+
+#[test]
+fn a_cache_that_gets_smaller_while_its_backing_is_away_takes_every_write() {
+    for seed in 0..40 {
+        for copies in [Copies::One, Copies::TwoOfDirty] {
+            for cut_after in (1..=8).map(Some).chain([None]) {
+                let shrunk = shrink_in_outage(seed, copies, cut_after, &Options::default());
+                shrunk.unwrap_or_else(|violation| panic!("{}", violation.0));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_segment_that_is_given_back_while_it_holds_dirty_data_is_noticed() {
+    let options = Options { sabotage: Some(Sabotage::EarlyGift), ..Options::default() };
+    let tried = (0..40).map(|seed| shrink_in_outage(seed, Copies::One, Some(4), &options));
+    let violations: Vec<String> = tried.filter_map(|tried| Some(tried.err()?.0)).collect();
+    println!("{} of 40 noticed, such as: {:?}", violations.len(), violations.first());
+    assert!(violations.len() > 10, "{violations:?}");
 }

@@ -134,6 +134,7 @@ fn check_coverage(total: &Report) {
             "recoveries_distrusting" | "dirty_lost" => 20,
             "journals_lost" => 10,
             "recoveries_undone" => 5,
+            "vacated" | "outages" => 200,
             "crashes_in_recovery" | "crashes_in_change" | "crashes_in_drain" | "recoveries_larger" => 20,
             "crashes_in_growth" => 5,
             "destaged_bytes" => 10_000_000,

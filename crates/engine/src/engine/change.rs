@@ -40,6 +40,7 @@ impl Engine {
                 for command in changes.into_iter().filter_map(|(command, _)| command).chain(drain) {
                     self.done(command, disk_id, Err(CommandError::Removing));
                 }
+                self.stop_vacating(disk_id, CommandError::Removing);
                 self.let_go_of_coming(disk_id);
                 self.pass_waiting(now, disk_id);
                 // What waits for a limit would keep the removal waiting.
@@ -85,7 +86,15 @@ impl Engine {
                 if let Some(drain) = disk.draining.take() {
                     self.done(drain, disk_id, Err(CommandError::Stopped));
                 }
-                Ok(())
+                self.stop_vacating(disk_id, CommandError::Stopped);
+                self.done(id, disk_id, Ok(Vec::new()));
+                return self.run(now);
+            }
+            (Command::Cache(CacheChange::Vacate(which)), Some(_)) => {
+                if let Some(result) = self.vacate(disk_id, id, which) {
+                    self.done(id, disk_id, result.map(|()| Vec::new()));
+                }
+                return self.run(now);
             }
             (Command::Cache(CacheChange::GrowDisk(size_bytes, ring)), Some(disk))
                 if disk.grows_at_once() || disk.may_grow(size_bytes).is_err() =>
@@ -331,7 +340,7 @@ impl Disk {
                 if count as usize >= cache.segments.len() {
                     return Err(CommandError::TooSmall);
                 }
-                let mut leaving = cache.emptiest_segments(count as usize);
+                let mut leaving = cache.segments_to_give(count as usize);
                 leaving.sort_unstable();
                 let stay = |segment: &&DataSegment| leaving.binary_search(segment).is_err();
                 cache.relocated(cache.segments.iter().filter(stay).copied().collect(), size)?
@@ -351,6 +360,7 @@ impl Disk {
                 Some(_),
                 CacheChange::Drain
                 | CacheChange::StopDrain
+                | CacheChange::Vacate(_)
                 | CacheChange::DiscardDirty(_)
                 | CacheChange::Expect(_)
                 | CacheChange::Close,

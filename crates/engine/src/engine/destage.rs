@@ -41,9 +41,9 @@ impl Cache {
         }
     }
 
-    /// Dirty sectors, per mille of as many as the cache can hold.
+    /// Dirty sectors, per mille of as many as the cache can hold; both without segments that leave.
     pub(super) fn dirty_permille(&self) -> u64 {
-        self.permille(self.index.dirty_sectors())
+        self.permille(self.index.staying_dirty())
     }
 
     /// From this share on nothing more becomes dirty.
@@ -76,6 +76,11 @@ impl Engine {
             if disk.destager.add(block, epoch) {
                 cache.forget_use(block);
             }
+            if !cache.leaving().is_empty()
+                && cache.index.find(block).is_some_and(|frame| cache.index.leaves(frame))
+            {
+                disk.destager.leaving.insert(block);
+            }
         }
         self.wake(disk_id);
     }
@@ -105,6 +110,7 @@ impl Engine {
 
     /// Starts what is to be destaged now, and flushes what has been.
     pub(super) fn pump_destage(&mut self, now: Instant, id: DiskId) {
+        self.end_late_insisting(now, id);
         while !self.disk(id).holds
             && let Some(slot) = self.disk_mut(id).edge_waiters.pop()
         {
@@ -120,11 +126,12 @@ impl Engine {
             }
             disk.destager.rest_until.take_if(|until| *until <= now);
             disk.destager.wake_at = disk.destager.rest_until;
-            let Some(newest) = disk.due_epoch(now) else {
+            let newest = disk.due_epoch(now);
+            if newest.is_none() && !disk.destages_leaving() {
                 // What has been moved may be waiting for the end of the rest, to be flushed.
                 disk.destager.wake_at = disk.next_age().into_iter().chain(disk.destager.rest_until).min();
                 break;
-            };
+            }
             let hurry = disk.hurry();
             let is_enough = disk.destager.transfers >= TRANSFERS[hurry]
                 || disk.destager.moving >= TRANSFERRED[hurry]
@@ -136,7 +143,7 @@ impl Engine {
                 break;
             }
             let Some(range) = disk.next_range(id, newest) else {
-                if disk.destager.is_looking() {
+                if newest.is_some() && disk.destager.is_looking() {
                     disk.destager.wake_at = Some(now);
                 }
                 break;
@@ -175,6 +182,7 @@ impl Engine {
             self.end_order_wait(id);
         }
         self.check_drained(id);
+        self.check_vacated(now, id);
         self.pump_zones(now, id);
     }
 
@@ -250,6 +258,7 @@ impl Engine {
                 self.doubt(now, id);
             }
         }
+        self.vacating_flushed(now, id, result.is_ok() && believed);
         self.unsettled.push(id);
         self.end_order_wait(id);
         self.wake(id);
@@ -356,7 +365,7 @@ impl super::Disk {
         let destage = cache.config.destage;
         let all = self.everything_goes();
         let destager = &mut self.destager;
-        let share = cache.permille(cache.index.dirty_sectors().saturating_sub(destager.on_their_way()));
+        let share = cache.permille(cache.index.staying_dirty().saturating_sub(destager.on_their_way()));
         destager.running = share > u64::from(destage.start_permille)
             || destager.running && share > u64::from(destage.stop_permille);
         let oldest = *destager.epochs.keys().next()?;
@@ -367,7 +376,8 @@ impl super::Disk {
                 destager.front = oldest;
             }
             let aged = destage.dirty_age_ms_max > 0;
-            return (all || destager.running || aged).then_some(destager.front);
+            let vacates = self.vacating.is_some() && !destager.leaving.is_empty();
+            return (all || destager.running || aged || vacates).then_some(destager.front);
         }
         if all || destager.running {
             return Some(u32::MAX);
@@ -402,7 +412,8 @@ impl super::Disk {
         let is_full = cache.dirty_permille() >= cache.full_permille();
         let patience = half_age_ns(&destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
         // What is due and does not go waits for this.
-        if self.everything_goes() || destage.ordered || is_full || self.due_epoch(now).is_some() {
+        let goes = self.everything_goes() || self.vacating.is_some();
+        if goes || destage.ordered || is_full || self.due_epoch(now).is_some() {
             return Some(now);
         }
         self.destager.written_since.map(|since| since + patience)
@@ -439,6 +450,8 @@ impl super::Disk {
         if self.draining.is_some() || !self.destager.order_waiters.is_empty() || cache.dirty_permille() > high
         {
             3
+        } else if self.destages_leaving() {
+            2
         } else if self.backing_in_flight > 0 {
             0
         } else {
@@ -447,15 +460,24 @@ impl super::Disk {
     }
 
     /// Takes the next blocks to be destaged out of those to do: neighbours that go in one I/O.
-    fn next_range(&mut self, id: DiskId, newest: u32) -> Option<Range> {
+    fn next_range(&mut self, id: DiskId, newest: Option<u32>) -> Option<Range> {
+        let leaves = self.destages_leaving();
         let (cache, destager) = (self.cache.as_mut()?, &mut self.destager);
         destager.keep_order(cache.config.destage.order);
-        let BlockNo(block) = destager.next(newest, |block| cache.was_used(block))?;
+        let leaving = if leaves { destager.next_leaving() } else { None };
+        let BlockNo(block) = match leaving {
+            Some(block) => block,
+            None => destager.next(newest?, |block| cache.was_used(block))?,
+        };
         // Neighbours as far as the window goes, so that what is dirty in one piece goes in whole stripes.
         let blocks_max = u64::from((cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1));
         let (mut first, mut end) = (u64::from(block), u64::from(block) + 1);
         let window = first / blocks_max * blocks_max;
-        let may_go = |block: u64| destager.may_go(BlockNo(block as u32), newest);
+        let may_go = |block: u64| {
+            let block = BlockNo(block as u32);
+            newest.is_some_and(|newest| destager.may_go(block, newest))
+                || leaves && destager.is_leaving(block)
+        };
         while first > window && may_go(first - 1) {
             first -= 1;
         }

@@ -56,6 +56,8 @@ pub(super) struct Destager {
     queue: VecDeque<(BlockNo, u32)>,
     turns: u32,
     picked: BTreeSet<BlockNo>,
+    /// Blocks with dirty data in segments that leave, whether to do or on their way.
+    pub(super) leaving: BTreeSet<BlockNo>,
     /// Blocks in a row that were looked at and hot.
     looks_in_vain: usize,
     /// So many go without a look: all were hot.
@@ -92,7 +94,8 @@ pub(super) struct Destager {
 impl Destager {
     /// Memory, bytes; of trees, half as much again as their entries take.
     pub(super) fn bytes(&self) -> u64 {
-        let todo = self.todo.len() * size_of::<(BlockNo, Todo)>() + self.picked.len() * size_of::<BlockNo>();
+        let blocks = (self.picked.len() + self.leaving.len()) * size_of::<BlockNo>();
+        let todo = self.todo.len() * size_of::<(BlockNo, Todo)>() + blocks;
         let moved = (self.written.len() + self.flushing.len()) * size_of::<u64>();
         ((todo + moved) * 3 / 2 + self.queue.capacity() * size_of::<(BlockNo, u32)>()) as u64
     }
@@ -275,6 +278,18 @@ impl Destager {
     /// Is nothing left to be done either?
     pub(super) fn is_done(&self) -> bool {
         self.is_idle() && self.todo.is_empty() && self.written.is_empty()
+    }
+
+    /// The next block to go of those in segments that leave, from the cursor on.
+    pub(super) fn next_leaving(&self) -> Option<BlockNo> {
+        let is_to_do = |block: &&BlockNo| self.todo.contains_key(block);
+        let ahead = self.leaving.range(self.cursor..).find(is_to_do);
+        ahead.or_else(|| self.leaving.iter().find(is_to_do)).copied()
+    }
+
+    /// Is this a block to do in a segment that leaves?
+    pub(super) fn is_leaving(&self, block: BlockNo) -> bool {
+        self.leaving.contains(&block) && self.todo.contains_key(&block)
     }
 
     /// The next block to go of those up to this epoch. `was_used` says whether a block was used since that was asked last,

@@ -11,6 +11,7 @@ use super::ownership::Ownership;
 use super::records::Journal;
 use super::stranded::{Stranded, WAIT_NS_MAX};
 use super::structure::Opening;
+use super::vacate::Vacating;
 use super::verify::Verify;
 use crate::cache::Cache;
 use crate::command::{Bitmap, CacheChange, Copies, DiskConfig};
@@ -70,6 +71,8 @@ pub(super) struct Disk {
     pub(super) verify: Verify,
     /// The command that drains the cache.
     pub(super) draining: Option<CommandId>,
+    /// The command that empties segments of it.
+    pub(super) vacating: Option<Vacating>,
     /// Requests wait until the change of a persistent cache is complete.
     pub(super) holds: bool,
     pub(super) held: Vec<u32>,
@@ -124,6 +127,7 @@ impl Disk {
             care: Care::default(),
             verify: Verify::default(),
             draining: None,
+            vacating: None,
             holds: false,
             held: Vec::new(),
             stranded: Stranded::default(),
@@ -156,7 +160,9 @@ impl Disk {
         if self.holds {
             let closes = self.removing.is_some() && self.opening.is_some();
             let flush_again = self.destager.rest_until.filter(|_| closes);
-            return journal.deadline().into_iter().chain(given_up).chain(flush_again).min();
+            let insists = self.vacating.as_ref().and_then(Vacating::deadline);
+            let waits = given_up.into_iter().chain(flush_again).chain(insists);
+            return journal.deadline().into_iter().chain(waits).min();
         }
         let care = if journal.dead { None } else { self.care.deadline() };
         let verify = if journal.dead { None } else { self.verify.deadline() };
@@ -244,7 +250,7 @@ impl Disk {
             stats.sectors_unverified = cache.index.unverified_sectors() + u64::from(comes_back);
             stats.sectors_to_verify = self.verify.total(stats.sectors_unverified);
             stats.doubled = self.is_doubled(cache);
-            stats.mode = cache.config.mode;
+            stats.mode = self.mode_in_effect().unwrap_or(cache.config.mode);
             let journal = self.journal.as_ref().map_or(0, |journal| journal.writer.bytes());
             stats.index_bytes = cache.bytes() + self.destager.bytes() + journal;
         }

@@ -52,6 +52,7 @@ mod structure;
 #[cfg(test)]
 mod tests;
 mod tier;
+mod vacate;
 mod verify;
 mod write;
 mod write_back;

@@ -136,7 +136,7 @@ impl Engine {
         };
         if cache.index.dirty_sectors() > 0 {
             let is_gone = |segment: &DataSegment| devices.get(segment.place.device).is_fenced();
-            let (gone, given): (Vec<_>, Vec<_>) = cache.leaving(&change).into_iter().partition(is_gone);
+            let (gone, given): (Vec<_>, Vec<_>) = cache.given_up_by(&change).into_iter().partition(is_gone);
             if cache.would_lose_dirty(&gone) || cache.has_dirty(&given) {
                 return Err(CommandError::Dirty);
             }
@@ -175,7 +175,7 @@ impl Engine {
                 if count as usize >= cache.segments.len() {
                     return Err(CommandError::TooSmall);
                 }
-                let leaving = cache.emptiest_segments(count as usize);
+                let leaving = cache.segments_to_give(count as usize);
                 let stay = cache.segments.iter().filter(|segment| !leaving.contains(segment));
                 (cache.relocated(stay.copied().collect(), size)?, ring)
             }
@@ -194,9 +194,11 @@ impl Engine {
             CacheChange::Close | CacheChange::DiscardDirty(_) | CacheChange::Disable => {
                 panic!("these bring no ring")
             }
-            CacheChange::Expect(_) | CacheChange::Tune(..) | CacheChange::Drain | CacheChange::StopDrain => {
-                panic!("these do not wait")
-            }
+            CacheChange::Expect(_)
+            | CacheChange::Tune(..)
+            | CacheChange::Drain
+            | CacheChange::StopDrain
+            | CacheChange::Vacate(_) => panic!("these do not wait"),
         };
         let distrusted = disk.journal.as_ref().is_some_and(|journal| journal.distrusted);
         if distrusted && cache.index.dirty_sectors() > 0 {
@@ -459,7 +461,11 @@ impl Engine {
             }
         }
         match kind {
-            Kind::Ring | Kind::Void => self.end_stranding(now, id),
+            Kind::Ring | Kind::Void => {
+                // The cache whose segments were to leave is no more.
+                self.end_vacating(id, Err(CommandError::Stopped));
+                self.end_stranding(now, id);
+            }
             Kind::Discard(_) => self.fail_unanswered(now, id),
             Kind::Close => {}
         }
@@ -477,6 +483,11 @@ impl Engine {
             };
             // What the destager has made clean meanwhile was clean in the new cache only.
             disk.restart_destager();
+            // Whoever wants its segments asks again.
+            let leaving = disk.cache.as_mut().filter(|_| disk.vacating.is_none());
+            if let Some(cache) = leaving.filter(|cache| !cache.leaving().is_empty()) {
+                cache.set_leaving(Vec::new());
+            }
         }
         for (first, end) in opening.forget {
             self.drop_clean(now, id, first, end);
@@ -640,7 +651,7 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
 impl Cache {
     /// The segments whose contents this change gives up. Dirty data in them goes to the backing first, even if there is
     /// another copy: nobody knows yet whether that can be read. Only of a fenced device there is nothing to be had.
-    fn leaving(&self, change: &CacheChange) -> Vec<DataSegment> {
+    fn given_up_by(&self, change: &CacheChange) -> Vec<DataSegment> {
         match change {
             CacheChange::Tune(..)
             | CacheChange::Expect(_)
@@ -650,7 +661,7 @@ impl Cache {
             | CacheChange::Close
             | CacheChange::Enable(_) => Vec::new(),
             CacheChange::Shrink(count, _) if (*count as usize) < self.segments.len() => {
-                self.emptiest_segments(*count as usize)
+                self.segments_to_give(*count as usize)
             }
             CacheChange::Leave(device, ..) => {
                 self.segments.iter().filter(|segment| segment.place.device == *device).copied().collect()

@@ -23,6 +23,7 @@ mod reads;
 mod shared;
 mod statistics;
 mod stranded;
+mod vacate;
 mod verify;
 mod write_back;
 mod writes;

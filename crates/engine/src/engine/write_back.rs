@@ -7,20 +7,39 @@
 //! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
 //! | else | a mark of its zones is committed, then as in a volatile cache |
 
+use super::disk::Disk;
 use super::jobs::JobKind;
 use super::{Active, Engine, Pending, Phase};
 use crate::admission::Brings;
-use crate::cache::{Cache, push_run};
+use crate::cache::push_run;
 use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode, Role};
-use crate::directory::whole_sectors;
+use crate::directory::{Departure, whole_sectors};
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::{Change, Writer};
 use crate::outcome::Outcome;
-use crate::units::{DiskId, Instant, SECTOR_BYTES};
+use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// A zone's mark goes away after so long without writes, nanoseconds.
 const ZONE_QUIET_NS: u64 = 5_000_000_000;
+
+impl Disk {
+    /// Returns what the cache does with writes now. Writes to a write-back cache go through while it is drained, has no
+    /// sound journal, or lacks the peer for its second copies.
+    pub(super) fn mode_in_effect(&self) -> Option<Mode> {
+        let cache = self.cache.as_ref()?;
+        let journal = self.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
+        // What a peer is to have, it has with a journal that tells of it.
+        let is_mirrored = journal.is_some_and(|journal| journal.ring.copies.len() > 1);
+        let has_seconds = cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
+        Some(match cache.config.mode {
+            Mode::WriteBack if journal.is_none() || self.draining.is_some() || !has_seconds => {
+                Mode::WriteThrough
+            }
+            mode => mode,
+        })
+    }
+}
 
 impl Engine {
     /// A change has its claim, and its disk's cache a journal.
@@ -30,7 +49,7 @@ impl Engine {
             if self.breaks_order(request.disk, range.first, range.end, false) {
                 return self.wait_for_order(now, slot);
             }
-            if self.write_to_flash(now, slot) {
+            if self.leave_segments(now, slot) || self.write_to_flash(now, slot) {
                 return;
             }
             self.record_gone(now, request.disk);
@@ -40,16 +59,9 @@ impl Engine {
 
     fn goes_to_flash(&mut self, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
-        let disk = self.disk_mut(request.disk);
-        let journal = disk.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
-        let takes = journal.is_some() && disk.draining.is_none();
-        // What a peer is to have, it has with a journal that tells of it.
-        let is_mirrored = disk.journal.as_ref().is_some_and(|journal| journal.ring.copies.len() > 1);
-        let has_seconds =
-            |cache: &&Cache| cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
-        let mode = disk.cache.as_ref().filter(has_seconds).map(|cache| cache.config.mode);
+        let mode = self.disk(request.disk).mode_in_effect();
         let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
-        takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
+        mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
     }
 
     /// Lets a change wait, without its claim, until older data is on the backing. That never gets there if the backing is another host's.
@@ -62,6 +74,48 @@ impl Engine {
         self.claims.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(disk).destager.order_waiters.push(slot);
         self.wake(disk);
+    }
+
+    /// Brings the blocks of a write out of segments that leave, without their contents. True if the write has to wait.
+    fn leave_segments(&mut self, now: Instant, slot: u32) -> bool {
+        let Active { request, range, .. } = self.requests[slot];
+        let insists = self.insists(now, request.disk);
+        let Engine { disks, claims, .. } = self;
+        let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        if !disk.cache.as_ref().is_some_and(|cache| !cache.leaving().is_empty()) {
+            return false;
+        }
+        let lost = std::mem::take(&mut disk.lost);
+        let (mut evicted, mut commits, mut waits) = (0, false, false);
+        if let Ok(cache) = disk.serving() {
+            let shift = cache.block_shift();
+            let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
+            for span in cache.spans(range.first, range.end) {
+                let Some(sector) = cache.find(span) else { continue };
+                if !cache.index.leaves(FrameNo((sector >> shift) as u32)) {
+                    continue;
+                }
+                let first = u64::from(span.block.0) << shift;
+                let whole = Range { disk: request.disk, first, end: first + (1 << shift) };
+                match cache.depart(sector, claims.is_shared(slot, &whole), is_busy) {
+                    Departure::To(_, gone) => evicted += gone,
+                    Departure::AfterCommit => commits = true,
+                    Departure::Stays => waits |= insists && cache.block_is_to_leave(span.block, &lost),
+                }
+            }
+        }
+        disk.lost = lost;
+        if evicted > 0 {
+            disk.record_eviction(now, evicted);
+        }
+        self.record_gone(now, request.disk);
+        if waits {
+            self.wait_for_vacating(slot);
+        } else if commits {
+            self.requests[slot].phase = Phase::CommitThenChange;
+            self.commit(slot);
+        }
+        waits || commits
     }
 
     /// Begins to write to flash, or to wait for the commit that has to come first. False if there is no room for all of it.

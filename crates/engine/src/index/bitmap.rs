@@ -51,11 +51,13 @@ impl Bitmap {
 
     /// The first bit that is set, from this one on.
     pub(super) fn next_one(&self, from: u64) -> Option<u64> {
-        let (start, mask) = ((from / 64) as usize, u64::MAX << (from % 64));
-        let words = self.0.get(start..)?.iter().enumerate();
-        let mut words = words.map(|(i, word)| (i, if i == 0 { word & mask } else { *word }));
-        let (i, word) = words.find(|(_, word)| *word != 0)?;
-        Some((start + i) as u64 * 64 + u64::from(word.trailing_zeros()))
+        next_one(&self.0, from)
+    }
+
+    /// The first bit of `from..end` that is set. Looks no further than there.
+    pub(super) fn next_one_before(&self, from: u64, end: u64) -> Option<u64> {
+        let words = end.div_ceil(64).min(self.0.len() as u64) as usize;
+        (from < end).then(|| next_one(&self.0[..words], from)).flatten().filter(|bit| *bit < end)
     }
 
     /// The bits that are set.
@@ -69,6 +71,14 @@ impl Bitmap {
     pub(super) fn bytes(&self) -> u64 {
         self.0.capacity() as u64 * 8
     }
+}
+
+fn next_one(words: &[u64], from: u64) -> Option<u64> {
+    let (start, mask) = ((from / 64) as usize, u64::MAX << (from % 64));
+    let words = words.get(start..)?.iter().enumerate();
+    let mut words = words.map(|(i, word)| (i, if i == 0 { word & mask } else { *word }));
+    let (i, word) = words.find(|(_, word)| *word != 0)?;
+    Some((start + i) as u64 * 64 + u64::from(word.trailing_zeros()))
 }
 
 /// Calls `f` with each word that holds bits of the range, and the mask of these bits.

@@ -1,9 +1,11 @@
 //! Frames in no use: a list for each *place*, linked through the block numbers that free frames do not have.
 //!
 //! Frames of one place lie on one device. Only a cache that keeps second copies, on other devices, has more than one. Some places
-//! may be for second copies only; they come after the others.
+//! may be for second copies only; they come after the others. The last list has the frames of segments that leave: nobody gets them.
 
 use std::ops::Range;
+
+use super::Leaving;
 
 const NONE: u32 = u32::MAX;
 
@@ -22,6 +24,8 @@ pub(super) struct FreeFrames {
     /// The places for second copies.
     seconds: Range<usize>,
     turn: usize,
+    /// Its free frames are in the last list.
+    leaving: Option<Leaving>,
 }
 
 /// Where the segments of a cache lie, for its free frames.
@@ -52,7 +56,15 @@ impl FreeFrames {
     /// None free, and one place.
     pub(super) fn none() -> FreeFrames {
         let places = Vec::new();
-        FreeFrames { lists: vec![EMPTY], places, frame_shift: 0, firsts: 1, seconds: 0..1, turn: 0 }
+        FreeFrames {
+            lists: vec![EMPTY; 2],
+            places,
+            frame_shift: 0,
+            firsts: 1,
+            seconds: 0..1,
+            turn: 0,
+            leaving: None,
+        }
     }
 
     /// None free, in these places.
@@ -61,18 +73,34 @@ impl FreeFrames {
         assert!(firsts <= count && of_segments.iter().all(|place| usize::from(*place) < count));
         let seconds = if apart { firsts..count } else { 0..firsts };
         FreeFrames {
-            lists: vec![EMPTY; count.max(1)],
+            lists: vec![EMPTY; count.max(1) + 1],
             places: of_segments,
             frame_shift,
             firsts,
             seconds,
             turn: 0,
+            leaving: None,
         }
     }
 
     /// Do second copies go where no other block does?
     pub(super) fn are_seconds_apart(&self) -> bool {
         self.seconds.start > 0 || self.seconds.is_empty()
+    }
+
+    /// From now on frames of these segments are not handed out. There are no free ones now.
+    pub(super) fn park(&mut self, leaving: Option<Leaving>) {
+        debug_assert!(self.lists.iter().all(|list| list.head == NONE));
+        self.leaving = leaving;
+    }
+
+    /// The list that a free frame is in.
+    #[inline]
+    fn list_of(&self, frame: u32) -> usize {
+        match &self.leaving {
+            Some(leaving) if leaving.has(frame) => self.lists.len() - 1,
+            _ => self.place(frame),
+        }
     }
 
     fn place(&self, frame: u32) -> usize {
@@ -123,7 +151,7 @@ impl FreeFrames {
     /// Gives a frame back; it is the next to be taken.
     #[inline]
     pub(super) fn push(&mut self, links: &mut [u32], frame: u32) {
-        let place = self.place(frame);
+        let place = self.list_of(frame);
         let list = &mut self.lists[place];
         links[frame as usize] = list.head;
         if list.head == NONE {
@@ -135,7 +163,7 @@ impl FreeFrames {
 
     /// Gives a frame back; it is the last to be taken.
     pub(super) fn push_last(&mut self, links: &mut [u32], frame: u32) {
-        let place = self.place(frame);
+        let place = self.list_of(frame);
         let list = &mut self.lists[place];
         links[frame as usize] = NONE;
         match list.tail {

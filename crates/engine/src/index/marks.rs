@@ -20,6 +20,8 @@ pub(super) struct Marks {
     /// Frames used since somebody asked.
     pub(super) used: Bitmap,
     pub(super) dirty_sectors: u64,
+    /// Of these, those in segments that leave.
+    pub(super) dirty_leaving: u64,
     /// Of unknown checksum until they are read: unproven when the cache was recovered.
     pub(super) unknown: BTreeSet<u64>,
     /// Frames that hold a second copy, by the frame that holds the first, and the other way round.
@@ -50,6 +52,7 @@ impl Index {
                 dirty: Bitmap::new(sectors),
                 held: Bitmap::new(sectors),
                 dirty_sectors: 0,
+                dirty_leaving: 0,
                 unproven: Bitmap::new(sectors),
                 used: Bitmap::new(sectors >> self.block_shift),
                 unknown: BTreeSet::new(),
@@ -84,7 +87,11 @@ impl Index {
         if !marks.dirty.get(sector) {
             marks.dirty.set(sector);
             // Second copies are not counted.
-            marks.dirty_sectors += u64::from(!marks.first_of.contains_key(&frame));
+            if !marks.first_of.contains_key(&frame) {
+                marks.dirty_sectors += 1;
+                let leaves = self.leaving.as_ref().is_some_and(|leaving| leaving.has(frame.0));
+                marks.dirty_leaving += u64::from(leaves);
+            }
         }
     }
 
@@ -95,7 +102,11 @@ impl Index {
         let before = marks.dirty.count(first, count);
         if before > 0 {
             marks.dirty.clear(first, count);
-            marks.dirty_sectors -= if marks.first_of.contains_key(&frame) { 0 } else { before };
+            if !marks.first_of.contains_key(&frame) {
+                marks.dirty_sectors -= before;
+                let leaves = self.leaving.as_ref().is_some_and(|leaving| leaving.has(frame.0));
+                marks.dirty_leaving -= if leaves { before } else { 0 };
+            }
             marks.unproven.clear(first, count);
             if !marks.unknown.is_empty() {
                 (first..first + count).for_each(|sector| _ = marks.unknown.remove(&sector));
@@ -199,6 +210,16 @@ impl Index {
         self.marks.as_ref().map_or_else(Vec::new, |marks| marks.dirty.ones().collect())
     }
 
+    /// The dirty sectors of `first..end`.
+    pub(crate) fn dirty_in(&self, first: u64, end: u64) -> impl Iterator<Item = u64> {
+        let mut at = first;
+        std::iter::from_fn(move || {
+            let dirty = self.marks.as_ref()?.dirty.next_one_before(at, end)?;
+            at = dirty + 1;
+            Some(dirty)
+        })
+    }
+
     /// The journal is new: it says of all that is dirty, and of nothing else, that it is dirty.
     pub(crate) fn hold_dirty(&mut self) {
         let marks = self.marks.as_mut().expect("only a persistent cache has a journal");
@@ -250,5 +271,9 @@ impl Index {
         let shift = self.block_shift;
         let counts = |sector: &u64| !marks.first_of.contains_key(&FrameNo((sector >> shift) as u32));
         marks.dirty_sectors = marks.dirty.ones().filter(counts).count() as u64;
+        let leaving = self.leaving.as_ref();
+        let leaves = |sector: &u64| leaving.is_some_and(|leaving| leaving.has((sector >> shift) as u32));
+        let there = marks.dirty.ones().filter(counts).filter(leaves).count();
+        marks.dirty_leaving = if leaving.is_some() { there as u64 } else { 0 };
     }
 }

@@ -267,11 +267,19 @@ fn show(disk: &DiskInfo) -> String {
     pairs(facts)
 }
 
+/// What happens to writes, and what happens to them now if that is not the same.
+fn mode(cache: &hob_control::Cache) -> String {
+    match &cache.mode_in_effect {
+        Some(now) => format!("{} ({now})", cache.mode),
+        None => cache.mode.clone(),
+    }
+}
+
 /// How a cache works.
 fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
     let mut facts = vec![
         ("cache preset", cache.preset.clone().unwrap_or_else(|| "none".to_owned())),
-        ("cache mode", cache.mode.clone()),
+        ("cache mode", mode(cache)),
         ("cache block size", cache.block_size.to_string()),
         ("cache policy", cache.policy.clone()),
         ("cache admission", cache.admission.clone()),

@@ -178,6 +178,14 @@ pub(super) struct Injection {
     pub(super) lost_journals: u32,
 }
 
+impl Injection {
+    /// Nothing fails.
+    pub(super) fn none() -> Injection {
+        let failure = Failure::Backing;
+        Injection { failure, armed: false, left: 0, struck: false, flush_failed: false, lost_journals: 0 }
+    }
+}
+
 /// Runs a case with the failure at the `nth` change of flash, or I/O of the backing, since the operation began, counted from 1.
 ///
 /// # Errors
@@ -199,7 +207,7 @@ pub fn inject(case: &Case, nth: u32, options: &Options) -> Result<Injected, Viol
     Ok(Injected { struck, ended, journals_lost: world.report.journals_lost as u32 })
 }
 
-fn scenario(case: &Case) -> Scenario {
+pub(super) fn scenario(case: &Case) -> Scenario {
     let ring_reserve = 0;
     Scenario {
         limits: Limits {
@@ -339,7 +347,7 @@ impl World<'_> {
         Ok(ended)
     }
 
-    fn enable_on_two(&mut self, case: &Case) -> Result<(), Violation> {
+    pub(super) fn enable_on_two(&mut self, case: &Case) -> Result<(), Violation> {
         let id = self.give_cache(case);
         self.wait_for(id)?;
         ensure!(self.ended.get(&id) == Some(&Ok(())), "no cache to begin with: {:?}", self.ended);
@@ -515,7 +523,7 @@ impl World<'_> {
         Ok(())
     }
 
-    fn write(&mut self, offset: u64, len: u64) -> Result<(), Violation> {
+    pub(super) fn write(&mut self, offset: u64, len: u64) -> Result<(), Violation> {
         self.ask(Op::Write(Durability::Volatile), offset, len)
     }
 
@@ -529,7 +537,7 @@ impl World<'_> {
     }
 
     /// Hands a request in and waits until nothing is unanswered.
-    fn ask(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
+    pub(super) fn ask(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
         self.begin(op, offset, len)?;
         loop {
             self.run_until(|world| world.requests.is_empty() || world.has_lost_a_journal())?;
@@ -542,7 +550,7 @@ impl World<'_> {
         }
     }
 
-    fn run_for(&mut self, ns: u64) -> Result<(), Violation> {
+    pub(super) fn run_for(&mut self, ns: u64) -> Result<(), Violation> {
         let end = self.now + ns;
         loop {
             self.run_until(|world| world.now >= end || world.has_lost_a_journal())?;
@@ -555,7 +563,7 @@ impl World<'_> {
     }
 
     /// Waits for a command.
-    fn wait_for(&mut self, id: CommandId) -> Result<(), Violation> {
+    pub(super) fn wait_for(&mut self, id: CommandId) -> Result<(), Violation> {
         self.drain()?;
         loop {
             self.run_until(|world| world.ended.contains_key(&id) || world.has_lost_a_journal())?;
@@ -625,7 +633,7 @@ impl World<'_> {
     }
 
     /// The power fails, everything is repaired, and the disk is opened again.
-    fn crash_and_open(&mut self) -> Result<(), Violation> {
+    pub(super) fn crash_and_open(&mut self) -> Result<(), Violation> {
         let is_of_backing =
             self.injection.as_ref().is_some_and(|injection| injection.failure.is_of_backing());
         self.crash(if is_of_backing { End::Kill } else { End::PowerCut })?;

@@ -99,6 +99,7 @@ impl World<'_> {
         // The daemon may have looked just before.
         self.maybe_record_evidence();
         self.count_crash(end);
+        self.end_outages();
         for flash in &mut self.flash {
             flash.crash(kind, &mut self.dice);
         }

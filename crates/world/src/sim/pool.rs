@@ -187,6 +187,10 @@ impl World<'_> {
 
     /// A command was carried out: what the daemon notes.
     fn succeeded(&mut self, asked: &Asked) -> Result<(), Violation> {
+        let has_outages = self.has_outages();
+        if let Command::Cache(CacheChange::Vacate(which)) = asked.command {
+            self.is_vacated(asked.disk, which);
+        }
         let backing_is_exact = {
             let disk = &mut self.disks[asked.disk];
             match &asked.command {
@@ -199,7 +203,7 @@ impl World<'_> {
                         && let Some(owner) = &mut disk.owner
                     {
                         owner.close();
-                        owner.left_unclean = disk.backing.may_refuse_flushes();
+                        owner.left_unclean = disk.backing.may_refuse_flushes() || has_outages;
                         self.record_evidence_at_end(asked.disk);
                     }
                     false
@@ -364,10 +368,12 @@ impl World<'_> {
                 *size_bytes < disk.size * UNIT_BYTES
             }
             (CommandError::Recovering, Command::Cache(CacheChange::GrowDisk(..))) => disk.coming.is_some(),
-            (CommandError::Stopped, Command::Cache(CacheChange::Drain)) => true,
-            (CommandError::Lost, Command::Cache(CacheChange::Drain)) => self.may_lose(asked.disk),
+            (CommandError::Stopped, Command::Cache(CacheChange::Drain | CacheChange::Vacate(_))) => true,
+            (CommandError::Lost, Command::Cache(CacheChange::Drain | CacheChange::Vacate(_))) => {
+                self.may_lose(asked.disk)
+            }
             (CommandError::BackingFailed, Command::Cache(_)) => {
-                persistent && self.scenario.disks[asked.disk].faults.flush_error > 0
+                persistent && (self.scenario.disks[asked.disk].faults.flush_error > 0 || self.has_outages())
             }
             (CommandError::JournalFailed, Command::Cache(CacheChange::Disable)) => false,
             (CommandError::JournalFailed, _) => persistent && (self.any_bad() || self.any_refuses()),

@@ -75,6 +75,10 @@ pub struct Report {
     pub dirty_lost: u64,
     /// Drains that ended with nothing dirty.
     pub drains: u64,
+    /// Times that segments of caches were emptied of dirty data.
+    pub vacated: u64,
+    /// Times that backings were away.
+    pub outages: u64,
     /// Disks that got larger.
     pub growths: u64,
     /// Caches recovered for a disk that was larger than they knew.
@@ -119,7 +123,7 @@ impl Report {
             ($($field:ident)*) => { vec![$((stringify!($field), &mut self.$field)),*] };
         }
         named! {
-            direct declined handed_back commands fences restarts lossy_flushes doubts losses stalls resumptions evictions power_cuts kills stops
+            vacated outages direct declined handed_back commands fences restarts lossy_flushes doubts losses stalls resumptions evictions power_cuts kills stops
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind
             changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost

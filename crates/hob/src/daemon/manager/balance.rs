@@ -109,8 +109,7 @@ impl Manager {
     ) -> Result<(), Refusal> {
         let count = segments.len() as u64;
         let pool = self.inner().disk(name)?.cache().map(|spec| spec.pool.clone()).unwrap_or_default();
-        let shrink = |ring: &Option<NewRing>| CacheChange::Shrink(count as u32, ring.clone());
-        let released = self.restructure(name, held - count, shrink).await?;
+        let released = self.shrink(name, held - count, count as u32).await?;
         let free = self.let_go(name, &released, |_| false);
         self.give_back(&pool, &free).await;
         let grow = |ring: &Option<NewRing>| CacheChange::Grow(segments.to_vec(), ring.clone());

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::drain::DRAINING;
+use super::drain::{DRAINING, SHRINKING};
 use super::migration::MIGRATING;
 use super::refusal::Refusal;
 use super::{Life, Manager, away};
@@ -83,6 +83,10 @@ fn is_own_work(doing: &str) -> bool {
 fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<(), Refusal> {
     if *busy == Some(DRAINING) {
         return Err(Refusal::conflict(format!("{name} is being drained"))
+            .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
+    }
+    if *busy == Some(SHRINKING) {
+        return Err(Refusal::conflict(format!("the cache of {name} is getting smaller"))
             .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
     }
     if *busy == Some(MIGRATING) {

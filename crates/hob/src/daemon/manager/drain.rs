@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{Dirty, DiskChanged, Size};
-use hob_engine::command::{CacheChange, CommandError, Mode};
+use hob_engine::command::{CacheChange, CommandError, Mode, Vacate};
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::Instant;
@@ -21,6 +21,9 @@ use crate::daemon::shard_api::{ShardError, ShardHandle};
 
 /// What is being done to a disk that is drained.
 pub(super) const DRAINING: &str = "drained";
+
+/// What is being done to a disk whose cache waits until segments hold nothing dirty.
+pub(super) const SHRINKING: &str = "shrunk";
 
 /// Pause between two looks at what is dirty.
 pub(super) const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -52,6 +55,8 @@ struct Seen {
     destaged_bytes: u64,
     errors: u64,
     draining: bool,
+    /// What happens to writes.
+    mode: Mode,
     /// Bytes a second, a moving mean.
     rate: f64,
     /// When destaging last got on.
@@ -182,6 +187,29 @@ impl Manager {
         })
     }
 
+    /// Brings what is dirty in segments that are to be given back to the backing, while writes stay on flash. The caller has
+    /// claimed the disk. Waits while the backing is away, until the operator stops it as a drain.
+    pub(super) async fn vacate(
+        self: &Arc<Self>,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        which: Vacate,
+    ) -> Result<(), Refusal> {
+        let busy = self.inner().disk_mut(name)?.busy.replace(SHRINKING);
+        let emptied = shard.change_cache(id, CacheChange::Vacate(which)).await;
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.busy = busy;
+        }
+        match emptied {
+            Ok(_) => Ok(()),
+            Err(ShardError::Command(CommandError::Stopped)) => Err(Refusal::conflict(format!(
+                "the change of {name}'s cache was stopped before dirty data was on the backing, so nothing was changed"
+            ))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Looks at what is dirty in every cache that can have something.
     pub(super) fn look_at_dirty(self: &Arc<Self>) {
         let mut inner = self.inner();
@@ -225,6 +253,7 @@ impl Watch {
             destaged_bytes: stats.destaged_bytes,
             errors: stats.destage_errors,
             draining: stats.draining,
+            mode: stats.mode,
             rate: 0.0,
             moved: now,
             failing: false,
@@ -270,6 +299,16 @@ impl Watch {
         }
     }
 
+    /// What happens to writes, as far as it was seen.
+    pub(super) fn mode(&self) -> Option<Mode> {
+        self.seen.map(|seen| seen.mode)
+    }
+
+    /// Is a drain under way, as far as it was seen?
+    pub(super) fn is_draining(&self) -> bool {
+        self.seen.is_some_and(|seen| seen.draining)
+    }
+
     fn view(&self, draining: bool, now: Instant) -> Dirty {
         let Some(seen) = self.seen else {
             let (size, lost, rate) = (Size(0), Size(0), Size(0));
@@ -312,7 +351,32 @@ impl DiskEntry {
         if !matches!(self.life, Life::Online(_)) {
             return None;
         }
-        Some(self.watch.view(self.busy == Some(DRAINING), Instant::now()))
+        let now = Instant::now();
+        let mut dirty = self.watch.view(self.busy == Some(DRAINING), now);
+        if self.pushes() {
+            dirty.why = dirty.why.or_else(|| self.watch.stuck(true, now));
+        }
+        Some(dirty)
+    }
+
+    /// Does somebody wait for dirty data to be on the backing?
+    pub(super) fn pushes(&self) -> bool {
+        matches!(self.busy, Some(DRAINING | SHRINKING))
+    }
+
+    /// Says what happens to writes, and until when, if that is not what the cache's mode says.
+    pub(super) fn mode_in_effect(&self) -> Option<String> {
+        let wanted = self.cache().filter(|_| self.has_cache)?.mode;
+        let mode = self.watch.mode().filter(|mode| wanted == Mode::WriteBack && *mode != wanted)?;
+        if !matches!(self.life, Life::Online(_)) {
+            return None;
+        }
+        let until = match (self.watch.is_draining(), self.busy) {
+            (true, _) => "until the drain ends",
+            (false, Some(_)) => "until the change of the cache ends",
+            (false, None) => "until its journal and its copies are sound again",
+        };
+        Some(format!("{mode} {until}"))
     }
 }
 

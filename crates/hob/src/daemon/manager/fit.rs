@@ -1,13 +1,14 @@
 //! A shard's cache is made to fit what is wanted: room taken and given back, settings applied, devices left.
 //!
 //! A change to the structure of a persistent cache brings a new ring for its journal ([`Manager::restructure`]). What
-//! would lose dirty data is refused by the engine; the cache is then drained, and the change made again.
+//! would lose dirty data is refused by the engine; the cache is then drained, and the change made again. Where it gives segments
+//! back, only these are emptied, and writes stay on flash.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use hob_control::Size;
-use hob_engine::command::{CacheChange, CommandError, DataSegment, Enable, NewRing, Segment};
+use hob_engine::command::{CacheChange, CommandError, DataSegment, Enable, Mode, NewRing, Segment, Vacate};
 use hob_engine::units::{DeviceId, DiskId};
 
 use super::caches::no_cache;
@@ -52,8 +53,7 @@ impl Manager {
         if have > target {
             let surplus =
                 u32::try_from(have - target).map_err(|_| Refusal::invalid("that is too large a change"))?;
-            let shrink = |ring: &Option<NewRing>| CacheChange::Shrink(surplus, ring.clone());
-            let released = self.restructure(name, target, shrink).await?;
+            let released = self.shrink(name, target, surplus).await?;
             let free = self.let_go(name, &released, |_| false);
             self.give_back(&spec.pool, &free).await;
         }
@@ -209,29 +209,84 @@ impl Manager {
         segments_after: u64,
         change: impl Fn(&Option<NewRing>) -> CacheChange + Send,
     ) -> Result<Vec<Segment>, Restructure> {
-        let (shard, id, pool, copies) = {
+        self.restructure_after(name, segments_after, None, change).await
+    }
+
+    /// Has the shard's cache give so many segments back; `segments_after` remain. Returns what is released.
+    pub(super) async fn shrink(
+        self: &Arc<Self>,
+        name: &str,
+        segments_after: u64,
+        count: u32,
+    ) -> Result<Vec<Segment>, Restructure> {
+        let shrink = |ring: &Option<NewRing>| CacheChange::Shrink(count, ring.clone());
+        let vacates = (count > 0).then_some(Vacate::Emptiest(count));
+        self.restructure_after(name, segments_after, vacates, shrink).await
+    }
+
+    /// As `restructure`. Where dirty data is in the way in segments that go, only these are emptied, and writes stay on flash.
+    async fn restructure_after(
+        self: &Arc<Self>,
+        name: &str,
+        segments_after: u64,
+        vacates: Option<Vacate>,
+        change: impl Fn(&Option<NewRing>) -> CacheChange + Send,
+    ) -> Result<Vec<Segment>, Restructure> {
+        let (shard, id, pool, copies, writes_back) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
-            (disk.shard()?, disk.id, spec.pool.clone(), disk.ring_copies)
+            let writes_back = spec.mode == Mode::WriteBack && spec.journal.is_some() && disk.has_cache;
+            (disk.shard()?, disk.id, spec.pool.clone(), disk.ring_copies, writes_back)
         };
-        let (ring, room) = self.new_ring(name, segments_after).await?;
+        // Segments of a device that leaves may be lost already: the engine knows.
+        if let Some(which @ Vacate::Emptiest(_)) = vacates.filter(|_| writes_back) {
+            self.vacate(name, &shard, id, which).await?;
+        }
+        let result = self.restructure_with_ring(name, segments_after, vacates, (&shard, id), &change).await;
+        if result.is_err() && vacates.is_some() {
+            // It goes on as it was.
+            let _ = shard.change_cache(id, CacheChange::StopDrain).await;
+        }
+        let Err((error, room)) = result else { return result.map_err(|(error, _)| error) };
+        tracing::debug!("{name}: {error:?}");
+        let free = self.let_go(name, &room, |_| false);
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.ring_copies = copies;
+        }
+        self.give_back(&pool, &free).await;
+        Err(error)
+    }
+
+    /// Makes the ring, and the change. An error comes with the segments that the ring was to have.
+    async fn restructure_with_ring(
+        self: &Arc<Self>,
+        name: &str,
+        segments_after: u64,
+        vacates: Option<Vacate>,
+        (shard, id): (&ShardHandle, DiskId),
+        change: &(impl Fn(&Option<NewRing>) -> CacheChange + Send),
+    ) -> Result<Vec<Segment>, (Restructure, Vec<Segment>)> {
+        let (ring, room) =
+            self.new_ring(name, segments_after).await.map_err(|refusal| (refusal.into(), vec![]))?;
         let mut result = match self.say_before(name, ring.as_ref()).await {
             Ok(()) => shard.change_cache(id, change(&ring)).await.map_err(Restructure::from),
             Err(refusal) => Err(refusal.into()),
         };
-        if result.as_ref().is_err_and(|error| error.is(CommandError::Dirty)) {
-            result = self.restructure_clean(name, &shard, id, change(&ring)).await.map_err(Restructure::from);
-        }
-        if let Err(error) = &result {
-            tracing::debug!("{name}: {error:?}");
-            let free = self.let_go(name, &room, |_| false);
-            if let Ok(disk) = self.inner().disk_mut(name) {
-                disk.ring_copies = copies;
+        let is_dirty = |result: &Result<_, Restructure>| {
+            result.as_ref().is_err_and(|error| error.is(CommandError::Dirty))
+        };
+        if let Some(which) = vacates {
+            while is_dirty(&result) {
+                result = match self.vacate(name, shard, id, which).await {
+                    Ok(()) => shard.change_cache(id, change(&ring)).await.map_err(Restructure::from),
+                    Err(refusal) => Err(refusal.into()),
+                };
             }
-            self.give_back(&pool, &free).await;
+        } else if is_dirty(&result) {
+            result = self.restructure_clean(name, shard, id, change(&ring)).await.map_err(Restructure::from);
         }
-        result
+        result.map_err(|error| (error, room))
     }
 
     async fn restructure_clean(
@@ -291,7 +346,8 @@ impl Manager {
                 0 => CacheChange::Shrink(0, ring.clone()),
                 _ => CacheChange::Leave(device, replacements.clone(), ring.clone()),
             };
-            match self.restructure(name, after, leave).await {
+            let vacates = (leaving > 0).then_some(Vacate::Device(device));
+            match self.restructure_after(name, after, vacates, leave).await {
                 Ok(released) => {
                     let free = self.let_go(name, &released, |segment| segment.device == device);
                     self.inner().disk_mut(name)?.held.extend(places(&replacements));

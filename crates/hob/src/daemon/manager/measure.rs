@@ -18,7 +18,6 @@ use tokio::time::Instant;
 
 use super::cluster::ClusterWait;
 use super::disks::CANNOT_FLUSH;
-use super::drain::DRAINING;
 use super::journal_lost::JOURNAL_LOST;
 use super::{DeviceEntry, DiskEntry, Inner, Life, Manager};
 use crate::daemon::hardware::DeviceCounts;
@@ -259,7 +258,7 @@ impl DiskEntry {
                 let reason = format!("{} that only flash has cannot be read from it", dirty.lost.human());
                 problems.push((ProblemKind::DirtyLost, reason));
             }
-            let stuck = self.watch.stuck(self.busy == Some(DRAINING), Instant::now());
+            let stuck = self.watch.stuck(self.pushes(), Instant::now());
             problems.extend(stuck.map(|why| (ProblemKind::DestageStuck, why)));
         }
         let mismatches = self.mismatches(Instant::now());

@@ -8,7 +8,7 @@ use hob_engine::command::Copies;
 use hob_storage::pool::OwnerId;
 
 use super::caches::shown_preset;
-use super::drain::DRAINING;
+use super::drain::{DRAINING, SHRINKING};
 use super::migration::MIGRATING;
 use super::refusal::Refusal;
 use super::{DeviceEntry, DiskEntry, Inner, Life, Manager, PoolEntry};
@@ -136,6 +136,7 @@ impl DiskEntry {
                 block_size: spec.block_size,
                 policy: spec.policy.clone(),
                 mode: spec.mode.to_string(),
+                mode_in_effect: self.mode_in_effect(),
                 persistent: spec.journal.is_some(),
                 layout: spec.layout.to_string(),
                 admission: spec.admission.to_string(),
@@ -240,7 +241,7 @@ impl DiskEntry {
             CacheState::None
         } else if self.coming.is_some() {
             CacheState::Recovering
-        } else if self.busy.is_some_and(|busy| busy != DRAINING && busy != MIGRATING) {
+        } else if self.busy.is_some_and(|busy| ![DRAINING, SHRINKING, MIGRATING].contains(&busy)) {
             CacheState::Changing
         } else if !self.has_cache {
             CacheState::None

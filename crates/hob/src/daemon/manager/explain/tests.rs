@@ -38,6 +38,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             journal: Size(0),
             preset: None,
             mode: "write-through".into(),
+            mode_in_effect: None,
             persistent: false,
             layout: "unified".into(),
             admission: "always".into(),

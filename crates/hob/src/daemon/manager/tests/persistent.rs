@@ -177,6 +177,66 @@ fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
 }
 
 #[test]
+fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
+    run(async |bench| {
+        let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(bench.manager.clone().tend(receiver));
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench
+            .with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80}"#)
+            .await
+            .unwrap();
+        (0..100).for_each(|block| bench.write("vm", block));
+        bench.shard.set_backings_fail(true);
+        for ends in ["stopped", "done"] {
+            let refusal = bench.resize("vm", 2).await.unwrap_err();
+            assert_eq!(refusal.kind, Kind::Busy, "{refusal}");
+            (0..200).for_each(|block| bench.write("vm", block));
+            let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+            assert_eq!(
+                (cache.state, cache.room, cache.mode_in_effect),
+                (CacheState::Active, Size(4 * MIB), None)
+            );
+            assert_eq!(bench.dirty("vm").await, 200 * BLOCK);
+            let refusal = bench.resize("vm", 3).await.unwrap_err();
+            assert!(refusal.to_string().contains("hob drain vm --stop"), "{refusal}");
+            if ends == "stopped" {
+                bench.manager.drain_stop("vm".into()).await.unwrap();
+                settled(&bench.manager).await;
+                let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+                assert_eq!((cache.size, cache.room), (Size(4 * MIB), Size(4 * MIB)));
+            }
+        }
+        bench.shard.set_backings_fail(false);
+        settled(&bench.manager).await;
+        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!((cache.size, cache.room), (Size(2 * MIB), Size(2 * MIB)));
+        assert_eq!(bench.dirty("vm").await, 200 * BLOCK, "what stays is as dirty as it was");
+    });
+}
+
+#[test]
+fn the_mode_in_effect_is_shown_while_a_drain_lets_writes_through() {
+    run(async |bench| {
+        let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
+        tokio::spawn(bench.manager.clone().tend(receiver));
+        bench.pool(&["a"], 8).await;
+        bench.disk("vm").await;
+        bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
+        bench.write("vm", 1);
+        let in_effect = || bench.manager.disk("vm").unwrap().cache.unwrap().mode_in_effect;
+        assert_eq!(in_effect(), None);
+        bench.shard.set_backings_fail(true);
+        bench.manager.drain("vm".into()).await.unwrap();
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(in_effect().as_deref(), Some("write-through until the drain ends"));
+        bench.manager.drain_stop("vm".into()).await.unwrap();
+        assert_eq!(in_effect(), None);
+    });
+}
+
+#[test]
 fn a_volatile_cache_has_nothing_to_drain() {
     run(async |bench| {
         bench.pool(&["a"], 4).await;

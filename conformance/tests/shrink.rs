@@ -1,0 +1,185 @@
+//! A write-back cache gets smaller while its backing is away: guests notice nothing, and the change waits.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use conformance::data::{Noise, assert_same, noise_file};
+use conformance::process::Process;
+use conformance::scratch::wait_until;
+use conformance::{Hob, MIB, Scratch, Serve, Tool};
+use serde_json::Value;
+
+const SIZE: u64 = 96 * MIB;
+const BLOCK: u64 = 64 << 10;
+
+/// Blocks in an order that no cache takes for a stream.
+fn scattered(blocks: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
+    let count = blocks.end - blocks.start;
+    assert!(count % 13 != 0 && count > 13);
+    (0..count).map(move |i| blocks.start + i * 13 % count)
+}
+
+fn mib(count: u64) -> u64 {
+    count * MIB / BLOCK
+}
+
+/// An `nbdkit` that serves `disk.img` of the scratch directory at `backing.sock`.
+#[track_caller]
+fn nbdkit(scratch: &Scratch) -> Process {
+    let socket = scratch.path("backing.sock");
+    let _ = std::fs::remove_file(&socket);
+    let server = Tool::new("nbdkit")
+        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "file", &scratch.text("disk.img")])
+        .start();
+    wait_until("nbdkit's socket", Duration::from_secs(10), || socket.exists());
+    server
+}
+
+/// hob in front of nbdkit, with a cache of four segments: one and a half clean, one dirty, the rest free.
+struct Stage {
+    scratch: Scratch,
+    backing: Process,
+    hob: Hob,
+    image: Vec<u8>,
+}
+
+impl Stage {
+    #[track_caller]
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        noise_file(&scratch.path("disk.img"), SIZE, 70);
+        let image = std::fs::read(scratch.path("disk.img")).unwrap();
+        let backing = nbdkit(&scratch);
+        let uri = format!("nbd+unix:///?socket={}", scratch.text("backing.sock"));
+        let serve = Serve::disk(&uri).cached(&scratch.path("pool"), "64M", "4K").arg("--mode", "write-back");
+        let hob = serve.arg("--dirty-start", "60").arg("--dirty-age-max", "0").start(&scratch);
+        // Requests that need the backing fail soon.
+        hob.ctl(&["disk", "set", "disk", "--backing-timeout", "2s"]);
+        let mut client = hob.connect();
+        let clean = mib(64)..mib(88);
+        wait_until("clean blocks in the cache", Duration::from_secs(60), || {
+            let before = hob.stats().hits();
+            for block in scattered(clean.clone()) {
+                client.read(block * BLOCK, BLOCK as u32).unwrap();
+            }
+            hob.stats().hits() - before >= clean.end - clean.start
+        });
+        let mut stage = Stage { scratch, backing, hob, image };
+        stage.write(scattered(0..mib(16)), 71);
+        stage
+    }
+
+    /// Writes blocks with a seed's noise, and flushes. Returns how long the longest request took.
+    #[track_caller]
+    fn write(&mut self, blocks: impl Iterator<Item = u64>, seed: u64) -> Duration {
+        let mut client = self.hob.connect();
+        let mut longest = Duration::ZERO;
+        let mut noise = Noise::new(seed);
+        for block in blocks {
+            let (at, data) = ((block * BLOCK) as usize, noise.bytes(BLOCK as usize));
+            let now = Instant::now();
+            client.write(at as u64, &data).unwrap_or_else(|e| panic!("write of block {block}: {e}"));
+            longest = longest.max(now.elapsed());
+            self.image[at..at + data.len()].copy_from_slice(&data);
+        }
+        let now = Instant::now();
+        client.flush().expect("a flush on flash");
+        longest.max(now.elapsed())
+    }
+
+    #[track_caller]
+    fn check(&self) {
+        let mut client = self.hob.connect();
+        for at in (0..SIZE).step_by(MIB as usize) {
+            let data = client.read(at, MIB as u32).unwrap();
+            let expected = &self.image[at as usize..][..MIB as usize];
+            assert_same(&data, expected, at, "the disk and what was written");
+        }
+    }
+
+    fn shown(&self) -> Value {
+        let output = self.hob.ctl(&["disk", "show", "disk", "-o", "json"]);
+        serde_json::from_str(&output).expect("JSON")
+    }
+
+    /// Asks for half of the cache, and leaves the command waiting.
+    #[track_caller]
+    fn begin_shrink(&self) -> Process {
+        let mut command = Command::new(conformance::hob::binary());
+        command.args(["cache", "resize", "disk", "32M", "--control", self.hob.control()]);
+        let resize = Process::start("hob cache resize", &mut command).expect("hob starts");
+        std::thread::sleep(Duration::from_secs(1));
+        let other = self.hob.try_ctl(&["cache", "set", "disk", "--dirty-start", "50"]).all();
+        assert!(other.contains("getting smaller") && other.contains("hob drain disk --stop"), "{other}");
+        resize
+    }
+
+    fn room(&self) -> u64 {
+        self.shown()["cache"]["room"].as_u64().expect("a size")
+    }
+}
+
+#[test]
+fn a_cache_that_gets_smaller_while_the_backing_is_away_takes_writes_and_waits() {
+    let mut stage = Stage::new();
+    let before = stage.hob.stats().number("dirty_bytes").expect("a count") as u64;
+    assert_eq!(before, 16 * MIB);
+    stage.backing.kill();
+    let resize = stage.begin_shrink();
+    // What is dirty, in segments that leave and that stay; what is clean; and what is not in the cache.
+    let start = Instant::now();
+    let mut rounds = 0;
+    while start.elapsed() < Duration::from_secs(7) {
+        let blocks = [0..40, mib(10)..mib(10) + 40, mib(64)..mib(64) + 20, mib(30)..mib(30) + 20];
+        let longest = stage.write(blocks.into_iter().flat_map(scattered), 100 + rounds);
+        assert!(longest < Duration::from_secs(4), "a request took {longest:?} in round {rounds}");
+        rounds += 1;
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(rounds > 5, "{rounds} rounds");
+    let shown = stage.shown();
+    assert_eq!(shown["cache"]["state"], "active", "{shown}");
+    assert_eq!(shown["cache"]["mode_in_effect"], Value::Null, "{shown}");
+    assert!(shown["cache"]["dirty"]["why"].as_str().is_some_and(|why| why.contains("backing")), "{shown}");
+    assert_eq!(stage.room(), 64 * MIB);
+    stage.backing = nbdkit(&stage.scratch);
+    wait_until("the end of the shrink", Duration::from_secs(60), || stage.room() == 32 * MIB);
+    drop(resize);
+    assert!(stage.hob.stats().number("dirty_bytes").expect("a count") > 0.0, "what stays is dirty yet");
+    stage.check();
+    stage.write(scattered(mib(40)..mib(41)), 300);
+    stage.hob.ctl(&["drain", "disk"]);
+    stage.check();
+    stage.hob.stop();
+    let on_disk = std::fs::read(stage.scratch.path("disk.img")).unwrap();
+    assert_same(&on_disk, &stage.image, 0, "the backing and what was written");
+}
+
+#[test]
+fn a_shrink_that_waits_is_cancelled_with_drain_stop() {
+    let mut stage = Stage::new();
+    stage.backing.kill();
+    let resize = stage.begin_shrink();
+    stage.hob.ctl(&["drain", "disk", "--stop"]);
+    wait_until("the old size", Duration::from_secs(10), || {
+        stage.shown()["cache"]["size"].as_u64() == Some(64 * MIB)
+    });
+    drop(resize);
+    stage.write(scattered(mib(20)..mib(21)), 200);
+    stage.backing = nbdkit(&stage.scratch);
+    stage.check();
+    // A drain lets writes through, and says so.
+    let text = |stage: &Stage| stage.hob.ctl(&["disk", "show", "disk"]);
+    assert!(!text(&stage).contains("write-through"), "{}", text(&stage));
+    stage.backing.kill();
+    stage.hob.ctl(&["drain", "disk", "--no-wait"]);
+    wait_until("the mode in effect", Duration::from_secs(5), || {
+        text(&stage).contains("write-back (write-through until the drain ends)")
+    });
+    stage.hob.ctl(&["drain", "disk", "--stop"]);
+    wait_until("the mode again", Duration::from_secs(5), || !text(&stage).contains("write-through"));
+    stage.backing = nbdkit(&stage.scratch);
+    stage.hob.ctl(&["drain", "disk"]);
+    stage.check();
+    stage.hob.stop();
+}

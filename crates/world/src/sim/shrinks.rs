@@ -1,0 +1,212 @@
+//! Caches that give segments back as a daemon has them do it: these are emptied of dirty data first, while writes stay on flash. The
+//! backing may be away meanwhile, and lives may end.
+//!
+//! Some histories have it, chosen by dice of their own: the others are what they would be without.
+
+use hob_engine::command::{CacheChange, Command, CommandError, Copies, Vacate};
+use hob_engine::io::{Durability, Op};
+use hob_engine::outcome::Outcome;
+use hob_engine::units::DeviceId;
+
+use super::injection::{self, Case, Content, Failure, Operation};
+use super::{Event, Options, Sabotage, World, trace};
+use crate::dice::Dice;
+use crate::media::BackingFaults;
+use crate::{Violation, ensure};
+
+/// Tells the dice from those of everything else.
+const SALT: u64 = 0x7368_7269_6e6b;
+
+const KIB: u64 = 1024;
+const SECOND: u64 = 1_000_000_000;
+
+/// Nothing succeeds on a backing that is away.
+const AWAY: BackingFaults = BackingFaults { read_error: 1000, write_error: 1000, flush_error: 1000 };
+
+/// What a history with such caches has.
+#[derive(Debug)]
+pub(super) struct Shrinks {
+    dice: Dice,
+    /// Mean time that a backing is away, if backings may fail.
+    away_ns: Option<u64>,
+}
+
+impl Shrinks {
+    /// For a history that has it.
+    pub(super) fn draw(seed: u64, options: &Options, backing_ns: u64) -> Option<Shrinks> {
+        let mut dice = Dice::new(seed ^ SALT);
+        let is_one = dice.chance(options.shrink_permille) && options.lives;
+        let mean_ns = backing_ns * dice.pick(&[10, 100, 1000]);
+        let may = options.faults && !options.sound_backings;
+        is_one.then_some(Shrinks { dice, away_ns: may.then_some(mean_ns) })
+    }
+}
+
+impl World<'_> {
+    /// Now and then a cache is to get smaller, or no longer, or a backing goes away.
+    pub(super) fn maybe_shrink(&mut self) -> Result<(), Violation> {
+        let disks = self.disks.len() as u64;
+        let devices = self.flash.len() as u64;
+        let Some(Shrinks { dice, away_ns }) = &mut self.shrinks else { return Ok(()) };
+        if !dice.chance(250) {
+            return Ok(());
+        }
+        let disk = dice.below(disks) as usize;
+        let (what, count) = (dice.below(10), dice.below(4) as u32);
+        let device = DeviceId(dice.below(devices) as u16);
+        let away_ns = away_ns.map(|mean| dice.between(1, 2 * mean));
+        let state = &self.disks[disk];
+        if !state.present || state.leaving || state.coming.is_some() || state.owner.is_none() {
+            return Ok(());
+        }
+        match (what, away_ns) {
+            (0..5, _) => _ = self.command(disk, Command::Cache(CacheChange::Vacate(Vacate::Emptiest(count)))),
+            (5, _) => _ = self.command(disk, Command::Cache(CacheChange::Vacate(Vacate::Device(device)))),
+            (6, _) => _ = self.command(disk, Command::Cache(CacheChange::StopDrain)),
+            (_, Some(ns)) => {
+                trace!(self, "the backing of disk {disk} goes away");
+                self.report.outages += 1;
+                self.disks[disk].backing.set_faults(AWAY);
+                self.queue.push(self.now + ns, Event::Back(disk));
+            }
+            (_, None) => {}
+        }
+        self.drain()
+    }
+
+    /// A backing that was away is there again.
+    pub(super) fn backing_is_back(&mut self, disk: usize) {
+        trace!(self, "the backing of disk {disk} is back");
+        self.disks[disk].backing.set_faults(self.scenario.disks[disk].faults);
+    }
+
+    /// All backings are.
+    pub(super) fn end_outages(&mut self) {
+        if self.shrinks.is_some() {
+            (0..self.disks.len()).for_each(|disk| self.backing_is_back(disk));
+        }
+    }
+
+    /// Can flushes of backings fail, though their faults do not say so?
+    pub(super) fn has_outages(&self) -> bool {
+        self.shrinks.as_ref().is_some_and(|shrinks| shrinks.away_ns.is_some())
+    }
+
+    /// Segments hold nothing dirty any more: the daemon has the cache give them back, soon.
+    pub(super) fn is_vacated(&mut self, disk: usize, which: Vacate) {
+        self.report.vacated += 1;
+        let Some(Shrinks { dice, .. }) = &mut self.shrinks else { return };
+        if dice.chance(900) {
+            let at = self.now + dice.between(1, 1_000_000);
+            self.queue.push(at, Event::GiveBack(disk, which));
+        }
+    }
+
+    /// The daemon has the cache give segments back.
+    pub(super) fn give_back_vacated(&mut self, disk: usize, which: Vacate) -> Result<(), Violation> {
+        let state = &self.disks[disk];
+        let config =
+            state.owner.as_ref().filter(|_| state.present && !state.leaving).map(|owner| owner.config);
+        let Some(config) = config else { return Ok(()) };
+        let Some(ring) = self.make_ring(disk, &config) else { return Ok(()) };
+        let change = match which {
+            Vacate::Emptiest(count) => CacheChange::Shrink(count, Some(ring)),
+            Vacate::Device(device) => CacheChange::Leave(device, vec![], Some(ring)),
+        };
+        self.command(disk, Command::Cache(change));
+        self.drain()
+    }
+}
+
+/// A cache is to get smaller while its backing is away, with guests on it; the power fails after so many of their writes, or
+/// never. What has to hold beyond what a history checks: no request fails, none waits for the backing, and the change
+/// ends when the backing is back.
+///
+/// # Errors
+/// A promise was broken.
+pub fn shrink_in_outage(
+    seed: u64,
+    copies: Copies,
+    cut_after: Option<u32>,
+    options: &Options,
+) -> Result<(), Violation> {
+    let case = Case {
+        operation: Operation::Shrink,
+        content: Content::Dirty,
+        copies,
+        failure: Failure::Backing,
+        seed,
+    };
+    let options = Options { requests: 1000, lives: true, ..options.clone() };
+    let mut world = World::of(injection::scenario(&case), Dice::new(seed), &options);
+    world.injection = Some(injection::Injection::none());
+    let tried = world.try_shrink(&case, cut_after);
+    tried.map_err(|Violation(what)| Violation(format!("{case:?} cut after {cut_after:?}: {what}")))
+}
+
+impl World<'_> {
+    fn try_shrink(&mut self, case: &Case, cut_after: Option<u32>) -> Result<(), Violation> {
+        self.lend_buffers();
+        self.add_disk(0);
+        self.drain()?;
+        self.enable_on_two(case)?;
+        // With one copy: a segment of clean blocks, one of dirty ones, one half dirty, one free. The last two leave.
+        let (blocks, leave) = if case.copies == Copies::One { (12, 2) } else { (4, 1) };
+        self.ask(Op::Read, 384 * KIB, 64 * KIB)?;
+        self.run_for(SECOND / 10)?;
+        for block in 0..blocks {
+            self.write(block * 16 * KIB, 4 * KIB)?;
+        }
+        self.ask(Op::Flush, 0, 0)?;
+        let on_flash = |world: &Self| world.report.outcomes[Outcome::WriteBack as usize];
+        let before = on_flash(self);
+        let delay = self.dice.below(3);
+        if delay == 0 {
+            self.disks[0].backing.set_faults(AWAY);
+        }
+        let vacate = self.command(0, Command::Cache(CacheChange::Vacate(Vacate::Emptiest(leave))));
+        self.drain()?;
+        if self.options.sabotage == Some(Sabotage::EarlyGift) {
+            let owner = self.disks[0].owner.as_mut().expect("persistent");
+            owner.data.remove(&2).expect("a cache of four segments");
+        }
+        self.run_for(delay * SECOND / 1000)?;
+        self.disks[0].backing.set_faults(AWAY);
+        let mut writes = 0;
+        for round in 0..4 {
+            // Of each kind: dirty, and new.
+            for offset in [round * 16 * KIB, (round * 2 + 1) * 8 * KIB] {
+                self.write(offset, 8 * KIB)?;
+                writes += 1;
+                if cut_after == Some(writes) {
+                    self.crash_and_open()?;
+                    self.read_all(0)?;
+                    return self.finish();
+                }
+            }
+            self.ask(Op::Write(Durability::Durable), round * 16 * KIB, 4 * KIB)?;
+            self.ask(Op::Flush, 0, 0)?;
+            self.run_for(SECOND / 2)?;
+        }
+        let taken = on_flash(self) - before;
+        ensure!(taken == u64::from(writes) + 4, "{taken} of {} writes stayed on flash", writes + 4);
+        let is_done = self.ended.contains_key(&vacate);
+        ensure!(delay > 0 || !is_done, "it ended without its backing");
+        self.backing_is_back(0);
+        self.wait_for(vacate)?;
+        let ended = self.ended.remove(&vacate);
+        ensure!(ended == Some(Ok(())), "it ended with {ended:?}");
+        let config = self.disks[0].owner.as_ref().expect("persistent").config;
+        let Some(ring) = self.make_ring(0, &config) else { return Err(Violation("no ring".to_owned())) };
+        let shrunk = self.command_and_wait(0, Command::Cache(CacheChange::Shrink(leave, Some(ring))))?;
+        ensure!(shrunk == Ok(()) || shrunk == Err(CommandError::Dirty), "not smaller: {shrunk:?}");
+        ensure!(shrunk == Ok(()), "dirty data came in where nothing was to be dirty");
+        self.read_all(0)?;
+        self.crash_and_open()?;
+        self.read_all(0)?;
+        self.finish()?;
+        let failed = self.report.outcomes[Outcome::BackingError as usize];
+        ensure!(failed == 0, "{failed} requests failed");
+        Ok(())
+    }
+}
