@@ -103,7 +103,9 @@ pub struct Model {
     units: Vec<Unit>,
     /// Acknowledged and not durable.
     unflushed: Vec<u32>,
-    /// Of these, those that flash has: a loss of the backing does not concern them.
+    /// The same, when dirty data was given up: a loss of the backing may take them, if it has them.
+    given_up: Vec<u32>,
+    /// Of `unflushed`, those that flash has: a loss of the backing does not concern them.
     in_flash: BTreeSet<u32>,
     /// Acknowledged, not durable, and in doubt since a loss of the backing, with its number.
     doubtful: Vec<(u32, u32)>,
@@ -154,6 +156,7 @@ impl Model {
             ended_before: 1,
             units: vec![Unit::NEW; units as usize],
             unflushed: vec![],
+            given_up: vec![],
             in_flash: BTreeSet::new(),
             doubtful: vec![],
             losses: 0,
@@ -303,14 +306,18 @@ impl Model {
             let stays = unit.kept || self.settled && unit.last_began < self.crashed;
             unit.pinned = unit.pinned.filter(|_| stays);
         }
-        for serial in lost {
+        let lost = lost.into_iter().map(|serial| (serial, true));
+        let given_up = std::mem::take(&mut self.given_up).into_iter().map(|serial| (serial, false));
+        for (serial, is_acknowledged) in lost.chain(given_up) {
             let change = &self.changes[serial as usize - 1];
             let range = change.first as usize..change.end as usize;
             for (unit, floor) in self.units[range.clone()].iter_mut().zip(&floors[range]) {
                 unit.floor = unit.floor.min(*floor);
                 (unit.pinned, unit.kept) = (None, false);
             }
-            self.doubtful.push((self.losses, serial));
+            if is_acknowledged {
+                self.doubtful.push((self.losses, serial));
+            }
         }
     }
 
@@ -363,6 +370,7 @@ impl Model {
         let (flushed, rest) =
             self.unflushed.iter().partition(|serial| self.changes[**serial as usize - 1].ended < began);
         self.unflushed = rest;
+        self.given_up.retain(|serial| self.changes[*serial as usize - 1].ended >= began);
         self.settled |= self.crashed < began;
         for unit in &mut self.units {
             unit.kept |= unit.pinned.is_some() && unit.pinned_at < began;
@@ -576,7 +584,7 @@ impl Model {
         }
         self.forgot = self.tick();
         self.forgotten = self.changes.len();
-        self.unflushed.clear();
+        self.given_up.append(&mut self.unflushed);
         Ok(())
     }
 
@@ -587,7 +595,7 @@ impl Model {
         }
         self.forgot = self.tick();
         self.forgotten = self.changes.len();
-        self.unflushed.clear();
+        self.given_up.append(&mut self.unflushed);
     }
 
     /// Nothing goes on, and the disk holds what the backing holds, whatever that is.

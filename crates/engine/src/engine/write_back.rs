@@ -82,7 +82,7 @@ impl Engine {
         let insists = self.insists(now, request.disk);
         let Engine { disks, claims, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
-        if !disk.cache.as_ref().is_some_and(|cache| !cache.leaving().is_empty()) {
+        if disk.cache.as_ref().is_none_or(|cache| cache.leaving().is_empty()) {
             return false;
         }
         let lost = std::mem::take(&mut disk.lost);

@@ -19,7 +19,7 @@ const BAR_CELLS: usize = 24;
 pub(crate) struct Drain {
     /// The disk
     disk: String,
-    /// Stop a drain that is under way
+    /// Stop a drain, or a cache that waits to get smaller
     #[arg(long)]
     stop: bool,
     /// Begin the drain, and do not wait for its end

@@ -184,7 +184,7 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         bench
-            .with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":90,"dirty_stop":80}"#)
+            .with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0,"dirty_start":65,"dirty_stop":60}"#)
             .await
             .unwrap();
         (0..100).for_each(|block| bench.write("vm", block));
