@@ -11,7 +11,6 @@ mod shell;
 mod simulate;
 mod suite;
 mod test;
-#[cfg(test)]
 mod tidy;
 mod torture;
 
@@ -42,6 +41,8 @@ enum Command {
     Deb(deb::Arguments),
     /// The documentation site, by mdBook
     Docs(docs::Arguments),
+    /// The tidy tests, or figures about the sources
+    Tidy(tidy::Arguments),
     /// Measurements against other programs
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -56,6 +57,7 @@ fn main() -> ExitCode {
         Command::Mutants(arguments) => mutants::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::Docs(arguments) => docs::run(&arguments),
+        Command::Tidy(arguments) => tidy::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
     };
     match result {
