@@ -7,6 +7,7 @@ mod docs;
 mod failures;
 mod mutants;
 mod packages;
+mod readers;
 mod shell;
 mod simulate;
 mod suite;
@@ -41,6 +42,8 @@ enum Command {
     Deb(deb::Arguments),
     /// The documentation site, by mdBook
     Docs(docs::Arguments),
+    /// Draw sentences for a comprehension test by readers who do not know the code
+    Readers(readers::Arguments),
     /// The tidy tests, or figures about the sources
     Tidy(tidy::Arguments),
     /// Measurements against other programs
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
         Command::Mutants(arguments) => mutants::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::Docs(arguments) => docs::run(&arguments),
+        Command::Readers(arguments) => readers::run(&arguments),
         Command::Tidy(arguments) => tidy::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
     };
