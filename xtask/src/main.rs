@@ -7,11 +7,11 @@ mod docs;
 mod failures;
 mod mutants;
 mod packages;
+mod readers;
 mod shell;
 mod simulate;
 mod suite;
 mod test;
-#[cfg(test)]
 mod tidy;
 mod torture;
 
@@ -42,6 +42,10 @@ enum Command {
     Deb(deb::Arguments),
     /// The documentation site, by mdBook
     Docs(docs::Arguments),
+    /// Draw sentences for a comprehension test by readers who do not know the code
+    Readers(readers::Arguments),
+    /// The tidy tests, or figures about the sources
+    Tidy(tidy::Arguments),
     /// Measurements against other programs
     #[command(subcommand)]
     Bench(bench::Bench),
@@ -56,6 +60,8 @@ fn main() -> ExitCode {
         Command::Mutants(arguments) => mutants::run(&arguments),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::Docs(arguments) => docs::run(&arguments),
+        Command::Readers(arguments) => readers::run(&arguments),
+        Command::Tidy(arguments) => tidy::run(&arguments),
         Command::Bench(bench) => bench::run(&bench),
     };
     match result {

@@ -1,32 +1,63 @@
-//! Order in the house, as tests: each rule names every place that breaks it, at once.
+//! Order in the house, as tests: each rule names every place that breaks it, at once. `cargo xtask tidy --report` prints figures.
 
+#[cfg(test)]
 mod blocking;
+#[cfg(test)]
 mod crates;
+#[cfg(test)]
 mod docs;
+#[cfg(test)]
 mod files;
+#[cfg(test)]
 mod links;
+#[cfg(test)]
 mod reconnect;
+mod report;
+#[cfg(test)]
 mod snippets;
-mod source;
+pub(crate) mod source;
+pub(crate) mod test_code;
+mod vocabulary;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::shell;
+use anyhow::Result;
+use clap::Args;
+
+use crate::{shell, suite};
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// Print figures instead: lines per crate, longest files, dependencies between crates, old words that remain
+    #[arg(long)]
+    report: bool,
+}
+
+/// Runs the tidy tests, or prints the report.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    if arguments.report {
+        return report::print();
+    }
+    shell::run_tests(&mut suite::cargo_test(&["--bin", "xtask", "tidy"]))
+}
 
 /// Directories that hold what was built or downloaded, not written.
 const NOT_OURS: [&str; 6] = ["target", ".git", "corpus", "artifacts", "node_modules", "proptest-regressions"];
 
+/// How a page begins that `hob docs` writes.
+pub(crate) const GENERATED: &str = "<!-- Written by";
+
 /// A text file of the repository.
-struct Text {
+#[derive(Debug)]
+pub(crate) struct Text {
     /// Its path relative to the root, with `/`.
-    path: String,
-    /// What it says.
-    text: String,
+    pub(crate) path: String,
+    pub(crate) text: String,
 }
 
 /// Every text file below the root of the workspace, ordered by path.
-fn texts() -> Vec<Text> {
+pub(crate) fn texts() -> Vec<Text> {
     let root = shell::root();
     let mut paths = Vec::new();
     walk(&root, &mut paths);
@@ -40,7 +71,7 @@ fn texts() -> Vec<Text> {
 }
 
 /// The Rust sources among them.
-fn sources() -> Vec<Text> {
+pub(crate) fn sources() -> Vec<Text> {
     texts().into_iter().filter(|text| text.path.ends_with(".rs")).collect()
 }
 
@@ -59,6 +90,7 @@ fn walk(dir: &Path, paths: &mut Vec<PathBuf>) {
 }
 
 /// Fails with all of `broken` when there is any.
+#[cfg(test)]
 #[track_caller]
 fn none(rule: &str, broken: &[String]) {
     assert!(broken.is_empty(), "{rule}:\n  {}", broken.join("\n  "));

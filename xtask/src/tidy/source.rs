@@ -1,32 +1,95 @@
-//! A Rust source without its comments, strings and character literals, for rules about code.
+//! A Rust source cut into code, comments and literals, for rules and reports.
 
-/// Replaces comments and literals in `text` with blanks; line breaks stay where they are.
-pub(super) fn code_only(text: &str) -> String {
+use std::ops::Range;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// One line of `//`, or all of `/* */`.
+    Comment,
+    /// A string with its quotes and hashes, without a prefix `b` or `c`.
+    String,
+    /// A character in quotes, or the quote of a lifetime.
+    Character,
+}
+
+/// A part of a source that is not code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Span {
+    pub(crate) kind: Kind,
+    /// Bytes of the source.
+    pub(crate) range: Range<usize>,
+}
+
+/// Returns all comments and literals of `text` in their order.
+pub(crate) fn spans(text: &str) -> Vec<Span> {
     let bytes = text.as_bytes();
-    let mut code = bytes.to_vec();
+    let mut spans = Vec::new();
     let mut at = 0;
     while at < bytes.len() {
         let rest = &bytes[at..];
-        let length = match rest[0] {
-            b'/' if rest.starts_with(b"//") => rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len()),
-            b'/' if rest.starts_with(b"/*") => block_comment(rest),
-            b'"' => string(rest),
-            b'r' if starts_raw(rest) && !word_before(bytes, at) => raw_string(rest),
-            b'\'' => character(rest),
-            _ => 0,
+        let (kind, length) = match rest[0] {
+            b'/' if rest.starts_with(b"//") => {
+                (Kind::Comment, rest.iter().position(|&b| b == b'\n').unwrap_or(rest.len()))
+            }
+            b'/' if rest.starts_with(b"/*") => (Kind::Comment, block_comment(rest)),
+            b'"' => (Kind::String, string(rest)),
+            b'r' if starts_raw(rest) && !word_before(bytes, at) => (Kind::String, raw_string(rest)),
+            b'\'' => (Kind::Character, character(rest)),
+            _ => {
+                at += 1;
+                continue;
+            }
         };
-        for byte in &mut code[at..at + length] {
+        spans.push(Span { kind, range: at..at + length });
+        at += length;
+    }
+    spans
+}
+
+/// Replaces comments and literals in `text` with blanks; line breaks and all offsets stay as they are.
+pub(crate) fn code_only(text: &str) -> String {
+    let mut code = text.as_bytes().to_vec();
+    for span in spans(text) {
+        for byte in &mut code[span.range] {
             if *byte != b'\n' {
                 *byte = b' ';
             }
         }
-        at += length.max(1);
     }
     String::from_utf8_lossy(&code).into_owned()
 }
 
+/// Returns the identifiers and keywords in `code`, each with its line, counted from 1.
+pub(crate) fn identifiers(code: &str) -> impl Iterator<Item = (usize, &str)> {
+    let part = |c: char| c.is_alphanumeric() || c == '_';
+    let of_line = move |line| str::split(line, move |c| !part(c)).filter(|word| !word.is_empty());
+    code.lines().enumerate().flat_map(move |(n, line)| of_line(line).map(move |word| (n + 1, word)))
+}
+
+/// Returns the end of the bracket, brace or parenthesis that opens at `open` in `code`, behind it. An unclosed one ends with the code.
+pub(crate) fn closing(code: &str, open: usize) -> usize {
+    let mut depth = 0_usize;
+    for (at, byte) in code.bytes().enumerate().skip(open) {
+        match byte {
+            b'(' | b'[' | b'{' => depth += 1,
+            b')' | b']' | b'}' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            return at + 1;
+        }
+    }
+    code.len()
+}
+
+/// Returns the line of byte `at` in `text`, counted from 1.
+pub(crate) fn line_of(text: &str, at: usize) -> usize {
+    text.as_bytes()[..at].iter().filter(|&&b| b == b'\n').count() + 1
+}
+
 /// Whether `word` stands in `code` as a word of its own.
-pub(super) fn has_word(code: &str, word: &str) -> bool {
+#[cfg(test)]
+pub(crate) fn has_word(code: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     code.match_indices(word)
         .any(|(at, _)| !part(code[..at].chars().next_back()) && !part(code[at + word.len()..].chars().next()))
@@ -102,4 +165,17 @@ let c = '"'; let d = '\''; fn e<'a>(x: &'a str) { danger() }
     assert!(!has_word(&code, "unsafe"), "{code}");
     assert!(has_word(&code, "danger"), "{code}");
     assert!(has_word("an unsafe block", "unsafe") && !has_word("deny(unsafe_code)", "unsafe"));
+}
+
+#[test]
+fn spans_and_identifiers_have_their_places() {
+    let text = "let a = \"b\"; // c\nlet d = [e('f')];\n";
+    let found: Vec<_> = spans(text).into_iter().map(|s| (s.kind, &text[s.range])).collect();
+    assert_eq!(found, [(Kind::String, "\"b\""), (Kind::Comment, "// c"), (Kind::Character, "'f'")]);
+    let code = code_only(text);
+    let found: Vec<_> = identifiers(&code).collect();
+    assert_eq!(found, [(1, "let"), (1, "a"), (2, "let"), (2, "d"), (2, "e")]);
+    let open = code.find('[').unwrap();
+    assert_eq!(&text[open..closing(&code, open)], "[e('f')]");
+    assert_eq!(line_of(text, open), 2);
 }

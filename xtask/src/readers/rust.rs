@@ -1,0 +1,191 @@
+//! Doc comments and messages of a Rust source.
+
+use std::ops::Range;
+
+use super::markdown::{Block, blocks};
+use super::sentence::{is_one, split};
+use super::{Kind, Sentence};
+use crate::tidy::Text;
+use crate::tidy::source::{self, closing, code_only, line_of, spans};
+
+/// What stands before the parenthesis or bracket around a message.
+const CALLS: [&str; 16] = [
+    "tracing::error!",
+    "tracing::warn!",
+    "tracing::info!",
+    "tracing::debug!",
+    "tracing::trace!",
+    "bail!",
+    "anyhow!",
+    ".hint",
+    ".with_hint",
+    "Refusal::conflict",
+    "Refusal::failed",
+    "Refusal::invalid",
+    "Refusal::not_found",
+    "#[command",
+    "#[arg",
+    "#[error",
+];
+
+/// Derives of types whose doc comments are help texts.
+const HELP: [&str; 4] = ["Args", "Parser", "Subcommand", "ValueEnum"];
+
+/// Returns the sentences of the lines that are no tests.
+pub(super) fn sentences(source: &Text, is_test: &[bool]) -> Vec<Sentence> {
+    let code = code_only(&source.text);
+    let mut found = comments(source, &code);
+    found.extend(messages(source, &code));
+    found.retain(|sentence| !is_test.get(sentence.line - 1).is_some_and(|is_test| *is_test));
+    found
+}
+
+/// Doc comments; those in types that clap reads are messages.
+fn comments(source: &Text, code: &str) -> Vec<Sentence> {
+    let help: Vec<Range<usize>> =
+        help(code).into_iter().map(|r| line_of(code, r.start)..line_of(code, r.end)).collect();
+    // Lines of one comment follow each other and begin with the same mark.
+    let mut groups: Vec<(&str, Vec<(usize, &str)>)> = Vec::new();
+    for (line, text) in doc_lines(source) {
+        let mark = &text[..3];
+        match groups.last_mut() {
+            Some((last, lines)) if *last == mark && lines.last().is_some_and(|(n, _)| n + 1 == line) => {
+                lines.push((line, &text[3..]));
+            }
+            _ => groups.push((mark, vec![(line, &text[3..])])),
+        }
+    }
+    let kind =
+        |line: usize| if help.iter().any(|h| h.contains(&line)) { Kind::Message } else { Kind::Comment };
+    let sentences = groups.into_iter().flat_map(|(_, lines)| blocks(lines.into_iter()));
+    let sentences = sentences.flat_map(|block: Block| block.sentences());
+    sentences
+        .map(|(line, text)| Sentence { kind: kind(line), text, path: source.path.clone(), line })
+        .collect()
+}
+
+/// The doc comments of a source line by line.
+fn doc_lines(source: &Text) -> Vec<(usize, &str)> {
+    let comments = spans(&source.text).into_iter().filter(|span| span.kind == source::Kind::Comment);
+    let texts = comments.map(|span| (line_of(&source.text, span.range.start), &source.text[span.range]));
+    let is_doc =
+        |text: &str| text.starts_with("//!") || (text.starts_with("///") && !text.starts_with("////"));
+    texts.filter(|(_, text)| is_doc(text)).collect()
+}
+
+/// The bodies of types that clap reads.
+fn help(code: &str) -> Vec<Range<usize>> {
+    let bodies = code.match_indices("derive(").filter_map(|(at, _)| {
+        let end = closing(code, at + "derive".len());
+        let is_help = source::identifiers(&code[at..end]).any(|(_, name)| HELP.contains(&name));
+        let open = end + code[end..].find('{')?;
+        is_help.then(|| open..closing(code, open))
+    });
+    bodies.collect()
+}
+
+/// Strings in calls and attributes whose text a user reads.
+fn messages(source: &Text, code: &str) -> Vec<Sentence> {
+    let calls: Vec<Range<usize>> = CALLS.iter().flat_map(|name| arguments(code, name)).collect();
+    let strings = spans(&source.text).into_iter().filter(|span| span.kind == source::Kind::String);
+    let in_calls = strings.filter(|span| calls.iter().any(|call| call.contains(&span.range.start)));
+    let mut found = Vec::new();
+    for span in in_calls {
+        let line = line_of(&source.text, span.range.start);
+        let text = unescaped(&source.text[span.range]);
+        for paragraph in text.lines() {
+            let parts = split(paragraph.trim()).into_iter().filter(|(_, part)| is_one(part));
+            found.extend(parts.map(|(_, part)| Sentence {
+                kind: Kind::Message,
+                text: part.to_owned(),
+                path: source.path.clone(),
+                line,
+            }));
+        }
+    }
+    found
+}
+
+/// The arguments of all calls of `name`.
+fn arguments(code: &str, name: &str) -> Vec<Range<usize>> {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    let found = code.match_indices(name).filter_map(|(at, _)| {
+        let open = at + name.len();
+        let is_whole = !name.starts_with(is_part) || !code[..at].ends_with(is_part);
+        let is_call = code[open..].starts_with(['(', '{', '[']);
+        (is_whole && is_call).then(|| open..closing(code, open))
+    });
+    found.collect()
+}
+
+/// The text of a string literal; a doubled brace becomes one, as in a format string.
+fn unescaped(literal: &str) -> String {
+    let is_raw = literal.starts_with('r');
+    let inner = literal.trim_start_matches('r').trim_matches('#');
+    let inner = inner.strip_prefix('"').and_then(|s| s.strip_suffix('"')).unwrap_or(inner);
+    let mut text = String::new();
+    let mut rest = inner.chars();
+    while let Some(c) = rest.next() {
+        if c != '\\' || is_raw {
+            text.push(c);
+            continue;
+        }
+        match rest.next() {
+            Some('n') => text.push('\n'),
+            Some('t' | 'r') => text.push(' '),
+            Some('\n') => {
+                let trimmed = rest.as_str().trim_start();
+                rest = trimmed.chars();
+            }
+            Some(c) => text.push(c),
+            None => {}
+        }
+    }
+    text.replace("{{", "{").replace("}}", "}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(text: &str) -> Vec<(Kind, usize, String)> {
+        let source = Text { path: "crates/a/src/b.rs".to_owned(), text: text.to_owned() };
+        let mut is_test = vec![false; text.lines().count()];
+        is_test[text.lines().count() - 1] = text.ends_with("// test\n");
+        let mut found: Vec<_> =
+            sentences(&source, &is_test).into_iter().map(|s| (s.kind, s.line, s.text)).collect();
+        found.sort_by_key(|(_, line, _)| *line);
+        found
+    }
+
+    #[test]
+    fn doc_comments_are_found_and_help_is_a_message() {
+        let text = "//! What this file is for.\n//! And a second sentence\n//! of it.\n\n/// The disk that waits here.\n\
+            // Not this comment of four words.\n#[derive(Debug, Args)]\nstruct A {\n    /// Do not ask for confirmation\n    yes: bool,\n}\n\
+            //// Not this one of five.\nlet a = \"/// nor this string here\";\n/// Tests are left out here. // test\n";
+        let expected = [
+            (Kind::Comment, 1, "What this file is for."),
+            (Kind::Comment, 2, "And a second sentence of it."),
+            (Kind::Comment, 5, "The disk that waits here."),
+            (Kind::Message, 9, "Do not ask for confirmation"),
+        ];
+        assert_eq!(found(text), expected.map(|(kind, line, text)| (kind, line, text.to_owned())));
+    }
+
+    #[test]
+    fn messages_are_found_in_their_calls_alone() {
+        let text = "fn a() {\n    tracing::warn!(disk = %name, \"the backing {} \\\n        closed the connection\", b);\n\
+            \n    bail!(\"a \\\"quoted\\\" word of {{four}} here. And a second one (here)\");\n    other(\"not this one of five\");\n\
+            \n    e.hint(format!(\"run this command once more\"))\n}\n#[error(\"the pool {0} is full\")]\n\
+            fn rail() { rail_bail!(\"no call of ours here\"); Refusal::conflict(r#\"it is \"in use\" now\"#) }\n";
+        let expected = [
+            (2, "the backing {} closed the connection"),
+            (5, "a \"quoted\" word of {four} here."),
+            (5, "And a second one (here)"),
+            (8, "run this command once more"),
+            (10, "the pool {0} is full"),
+            (11, "it is \"in use\" now"),
+        ];
+        assert_eq!(found(text), expected.map(|(line, text)| (Kind::Message, line, text.to_owned())));
+    }
+}
