@@ -114,6 +114,15 @@ impl Stage {
         resize
     }
 
+    /// Starts the backing again. Requests fail after 2 s, which may be sooner than hob's next attempt to connect.
+    #[track_caller]
+    fn restart_backing(&mut self) {
+        self.backing = nbdkit(&self.scratch);
+        wait_until("the connection to the backing", Duration::from_secs(10), || {
+            self.shown()["backing_state"]["state"] == "connected"
+        });
+    }
+
     fn room(&self) -> u64 {
         self.shown()["cache"]["room"].as_u64().expect("a size")
     }
@@ -142,7 +151,7 @@ fn a_cache_that_gets_smaller_while_the_backing_is_away_takes_writes_and_waits() 
     assert_eq!(shown["cache"]["mode_in_effect"], Value::Null, "{shown}");
     assert!(shown["cache"]["dirty"]["why"].as_str().is_some_and(|why| why.contains("backing")), "{shown}");
     assert_eq!(stage.room(), 64 * MIB);
-    stage.backing = nbdkit(&stage.scratch);
+    stage.restart_backing();
     wait_until("the end of the shrink", Duration::from_secs(60), || stage.room() == 32 * MIB);
     drop(resize);
     assert!(stage.hob.stats().number("dirty_bytes").expect("a count") > 0.0, "what stays is dirty yet");
@@ -166,7 +175,7 @@ fn a_shrink_that_waits_is_cancelled_with_drain_stop() {
     });
     drop(resize);
     stage.write(scattered(mib(20)..mib(21)), 200);
-    stage.backing = nbdkit(&stage.scratch);
+    stage.restart_backing();
     stage.check();
     // A drain lets writes through, and says so.
     let text = |stage: &Stage| stage.hob.ctl(&["disk", "show", "disk"]);
@@ -178,7 +187,7 @@ fn a_shrink_that_waits_is_cancelled_with_drain_stop() {
     });
     stage.hob.ctl(&["drain", "disk", "--stop"]);
     wait_until("the mode again", Duration::from_secs(5), || !text(&stage).contains("write-through"));
-    stage.backing = nbdkit(&stage.scratch);
+    stage.restart_backing();
     stage.hob.ctl(&["drain", "disk"]);
     stage.check();
     stage.hob.stop();
