@@ -424,6 +424,7 @@ mod tests {
                 pool: "default".into(),
                 state: CacheState::Changing,
                 reason: None,
+                mode_in_effect: None,
                 size: Size(64 << 20),
                 room: Size(48 << 20),
                 block_size: Size(4096),

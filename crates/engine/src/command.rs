@@ -470,6 +470,13 @@ pub enum Event {
         /// Segments that the cache no longer uses, free to be given away.
         result: Result<Vec<Segment>, CommandError>,
     },
+    /// A disk is removed, and so many guests were not told that acknowledged writes may be lost. Comes before the end of the command.
+    FailuresOwed {
+        /// Which disk.
+        disk: DiskId,
+        /// Number of guests; at least 1.
+        count: u32,
+    },
     /// A device failed too often. Caches give its segments up by themselves ([`Event::Lost`]).
     Fenced {
         /// Which.

@@ -28,6 +28,9 @@ use crate::units::{DiskId, Instant, RequestId, SessionId};
 /// Ranges of changes that are remembered one by one; with more of them, the whole disk counts as changed.
 const RANGES_MAX: usize = 1024;
 
+/// Most failures that are kept for guests without a session.
+const INHERITED_MAX: u32 = 64;
+
 /// A change is sent again after so many doubts; then it fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
@@ -45,9 +48,10 @@ pub(super) struct Backed {
     failures: u64,
     /// The value of `writes` at the last of these.
     failed_upto: u64,
-    /// A guest was told of the last of these.
-    is_reported: bool,
-    /// The last failure that a session was told of. Sessions that are not here were told of none.
+    /// Failures owed to guests whose sessions have ended, at most [`INHERITED_MAX`]. Each goes to a session that begins: usually the
+    /// same guest, connected again.
+    inherited: u32,
+    /// The last failure that each session was told of. Sessions that are not here were told of none.
     sessions: BTreeMap<SessionId, u64>,
     /// Where guests changed the backing, past flash, since a flush that is under way began, with its mark; and before that.
     newer: Ranges,
@@ -94,7 +98,7 @@ impl Backed {
             doubts: 0,
             failures: 0,
             failed_upto: 0,
-            is_reported: true,
+            inherited: 0,
             sessions: BTreeMap::new(),
             newer: Ranges { list: Vec::new(), is_everything: true },
             older: Ranges::default(),
@@ -147,7 +151,9 @@ impl Backed {
         if is_new {
             self.failures += 1;
             self.failed_upto = self.writes;
-            self.is_reported = false;
+            if self.sessions.keys().all(|session| session.is_daemon()) {
+                self.inherited = self.inherited.max(1);
+            }
         }
         is_new
     }
@@ -165,8 +171,10 @@ impl Backed {
         if !self.owes(session) {
             return false;
         }
-        self.sessions.insert(session, self.failures);
-        self.is_reported |= !session.is_daemon();
+        let began = self.sessions.insert(session, self.failures).is_some();
+        if !began && !session.is_daemon() {
+            self.inherited = self.inherited.saturating_sub(1);
+        }
         true
     }
 
@@ -175,18 +183,50 @@ impl Backed {
     }
 
     fn begin_session(&mut self, session: SessionId) {
-        if self.failures > 0 {
-            self.sessions.insert(session, self.failures - u64::from(!self.is_reported));
+        let owed = self.inherited.min(1);
+        self.inherited -= owed;
+        self.sessions.insert(session, self.failures - u64::from(owed));
+    }
+
+    fn end_session(&mut self, session: SessionId) {
+        if self.sessions.remove(&session).is_some_and(|told| told < self.failures) {
+            self.inherited = (self.inherited + 1).min(INHERITED_MAX);
         }
+    }
+
+    /// Number of guests that have not been told of a failure.
+    pub(super) fn owed_failures(&self) -> u32 {
+        let owed =
+            self.sessions.iter().filter(|(session, told)| !session.is_daemon() && **told < self.failures);
+        self.inherited + owed.count() as u32
     }
 }
 
 impl Engine {
     /// A session, see [`RequestId::session`], begins to use a disk. Its flushes report the losses of acknowledged changes from
-    /// now on, and an earlier one of which no guest was told.
+    /// now on, and an earlier one that a guest without a session was not told of.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);
+        }
+    }
+
+    /// A session ended. What it was not told of is kept for a session that begins later. Sessions that end because their disk is
+    /// removed stay: the last flush of the backing may fail too, see [`Event::FailuresOwed`].
+    pub fn end_session(&mut self, disk: DiskId, session: SessionId) {
+        let disk = self.disks.get_mut(disk.0 as usize).and_then(Option::as_mut);
+        if let Some(disk) = disk.filter(|disk| disk.removing.is_none()) {
+            disk.backed.end_session(session);
+        }
+    }
+
+    /// Takes over failures that guests of a disk were not told of before it was added ([`Event::FailuresOwed`]).
+    pub fn owe_failures(&mut self, disk: DiskId, count: u32) {
+        if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize)
+            && count > 0
+        {
+            disk.backed.failures += 1;
+            disk.backed.inherited = count.min(INHERITED_MAX);
         }
     }
 

@@ -54,6 +54,7 @@ struct State {
     recorders: BTreeMap<DiskId, Recorder>,
     areas: BTreeMap<DiskId, Area>,
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
+    failures_owed: BTreeMap<DiskId, u32>,
     commands: u64,
     /// What was done to caches.
     changes: Vec<&'static str>,
@@ -92,6 +93,7 @@ impl State {
             recorders: BTreeMap::new(),
             areas: BTreeMap::new(),
             bitmaps: BTreeMap::new(),
+            failures_owed: BTreeMap::new(),
             commands: 0,
             changes: Vec::new(),
             waiting: BTreeMap::new(),
@@ -260,6 +262,7 @@ impl State {
                 self.backings.insert(id, backing);
                 self.command(id, Command::AddDisk(config), Waiting::Add(answer));
             }
+            ShardCall::OweFailures { id, count } => self.engine.owe_failures(id, count),
             ShardCall::RemoveDisk { id, answer } => {
                 self.recorders.remove(&id);
                 self.command(id, Command::RemoveDisk, Waiting::Remove(answer, id));
@@ -414,6 +417,10 @@ impl State {
                     self.bitmaps.insert(disk, bitmaps);
                     continue;
                 }
+                Event::FailuresOwed { disk, count } => {
+                    self.failures_owed.insert(disk, count);
+                    continue;
+                }
                 Event::ChangeWaits(disk) => {
                     self.events.push(ShardEvent::ChangeWaits(disk));
                     continue;
@@ -443,8 +450,10 @@ impl State {
                     let witness = backing.as_ref().and_then(Backing::witness).map(Witness::keep_open);
                     let memory = self.areas.remove(&id);
                     let bitmaps = self.bitmaps.remove(&id).unwrap_or_default();
+                    let failures_owed = self.failures_owed.remove(&id).unwrap_or(0);
                     drop(answer.send(result.map(|released| Gone {
                         is_closing: false,
+                        failures_owed,
                         released,
                         changed,
                         witness,

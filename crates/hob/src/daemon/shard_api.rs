@@ -85,6 +85,13 @@ pub(crate) enum ShardCall {
         /// When requests may come.
         answer: Answer<()>,
     },
+    /// Fail the next flush of so many guests once: acknowledged writes may have been lost before the disk was opened.
+    OweFailures {
+        /// Which disk.
+        id: DiskId,
+        /// Number of guests.
+        count: u32,
+    },
     /// Close a disk's connections and its backing.
     RemoveDisk {
         /// Which.
@@ -357,6 +364,8 @@ pub(crate) struct Gone {
     pub(crate) memory: Option<Area>,
     /// Its bitmaps, which have noted everything that was acknowledged.
     pub(crate) bitmaps: Vec<Bitmap>,
+    /// Guests that were not told that acknowledged writes may be lost.
+    pub(crate) failures_owed: u32,
     /// Its backing was abandoned and is not closed: [`ShardEvent::BackingClosed`] tells when, and the disk's id is not free before.
     pub(crate) is_closing: bool,
 }

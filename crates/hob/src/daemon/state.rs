@@ -148,6 +148,9 @@ pub(crate) struct DiskState {
     /// How long requests wait for its backing; the daemon's limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
+    /// Guests that were not told, when it was closed, that acknowledged writes may be lost.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(crate) flush_failures_owed: u32,
     /// What its backing lies on, if its owner said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
@@ -192,6 +195,10 @@ pub(crate) struct ShareSpec {
     pub(crate) disk: Option<String>,
 }
 
+fn is_zero(count: &u32) -> bool {
+    *count == 0
+}
+
 fn is_false(value: &bool) -> bool {
     !value
 }
@@ -206,6 +213,7 @@ impl DiskState {
             read_only,
             cache: None,
             backing_timeout: None,
+            flush_failures_owed: 0,
             datastore: None,
             qos: None,
             exports: Vec::new(),

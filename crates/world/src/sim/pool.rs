@@ -103,6 +103,8 @@ impl World<'_> {
                 self.report.losses += 1;
                 self.released(disk.0 as usize, &segments)
             }
+            // Guests of the model keep their sessions.
+            Event::FailuresOwed { .. } => Ok(()),
             Event::Stalled(_) => {
                 self.report.stalls += 1;
                 Ok(())

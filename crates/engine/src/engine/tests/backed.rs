@@ -346,3 +346,31 @@ fn a_discard_of_dirty_data_is_told_to_every_session_there_is() {
     assert_eq!(bench.result(command), Some(Ok(vec![])));
     assert_eq!(bench.flushed_by(1), Ok(()), "nothing was lost");
 }
+
+/// A guest that was not told of a loss is told after it connects again, also when its disk was removed and added meanwhile.
+#[test]
+fn a_failure_follows_a_guest_that_connects_again() {
+    let mut bench = Bench::bare(Limits::default());
+    [1, 2].into_iter().for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
+    bench.write_alone(0, 4 * KIB);
+    bench.engine.handle_loss(bench.now, DISK);
+    assert_eq!(bench.flushed_by(1), Err(IoError::Failed));
+    bench.engine.end_session(DISK, SessionId(1));
+    bench.engine.end_session(DISK, SessionId(2));
+    bench.engine.begin_session(DISK, SessionId(3));
+    bench.engine.begin_session(DISK, SessionId(4));
+    assert_eq!(bench.flushed_by(3), Err(IoError::Failed), "one of two was not told");
+    assert_eq!(bench.flushed_by(4), Ok(()));
+    bench.write_alone(0, 4 * KIB);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.command(Command::RemoveDisk).expect("it is removed");
+    assert!(bench.events.contains(&Event::FailuresOwed { disk: DISK, count: 2 }), "{:?}", bench.events);
+
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.owe_failures(DISK, 2);
+    [1, 2, 3].into_iter().for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
+    assert_eq!(bench.flushed_by(3), Ok(()));
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
+    assert_eq!(bench.flushed_by(2), Ok(()));
+    assert_eq!(bench.flushed_by(1), Err(IoError::Failed));
+}

@@ -216,7 +216,10 @@ impl Manager {
                 Gone::default()
             }
         };
-        let Gone { released: more, memory, .. } = gone;
+        let Gone { released: more, memory, failures_owed, .. } = gone;
+        if let Ok(disk) = self.inner().disk_mut(name) {
+            disk.wanted.flush_failures_owed = failures_owed;
+        }
         released.extend(more);
         flash::blocking(move || drop(memory)).await?;
         let free = self.let_go(name, &released, |_| true);

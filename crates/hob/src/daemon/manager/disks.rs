@@ -362,6 +362,7 @@ impl Manager {
         }
         self.forget_foreign(name).await?;
         shard.add_disk(id, config, backing).await?;
+        shard.owe_failures(id, self.inner().disk(name)?.wanted.flush_failures_owed)?;
         if let Some(taken) = taken {
             shard.set_lease(id, taken.clock.clone())?;
         }
@@ -415,6 +416,8 @@ impl Manager {
                 }
             },
         };
+        // From here on the engine keeps them.
+        self.inner().disk_mut(name)?.wanted.flush_failures_owed = 0;
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
             self.exports.let_machines_in(name, name, gateway);

@@ -168,11 +168,9 @@ impl Manager {
         self.stop_migrations();
         let disks: Vec<String> = {
             let inner = self.inner();
-            let is_persistent = |disk: &&super::DiskEntry| {
-                let journal = disk.cache().is_some_and(|spec| spec.journal.is_some());
-                matches!(disk.life, Life::Online(_)) && journal || Self::has_bitmaps(disk)
-            };
-            inner.disks.values().filter(is_persistent).map(|disk| disk.wanted.name.clone()).collect()
+            let is_open =
+                |disk: &&super::DiskEntry| matches!(disk.life, Life::Online(_)) || Self::has_bitmaps(disk);
+            inner.disks.values().filter(is_open).map(|disk| disk.wanted.name.clone()).collect()
         };
         let mut closing = tokio::task::JoinSet::new();
         for name in disks {

@@ -108,6 +108,8 @@ struct HeldUp {
 pub(super) struct Clients {
     clients: Vec<Option<Client>>,
     free: Vec<u16>,
+    /// Sessions that have ended, with their disks.
+    pub(super) ended: Vec<(DiskId, SessionId)>,
     /// Those with something to do.
     active: VecDeque<u16>,
     /// Those that wait for a buffer, longest first. Nobody else gets one before them.
@@ -263,6 +265,7 @@ impl Clients {
             let client = self.clients[number].take().expect("just looked at");
             let received = client.rx.as_ref().expect("it is idle").filled().to_vec();
             ring.detach(client.fd);
+            self.ended.push((client.connection.disk(), SessionId(number as u32)));
             self.forget(number as u16);
             all.push(ClientAtRest { socket, negotiated: client.connection.negotiated().clone(), received });
         }
@@ -488,6 +491,7 @@ impl Clients {
                 tracing::info!(disk = client.connection.disk().0, "connection ended early: {fault}");
             }
             ring.detach(client.fd);
+            self.ended.push((client.connection.disk(), SessionId(u32::from(number))));
             *slot = None;
             self.forget(number);
         }

@@ -23,6 +23,8 @@ pub(super) struct Commands {
     waiting: BTreeMap<CommandId, Waiting>,
     /// What the engine handed out as disks ended.
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
+    /// Of disks that are being removed: guests that were not told that acknowledged writes may be lost.
+    failures_owed: BTreeMap<DiskId, u32>,
     /// Disks whose engine part is gone and whose backing is being closed.
     closing: BTreeMap<DiskId, Option<Farewell>>,
     /// Disks that are gone and whose abandoned backing is not closed. Nobody waits for that.
@@ -53,6 +55,7 @@ impl Commands {
             last: 0,
             waiting: BTreeMap::new(),
             bitmaps: BTreeMap::new(),
+            failures_owed: BTreeMap::new(),
             closing: BTreeMap::new(),
             left_behind: BTreeSet::new(),
             stop: None,
@@ -114,6 +117,8 @@ const LEAVING_WAIT_MAX: Duration = Duration::from_secs(30);
 impl Shard {
     /// Carries out a call, or begins to.
     pub(super) fn call(&mut self, now: Instant, call: ShardCall) {
+        // A new session may have the number of one that has ended.
+        self.end_sessions();
         match call {
             ShardCall::Ping { answer } => {
                 let _ = answer.send(Ok(()));
@@ -135,6 +140,7 @@ impl Shard {
             ShardCall::AddDisk { id, config, backing, answer } => {
                 self.add_disk(now, id, config, backing, answer);
             }
+            ShardCall::OweFailures { id, count } => self.engine.owe_failures(id, count),
             ShardCall::RemoveDisk { id, answer } => self.remove_disk(now, id, Some(answer)),
             ShardCall::ChangeCache { id, change, answer } => {
                 let command = self.commands.next(match change {
@@ -308,6 +314,13 @@ impl Shard {
         self.drain_events(now);
     }
 
+    /// Tells the engine which sessions have ended.
+    pub(super) fn end_sessions(&mut self) {
+        let Shard { clients, files, machines, engine, .. } = self;
+        let ended = clients.ended.drain(..).chain(files.ended.drain(..)).chain(machines.ended.drain(..));
+        ended.for_each(|(disk, session)| engine.end_session(disk, session));
+    }
+
     fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Gone>>) {
         let is_of = |connection: &Connection| connection.disk() == id;
         self.clients.close("the disk was taken away", &mut self.ring, is_of);
@@ -340,6 +353,10 @@ impl Shard {
     pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
         let report = match event {
             Event::Done { command, disk, result } => return self.command_done(now, command, disk, result),
+            Event::FailuresOwed { disk, count } => {
+                self.commands.failures_owed.insert(disk, count);
+                return;
+            }
             Event::Fenced { device, errors: 0 } => {
                 tracing::error!(device = device.0, "flash device given up: its host does not answer");
                 ShardEvent::Fenced { device, errors: 0 }
@@ -425,7 +442,9 @@ impl Shard {
                 let witness = backing.and_then(Backing::witness).map(Witness::keep_open);
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
                 let memory = self.areas.replace(disk, None);
-                let gone = Gone { released, changed, witness, memory, bitmaps, is_closing: false };
+                let failures_owed = self.commands.failures_owed.remove(&disk).unwrap_or(0);
+                let gone =
+                    Gone { released, changed, witness, memory, bitmaps, failures_owed, is_closing: false };
                 self.commands.closing.insert(disk, answer.map(|answer| (answer, gone)));
                 if let Some(backing) = self.backings[disk.0 as usize].as_mut() {
                     backing.close(&mut self.ring);

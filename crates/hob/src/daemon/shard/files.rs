@@ -44,6 +44,8 @@ struct File {
 /// All of them, by number.
 pub(super) struct Files {
     files: Vec<Option<File>>,
+    /// Sessions that have ended, with their disks.
+    pub(super) ended: Vec<(DiskId, SessionId)>,
     active: VecDeque<u16>,
     /// Where messages are read to.
     input: Vec<u8>,
@@ -61,6 +63,7 @@ impl Default for Files {
     fn default() -> Files {
         Files {
             files: Vec::new(),
+            ended: Vec::new(),
             active: VecDeque::new(),
             // Made with the first file: most shards have none.
             input: Vec::new(),
@@ -156,6 +159,8 @@ impl Files {
             ring.detach(file.fd);
             self.refused.retain(|refused| usize::from(*refused) != number);
             self.active.retain(|active| usize::from(*active) != number);
+            let disk = file.session.disk();
+            self.ended.push((disk, SessionId(number as u32 | NUMBER_BIT)));
             self.files[number] = None;
         }
         all
@@ -298,6 +303,7 @@ impl Files {
         }
         if !file.awaited && file.session.in_flight() == 0 {
             ring.detach(file.fd);
+            self.ended.push((file.session.disk(), SessionId(u32::from(number) | NUMBER_BIT)));
             self.refused.retain(|refused| *refused != number);
             self.active.retain(|active| *active != number);
             *slot = None;

@@ -106,6 +106,8 @@ struct Machine {
 pub(super) struct Machines {
     machines: Vec<Option<Machine>>,
     free: Vec<u16>,
+    /// Sessions that have ended, with their disks.
+    pub(super) ended: Vec<(DiskId, SessionId)>,
     /// Machine and queue.
     polled: Vec<(u16, u16)>,
     /// Those with answers.
@@ -213,10 +215,12 @@ impl Machines {
     fn close(&mut self, number: u16, ring: &mut Ring) {
         let machine = self.machine(number);
         assert!(machine.device.is_idle(), "a machine's queues are stopped before it is closed");
+        let disk = machine.device.disk();
         for queue in 0..machine.queue_events.len() {
             self.close_queue_events(number, queue as u16, ring);
         }
         self.machines[usize::from(number)] = None;
+        self.ended.push((disk, SessionId(MACHINE | u32::from(number))));
         self.answered.retain(|answered| *answered != number);
         self.free.push(number);
     }

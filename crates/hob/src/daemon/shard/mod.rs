@@ -217,6 +217,7 @@ impl Shard {
         );
         progress |= self.drain_engine(now);
         self.machines.flush(&mut self.ring);
+        self.end_sessions();
         self.check_rest();
         progress
     }

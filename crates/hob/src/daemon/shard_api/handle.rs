@@ -72,6 +72,11 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::AddDisk { id, config, backing, answer }).await
     }
 
+    /// Fails the next flush of `count` guests of a disk once.
+    pub(crate) fn owe_failures(&self, id: DiskId, count: u32) -> Result<(), ShardError> {
+        self.send(ShardCall::OweFailures { id, count })
+    }
+
     /// Stops serving a disk. A persistent cache is closed and keeps its segments.
     pub(crate) async fn remove_disk(&self, id: DiskId) -> Result<Gone, ShardError> {
         self.ask(|answer| ShardCall::RemoveDisk { id, answer }).await

@@ -19,6 +19,7 @@ fn example() -> State {
             uuid: Some("01234567-89ab-4cde-8f01-23456789abcd".into()),
         }],
         disks: vec![DiskState {
+            flush_failures_owed: 1,
             backing_timeout: Some("90s".parse().expect("it is a duration")),
             generation: Some(7),
             share_parent: Some(ShareSpec { cache: Some(Size(1 << 30)), disk: Some("golden".into()) }),
