@@ -20,6 +20,11 @@ impl Engine {
                 let end = sector_ceil(request.offset + request.len).min(size);
                 (sector_floor(request.offset), end)
             }
+            IoOp::Write(_) if self.requests[slot].sends_edges() => {
+                let (first, end) = self.requests[slot].held_sectors();
+                let (offset, end) = (first * SECTOR_BYTES, end * SECTOR_BYTES);
+                (offset.min(request.offset), end.max(request.offset + request.len))
+            }
             _ => (request.offset, request.offset + request.len),
         };
         let slice = match op {

@@ -43,6 +43,7 @@ mod jobs;
 mod lent;
 mod merge;
 mod ownership;
+mod partial;
 mod read;
 mod records;
 mod request;
@@ -78,6 +79,7 @@ use disk::Disk;
 use gate::Gates;
 use jobs::Job;
 use lent::Lent;
+use partial::Edges;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
@@ -206,6 +208,8 @@ struct Active {
     fill_bytes: u64,
     /// A change that goes to the backing over dirty data, which it is to replace.
     over_dirty: bool,
+    /// Of a write that covers sectors in part.
+    edges: Edges,
     /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
     failed: bool,
     /// What of it another disk served: `first..end`.
@@ -237,7 +241,7 @@ enum Phase {
     BackingFlush,
     Fill,
     FlashWrite,
-    /// Its dirty edges are destaged.
+    /// Its edges are read, or destaged, or wait for a buffer.
     Edges,
     /// It waits for a commit, and then begins anew.
     CommitThenChange,

@@ -46,6 +46,7 @@ impl Engine {
             self.end_written(now, slot, Err(IoError::Failed));
             return true;
         }
+        self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
         self.claims.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(request.disk).stranded.changes.push(slot);

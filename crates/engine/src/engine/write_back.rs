@@ -8,12 +8,12 @@
 //! | else | a mark of its zones is committed, then as in a volatile cache |
 
 use super::jobs::JobKind;
+use super::partial::EdgeSource;
 use super::{Active, Engine, Pending, Phase};
 use crate::admission::Brings;
 use crate::cache::{Cache, push_run};
 use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode, Role};
-use crate::directory::whole_sectors;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::{Change, Writer};
 use crate::outcome::Outcome;
@@ -38,9 +38,9 @@ impl Engine {
         self.change_past_cache(now, slot);
     }
 
-    fn goes_to_flash(&mut self, slot: u32) -> bool {
-        let Active { request, range, .. } = self.requests[slot];
-        let disk = self.disk_mut(request.disk);
+    fn goes_to_flash(&self, slot: u32) -> bool {
+        let Active { request, .. } = self.requests[slot];
+        let disk = self.disk(request.disk);
         let journal = disk.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
         let takes = journal.is_some() && disk.draining.is_none();
         // What a peer is to have, it has with a journal that tells of it.
@@ -48,8 +48,8 @@ impl Engine {
         let has_seconds =
             |cache: &&Cache| cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
         let mode = disk.cache.as_ref().filter(has_seconds).map(|cache| cache.config.mode);
-        let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
-        takes && mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
+        let is_write = matches!(request.op, Op::Write(_));
+        takes && mode == Some(Mode::WriteBack) && is_write && self.may_be_whole(slot)
     }
 
     /// Lets a change wait, without its claim, until older data is on the backing. That never gets there if the backing is another host's.
@@ -58,6 +58,7 @@ impl Engine {
         if self.disk(disk).ownership.role == Role::Away {
             return self.end_change(now, slot, Err(IoError::ShuttingDown));
         }
+        self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
         self.claims.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(disk).destager.order_waiters.push(slot);
@@ -105,6 +106,12 @@ impl Engine {
             disk.record_eviction(now, evicted);
         }
         self.record_gone(now, request.disk);
+        if self.read_edges(now, slot, EdgeSource::FlashOrBacking) {
+            return true;
+        }
+        if !self.requests[slot].is_whole() {
+            return false;
+        }
         if self.must_commit_first(now, slot) {
             self.requests[slot].phase = Phase::CommitThenChange;
             self.commit(slot);
@@ -271,7 +278,10 @@ impl Engine {
         if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(now, slot);
         }
-        let (whole_first, whole_end) = whole_sectors(request.offset, request.len);
+        if !failed && self.read_edges(now, slot, EdgeSource::Flash) {
+            return;
+        }
+        let (whole_first, whole_end) = self.requests[slot].held_sectors();
         let disk = self.disk_mut(request.disk);
         let cache = disk.cache.as_ref().expect("it is persistent");
         let mut dirty_edge = None;
