@@ -120,6 +120,15 @@ fn memory_that_does_not_follow_writes_is_noticed() {
     expect(Sabotage::LostRenewal, &["stale", "was never written there", "backing holds", "but not at unit"]);
 }
 
+/// Promise 2 for sectors that a guest writes in part.
+#[test]
+fn an_edge_that_is_not_merged_is_noticed() {
+    expect_over_crashes(
+        Sabotage::LostEdge,
+        &["never written there", "stale", "backing holds", "but not at unit"],
+    );
+}
+
 /// What a recovery that lost something looks like.
 const LOST: &[&str] = &[
     "stale",

@@ -65,8 +65,7 @@ impl Engine {
     /// Does a change wait behind a write that it continues?
     pub(super) fn follows_another(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
-        let is_plain =
-            request.op == Op::Write(Durability::Volatile) && !self.requests[slot].sends_edges();
+        let is_plain = request.op == Op::Write(Durability::Volatile) && !self.requests[slot].sends_edges();
         let disk = self.disk_mut(request.disk);
         let merges = disk.memory.is_some() && disk.memory_uses().serves;
         merges && is_plain && disk.merger.follow(slot, request.offset, request.offset + request.len)

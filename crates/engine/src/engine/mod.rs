@@ -20,7 +20,7 @@
 //! A persistent cache adds to this (`commit.rs`, `write_back.rs`, `destage.rs`, `structure.rs`):
 //! ```text
 //! read    … backing read → (flash read of what is dirty) → reply → fill
-//! write   waiting → (commit) → flash write → (commit) → reply          write-back
+//! write   waiting → (edges read) → (commit) → flash write → (commit) → reply    write-back
 //!         waiting → (commit of a zone's mark) → backing write …       past the cache
 //! ```
 

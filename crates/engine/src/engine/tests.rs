@@ -18,6 +18,7 @@ mod memory;
 mod mended;
 mod merge;
 mod ownership;
+mod partial;
 mod peer;
 mod reads;
 mod shared;

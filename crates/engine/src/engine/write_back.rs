@@ -3,7 +3,8 @@
 //! | the range | what happens |
 //! |---|---|
 //! | whole sectors, mode write-back, room | to flash; first a commit if it holds what the journal vouches for |
-//! | in part over dirty sectors | these go to the backing first, under the same claim |
+//! | the same, but some sectors in part | these are read and merged first (`partial.rs`) |
+//! | in part over dirty sectors that are not merged | these go to the backing first, under the same claim |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
 //! | else | a mark of its zones is committed, then as in a volatile cache |
 

@@ -127,6 +127,11 @@ impl World<'_> {
         {
             return Ok(());
         }
+        let is_edge = between && self.is_of_write(copy.to);
+        self.report.edges_merged += u64::from(is_edge);
+        if is_edge && self.strikes(Sabotage::LostEdge, 300) {
+            return Ok(());
+        }
         self.report.copies += 1;
         self.end_of_copy(&copy, copy.to, units, unit)?.copy_from_slice(&tags);
         Ok(())
