@@ -1,6 +1,6 @@
 //! I/Os on their way: asking storage for them, and counting them when they have ended.
 
-use super::{Engine, Owner, Pending};
+use super::{Active, Engine, Owner, Pending};
 use crate::cache::FlashRun;
 use crate::device;
 use crate::io::{BufferSlice, Io, IoError, IoOp, Target};
@@ -41,8 +41,8 @@ impl Engine {
 
     /// Sends an I/O of a request to flash for each of `runs`.
     pub(super) fn issue_runs(&mut self, now: Instant, slot: u32, op: IoOp) {
-        let request = self.requests[slot].request;
-        let buffer = request.buffer.expect("flash I/O moves payload");
+        let Active { request, zeroes, .. } = self.requests[slot];
+        let buffer = request.buffer.or(zeroes.map(|piece| piece.id)).expect("flash I/O moves payload");
         self.issue_runs_of(now, Owner::Request(slot), request.disk, buffer, op);
     }
 

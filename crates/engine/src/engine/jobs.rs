@@ -383,7 +383,7 @@ impl Engine {
     }
 
     /// Buffers or jobs are free again: every destager may go on.
-    fn wake_all(&mut self) {
+    pub(super) fn wake_all(&mut self) {
         for index in 0..self.disks.len() {
             if self.disks[index].as_ref().is_some_and(|disk| disk.journal.is_some()) {
                 self.wake(DiskId(index as u32));

@@ -56,6 +56,7 @@ mod tier;
 mod verify;
 mod write;
 mod write_back;
+mod zeroes;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -78,7 +79,7 @@ use commit::JournalIo;
 use disk::Disk;
 use gate::Gates;
 use jobs::Job;
-use lent::Lent;
+use lent::{Lent, Piece};
 use partial::Edges;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
@@ -210,6 +211,8 @@ struct Active {
     over_dirty: bool,
     /// Of a write that covers sectors in part.
     edges: Edges,
+    /// The buffer from which flash gets zeroes.
+    zeroes: Option<Piece>,
     /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
     failed: bool,
     /// What of it another disk served: `first..end`.

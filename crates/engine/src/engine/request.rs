@@ -47,6 +47,7 @@ impl Engine {
             fill_bytes: 0,
             over_dirty: false,
             edges: Edges::default(),
+            zeroes: None,
             failed: false,
             shared: Vec::new(),
             written: Vec::new(),

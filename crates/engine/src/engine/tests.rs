@@ -27,6 +27,7 @@ mod stranded;
 mod verify;
 mod write_back;
 mod writes;
+mod zeroes;
 
 use std::collections::VecDeque;
 

@@ -49,7 +49,7 @@ impl Engine {
         let has_seconds =
             |cache: &&Cache| cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
         let mode = disk.cache.as_ref().filter(has_seconds).map(|cache| cache.config.mode);
-        let is_write = matches!(request.op, Op::Write(_));
+        let is_write = matches!(request.op, Op::Write(_)) || self.requests[slot].is_small_zeroes();
         takes && mode == Some(Mode::WriteBack) && is_write && self.may_be_whole(slot)
     }
 
@@ -117,6 +117,9 @@ impl Engine {
             self.requests[slot].phase = Phase::CommitThenChange;
             self.commit(slot);
             return true;
+        }
+        if !self.take_zeroes(slot) {
+            return false;
         }
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.destager.cut(range.first, range.end);
@@ -194,6 +197,7 @@ impl Engine {
         if pending > 0 {
             return;
         }
+        self.give_back_zeroes(slot);
         self.record_written(now, slot);
         self.note_dirty(now, request.disk, range.first, range.end);
         self.disk_mut(request.disk).flash_writes -= 1;
@@ -201,7 +205,9 @@ impl Engine {
             return self.change_past_cache(now, slot);
         }
         self.requests[slot].outcome = Outcome::WriteBack;
-        if request.op == Op::Write(Durability::Durable) {
+        let is_durable =
+            matches!(request.op, Op::Write(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _));
+        if is_durable {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {

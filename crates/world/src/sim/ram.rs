@@ -116,11 +116,15 @@ impl World<'_> {
     /// Makes a copy that the engine asks for.
     pub(super) fn copy(&mut self, copy: BufferCopy) -> Result<(), Violation> {
         trace!(self, "{copy:?}");
-        let between = matches!((copy.from, copy.to), (CopyEnd::Buffer { .. }, CopyEnd::Buffer { .. }));
+        let between =
+            !matches!(copy.from, CopyEnd::Memory { .. }) && matches!(copy.to, CopyEnd::Buffer { .. });
         let unit = if between { UNIT_BYTES } else { SECTOR_BYTES };
         ensure!(copy.len > 0 && u64::from(copy.len).is_multiple_of(unit), "{copy:?} is not of whole sectors");
         let units = (u64::from(copy.len) / UNIT_BYTES) as usize;
-        let tags: Vec<Tag> = self.end_of_copy(&copy, copy.from, units, unit)?.to_vec();
+        let tags: Vec<Tag> = match copy.from {
+            CopyEnd::Zeroes => vec![content::ZERO; units],
+            from => self.end_of_copy(&copy, from, units, unit)?.to_vec(),
+        };
         if matches!(copy.to, CopyEnd::Memory { .. })
             && self.is_of_write(copy.from)
             && self.strikes(Sabotage::LostRenewal, 300)
@@ -173,6 +177,7 @@ impl World<'_> {
                     (&mut buffer.tags, start)
                 }
             }
+            CopyEnd::Zeroes => return Err(Violation(format!("{copy:?} has no place"))),
         };
         let there = tags.len();
         let part = tags.get_mut(start..start + units);
