@@ -133,6 +133,14 @@ fn an_edge_that_is_not_merged_is_noticed() {
     );
 }
 
+#[test]
+fn zeroes_that_are_none_are_noticed() {
+    expect_over_crashes(
+        Sabotage::LostZeroes,
+        &["never written there", "stale", "backing holds", "but not at unit"],
+    );
+}
+
 /// What a recovery that lost something looks like.
 const LOST: &[&str] = &[
     "stale",

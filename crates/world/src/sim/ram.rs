@@ -122,7 +122,13 @@ impl World<'_> {
         ensure!(copy.len > 0 && u64::from(copy.len).is_multiple_of(unit), "{copy:?} is not of whole sectors");
         let units = (u64::from(copy.len) / UNIT_BYTES) as usize;
         let tags: Vec<Tag> = match copy.from {
-            CopyEnd::Zeroes => vec![content::ZERO; units],
+            CopyEnd::Zeroes => {
+                self.report.zeroes_to_flash += 1;
+                if self.strikes(Sabotage::LostZeroes, 500) {
+                    return Ok(());
+                }
+                vec![content::ZERO; units]
+            }
             from => self.end_of_copy(&copy, from, units, unit)?.to_vec(),
         };
         if matches!(copy.to, CopyEnd::Memory { .. })
