@@ -17,6 +17,7 @@ use super::jobs::{Job, JobKind, Step};
 use super::{Active, Engine, Owner, Pending, Phase};
 use crate::cache::push_run;
 use crate::claims::Range;
+use crate::command::Mode;
 use crate::directory::whole_sectors;
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Op, Target};
 use crate::units::{Instant, SECTOR_BYTES};
@@ -131,15 +132,18 @@ impl Engine {
         is_reading || is_waiting
     }
 
-    /// Does flash hold this sector of a disk, and may it be read there now?
+    /// Does flash hold this sector of a disk, may it be read there now, and is it of use? A clean sector is of none in a mode that
+    /// does not copy writes to flash.
     fn is_in_flash(&self, edge: Range) -> bool {
         let disk = self.disk(edge.disk);
         let Ok(cache) = disk.looked_up() else { return false };
+        let copies_writes = matches!(cache.config.mode, Mode::WriteThrough | Mode::WriteBack);
         let is_within = edge.end * SECTOR_BYTES <= disk.config.size_bytes;
         is_within
             && cache.spans(edge.first, edge.end).any(|span| {
                 let found = cache.find(span);
-                found.is_some_and(|sector| cache.index.count_servable(sector, 1) == 1)
+                let is_of_use = |sector| copies_writes || cache.index.is_dirty(sector);
+                found.is_some_and(|sector| cache.index.count_servable(sector, 1) == 1 && is_of_use(sector))
             })
     }
 

@@ -259,6 +259,14 @@ fn write_through_keeps_edges_that_are_cached() {
     }
 }
 
+#[test]
+fn edges_are_not_read_for_a_mode_that_copies_no_writes() {
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteAround, lazy());
+    bench.read_alone(0, 4 * KIB);
+    bench.write(512, 512);
+    assert_eq!(bench.moved(), [("backing write", 512)]);
+}
+
 /// An edge that flash does not deliver is dropped under write-through, and the write goes on without it.
 #[test]
 fn write_through_drops_an_edge_that_cannot_be_read() {
