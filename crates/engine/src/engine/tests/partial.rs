@@ -1,6 +1,6 @@
 //! Writes that cover sectors in part: what is read, what is copied next to the guest's bytes, and what goes where.
 
-use super::write_back::{VOLATILE, backing, flash, lazy};
+use super::write_back::{RING_DEVICE, VOLATILE, backing, flash, lazy, ring};
 use super::*;
 use crate::command::{Destage, MemoryConfig, Mode};
 use crate::io::CopyEnd;
@@ -191,6 +191,28 @@ fn what_flash_does_not_take_goes_to_the_backing_as_a_whole() {
     }
     assert_eq!(written, [(VOLATILE, 0, 8 * KIB), (IoOp::Flush, 0, 0)]);
     assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::WriteNotCopied, 0));
+}
+
+/// A write that gives its lock up to wait merges again: others may have changed its edges meanwhile.
+#[test]
+fn edges_are_read_again_when_the_lock_was_given_up() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    bench.flush();
+    let write = bench.write(512, 512);
+    bench.next(flash(0), IoOp::Read);
+    // The commit before it fails: the write waits for another journal, and other writes might pass.
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target {
+            target if target == flash(RING_DEVICE) => bench.fail(io),
+            _ => bench.end(io),
+        }
+    }
+    assert!(bench.events.contains(&Event::JournalLost(DISK)) && !bench.answered(write));
+    let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
+    assert_eq!(bench.moved(), [("flash read", 4 * KIB), ("flash write", 4 * KIB)]);
+    assert!(bench.result(renew).expect("done").is_ok());
+    assert_eq!(bench.outcome(write), Outcome::WriteBack);
 }
 
 /// The disk may grow, and what is behind its old end was never read.
