@@ -162,7 +162,7 @@ pub struct BufferSlice {
 }
 
 /// Payload to be copied, see [`Engine::poll_copy`](crate::Engine::poll_copy): between memory and a buffer, whole sectors; or from one
-/// buffer to another. It cannot fail.
+/// buffer to another, or zeroes to a buffer. It cannot fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferCopy {
     /// Where it is.
@@ -190,6 +190,8 @@ pub enum CopyEnd {
         /// First byte in it.
         offset: u32,
     },
+    /// Nothing but zeroes; only to copy from.
+    Zeroes,
 }
 
 /// Where an I/O goes.

@@ -171,6 +171,7 @@ impl CacheSim {
         self.stats.writes += 1;
         self.stats.write_bytes += len;
         let run = self.directory.observe(first, end);
+        let whole = self.merged_sectors(offset, len);
         self.look_up(first, end);
         self.stats.write_hits += u64::from(self.found[0].is_some());
         for (span, sector) in self.directory.spans(first, end).zip(&self.found) {
@@ -178,7 +179,6 @@ impl CacheSim {
                 self.directory.index.clear_valid(*sector, span.count);
             }
         }
-        let whole = whole_sectors(offset, len);
         if whole != (first, end) {
             self.look_up(whole.0, whole.1);
         }
@@ -186,6 +186,20 @@ impl CacheSim {
             Ok(()) if whole == (first, end) => Outcome::WriteCopied,
             _ => Outcome::WriteNotCopied,
         }
+    }
+
+    /// The sectors of which a write has, or the cache completes, the whole content.
+    #[inline]
+    fn merged_sectors(&mut self, offset: u64, len: u64) -> (u64, u64) {
+        let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
+        let (whole_first, whole_end) = whole_sectors(offset, len);
+        let head = if first < whole_first && self.look_up(first, first + 1).valid == 1 {
+            first
+        } else {
+            whole_first
+        };
+        let tail = if end > whole_end && self.look_up(end - 1, end).valid == 1 { end } else { whole_end };
+        (head, head.max(tail))
     }
 
     /// A discard, or zeroes, of `len` ≥ 1 bytes.

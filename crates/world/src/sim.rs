@@ -217,6 +217,10 @@ pub enum Sabotage {
     EvidenceTooEarly,
     /// Now and then memory does not take over what a write wrote.
     LostRenewal,
+    /// Now and then the rest of a sector is not copied next to what a guest wrote of it.
+    LostEdge,
+    /// Now and then the buffer from which zeroes are written is not zeroed.
+    LostZeroes,
     /// Now and then a bitmap that a crash took begins again empty.
     FreshBitmap,
     /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.

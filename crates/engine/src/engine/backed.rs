@@ -294,6 +294,7 @@ impl Engine {
             return self.end_change(now, slot, Err(IoError::Failed));
         }
         self.requests[slot].resends += 1;
+        self.requests[slot].forget_edges();
         self.put_back(range.disk, range);
         self.runnable.push_back(slot);
     }

@@ -114,7 +114,7 @@ impl Engine {
         while !self.disk(id).holds
             && let Some(slot) = self.disk_mut(id).edge_waiters.pop()
         {
-            self.change_past_cache(now, slot);
+            self.start_change(now, slot);
             if self.disk(id).edge_waiters.last() == Some(&slot) {
                 break;
             }

@@ -9,7 +9,7 @@ use crate::admission::Brings;
 use crate::cache::{FlashRun, push_run};
 use crate::claims::Range;
 use crate::command::{Copies, Mode, Role};
-use crate::directory::{Placed, Refusal, whole_sectors};
+use crate::directory::{Placed, Refusal};
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::outcome::Outcome;
 use crate::units::{Instant, SECTOR_BYTES};
@@ -20,7 +20,7 @@ impl Engine {
     pub(super) fn fill(&mut self, now: Instant, slot: u32) -> Result<(), Outcome> {
         let Active { request, range, run, not_admitted, .. } = self.requests[slot];
         let (first, end) = match request.op {
-            Op::Write(_) => whole_sectors(request.offset, request.len),
+            Op::Write(_) => self.requests[slot].held_sectors(),
             _ => (range.first, range.end),
         };
         if request.passes_by() {

@@ -211,7 +211,7 @@ impl Engine {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,
             Owner::Job(job) => match self.jobs[job].kind {
                 JobKind::Destage | JobKind::Flush(_) | JobKind::Care(_) | JobKind::Verify => true,
-                JobKind::Edges(_) | JobKind::ReadAhead | JobKind::Merged => false,
+                JobKind::Edges(_) | JobKind::ReadEdge(..) | JobKind::ReadAhead | JobKind::Merged => false,
             },
             Owner::Journal(_) => true,
         }

@@ -1,6 +1,6 @@
 //! I/Os on their way: asking storage for them, and counting them when they have ended.
 
-use super::{Engine, Owner, Pending};
+use super::{Active, Engine, Owner, Pending};
 use crate::cache::FlashRun;
 use crate::device;
 use crate::io::{BufferSlice, Io, IoError, IoOp, Target};
@@ -20,6 +20,11 @@ impl Engine {
                 let end = sector_ceil(request.offset + request.len).min(size);
                 (sector_floor(request.offset), end)
             }
+            IoOp::Write(_) if self.requests[slot].sends_edges() => {
+                let (first, end) = self.requests[slot].held_sectors();
+                let (offset, end) = (first * SECTOR_BYTES, end * SECTOR_BYTES);
+                (offset.min(request.offset), end.max(request.offset + request.len))
+            }
             _ => (request.offset, request.offset + request.len),
         };
         let slice = match op {
@@ -36,8 +41,8 @@ impl Engine {
 
     /// Sends an I/O of a request to flash for each of `runs`.
     pub(super) fn issue_runs(&mut self, now: Instant, slot: u32, op: IoOp) {
-        let request = self.requests[slot].request;
-        let buffer = request.buffer.expect("flash I/O moves payload");
+        let Active { request, zeroes, .. } = self.requests[slot];
+        let buffer = request.buffer.or(zeroes.map(|piece| piece.id)).expect("flash I/O moves payload");
         self.issue_runs_of(now, Owner::Request(slot), request.disk, buffer, op);
     }
 

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use super::lent::{Least, Piece};
+use super::partial::EdgeSource;
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
 use crate::claims::Range;
@@ -52,12 +53,14 @@ pub(super) enum JobKind {
     Verify,
     /// Writes of guests go to the backing as one (`merge.rs`).
     Merged,
+    /// A sector that a request covers in part is read, under the request's claim (`partial.rs`).
+    ReadEdge(u32, EdgeSource),
 }
 
 impl JobKind {
     /// Does it wait for no claim?
     fn is_at_once(self) -> bool {
-        matches!(self, JobKind::Edges(_) | JobKind::Flush(_))
+        matches!(self, JobKind::Edges(_) | JobKind::Flush(_) | JobKind::ReadEdge(..))
     }
 
     /// Does it move this dirty sector of the cache, though flash may not have delivered it before? The destager leaves such
@@ -89,6 +92,9 @@ pub(super) enum Step {
     AheadBacking,
     AheadOverlay,
     MergedWrite,
+    EdgeDirty,
+    EdgeClean,
+    EdgeBacking,
 }
 
 impl Engine {
@@ -97,7 +103,7 @@ impl Engine {
     /// Only what has its claim takes a buffer: who has one can go on and give it back. For the same reason there is always
     /// room for jobs that wait for no claim; requests that keep others' claims waiting may need one.
     pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, range: Range) -> bool {
-        let needs_claim = !matches!(kind, JobKind::Edges(_));
+        let needs_claim = !kind.is_at_once();
         let has_slot = match needs_claim {
             true => self.has_job_to_spare(range.disk),
             false => self.has_job_at_once(range.disk),
@@ -203,6 +209,7 @@ impl Engine {
             JobKind::Care(frame) => return self.start_care(now, job, frame),
             JobKind::ReadAhead => return self.start_ahead(now, job),
             JobKind::Verify => return self.start_verify(now, job),
+            JobKind::ReadEdge(..) => return self.start_edge(now, job),
             _ => {}
         }
         let Engine { disks, runs, .. } = self;
@@ -263,6 +270,7 @@ impl Engine {
             (_, JobKind::Verify) => return self.verify_read_done(now, job, result, sums),
             (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
             (_, JobKind::Merged) => return self.merged_done(now, job, result),
+            (_, JobKind::ReadEdge(..)) => return self.edge_io_done(now, job, io, result, sums),
             _ => {}
         }
         match step {
@@ -307,7 +315,7 @@ impl Engine {
             JobKind::Care(_) => self.care_done(now, disk, job, result),
             JobKind::ReadAhead => self.ahead_done(job, whole, result),
             JobKind::Verify => self.verify_done(now, job, disk, result),
-            JobKind::Merged => {}
+            JobKind::Merged | JobKind::ReadEdge(..) => {}
         }
         match kind {
             JobKind::Destage => {
@@ -316,6 +324,7 @@ impl Engine {
                 self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
+            JobKind::ReadEdge(slot, _) => self.edge_done(slot, whole),
             JobKind::Flush(_) | JobKind::Care(_) | JobKind::ReadAhead | JobKind::Verify | JobKind::Merged => {
             }
         }

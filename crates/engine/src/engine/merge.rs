@@ -65,9 +65,9 @@ impl Engine {
     /// Does a change wait behind a write that it continues?
     pub(super) fn follows_another(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
+        let is_plain = request.op == Op::Write(Durability::Volatile) && !self.requests[slot].sends_edges();
         let disk = self.disk_mut(request.disk);
         let merges = disk.memory.is_some() && disk.memory_uses().serves;
-        let is_plain = request.op == Op::Write(Durability::Volatile);
         merges && is_plain && disk.merger.follow(slot, request.offset, request.offset + request.len)
     }
 
@@ -75,8 +75,9 @@ impl Engine {
     pub(super) fn write_alone(&mut self, now: Instant, slot: u32) {
         let Active { request, .. } = self.requests[slot];
         let Op::Write(durability) = request.op else { panic!("{:?} is no write", request.op) };
+        let sends_edges = self.requests[slot].sends_edges();
         let disk = self.disk_mut(request.disk);
-        if disk.memory.is_some() {
+        if disk.memory.is_some() && !sends_edges {
             disk.merger.begin(slot, request.offset + request.len);
         }
         self.issue_backing(now, slot, IoOp::Write(durability));

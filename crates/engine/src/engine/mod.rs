@@ -20,7 +20,7 @@
 //! A persistent cache adds to this (`commit.rs`, `write_back.rs`, `destage.rs`, `structure.rs`):
 //! ```text
 //! read    … backing read → (flash read of what is dirty) → reply → fill
-//! write   waiting → (commit) → flash write → (commit) → reply          write-back
+//! write   waiting → (edges read) → (commit) → flash write → (commit) → reply    write-back
 //!         waiting → (commit of a zone's mark) → backing write …       past the cache
 //! ```
 
@@ -43,6 +43,7 @@ mod jobs;
 mod lent;
 mod merge;
 mod ownership;
+mod partial;
 mod read;
 mod records;
 mod request;
@@ -56,6 +57,7 @@ mod vacate;
 mod verify;
 mod write;
 mod write_back;
+mod zeroes;
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -78,7 +80,8 @@ use commit::JournalIo;
 use disk::Disk;
 use gate::Gates;
 use jobs::Job;
-use lent::Lent;
+use lent::{Lent, Piece};
+use partial::Edges;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
@@ -207,6 +210,10 @@ struct Active {
     fill_bytes: u64,
     /// A change that goes to the backing over dirty data, which it is to replace.
     over_dirty: bool,
+    /// Of a write that covers sectors in part.
+    edges: Edges,
+    /// The buffer from which flash gets zeroes.
+    zeroes: Option<Piece>,
     /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
     failed: bool,
     /// What of it another disk served: `first..end`.
@@ -238,7 +245,7 @@ enum Phase {
     BackingFlush,
     Fill,
     FlashWrite,
-    /// Its dirty edges are destaged.
+    /// Its edges are read, or destaged, or wait for a buffer.
     Edges,
     /// It waits for a commit, and then begins anew.
     CommitThenChange,

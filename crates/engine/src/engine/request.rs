@@ -1,6 +1,7 @@
 //! What all requests have in common: how they come in, are answered, and end. What becomes of them in between is in `read.rs`, `write.rs` and
 //! those that these name.
 
+use super::partial::Edges;
 use super::{Active, Engine, Phase, REQUEST_BYTES_MAX};
 use crate::admission::Run;
 use crate::claims::{Kind, Range};
@@ -45,6 +46,8 @@ impl Engine {
             outcome: Outcome::CacheOff,
             fill_bytes: 0,
             over_dirty: false,
+            edges: Edges::default(),
+            zeroes: None,
             failed: false,
             shared: Vec::new(),
             written: Vec::new(),

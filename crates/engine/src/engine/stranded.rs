@@ -9,10 +9,13 @@
 //! Reads go on, and so does destaging: the backing may have what the ring calls dirty. So that the destager gets at it, requests wait
 //! without their claims. Only a write that flash took in part goes on, for what is there of it must not be seen; it is not answered either. If nothing happens within [`WAIT_NS_MAX`] they fail, and so do those that come later.
 
+use super::backed::RESENDS_MAX;
+use super::partial::Edges;
 use super::{Active, Engine, Phase};
 use crate::claims::Kind;
 use crate::io::IoError;
-use crate::units::{DiskId, Instant};
+use crate::outcome::Outcome;
+use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// An owner has that long to find room for a new ring, or to drain the cache and take it away; nanoseconds.
 pub(super) const WAIT_NS_MAX: u64 = 30_000_000_000;
@@ -46,6 +49,7 @@ impl Engine {
             self.end_written(now, slot, Err(IoError::Failed));
             return true;
         }
+        self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
         self.claims.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(request.disk).stranded.changes.push(slot);
@@ -79,8 +83,27 @@ impl Engine {
         for slot in unanswered {
             match self.requests[slot].phase {
                 Phase::CommitThenFlush => self.flush_committed(now, slot, Ok(())),
+                _ if !self.is_believed(slot) && self.requests[slot].outcome != Outcome::WriteBack => {
+                    self.repeat_unanswered(now, slot);
+                }
                 _ => self.end_written(now, slot, Ok(())),
             }
+        }
+    }
+
+    /// Begins a change of the backing anew that the backing may have lost before it was answered.
+    fn repeat_unanswered(&mut self, now: Instant, slot: u32) {
+        let Active { request, range, resends, edges, .. } = &mut self.requests[slot];
+        // It had no claim: others may have changed them.
+        *edges = Edges::default();
+        if *resends == RESENDS_MAX {
+            return self.end_written(now, slot, Err(IoError::Failed));
+        }
+        *resends += 1;
+        range.end = (request.offset + request.len).div_ceil(SECTOR_BYTES);
+        let range = *range;
+        if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
+            self.runnable.push_back(slot);
         }
     }
 

@@ -537,6 +537,7 @@ impl Engine {
 
     /// Lets a request wait until the change of its disk's cache is complete.
     pub(super) fn hold(&mut self, slot: u32) {
+        self.requests[slot].forget_edges();
         let disk = self.requests[slot].request.disk;
         self.disk_mut(disk).held.push(slot);
         // Perhaps its flash I/O was the last that the change waited for.

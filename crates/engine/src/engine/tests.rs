@@ -18,6 +18,7 @@ mod memory;
 mod mended;
 mod merge;
 mod ownership;
+mod partial;
 mod peer;
 mod reads;
 mod shared;
@@ -27,6 +28,7 @@ mod vacate;
 mod verify;
 mod write_back;
 mod writes;
+mod zeroes;
 
 use std::collections::VecDeque;
 

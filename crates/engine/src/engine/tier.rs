@@ -6,7 +6,6 @@
 use super::disk::Disk;
 use super::{Active, Engine};
 use crate::command::{CommandError, MemoryConfig, Mode, Role};
-use crate::directory::whole_sectors;
 use crate::io::{BufferCopy, CopyEnd, IoError, Op, PayloadMemory};
 use crate::memory::{Memory, Piece};
 use crate::outcome::Outcome;
@@ -105,6 +104,7 @@ impl Engine {
     /// A request ends: memory keeps what a read has returned, and pages that are there take over what a write wrote.
     #[inline]
     pub(super) fn keep_in_memory(&mut self, slot: u32, result: Result<(), IoError>) {
+        let held = self.requests[slot].held_sectors();
         let Active { request, range, seen, outcome, doubts, .. } = &self.requests[slot];
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
@@ -129,7 +129,7 @@ impl Engine {
                 memory.keep(range.first, range.end, copy);
             }
             Op::Write(_) if uses.keeps_writes && *doubts == disk.backed.doubts => {
-                let (first, end) = whole_sectors(request.offset, request.len);
+                let (first, end) = held;
                 let copy = |mut piece: Piece| {
                     piece.at += first - range.first;
                     copy_out.push_back(into_memory(request.disk, id, piece));

@@ -92,6 +92,7 @@ impl Engine {
     /// Lets a write wait, without its claim, for the next flush of the backing.
     pub(super) fn wait_for_vacating(&mut self, slot: u32) {
         let id = self.requests[slot].request.disk;
+        self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
         self.claims.leave(slot, |granted| runnable.push_back(granted));
         let vacating = self.disk_mut(id).vacating.as_mut().expect("it insists");

@@ -1,5 +1,6 @@
 //! Changes: the backing has them before the guest is told, and flash never holds what they replace.
 
+use super::partial::EdgeSource;
 use super::{Active, Engine, Phase};
 use crate::io::{Durability, IoError, IoOp, Op};
 use crate::outcome::Outcome;
@@ -26,6 +27,9 @@ impl Engine {
         self.requests[slot].doubts = doubts;
         if is_persistent {
             return self.change_persistent(now, slot);
+        }
+        if self.read_edges(now, slot, EdgeSource::Flash) {
+            return;
         }
         self.invalidate(slot);
         self.change_backing(now, slot);

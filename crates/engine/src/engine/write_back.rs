@@ -3,18 +3,20 @@
 //! | the range | what happens |
 //! |---|---|
 //! | whole sectors, mode write-back, room | to flash; first a commit if it holds what the journal vouches for |
-//! | in part over dirty sectors | these go to the backing first, under the same claim |
+//! | the same, but some sectors in part | these are read and merged first (`partial.rs`) |
+//! | in part over dirty sectors that are not merged | these go to the backing first, under the same claim |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
 //! | else | a mark of its zones is committed, then as in a volatile cache |
 
 use super::disk::Disk;
 use super::jobs::JobKind;
+use super::partial::EdgeSource;
 use super::{Active, Engine, Pending, Phase};
 use crate::admission::Brings;
 use crate::cache::push_run;
 use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode, Role};
-use crate::directory::{Departure, whole_sectors};
+use crate::directory::Departure;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::{Change, Writer};
 use crate::outcome::Outcome;
@@ -57,11 +59,11 @@ impl Engine {
         self.change_past_cache(now, slot);
     }
 
-    fn goes_to_flash(&mut self, slot: u32) -> bool {
-        let Active { request, range, .. } = self.requests[slot];
+    fn goes_to_flash(&self, slot: u32) -> bool {
+        let Active { request, .. } = self.requests[slot];
         let mode = self.disk(request.disk).mode_in_effect();
-        let is_whole = whole_sectors(request.offset, request.len) == (range.first, range.end);
-        mode == Some(Mode::WriteBack) && matches!(request.op, Op::Write(_)) && is_whole
+        let is_write = matches!(request.op, Op::Write(_)) || self.requests[slot].is_small_zeroes();
+        mode == Some(Mode::WriteBack) && is_write && self.may_be_whole(slot)
     }
 
     /// Lets a change wait, without its claim, until older data is on the backing. That never gets there if the backing is another host's.
@@ -70,6 +72,7 @@ impl Engine {
         if self.disk(disk).ownership.role == Role::Away {
             return self.end_change(now, slot, Err(IoError::ShuttingDown));
         }
+        self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
         self.claims.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(disk).destager.order_waiters.push(slot);
@@ -159,10 +162,19 @@ impl Engine {
             disk.record_eviction(now, evicted);
         }
         self.record_gone(now, request.disk);
+        if self.read_edges(now, slot, EdgeSource::FlashOrBacking) {
+            return true;
+        }
+        if !self.requests[slot].is_whole() {
+            return false;
+        }
         if self.must_commit_first(now, slot) {
             self.requests[slot].phase = Phase::CommitThenChange;
             self.commit(slot);
             return true;
+        }
+        if !self.take_zeroes(slot) {
+            return false;
         }
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.destager.cut(range.first, range.end);
@@ -240,6 +252,7 @@ impl Engine {
         if pending > 0 {
             return;
         }
+        self.give_back_zeroes(slot);
         self.record_written(now, slot);
         self.note_dirty(now, request.disk, range.first, range.end);
         self.disk_mut(request.disk).flash_writes -= 1;
@@ -247,7 +260,9 @@ impl Engine {
             return self.change_past_cache(now, slot);
         }
         self.requests[slot].outcome = Outcome::WriteBack;
-        if request.op == Op::Write(Durability::Durable) {
+        let is_durable =
+            matches!(request.op, Op::Write(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _));
+        if is_durable {
             self.requests[slot].phase = Phase::CommitThenReply;
             self.commit(slot);
         } else {
@@ -325,7 +340,10 @@ impl Engine {
         if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(now, slot);
         }
-        let (whole_first, whole_end) = whole_sectors(request.offset, request.len);
+        if !failed && self.read_edges(now, slot, EdgeSource::Flash) {
+            return;
+        }
+        let (whole_first, whole_end) = self.requests[slot].held_sectors();
         let disk = self.disk_mut(request.disk);
         let cache = disk.cache.as_ref().expect("it is persistent");
         let mut dirty_edge = None;

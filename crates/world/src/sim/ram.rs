@@ -116,15 +116,30 @@ impl World<'_> {
     /// Makes a copy that the engine asks for.
     pub(super) fn copy(&mut self, copy: BufferCopy) -> Result<(), Violation> {
         trace!(self, "{copy:?}");
-        let between = matches!((copy.from, copy.to), (CopyEnd::Buffer { .. }, CopyEnd::Buffer { .. }));
+        let between =
+            !matches!(copy.from, CopyEnd::Memory { .. }) && matches!(copy.to, CopyEnd::Buffer { .. });
         let unit = if between { UNIT_BYTES } else { SECTOR_BYTES };
         ensure!(copy.len > 0 && u64::from(copy.len).is_multiple_of(unit), "{copy:?} is not of whole sectors");
         let units = (u64::from(copy.len) / UNIT_BYTES) as usize;
-        let tags: Vec<Tag> = self.end_of_copy(&copy, copy.from, units, unit)?.to_vec();
+        let tags: Vec<Tag> = match copy.from {
+            CopyEnd::Zeroes => {
+                self.report.zeroes_to_flash += 1;
+                if self.strikes(Sabotage::LostZeroes, 500) {
+                    return Ok(());
+                }
+                vec![content::ZERO; units]
+            }
+            from => self.end_of_copy(&copy, from, units, unit)?.to_vec(),
+        };
         if matches!(copy.to, CopyEnd::Memory { .. })
             && self.is_of_write(copy.from)
             && self.strikes(Sabotage::LostRenewal, 300)
         {
+            return Ok(());
+        }
+        let is_edge = between && self.is_of_write(copy.to);
+        self.report.edges_merged += u64::from(is_edge);
+        if is_edge && self.strikes(Sabotage::LostEdge, 300) {
             return Ok(());
         }
         self.report.copies += 1;
@@ -168,6 +183,7 @@ impl World<'_> {
                     (&mut buffer.tags, start)
                 }
             }
+            CopyEnd::Zeroes => return Err(Violation(format!("{copy:?} has no place"))),
         };
         let there = tags.len();
         let part = tags.get_mut(start..start + units);

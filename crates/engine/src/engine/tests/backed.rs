@@ -232,25 +232,25 @@ fn a_durable_discard_that_meets_a_loss_is_done_again() {
     assert_eq!(bench.reply(discard).expect("answered").result, Ok(()));
 }
 
-/// A write that covers a part of a destaged sector: the backing lost the rest of it.
+/// A discard that covers a part of a destaged sector: the backing lost the rest of it.
 #[test]
 fn a_destaged_edge_that_is_lost_is_destaged_again() {
     let (mut bench, hangs) = destaged();
-    let write = bench.write(0, 512);
-    let change = bench.until_backing(PLAIN);
+    let discard = bench.request(Op::Discard(Durability::Volatile), 0, 512);
+    let change = bench.until_backing(IoOp::Discard);
     assert_eq!(change.len, 512);
     bench.engine.handle_loss(bench.now, DISK);
     bench.end(change);
     let edge = bench.until_backing(PLAIN);
     assert_eq!(edge.len, 4 * KIB, "the whole sector first");
     bench.end(edge);
-    let change = bench.until_backing(PLAIN);
+    let change = bench.until_backing(IoOp::Discard);
     assert_eq!(change.len, 512);
     bench.end(change);
-    assert!(!bench.answered(write), "the backing is flushed before flash forgets the sector");
+    assert!(!bench.answered(discard), "the backing is flushed before flash forgets the sector");
     bench.end(hangs);
     bench.settle();
-    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
+    assert_eq!(bench.reply(discard).expect("answered").result, Ok(()));
 }
 
 #[test]

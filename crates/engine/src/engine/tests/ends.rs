@@ -178,9 +178,9 @@ fn a_ring_for_a_volatile_cache_comes_back() {
     assert_eq!(released, ring(1).copies[0]);
 }
 
-/// A write that fails on the backing leaves the dirty data that it was to replace, which had been on its way.
+/// A discard that fails on the backing leaves the dirty data that it was to replace, which had been on its way.
 #[test]
-fn what_a_failed_write_was_to_replace_is_destaged() {
+fn what_a_failed_discard_was_to_replace_is_destaged() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
     bench.flush();
@@ -189,7 +189,7 @@ fn what_a_failed_write_was_to_replace_is_destaged() {
     bench.next(backing(), VOLATILE);
     let flush = bench.ios.pop_front().expect("the backing is flushed");
     assert_eq!(bench.change(CacheChange::StopDrain), Ok(vec![]));
-    let write = bench.write(512, 512);
+    let discard = bench.request(Op::Discard(Durability::Volatile), 512, 512);
     while let Some(io) = bench.ios.pop_front() {
         match io.target {
             Target::Backing(_) => bench.end_with(io, Err(IoError::Failed), &[]),
@@ -197,7 +197,7 @@ fn what_a_failed_write_was_to_replace_is_destaged() {
         }
     }
     bench.end(flush);
-    assert_eq!((bench.outcome(write), bench.dirty()), (Outcome::BackingError, 1));
+    assert_eq!((bench.outcome(discard), bench.dirty()), (Outcome::BackingError, 1));
     let drain = bench.start_change(CacheChange::Drain);
     (0..40).for_each(|_| {
         bench.wait_ms(500);

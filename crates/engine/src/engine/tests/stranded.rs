@@ -61,6 +61,37 @@ fn or_until_the_cache_is_taken_away() {
     }
 }
 
+/// A write that flash did not take is on the backing and waits to be answered. If the backing may have lost it meanwhile, it is
+/// written again first.
+#[test]
+fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
+    let mut bench = Bench::write_back();
+    bench.write_alone(0, 4 * KIB);
+    let write = bench.write(64 * KIB, 4 * KIB);
+    let to_flash = bench.only_io();
+    let flush = bench.request(Op::Flush, 0, 0);
+    while let Some(io) = bench.ios.pop_front() {
+        match io.target {
+            target if target == flash(RING_DEVICE) => bench.fail(io),
+            _ => bench.end(io),
+        }
+    }
+    bench.fail(to_flash);
+    bench.settle();
+    bench.engine.handle_loss(bench.now, DISK);
+    let disable = bench.start_change(CacheChange::Disable);
+    let mut written = vec![];
+    while let Some(io) = bench.ios.pop_front() {
+        written.extend((io.target == backing() && io.offset == 64 * KIB).then_some(io.op));
+        assert!(!bench.answered(write), "not before the backing has it again");
+        bench.end(io);
+    }
+    assert!(bench.result(disable).expect("done").is_ok());
+    assert_eq!(written, [IoOp::Write(Durability::Volatile)]);
+    assert_eq!(bench.reply(write).expect("answered").result, Ok(()));
+    assert!(bench.answered(flush));
+}
+
 /// Not for ever; and the disk goes on with what can be done.
 #[test]
 fn or_until_nobody_came_for_half_a_minute() {

@@ -30,6 +30,10 @@ impl Areas {
                 let slice = |id, offset| BufferSlice { id, offset, len: copy.len };
                 return arena.copy(slice(from, offset), slice(to, at));
             }
+            (CopyEnd::Zeroes, CopyEnd::Buffer { id, offset }) => {
+                return arena.slice_mut(BufferSlice { id, offset, len: copy.len }).fill(0);
+            }
+            ends => panic!("a copy between {ends:?}"),
         };
         let area = self.0[disk.0 as usize].as_mut().expect("the engine copies to memory that it was given");
         area.copy(arena, copy);
