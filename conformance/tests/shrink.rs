@@ -15,7 +15,7 @@ const BLOCK: u64 = 64 << 10;
 /// Blocks in an order that no cache takes for a stream.
 fn scattered(blocks: std::ops::Range<u64>) -> impl Iterator<Item = u64> {
     let count = blocks.end - blocks.start;
-    assert!(count % 13 != 0 && count > 13);
+    assert!(!count.is_multiple_of(13) && count > 13);
     (0..count).map(move |i| blocks.start + i * 13 % count)
 }
 

@@ -82,6 +82,12 @@ impl Backing {
         self.medium.lose(dice);
     }
 
+    /// It shuts down cleanly: what it holds is durable.
+    pub fn shut_down(&mut self) {
+        let everything = 0..self.now().len();
+        self.medium.secure(everything);
+    }
+
     /// What it holds.
     pub fn now(&self) -> &[Tag] {
         self.medium.now()

@@ -1,12 +1,15 @@
 //! Caches that give segments back as a daemon has them do it: these are emptied of dirty data first, while writes stay on flash. The
-//! backing may be away meanwhile, and lives may end.
+//! backing may be away meanwhile, and lives may end. A backing that is away fails everything, or hangs; it may have shut down
+//! cleanly before.
 //!
 //! Some histories have it, chosen by dice of their own: the others are what they would be without.
+
+use std::collections::BTreeMap;
 
 use hob_engine::command::{CacheChange, Command, CommandError, Copies, Vacate};
 use hob_engine::io::{Durability, Op};
 use hob_engine::outcome::Outcome;
-use hob_engine::units::DeviceId;
+use hob_engine::units::{DeviceId, Instant};
 
 use super::injection::{self, Case, Content, Failure, Operation};
 use super::{Event, Options, Sabotage, World, trace};
@@ -29,6 +32,8 @@ pub(super) struct Shrinks {
     dice: Dice,
     /// Mean time that a backing is away, if backings may fail.
     away_ns: Option<u64>,
+    /// Backings that hang, and until when.
+    hung: BTreeMap<usize, Instant>,
 }
 
 impl Shrinks {
@@ -38,7 +43,7 @@ impl Shrinks {
         let is_one = dice.chance(options.shrink_permille) && options.lives;
         let mean_ns = backing_ns * dice.pick(&[10, 100, 1000]);
         let may = options.faults && !options.sound_backings;
-        is_one.then_some(Shrinks { dice, away_ns: may.then_some(mean_ns) })
+        is_one.then_some(Shrinks { dice, away_ns: may.then_some(mean_ns), hung: BTreeMap::new() })
     }
 }
 
@@ -47,7 +52,7 @@ impl World<'_> {
     pub(super) fn maybe_shrink(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let devices = self.flash.len() as u64;
-        let Some(Shrinks { dice, away_ns }) = &mut self.shrinks else { return Ok(()) };
+        let Some(Shrinks { dice, away_ns, hung }) = &mut self.shrinks else { return Ok(()) };
         if !dice.chance(250) {
             return Ok(());
         }
@@ -63,9 +68,17 @@ impl World<'_> {
             (0..5, _) => _ = self.command(disk, Command::Cache(CacheChange::Vacate(Vacate::Emptiest(count)))),
             (5, _) => _ = self.command(disk, Command::Cache(CacheChange::Vacate(Vacate::Device(device)))),
             (6, _) => _ = self.command(disk, Command::Cache(CacheChange::StopDrain)),
+            (7, Some(ns)) => {
+                trace!(self, "the backing of disk {disk} hangs");
+                self.report.outages += 1;
+                hung.insert(disk, self.now + ns);
+            }
             (_, Some(ns)) => {
                 trace!(self, "the backing of disk {disk} goes away");
                 self.report.outages += 1;
+                if what == 8 {
+                    self.disks[disk].backing.shut_down();
+                }
                 self.disks[disk].backing.set_faults(AWAY);
                 self.queue.push(self.now + ns, Event::Back(disk));
             }
@@ -80,8 +93,15 @@ impl World<'_> {
         self.disks[disk].backing.set_faults(self.scenario.disks[disk].faults);
     }
 
+    /// Time that an I/O of a backing takes in addition, nanoseconds.
+    pub(super) fn hangs_for(&self, disk: usize) -> u64 {
+        let until = self.shrinks.as_ref().and_then(|shrinks| shrinks.hung.get(&disk).copied());
+        until.map_or(0, |until| until.0.saturating_sub(self.now.0))
+    }
+
     /// All backings are.
     pub(super) fn end_outages(&mut self) {
+        self.shrinks.iter_mut().for_each(|shrinks| shrinks.hung.clear());
         if self.shrinks.is_some() {
             (0..self.disks.len()).for_each(|disk| self.backing_is_back(disk));
         }

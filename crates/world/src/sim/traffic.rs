@@ -252,6 +252,10 @@ impl World<'_> {
         let stuck = matches!(side, Side::Flash(device) if self.flash[device].is_stuck(&mut self.dice));
         let hang = self.scenario.limits.flash_stall_ms_max * 1_000_000;
         let takes = if stuck { self.dice.between(hang / 2, 4 * hang) } else { self.dice.latency(mean) };
+        let takes = match side {
+            Side::Backing(disk) => takes + self.hangs_for(disk),
+            Side::Flash(_) => takes,
+        };
         if !self.strikes(Sabotage::LostCompletion, 20) {
             self.queue.push(self.now + takes, Event::Complete(side, io.id));
         }
