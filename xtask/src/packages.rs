@@ -1,4 +1,4 @@
-//! The Debian packages that tests and benches need: the one list, and how to install them.
+//! The Debian packages that tests and benches need, and their installation.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::shell;
 
-/// A package, and what shows that it is there: programs, or a prefix of a path that must exist.
+/// A package, and how to detect it: programs, or a path prefix that must exist.
 struct Package {
     name: &'static str,
     shown_by: &'static [&'static str],

@@ -1,8 +1,8 @@
-//! Shares, limits, reservations and throttling in real time: three fio clients on three disks whose backings one slow
-//! server has. What each received stands beside what it was due.
+//! Shares, limits, reservations and throttling in real time: three fio clients on three disks whose
+//! backings are on one slow server. The rate of each is compared with its entitlement.
 //!
-//! The server is nbdkit, which lets one request at a time through and takes two milliseconds for it: an array of some
-//! 450 IOPS, of which the first scenario measures how many there are.
+//! The server is nbdkit, which handles one request at a time and takes two milliseconds for it. It acts as
+//! an array of some 450 IOPS; the first scenario measures the exact number.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,7 +13,7 @@ use conformance::process::Process;
 use super::fio::{self, Figures, Target, Workload};
 use crate::shell::{self, Interrupt};
 
-/// How far from its due a disk may be.
+/// Tolerance of a disk's rate.
 const WITHIN: f64 = 0.10;
 
 const DISK_BYTES: u64 = 64 << 20;
