@@ -1,4 +1,4 @@
-//! Order in the house, as tests: each rule names every place that breaks it, at once.
+//! Style rules as tests: each test lists every violation at once.
 
 mod blocking;
 mod crates;
@@ -14,18 +14,18 @@ use std::path::{Path, PathBuf};
 
 use crate::shell;
 
-/// Directories that hold what was built or downloaded, not written.
+/// Directories of generated or downloaded files.
 const NOT_OURS: [&str; 6] = ["target", ".git", "corpus", "artifacts", "node_modules", "proptest-regressions"];
 
 /// A text file of the repository.
 struct Text {
     /// Its path relative to the root, with `/`.
     path: String,
-    /// What it says.
+    /// Its content.
     text: String,
 }
 
-/// Every text file below the root of the workspace, ordered by path.
+/// Returns every text file of the workspace, ordered by path.
 fn texts() -> Vec<Text> {
     let root = shell::root();
     let mut paths = Vec::new();
@@ -39,7 +39,7 @@ fn texts() -> Vec<Text> {
     paths.into_iter().filter_map(read).collect()
 }
 
-/// The Rust sources among them.
+/// Returns the Rust sources among them.
 fn sources() -> Vec<Text> {
     texts().into_iter().filter(|text| text.path.ends_with(".rs")).collect()
 }
@@ -58,7 +58,7 @@ fn walk(dir: &Path, paths: &mut Vec<PathBuf>) {
     }
 }
 
-/// Fails with all of `broken` when there is any.
+/// Fails with all of `broken` if there are any.
 #[track_caller]
 fn none(rule: &str, broken: &[String]) {
     assert!(broken.is_empty(), "{rule}:\n  {}", broken.join("\n  "));

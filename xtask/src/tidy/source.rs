@@ -1,6 +1,6 @@
 //! A Rust source without its comments, strings and character literals, for rules about code.
 
-/// Replaces comments and literals in `text` with blanks; line breaks stay where they are.
+/// Replaces comments and literals in `text` by blanks; line breaks stay where they are.
 pub(super) fn code_only(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut code = bytes.to_vec();
@@ -25,7 +25,7 @@ pub(super) fn code_only(text: &str) -> String {
     String::from_utf8_lossy(&code).into_owned()
 }
 
-/// Whether `word` stands in `code` as a word of its own.
+/// Returns true if `code` contains `word` as a whole word.
 pub(super) fn has_word(code: &str, word: &str) -> bool {
     let part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
     code.match_indices(word)
@@ -33,7 +33,7 @@ pub(super) fn has_word(code: &str, word: &str) -> bool {
 }
 
 fn word_before(bytes: &[u8], at: usize) -> bool {
-    // `br"…"` counts as raw as well; any other letter before the r makes it part of a name.
+    // `br"…"` is a raw string too; any other letter before the r makes it part of a name.
     let before = if at > 0 && bytes[at - 1] == b'b' { at.checked_sub(2) } else { at.checked_sub(1) };
     before.is_some_and(|i| bytes[i].is_ascii_alphanumeric() || bytes[i] == b'_')
 }
@@ -60,7 +60,7 @@ fn string(rest: &[u8]) -> usize {
 }
 
 fn character(rest: &[u8]) -> usize {
-    // A lifetime has no closing quote near; a literal has one after one character or an escape.
+    // A lifetime has no closing quote nearby; a literal has one after one character or an escape.
     match rest.get(1) {
         Some(b'\\') => rest[2..].iter().skip(1).position(|&b| b == b'\'').map_or(1, |n| n + 4),
         Some(_) => {
