@@ -1,7 +1,8 @@
-//! A connection for one thread that knows what every answer should be: it sends when told to, and receives when asked.
+//! A connection for one thread that checks every answer: it sends and receives on request.
 //!
-//! For load that is checked byte by byte, where [`Connection::run`] only times its requests. The caller bounds what is in
-//! flight, so that neither end waits for the other to take what it sends: a mebibyte each way is fine.
+//! For load that is checked byte by byte, while [`Connection::run`] only measures latencies. The caller
+//! limits the data in flight, so that neither end waits for the other to take what it sends: a mebibyte
+//! each way is fine.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
