@@ -283,7 +283,7 @@ impl Side {
         serde_json::from_str(&said).unwrap_or_else(|e| panic!("{args:?}: {e}: {said}"))
     }
 
-    /// A disk, as `hob disk list` has it; null if it is not there.
+    /// Returns a disk as in `hob disk list`; null if it does not exist.
     #[must_use]
     #[track_caller]
     pub fn disk(&self, name: &str) -> Value {
@@ -292,46 +292,46 @@ impl Side {
         found.cloned().unwrap_or_default()
     }
 
-    /// A disk's state, `absent` if it is not there.
+    /// Returns a disk's state, `absent` if it does not exist.
     #[must_use]
     #[track_caller]
     pub fn state(&self, disk: &str) -> String {
         self.disk(disk)["state"].as_str().unwrap_or("absent").to_owned()
     }
 
-    /// Why a disk is not served, empty if it is.
+    /// Returns why a disk is not served, empty if it is.
     #[must_use]
     #[track_caller]
     pub fn reason(&self, disk: &str) -> String {
         self.disk(disk)["reason"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Whether a disk is served here.
+    /// Returns true if a disk is served here.
     #[must_use]
     #[track_caller]
     pub fn serves(&self, disk: &str) -> bool {
         self.state(disk) == "online"
     }
 
-    /// Waits until it does.
+    /// Waits until the disk is served here.
     ///
     /// # Panics
-    /// When it does not in time.
+    /// If it is not in time.
     #[track_caller]
     pub fn wait_until_serving(&self, disk: &str, limit: Duration) {
         wait_until(&format!("{disk} to be served by {}", self.name), limit, || self.serves(disk));
     }
 
-    /// Where it serves NBD.
+    /// Returns its NBD address.
     #[must_use]
     pub fn nbd(&self) -> Address {
         Address::Unix(self.path("nbd.sock"))
     }
 
-    /// A new NBD connection to a disk.
+    /// Opens a new NBD connection to a disk.
     ///
     /// # Panics
-    /// When it is not served here.
+    /// If it is not served here.
     #[must_use]
     #[track_caller]
     pub fn connect(&self, disk: &str) -> Client {
