@@ -512,7 +512,7 @@ impl<'a> Round<'a> {
 
     /// Errors that guests of the disk see during this time are explained by a fault.
     fn excuse(&self, disk: usize, time: Duration) {
-        // Requests that wait for the backing fail after their own time.
+        // Requests that wait for the backing fail after their own timeout.
         let time = time + Duration::from_millis(self.plan.backing_wait_ms.min(5_000));
         self.disks[disk].guests.iter().for_each(|guest| guest.excuse(time));
     }
@@ -529,8 +529,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// SIGKILL. Guests that were not told of a loss yet cannot be told any more. Of a disk that writes back, what was not
-    /// flushed may be lost, as of one that loses power (docs/FAULTS.md); unless `strict`.
+    /// Kills the daemon with SIGKILL. Guests that were not told of a loss yet can no longer be told. A disk
+    /// that writes back may lose unflushed data, as after a power cut (docs/FAULTS.md), unless `strict`.
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
@@ -558,7 +558,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Waits until the guests have taken every answer that the daemon had sent.
+    /// Waits until the guests have received every answer that the daemon had sent.
     fn wait_for_disconnects(&self) {
         let start = Instant::now();
         let connected = |guest: &Arc<Shared>| guest.connected_to.load(Ordering::Relaxed) != 0;
@@ -567,7 +567,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// A backing loses its volatile cache. Where no guest is connected through this daemon, nobody can be told.
+    /// Makes a backing lose its volatile cache. If no guest is connected through this daemon, the loss
+    /// cannot be reported.
     fn crash(&mut self, disk: usize, away: Duration) {
         let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {
@@ -584,13 +585,13 @@ impl<'a> Round<'a> {
         });
     }
 
-    /// Somebody else changes some small extents of a backing while the daemon is down.
+    /// Changes some small extents of a backing past the daemon while that is down.
     fn change(&mut self, disk: usize) {
         let disk = &self.disks[disk];
         if let Backing::Server(server) = &disk.backing {
             server.cut(Duration::ZERO);
         }
-        // Small changes are the ones that a sample misses.
+        // Small changes are those that a sample misses.
         for _ in 0..[1, 1, 2, 4][self.noise.below(4) as usize] {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();
@@ -603,8 +604,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Nothing is broken any more: guests flush and read everything, dirty data goes to the backings, the daemon ends,
-    /// and the backings hold what they must.
+    /// Ends all faults: guests flush and read everything, dirty data is destaged, the daemon stops, and the
+    /// backings are checked.
     fn finish(&mut self) {
         for disk in &self.disks {
             if let Backing::Server(server) = &disk.backing {
