@@ -11,8 +11,8 @@ use super::{BlockSize, POINT, SizePoint, WriteBack};
 use crate::mrc::{self, Mode};
 use crate::trace::Op;
 
-/// Maximum block size of a curve in sectors of blocks: 64 times what a sample touches at most would be 1
-/// GB.
+/// Maximum number of sectors in the blocks of one curve. 64 times the maximum that a sample touches would
+/// need 1 GB.
 const BLOCK_SECTORS_MAX: u64 = 32 << 20;
 /// Points of a curve in the report.
 const POINTS: u32 = 64;

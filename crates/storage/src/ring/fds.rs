@@ -49,7 +49,7 @@ pub(super) struct FdEntry {
     pub(super) detached: bool,
     /// Registered with the kernel under its index.
     pub(super) fixed: bool,
-    /// An eventfd for which even non-blocking writes are not supported.
+    /// A blocking eventfd: attempts to write to it may wait.
     pub(super) patient: bool,
     /// The last receive left bytes in the socket.
     pub(super) more_to_receive: bool,
