@@ -1,6 +1,7 @@
-//! A certificate authority for one test, and the files that programs expect certificates in.
+//! A certificate authority for one test, and certificate files in the form that programs expect.
 //!
-//! GnuTLS programs (qemu, libnbd) take a directory with `ca-cert.pem`, `client-cert.pem` and `client-key.pem`.
+//! GnuTLS programs (qemu, libnbd) use a directory with `ca-cert.pem`, `client-cert.pem` and
+//! `client-key.pem`.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -14,12 +15,12 @@ use rcgen::{
 #[derive(Debug)]
 pub struct Authority(CertifiedIssuer<'static, KeyPair>);
 
-/// Where a certificate and its key lie.
+/// Paths of a certificate and its key.
 #[derive(Debug, Clone)]
 pub struct Files {
     /// The directory with both, and with the authority's certificate.
     pub dir: PathBuf,
-    /// The certificate of who verifies the other side.
+    /// The certificate of the authority, to verify the other side.
     pub ca: PathBuf,
     /// The certificate.
     pub cert: PathBuf,
@@ -28,10 +29,10 @@ pub struct Files {
 }
 
 impl Authority {
-    /// A new one, known to nobody.
+    /// Creates a new authority, trusted by no one.
     ///
     /// # Panics
-    /// When there are no random numbers.
+    /// If there are no random numbers.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let mut params = CertificateParams::new(Vec::new()).expect("no names");
@@ -42,14 +43,15 @@ impl Authority {
         Self(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    /// A certificate for a server at 127.0.0.1, in a directory of its own below `dir`.
+    /// Creates a certificate for a server at 127.0.0.1, in a directory of its own below `dir`.
     #[must_use]
     pub fn server(&self, dir: &Path) -> Files {
         let params = CertificateParams::new(["127.0.0.1", "hob.example"].map(str::to_owned)).expect("names");
         self.write(&dir.join("tls-server"), "server", params)
     }
 
-    /// A certificate for the daemon of a host at `address`, as a server and, with that common name, as a client, in a directory of its own below `dir`.
+    /// Creates a certificate for the daemon of a host at `address`, for use as a server and, with that
+    /// common name, as a client. It is in a directory of its own below `dir`.
     #[must_use]
     pub fn host(&self, dir: &Path, name: &str, address: &str) -> Files {
         let mut params = CertificateParams::new(vec![address.to_owned()]).expect("an address");
@@ -59,13 +61,13 @@ impl Authority {
         self.write(&dir.join(format!("tls-{name}")), "host", params)
     }
 
-    /// A certificate for a client with that common name, in a directory of its own below `dir`.
+    /// Creates a certificate for a client with that common name, in a directory of its own below `dir`.
     #[must_use]
     pub fn client(&self, dir: &Path, name: &str) -> Files {
         self.write(&dir.join(format!("tls-{name}")), "client", client(name))
     }
 
-    /// The same, but its time was over in 2020.
+    /// As `client`, with a certificate that expired in 2020.
     #[must_use]
     pub fn expired_client(&self, dir: &Path, name: &str) -> Files {
         let mut params = client(name);

@@ -1,9 +1,10 @@
-//! A throw-away Ceph cluster on the loopback interface: one monitor and some OSDs, whose data are sparse files in a scratch directory.
+//! A temporary Ceph cluster on the loopback interface: one monitor and some OSDs, whose data are sparse
+//! files in a scratch directory.
 //!
-//! There is no manager: it only gathers statistics, and takes seconds to start. All processes end with the test that started them, however it
-//! ends; ports are whichever are free, so that several clusters can be there at once.
+//! There is no manager: it only gathers statistics, and takes seconds to start. All processes end with the
+//! test that started them, however it ends. Free ports are used, so that several clusters can run at once.
 //!
-//! An OSD can be killed, made to stand still, and started again, and finds its data where it was.
+//! An OSD can be killed, paused, and started again with its data.
 
 use std::path::Path;
 use std::process::Command;
@@ -16,32 +17,32 @@ use crate::process::Process;
 use crate::scratch::{Scratch, free_port, wait_until};
 use crate::tool::{Tool, find};
 
-/// How long any one step may take.
+/// Timeout of each step.
 const STEP_MAX: Duration = Duration::from_secs(120);
 
-/// How often a monitor is started on another port, because somebody else was faster to take the one before.
+/// Maximum number of ports that are tried for a monitor, since another process may take a free port first.
 const PORTS_MAX: u32 = 5;
 
-/// Copies of each object.
+/// Number of copies of each object.
 const COPIES: usize = 3;
 
-/// Bytes of an OSD's file, which is sparse.
+/// Size of an OSD's sparse file in bytes.
 const OSD_BYTES: u64 = 2 << 30;
 
-/// A cluster with a pool `rbd`. Dropping it ends it and deletes everything of it.
+/// A cluster with a pool `rbd`. Dropping it ends its processes and deletes its files.
 #[derive(Debug)]
 pub struct Cluster {
-    // In the order in which they end.
+    // In the order in which they must end.
     osds: Vec<Process>,
     monitor: Process,
     scratch: Scratch,
 }
 
 impl Cluster {
-    /// Starts a monitor and `osds` OSDs, and waits until the pool takes writes.
+    /// Starts a monitor and `osds` OSDs, and waits until the pool accepts writes.
     ///
     /// # Panics
-    /// When a program is missing, or the cluster does not come up.
+    /// If a program is missing, or the cluster does not start.
     #[must_use]
     #[track_caller]
     pub fn start(osds: usize) -> Self {
@@ -62,36 +63,36 @@ impl Cluster {
         let osds = (0..osds).map(|osd| start_osd(&scratch, osd)).collect();
         let cluster = Self { osds, monitor, scratch };
         cluster.ceph(&["osd", "pool", "create", "rbd", "8", "8", "replicated"]);
-        // The first write there: it ends when all placement groups are active.
+        // The pool's first write ends when all placement groups are active.
         cluster.rbd(&["pool", "init", "rbd"]);
         cluster
     }
 
-    /// Path of its configuration, for clients.
+    /// Returns the path of its configuration, for clients.
     #[must_use]
     pub fn conf(&self) -> String {
         self.scratch.text("ceph.conf")
     }
 
-    /// What hob calls an image, or a snapshot of one, of the pool `rbd`.
+    /// Returns hob's name for an image, or a snapshot of one, of the pool `rbd`.
     #[must_use]
     pub fn spec(&self, image: &str) -> String {
         format!("rbd:rbd/{image}:conf={}", self.conf())
     }
 
-    /// Runs `ceph`; returns what it printed.
+    /// Runs `ceph`; returns its output.
     #[track_caller]
     pub fn ceph(&self, args: &[&str]) -> String {
         Tool::new("ceph").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
     }
 
-    /// Runs `rbd`; returns what it printed.
+    /// Runs `rbd`; returns its output.
     #[track_caller]
     pub fn rbd(&self, args: &[&str]) -> String {
         Tool::new("rbd").args(["--conf", &self.conf()]).args(args).limit(STEP_MAX).run()
     }
 
-    /// Makes an image out of a file.
+    /// Creates an image from a file.
     #[track_caller]
     pub fn import(&self, file: &Path, image: &str) {
         self.rbd(&[
@@ -104,7 +105,7 @@ impl Cluster {
         ]);
     }
 
-    /// The bytes of an image or a snapshot, as the cluster has them.
+    /// Returns the bytes of an image or a snapshot.
     #[must_use]
     #[track_caller]
     pub fn export(&self, image: &str) -> Vec<u8> {
@@ -114,10 +115,10 @@ impl Cluster {
         std::fs::read(file).expect("what was exported")
     }
 
-    /// Breaks the lock that somebody has on an image, who is fenced off thereby.
+    /// Breaks the lock on an image, which fences its holder.
     ///
     /// # Panics
-    /// When it is not locked.
+    /// If it is not locked.
     #[track_caller]
     pub fn break_lock(&self, image: &str) {
         let locks = self.rbd(&["lock", "list", "--format", "json", &format!("rbd/{image}")]);
@@ -127,34 +128,34 @@ impl Cluster {
         self.rbd(&["lock", "remove", &format!("rbd/{image}"), &word("id"), &word("locker")]);
     }
 
-    /// OSDs.
+    /// Returns the number of OSDs.
     #[must_use]
     pub fn osds(&self) -> usize {
         self.osds.len()
     }
 
-    /// SIGKILL, as in a crash.
+    /// Kills an OSD with SIGKILL, as in a crash.
     pub fn kill(&mut self, osd: usize) {
         self.osds[osd].kill();
     }
 
-    /// Makes an OSD stand still: it answers nothing and its connections stay.
+    /// Pauses an OSD: it does not answer, and its connections stay open.
     pub fn pause(&mut self, osd: usize) {
         self.osds[osd].signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Resumes a paused OSD.
     pub fn resume(&mut self, osd: usize) {
         self.osds[osd].signal(Signal::CONT);
     }
 
-    /// Starts one that was killed.
+    /// Starts a killed OSD again.
     #[track_caller]
     pub fn restart(&mut self, osd: usize) {
         self.osds[osd] = start_osd(&self.scratch, osd);
     }
 
-    /// Does the monitor count it in?
+    /// Returns true if the monitor reports the OSD as up.
     #[must_use]
     #[track_caller]
     pub fn is_up(&self, osd: usize) -> bool {
@@ -163,20 +164,20 @@ impl Cluster {
         map["osds"].as_array().into_iter().flatten().any(|of| of["osd"] == osd && of["up"] == 1)
     }
 
-    /// Waits until the monitor counts all of them in.
+    /// Waits until the monitor reports all OSDs as up.
     #[track_caller]
     pub fn wait_up(&self) {
         wait_until("all OSDs to be up", STEP_MAX, || (0..self.osds.len()).all(|osd| self.is_up(osd)));
     }
 
-    /// Is the monitor alive?
+    /// Returns true if the monitor is running.
     #[must_use]
     pub fn lives(&mut self) -> bool {
         self.monitor.poll().is_none()
     }
 }
 
-/// Everybody's keys in one file, which only this user may read.
+/// Creates all keys in one file, which only this user can read.
 #[track_caller]
 fn keys(scratch: &Scratch, osds: usize) {
     let all = [("mon.", "mon allow *"), ("client.admin", "mon allow *,mgr allow *,osd allow *")];
@@ -194,7 +195,8 @@ fn keys(scratch: &Scratch, osds: usize) {
     }
 }
 
-/// A monitor that has a new map of the cluster and answers; `None` if its port was taken.
+/// Starts a monitor with a new map of the cluster, and waits until it answers; `None` if its port was
+/// taken.
 #[track_caller]
 fn start_monitor(scratch: &Scratch, id: &str, osds: usize) -> Option<Process> {
     let address = format!("[v2:127.0.0.1:{}]", free_port());
@@ -205,7 +207,7 @@ fn start_monitor(scratch: &Scratch, id: &str, osds: usize) -> Option<Process> {
     Tool::new("monmaptool")
         .args(["--create", "--clobber", "--fsid", id, "--addv", "a", &address, &monmap])
         .run();
-    // With a place for each OSD, so that none has to be asked for later.
+    // With an entry for each OSD, so that none must be created later.
     Tool::new("osdmaptool")
         .args(["--conf", &conf, "--createsimple", &osds.to_string(), "--clobber", &osdmap])
         .run();
@@ -245,7 +247,7 @@ fn start_osd(scratch: &Scratch, osd: usize) -> Process {
     daemon(scratch, "ceph-osd", &osd.to_string())
 }
 
-/// One of Ceph's daemons, in the foreground.
+/// Starts one of Ceph's daemons, in the foreground.
 #[track_caller]
 fn daemon(scratch: &Scratch, program: &str, id: &str) -> Process {
     let mut command = Command::new(find(program));
@@ -253,7 +255,7 @@ fn daemon(scratch: &Scratch, program: &str, id: &str) -> Process {
     Process::start(program, &mut command).unwrap_or_else(|error| panic!("start {program}: {error}"))
 }
 
-/// A cluster in which everything happens soon, with little memory.
+/// Returns a configuration with short intervals and little memory.
 fn configuration(scratch: &Scratch, id: &str, monitor: &str) -> String {
     let at = |name: &str| scratch.text(name);
     format!(

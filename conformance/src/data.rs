@@ -1,5 +1,5 @@
-//! Bytes to test with: reproducible noise, files full of it, and comparisons that say where two
-//! things differ instead of printing both.
+//! Test data: reproducible noise, files of it, and comparisons that report the first difference instead of
+//! printing both sides.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -10,13 +10,13 @@ use std::path::Path;
 pub struct Noise(u64);
 
 impl Noise {
-    /// A generator that starts at `seed`.
+    /// Creates a generator with the seed `seed`.
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
-    /// The next 64 bits.
+    /// Returns the next 64 bits.
     pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -25,7 +25,7 @@ impl Noise {
         z ^ (z >> 31)
     }
 
-    /// A number in `0..limit`.
+    /// Returns a number in `0..limit`.
     pub fn below(&mut self, limit: u64) -> u64 {
         self.next_u64() % limit
     }
@@ -38,7 +38,7 @@ impl Noise {
         }
     }
 
-    /// `len` bytes of noise.
+    /// Returns `len` bytes of noise.
     #[must_use]
     pub fn bytes(&mut self, len: usize) -> Vec<u8> {
         let mut out = vec![0; len];
@@ -75,10 +75,10 @@ pub fn empty_file(path: &Path, len: u64) {
     file.set_len(len).unwrap_or_else(|e| panic!("size {}: {e}", path.display()));
 }
 
-/// Demands that two files hold the same bytes.
+/// Checks that two files hold the same bytes.
 ///
 /// # Panics
-/// When they differ, with the first offset where they do.
+/// If they differ, with the first differing offset.
 #[track_caller]
 pub fn assert_same_file(left: &Path, right: &Path) {
     let mut a = File::open(left).unwrap_or_else(|e| panic!("open {}: {e}", left.display()));
@@ -95,10 +95,10 @@ pub fn assert_same_file(left: &Path, right: &Path) {
     }
 }
 
-/// Demands that two slices are equal; `offset` is where on the disk they begin.
+/// Checks that two slices are equal; `offset` is their position on the disk.
 ///
 /// # Panics
-/// When they differ, with the first disk offset where they do.
+/// If they differ, with the first differing disk offset.
 #[track_caller]
 pub fn assert_same(left: &[u8], right: &[u8], offset: u64, what: &str) {
     if left == right {

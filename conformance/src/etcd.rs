@@ -1,4 +1,5 @@
-//! A cluster of etcd on the loopback interface, or on a host of its own, in a scratch directory. Its members can be killed, stopped and started again.
+//! A cluster of etcd on the loopback interface, or on a host of its own, in a scratch directory. Its
+//! members can be killed, paused and started again.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,14 +11,14 @@ use crate::process::Process;
 use crate::scratch::{Scratch, free_port, wait_until};
 use crate::tool::{Tool, find};
 
-/// How long a member may take until it serves.
+/// Maximum time until a member serves.
 const READY_MAX: Duration = Duration::from_secs(60);
 
-/// Longest time between two words of its leader, milliseconds; and until it is replaced.
+/// Heartbeat interval of the leader, and election timeout, milliseconds.
 const HEARTBEAT_MS: u32 = 100;
 const ELECTION_MS: u32 = 1000;
 
-/// See the module's text. Dropping it kills all members.
+/// The cluster; see the module documentation. Dropping it kills all members.
 #[derive(Debug)]
 pub struct Etcd {
     scratch: Scratch,
@@ -33,10 +34,10 @@ struct Member {
 }
 
 impl Etcd {
-    /// So many members, serving.
+    /// Starts a cluster of `members` members and waits until they serve.
     ///
     /// # Panics
-    /// When they do not serve in time.
+    /// If they do not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start(members: usize) -> Self {
@@ -46,10 +47,10 @@ impl Etcd {
         etcd
     }
 
-    /// One member on a host of its own, serving whoever reaches that.
+    /// Starts one member on a host of its own, which serves all hosts that reach it.
     ///
     /// # Panics
-    /// When it does not serve in time.
+    /// If it does not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start_on(host: &Host) -> Self {
@@ -65,7 +66,7 @@ impl Etcd {
         Self { scratch: Scratch::new(), address: address.to_owned(), members }
     }
 
-    /// Where members serve clients, as TOML has a list.
+    /// Returns the client addresses of the members as a TOML list.
     #[must_use]
     pub fn endpoints(&self) -> String {
         let all: Vec<String> =
@@ -107,10 +108,10 @@ impl Etcd {
         self.members[member].process = Some(process);
     }
 
-    /// Ranges of keys that the first member has read so far, for whomever.
+    /// Returns the number of key ranges that the first member has read so far, for all clients.
     ///
     /// # Panics
-    /// When it does not say.
+    /// If it does not report it.
     #[must_use]
     #[track_caller]
     pub fn reads(&self) -> u64 {
@@ -119,13 +120,13 @@ impl Etcd {
         count.and_then(|count| count.parse::<f64>().ok()).expect("etcd counts what it reads") as u64
     }
 
-    /// Stops a member as a machine that hangs does.
+    /// Pauses a member, as on a hanging host.
     #[track_caller]
     pub fn pause(&mut self, member: usize) {
         self.process(member).signal(Signal::STOP);
     }
 
-    /// Lets it go on.
+    /// Resumes a paused member.
     #[track_caller]
     pub fn resume(&mut self, member: usize) {
         self.process(member).signal(Signal::CONT);
@@ -138,10 +139,10 @@ impl Etcd {
         self.members[member].process = None;
     }
 
-    /// Starts a member again that was killed.
+    /// Starts a killed member again.
     ///
     /// # Panics
-    /// When it does not serve in time.
+    /// If it does not serve in time.
     #[track_caller]
     pub fn restart(&mut self, member: usize) {
         self.launch(member, None);

@@ -1,8 +1,10 @@
-//! Guest machines that use a disk as guests do: Debian's cloud kernel, QEMU without hardware acceleration (so that it runs
-//! where KVM does not exist), and a script of busybox as the first process, from an initramfs or from the disk itself.
+//! Guests that use a disk as real ones do: Debian's cloud kernel, QEMU without hardware acceleration (so
+//! that it runs without KVM), and a busybox script as the first process, from an initramfs or from the disk
+//! itself.
 //!
-//! The scripts lie in `guest/`. Each prints [`SENTINEL`] on the serial console when everything it tried went well, and switches
-//! the machine off either way; later, for what the console has not sent by then is lost with the machine.
+//! The scripts are in `guest/`. Each prints [`SENTINEL`] on the serial console if everything succeeded, and
+//! powers the VM off in any case. It waits first, because console output that was not sent by then is lost
+//! with the VM.
 
 mod tree;
 
@@ -14,54 +16,54 @@ use crate::scratch::{Scratch, text};
 use crate::tool::{Tool, find};
 use tree::{Kernel, Tree};
 
-/// What the serial console says when the guest found every byte where it had put it.
+/// Console output of a guest that found every byte as written.
 pub const SENTINEL: &str = "GUEST-FOUND-EVERYTHING";
 
-/// What the serial console says when something went wrong, whatever else it says.
+/// Console output that shows an error, in addition to any other output.
 pub const COMPLAINTS: [&str; 5] =
     ["GUEST-WRITE-FAILED", "GUEST-READ-", "GUEST-HAS-ERRORS", "GUEST-FAILED", "I/O error"];
 
-/// How long the machine may take from power-on to power-off, on two slow cores.
+/// Maximum time of a VM from power-on to power-off, on two slow cores.
 const RUN_MAX: Duration = Duration::from_secs(240);
 
-/// Makes an ext4 filesystem, fills it, and looks at it again through two fresh mounts and a check.
+/// Creates an ext4 filesystem, fills it, and checks it through two new mounts and a fsck.
 const FILES: &str = include_str!("guest/files.sh");
 
-/// Writes, with each round, something else to four parts of the disk at the same time, past the page cache, and reads it
-/// again in the next one. Says so on the console, for others to count.
+/// In each round, writes new data to four parts of the disk at the same time, past the page cache, and
+/// reads it back in the next round. Prints a line per round, for tests to count.
 const ROUNDS: &str = include_str!("guest/rounds.sh");
 
-/// Waits until the disk is larger, and writes to the new part.
+/// Waits until the disk has grown, and writes to the new part.
 const GROW: &str = include_str!("guest/grow.sh");
 
 /// Runs [`crate::load`] on the disk.
 const LOAD: &str = include_str!("guest/load.sh");
 
-/// Goes on from the disk.
+/// Continues the boot from the disk.
 const BOOT_ROOT: &str = include_str!("guest/boot_root.sh");
 
-/// What runs there: fio, with [`VERIFY`].
+/// The script that runs there: fio, with [`VERIFY`].
 const ROOT: &str = include_str!("guest/root.sh");
 
-/// What fio does in each round.
+/// fio's job in each round.
 const VERIFY: &str = include_str!("guest/verify.fio");
 
-/// Bytes of a part of the disk that a guest with [`start_rounds`] writes, and how far apart they begin.
+/// Size in bytes of a part of the disk that a guest with [`start_rounds`] writes.
 pub const PART_BYTES: u64 = 2 << 20;
-/// See [`PART_BYTES`].
+/// Distance in bytes between the starts of two parts; see [`PART_BYTES`].
 pub const PART_STEP: u64 = 32 << 20;
 
-/// How a guest reaches its disk.
+/// Protocol of a guest's disk.
 #[derive(Debug, Clone)]
 pub enum Disk {
-    /// QEMU is a client of NBD; the URI of the export.
+    /// NBD, with QEMU as the client; the URI of the export.
     Nbd(String),
-    /// The guest's own queues; the path of the socket.
+    /// vhost-user-blk, with the guest's own queues; the path of the socket.
     VhostUser(String),
 }
 
 impl Disk {
-    /// The same with the machine's memory in the file `memory`, which another machine may have too.
+    /// As `args`, with the VM's memory in the file `memory`, which another VM may share.
     fn args_in(&self, memory_mib: u32, memory: &Path) -> Vec<String> {
         let object =
             format!("memory-backend-file,id=memory,size={memory_mib}M,mem-path={},share=on", text(memory));
@@ -71,11 +73,11 @@ impl Disk {
         args.into_iter().chain(self.device_args()).collect()
     }
 
-    /// What QEMU is told, for a machine of so much memory.
+    /// Returns QEMU's arguments for a VM with this much memory.
     fn args(&self, memory_mib: u32) -> Vec<String> {
         let mib = memory_mib.to_string();
         let mut args = vec!["-m".to_owned(), mib.clone()];
-        // vhost-user wants memory that is shared.
+        // vhost-user needs shared memory.
         if matches!(self, Self::VhostUser(_)) {
             let object = format!("memory-backend-memfd,id=memory,size={mib}M,share=on");
             args.extend(["-machine", "pc,memory-backend=memory", "-object", &object].map(str::to_owned));
@@ -91,7 +93,7 @@ impl Disk {
                 );
                 vec!["-drive".into(), drive]
             }
-            // Two queues, and a connection that comes back.
+            // Two queues, and a connection that reconnects.
             Self::VhostUser(socket) => {
                 let chardev = format!("socket,id=disk,path={socket},reconnect=1");
                 let device = "vhost-user-blk-pci,chardev=disk,num-queues=2";
@@ -101,17 +103,17 @@ impl Disk {
     }
 }
 
-/// Boots the machine with the export at `uri` as its disk, and returns what the console said.
+/// Boots a VM with the export at `uri` as its disk, and returns the console's output.
 ///
 /// # Panics
-/// When a needed program or kernel is absent, or the machine does not switch itself off in time.
+/// If a required program or kernel is missing, or the VM does not power off in time.
 #[must_use]
 #[track_caller]
 pub fn boot(scratch: &Scratch, uri: &str) -> String {
     machine(scratch, FILES).args(Disk::Nbd(uri.to_owned()).args(384)).limit(RUN_MAX).run()
 }
 
-/// Boots the machine with the disk at a vhost-user socket.
+/// Boots a VM with the disk at a vhost-user socket.
 ///
 /// # Panics
 /// As for [`boot`].
@@ -121,10 +123,11 @@ pub fn boot_vhost_user(scratch: &Scratch, socket: &str) -> String {
     machine(scratch, FILES).args(Disk::VhostUser(socket.to_owned()).args(384)).limit(RUN_MAX).run()
 }
 
-/// Starts the machine with the disk at a vhost-user socket and a load that lasts for so many rounds. `more` is for QEMU.
+/// Starts a VM with the disk at a vhost-user socket and a load of `rounds` rounds. `more` are arguments for
+/// QEMU.
 ///
 /// # Panics
-/// When a needed program or kernel is absent.
+/// If a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str]) -> Process {
@@ -133,10 +136,10 @@ pub fn start_rounds(scratch: &Scratch, socket: &str, rounds: u32, more: &[&str])
     machine(scratch, &script).args(disk.args(384)).args(more).limit(RUN_MAX).start()
 }
 
-/// The same with the export at `uri`.
+/// As [`start_rounds`], with the export at `uri`.
 ///
 /// # Panics
-/// When a needed program or kernel is absent.
+/// If a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_rounds_nbd(scratch: &Scratch, uri: &str, rounds: u32) -> Process {
@@ -144,10 +147,10 @@ pub fn start_rounds_nbd(scratch: &Scratch, uri: &str, rounds: u32) -> Process {
     machine(scratch, &script).args(Disk::Nbd(uri.to_owned()).args(384)).limit(RUN_MAX).start()
 }
 
-/// Starts the machine with the disk at a vhost-user socket, which it expects to get larger.
+/// Starts a VM with the disk at a vhost-user socket, which waits for the disk to grow.
 ///
 /// # Panics
-/// When a needed program or kernel is absent.
+/// If a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_growing(scratch: &Scratch, socket: &str) -> Process {
@@ -155,10 +158,11 @@ pub fn start_growing(scratch: &Scratch, socket: &str) -> Process {
     machine(scratch, GROW).args(disk.args(384)).limit(RUN_MAX).start()
 }
 
-/// Makes the file `image` of `size` bytes with a system that [`start_root`] boots: ext4, busybox, fio and its libraries.
+/// Creates the file `image` of `size` bytes with a system that [`start_root`] boots: ext4, busybox, fio and
+/// its libraries.
 ///
 /// # Panics
-/// When a needed program is absent.
+/// If a required program is missing.
 #[track_caller]
 pub fn root_image(scratch: &Scratch, image: &Path, size: u64, rounds: u32) {
     let tree = Tree::new(scratch.path("root")).program(&find("fio"), "bin/fio");
@@ -168,10 +172,10 @@ pub fn root_image(scratch: &Scratch, image: &Path, size: u64, rounds: u32) {
         .format(image, size);
 }
 
-/// Starts a machine that boots from the disk at a vhost-user socket, which [`root_image`] made.
+/// Starts a VM that boots from the disk at a vhost-user socket, which [`root_image`] created.
 ///
 /// # Panics
-/// When a needed program or kernel is absent.
+/// If a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn start_root(scratch: &Scratch, socket: &str) -> Process {
@@ -179,12 +183,12 @@ pub fn start_root(scratch: &Scratch, socket: &str) -> Process {
     machine(scratch, BOOT_ROOT).args(disk.args(512)).limit(RUN_MAX).start()
 }
 
-/// A machine with the load of [`crate::load`], whose hot set is `hot_blocks` large, and whose console is a socket, for the load ends when a
-/// line comes in there. What the console says is kept in the file `console` of the scratch directory. `program` is
-/// the test suite's `guest-load`. The machine's memory is the file `memory`.
+/// Returns a VM with the load of [`crate::load`], with a hot set of `hot_blocks`. Its console is a socket,
+/// because a line sent there ends the load. Console output is kept in the file `console` of the scratch
+/// directory. `program` is the test suite's `guest-load`. The VM's memory is the file `memory`.
 ///
 /// # Panics
-/// When a needed program or kernel is absent.
+/// If a required program or kernel is missing.
 #[must_use]
 #[track_caller]
 pub fn loaded(scratch: &Scratch, disk: &Disk, memory: &Path, program: &Path, hot_blocks: u64) -> Tool {
@@ -212,7 +216,8 @@ fn machine(scratch: &Scratch, script: &str) -> Tool {
 
 fn qemu(kernel: &Kernel, initramfs: &Path) -> Tool {
     Tool::new("qemu-system-x86_64")
-        // One thread for all CPUs of the guest: with one each they stall for minutes where the host's are busy.
+        // One thread for all CPUs of the guest: with one each they stall for minutes if the host's CPUs are
+        // busy.
         .args(["-accel", "tcg,thread=single", "-cpu", "max", "-nodefaults", "-no-reboot"])
         .args(["-display", "none", "-monitor", "none"])
         .args(["-kernel", &text(&kernel.image), "-initrd", &text(initramfs)])

@@ -1,6 +1,6 @@
-//! Starting and asking `hob`.
+//! Starts and controls `hob`.
 //!
-//! The binary is the one `HOB_BIN` names, or else the release or debug build in the target directory.
+//! The binary is the one in `HOB_BIN`, or else the release or debug build in the target directory.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,17 +14,17 @@ use crate::process::{Output, Process};
 use crate::scratch::{Scratch, free_port, text};
 use crate::stats::Stats;
 
-/// How long a server may take until its socket answers.
+/// Maximum time until a server's socket answers.
 const READY_MAX: Duration = Duration::from_secs(30);
-/// How long SIGTERM may take.
+/// Maximum time of a stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(30);
-/// How long one command of the command line may take.
+/// Maximum time of a command.
 const COMMAND_MAX: Duration = Duration::from_secs(60);
 
-/// The program under test.
+/// Returns the program under test.
 ///
 /// # Panics
-/// When there is none.
+/// If there is none.
 #[must_use]
 #[track_caller]
 pub fn binary() -> PathBuf {
@@ -33,7 +33,7 @@ pub fn binary() -> PathBuf {
         assert!(path.is_file(), "HOB_BIN names {}, which does not exist", path.display());
         return path.canonicalize().expect("HOB_BIN has an absolute path");
     }
-    // A test program lies in TARGET/PROFILE/deps/.
+    // A test program is in TARGET/PROFILE/deps/.
     let me = std::env::current_exe().expect("the test knows its own path");
     let target = me.ancestors().nth(3).expect("a target directory");
     ["release/hob", "debug/hob"]
@@ -48,7 +48,7 @@ pub fn binary() -> PathBuf {
         })
 }
 
-/// Runs `hob` with `args` to its end.
+/// Runs `hob` with `args` until it ends.
 #[must_use]
 #[track_caller]
 pub fn command(args: &[&str]) -> Output {
@@ -57,7 +57,7 @@ pub fn command(args: &[&str]) -> Output {
     process.finish(COMMAND_MAX)
 }
 
-/// How to start `hob serve`; a builder.
+/// A builder for a `hob serve`.
 #[derive(Debug, Clone)]
 pub struct Serve {
     args: Vec<String>,
@@ -103,7 +103,7 @@ impl Serve {
         self
     }
 
-    /// Chooses `io_uring` or `threads`; the last choice counts.
+    /// Chooses `io_uring` or `threads`; the last call takes effect.
     #[must_use]
     pub fn ring(mut self, ring: &str) -> Self {
         if let Some(at) = self.args.iter().position(|a| a == "--ring") {
@@ -129,7 +129,7 @@ impl Serve {
     /// Starts the server with its sockets in `scratch` and waits until it answers.
     ///
     /// # Panics
-    /// When it ends or stays silent instead.
+    /// If it ends or does not answer.
     #[must_use]
     #[track_caller]
     pub fn start(&self, scratch: &Scratch) -> Hob {
@@ -138,10 +138,10 @@ impl Serve {
         Hob { process, address, control }
     }
 
-    /// Starts a server that must refuse: returns what it said.
+    /// Starts a server that must refuse; returns its output.
     ///
     /// # Panics
-    /// When it serves, or exits with status 0.
+    /// If it serves, or exits with status 0.
     #[track_caller]
     pub fn refused(&self, scratch: &Scratch) -> Output {
         let (mut process, _, _) = self.launch(scratch);
@@ -185,45 +185,45 @@ pub struct Hob {
 }
 
 impl Hob {
-    /// The URI of the export, for programs that speak NBD.
+    /// Returns the URI of the export.
     #[must_use]
     pub fn uri(&self) -> String {
         self.address.uri("disk")
     }
 
-    /// Where it listens.
+    /// Returns its NBD address.
     #[must_use]
     pub fn address(&self) -> &Address {
         &self.address
     }
 
-    /// The control address, `unix:/path`.
+    /// Returns the control address, `unix:/path`.
     #[must_use]
     pub fn control(&self) -> &str {
         &self.control
     }
 
-    /// A new NBD connection to the disk.
+    /// Opens a new NBD connection to the disk.
     #[must_use]
     #[track_caller]
     pub fn connect(&self) -> Client {
         Client::connect(&self.address, "disk").unwrap_or_else(|e| panic!("connect to hob: {e}"))
     }
 
-    /// Runs a client command (`["cache", "resize", "disk", "8M"]`) and demands success.
+    /// Runs a client command (`["cache", "resize", "disk", "8M"]`), which must succeed.
     #[track_caller]
     pub fn ctl(&self, args: &[&str]) -> String {
         control(&self.control, args)
     }
 
-    /// Runs a client command, whatever comes of it.
+    /// Runs a client command with any result.
     #[must_use]
     #[track_caller]
     pub fn try_ctl(&self, args: &[&str]) -> Output {
         try_control(&self.control, args)
     }
 
-    /// The disk's counters.
+    /// Returns the disk's counters.
     #[must_use]
     #[track_caller]
     pub fn stats(&self) -> Stats {
@@ -231,7 +231,7 @@ impl Hob {
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
     }
 
-    /// SIGTERM, and the end it must have: status 0, sockets gone.
+    /// Sends SIGTERM, and checks the end: status 0, sockets removed.
     #[track_caller]
     pub fn stop(mut self) -> Output {
         let output = stop(&mut self.process);
@@ -241,7 +241,7 @@ impl Hob {
         output
     }
 
-    /// kill -9.
+    /// Kills it with SIGKILL.
     pub fn kill(mut self) {
         self.process.kill();
     }
@@ -259,17 +259,17 @@ impl Daemon {
     /// Starts the daemon with the configuration file `config`, whose control socket is `control`.
     ///
     /// # Panics
-    /// When the control socket does not appear.
+    /// If the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start(config: &Path, control: &Path) -> Self {
         Self::start_program(&binary(), config, control)
     }
 
-    /// The same with the program that lies at `program`.
+    /// As `start`, with the program at `program`.
     ///
     /// # Panics
-    /// When the control socket does not appear.
+    /// If the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start_program(program: &Path, config: &Path, control: &Path) -> Self {
@@ -278,10 +278,10 @@ impl Daemon {
         Self::run(command, control)
     }
 
-    /// The same on a host of its own. Its control socket is everybody's all the same, for files are shared.
+    /// As `start`, on a host of its own. All hosts can use its control socket, since they share files.
     ///
     /// # Panics
-    /// When the control socket does not appear.
+    /// If the control socket does not appear.
     #[must_use]
     #[track_caller]
     pub fn start_inside(host: &Host, config: &Path, control: &Path) -> Self {
@@ -301,20 +301,20 @@ impl Daemon {
         Self { process, control: format!("unix:{}", text(control)) }
     }
 
-    /// Runs a client command and demands success.
+    /// Runs a client command, which must succeed.
     #[track_caller]
     pub fn ctl(&self, args: &[&str]) -> String {
         control(&self.control, args)
     }
 
-    /// Runs a client command, whatever comes of it.
+    /// Runs a client command with any result.
     #[must_use]
     #[track_caller]
     pub fn try_ctl(&self, args: &[&str]) -> Output {
         try_control(&self.control, args)
     }
 
-    /// The counters of `disk`.
+    /// Returns the counters of `disk`.
     #[must_use]
     #[track_caller]
     pub fn stats(&self, disk: &str) -> Stats {
@@ -322,13 +322,13 @@ impl Daemon {
         Stats::parse(&out).unwrap_or_else(|e| panic!("hob stats: {e}"))
     }
 
-    /// SIGKILL.
+    /// Kills it with SIGKILL.
     #[track_caller]
     pub fn kill(mut self) {
         self.process.kill();
     }
 
-    /// SIGTERM; must end with status 0.
+    /// Sends SIGTERM; it must end with status 0.
     #[track_caller]
     pub fn stop(mut self) -> Output {
         stop(&mut self.process)
@@ -363,7 +363,7 @@ fn wait_for(process: &mut Process, address: &Address) {
     let start = Instant::now();
     loop {
         let listening = match address {
-            // A socket that exists must answer: it appears only when the disk is ready.
+            // An existing socket must answer: it is created only when the disk is ready.
             Address::Unix(path) => path.exists(),
             Address::Tcp(_) => address.open().is_ok(),
         };

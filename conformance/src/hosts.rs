@@ -1,7 +1,8 @@
-//! Two hosts on one machine: network namespaces with a cable between them.
+//! Two hosts on one machine: network namespaces connected by a virtual cable.
 //!
-//! A namespace lives as long as a process in it. That process is a child of the test and dies with it, however the test ends, and the
-//! kernel then removes the namespace and the cable. So nothing has a name that others could take, and nothing stays behind. Needs root.
+//! A namespace exists as long as a process in it. That process is a child of the test and is killed with
+//! it, however the test ends; the kernel then removes the namespace and the cable. So there are no names
+//! that could conflict, and nothing is left over. Needs root.
 
 use std::process::Command;
 use std::time::Duration;
@@ -13,13 +14,13 @@ use crate::tool::{Tool, find};
 /// The addresses of the two hosts.
 const ADDRESSES: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
-/// The cable's end, on both.
+/// Name of the network device on both hosts.
 const DEVICE: &str = "net0";
 
-/// How long the kernel may take for a namespace.
+/// Maximum time to create a namespace.
 const READY_MAX: Duration = Duration::from_secs(20);
 
-/// A host of its own as far as the network is concerned; files are shared with everybody.
+/// A host with a network of its own; files are shared with all hosts.
 #[derive(Debug)]
 pub struct Host {
     address: &'static str,
@@ -27,10 +28,10 @@ pub struct Host {
 }
 
 impl Host {
-    /// Two of them that reach each other and nobody else.
+    /// Creates two hosts that reach only each other.
     ///
     /// # Panics
-    /// When namespaces cannot be made.
+    /// If namespaces cannot be created.
     #[must_use]
     #[track_caller]
     pub fn pair() -> [Self; 2] {
@@ -61,13 +62,13 @@ impl Host {
         Self { address, holder }
     }
 
-    /// Its IPv4 address.
+    /// Returns its IPv4 address.
     #[must_use]
     pub fn address(&self) -> &'static str {
         self.address
     }
 
-    /// The same command there, as the same process.
+    /// Returns the command that runs `command` on this host, as the same process.
     #[must_use]
     #[track_caller]
     pub fn wrap(&self, command: &Command) -> Command {
@@ -78,10 +79,10 @@ impl Host {
         wrapped
     }
 
-    /// Bytes it has put on the cable so far, headers of all layers included.
+    /// Returns the bytes sent on the cable so far, with the headers of all layers.
     ///
     /// # Panics
-    /// When the kernel does not count them.
+    /// If the kernel does not count them.
     #[must_use]
     #[track_caller]
     pub fn sent_bytes(&self) -> u64 {

@@ -1,10 +1,10 @@
-//! What the black-box tests share: scratch directories, processes that end with their owner, a
-//! builder that starts `hob`, a way to run somebody else's program and say everything it printed,
-//! and a small NBD client that shares no line with the product.
+//! Shared parts of the black-box tests: scratch directories, processes that end with their owner, a builder
+//! that starts `hob`, a way to run other programs and report all their output, and a small NBD client that
+//! shares no code with the product.
 //!
-//! The tests in `tests/` know the product only through its command line, its sockets and its files;
-//! this crate therefore depends on no crate of the workspace. A missing program is a failure, never
-//! a skip: a suite that passes because nothing ran proves nothing.
+//! The tests in `tests/` use only the product's command line, sockets and files. So this crate depends on
+//! no crate of the workspace. A missing program is a failure, never a skip: a suite that passes because
+//! nothing ran proves nothing.
 
 pub mod authority;
 pub mod ceph;

@@ -1,7 +1,8 @@
-//! What the load of a migrating guest writes, and how it knows it again: each block (4 KiB) says which block it is and how often it
-//! was written, and the rest of it follows from those two.
+//! The blocks that the load of a migrating guest writes and verifies: each block (4 KiB) contains its
+//! number and the count of its writes, and the rest is computed from the two.
 //!
-//! Made for a guest that is emulated, on a build without optimizations: a block is a copy out of a table, and comparing is one call.
+//! Optimized for an emulated guest and a debug build: a block is copied from a table, and comparing takes
+//! one call.
 
 use std::fs::File;
 use std::io::Write;
@@ -15,7 +16,7 @@ pub const BLOCK_BYTES: usize = 4096;
 /// Bytes before the noise: the block's number and its version.
 const HEADER_BYTES: usize = 16;
 
-/// Where in the table a block's noise begins is one of so many.
+/// Number of possible starts of a block's noise in the table.
 const STARTS: u64 = 65_521;
 
 /// The noise that blocks are made of.
@@ -29,30 +30,30 @@ impl Default for Pattern {
 }
 
 impl Pattern {
-    /// The same one everywhere.
+    /// Creates the pattern, which is the same everywhere.
     #[must_use]
     pub fn new() -> Self {
         Self(Noise::new(0x11FE).bytes(STARTS as usize + BLOCK_BYTES))
     }
 
-    /// The noise of a block.
+    /// Returns the noise of a block.
     fn noise(&self, block: u64, version: u64) -> &[u8] {
-        // Neighbours and successors begin far from each other.
+        // Adjacent blocks and successive versions start far from each other.
         let start = (block.wrapping_mul(40_503).wrapping_add(version.wrapping_mul(7_919)) % STARTS) as usize;
         &self.0[start..start + BLOCK_BYTES - HEADER_BYTES]
     }
 
-    /// Makes `out` the block's bytes once it was written `version` times.
+    /// Sets `out` to the block's bytes after `version` writes.
     pub fn fill(&self, block: u64, version: u64, out: &mut [u8; BLOCK_BYTES]) {
         out[..8].copy_from_slice(&block.to_le_bytes());
         out[8..HEADER_BYTES].copy_from_slice(&version.to_le_bytes());
         out[HEADER_BYTES..].copy_from_slice(self.noise(block, version));
     }
 
-    /// Which version of the block `bytes` are.
+    /// Returns which version of the block `bytes` are.
     ///
     /// # Errors
-    /// What they are if they are none.
+    /// A description if they are no version of it.
     pub fn version(&self, block: u64, bytes: &[u8; BLOCK_BYTES]) -> Result<u64, String> {
         let (number, version) = (word(&bytes[..8]), word(&bytes[8..HEADER_BYTES]));
         if number != block {
@@ -69,10 +70,10 @@ fn word(bytes: &[u8]) -> u64 {
     u64::from_le_bytes(bytes.try_into().expect("eight bytes"))
 }
 
-/// Creates `path` with so many blocks that were never written.
+/// Creates `path` with `blocks` blocks that were never written.
 ///
 /// # Panics
-/// When the file cannot be written.
+/// If the file cannot be written.
 #[track_caller]
 pub fn image(path: &Path, blocks: u64) {
     let pattern = Pattern::new();
@@ -102,7 +103,7 @@ mod tests {
         }
     }
 
-    /// A block that is half old and half new is neither.
+    /// A torn block is no valid version.
     #[test]
     fn torn_blocks_are_seen() {
         let pattern = Pattern::new();

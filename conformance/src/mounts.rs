@@ -1,4 +1,5 @@
-//! Mounts and loop devices that go away with the test, also when it fails: one that stayed would hang whatever looks at it.
+//! Mounts and loop devices that are removed with the test, also if it fails: a remaining mount would block
+//! every process that accesses it.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,15 +7,15 @@ use std::time::Duration;
 use crate::scratch::text;
 use crate::tool::Tool;
 
-/// How long the kernel's part of such a thing may take.
+/// Timeout of a mount operation.
 const MOUNT_MAX: Duration = Duration::from_secs(30);
 
-/// Unmounts a path when it is dropped, whoever still uses it.
+/// Unmounts a path when it is dropped, even if it is in use.
 #[derive(Debug)]
 pub struct Unmount(PathBuf);
 
 impl Unmount {
-    /// Of whatever is mounted on `path` by then.
+    /// Unmounts the mounts that exist on `path` when it is dropped.
     #[must_use]
     pub fn at(path: &Path) -> Self {
         Self(path.to_owned())
@@ -23,7 +24,7 @@ impl Unmount {
 
 impl Drop for Unmount {
     fn drop(&mut self) {
-        // Several may lie on each other.
+        // Several mounts may be stacked.
         while Tool::new("umount").arg("-l").arg(&self.0).limit(MOUNT_MAX).output().success() {}
     }
 }
@@ -35,7 +36,7 @@ pub struct Loop {
 }
 
 impl Loop {
-    /// On `file`, which the device opens with O_DIRECT or not.
+    /// Creates one on `file`, with or without O_DIRECT.
     #[must_use]
     #[track_caller]
     pub fn on(file: &Path, direct: bool) -> Self {
@@ -44,13 +45,13 @@ impl Loop {
         Self { device: tool.limit(MOUNT_MAX).run().trim().to_owned() }
     }
 
-    /// `/dev/loop…`.
+    /// Returns its path, `/dev/loop…`.
     #[must_use]
     pub fn device(&self) -> &str {
         &self.device
     }
 
-    /// What the kernel says about one of its columns.
+    /// Returns a column of `losetup`'s output for it.
     #[must_use]
     #[track_caller]
     pub fn column(&self, name: &str) -> String {
@@ -58,7 +59,7 @@ impl Loop {
         tool.arg(&self.device).run().trim().to_owned()
     }
 
-    /// Mounts the file system on it on the directory `at`, which is made.
+    /// Mounts its file system on the directory `at`, which is created.
     #[must_use]
     #[track_caller]
     pub fn mount(&self, at: &Path, options: &str) -> Mounted<'_> {
@@ -82,7 +83,7 @@ pub struct Mounted<'a> {
 }
 
 impl Mounted<'_> {
-    /// Unmounts it, which writes out everything.
+    /// Unmounts it, which writes all data.
     #[track_caller]
     pub fn unmount(self) {
         Tool::new("umount").arg(&self.at).limit(MOUNT_MAX).run();

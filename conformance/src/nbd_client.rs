@@ -1,7 +1,7 @@
 //! A synchronous NBD client written from the protocol's text (github.com/NetworkBlockDevice/nbd,
-//! doc/proto.md) and on purpose not from the product's crates: the two must agree on the bytes, not
-//! on a shared mistake. Fixed newstyle, `NBD_OPT_GO`, simple replies; requests may be pipelined by
-//! hand with [`Client::send`] and [`Client::receive`]. Every read from the socket has a time limit.
+//! doc/proto.md), on purpose not from the product's crates: otherwise both could share a mistake. Fixed
+//! newstyle, `NBD_OPT_GO`, simple replies. Requests can be pipelined with [`Client::send`] and
+//! [`Client::receive`]. Every read from the socket has a timeout.
 
 use std::fmt;
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -14,17 +14,17 @@ use std::time::Duration;
 pub const CMD_READ: u16 = 0;
 /// Writes to the export.
 pub const CMD_WRITE: u16 = 1;
-/// Says goodbye; has no reply.
+/// Ends the connection; has no reply.
 pub const CMD_DISC: u16 = 2;
 /// Makes acknowledged writes durable.
 pub const CMD_FLUSH: u16 = 3;
-/// Gives a range up.
+/// Discards a range.
 pub const CMD_TRIM: u16 = 4;
 /// Prefetches a range.
 pub const CMD_CACHE: u16 = 5;
 /// Makes a range read as zeroes.
 pub const CMD_WRITE_ZEROES: u16 = 6;
-/// Asks what is allocated in a range; for clients that have chosen such a context.
+/// Asks for the allocation of a range; for clients that have negotiated such a context.
 pub const CMD_BLOCK_STATUS: u16 = 7;
 /// Command flag: durable before the reply.
 pub const FLAG_FUA: u16 = 1;
@@ -32,9 +32,9 @@ pub const FLAG_FUA: u16 = 1;
 pub const EPERM: u32 = 1;
 /// Protocol error: input or output failed.
 pub const EIO: u32 = 5;
-/// Protocol error: the request makes no sense.
+/// Protocol error: the request is invalid.
 pub const EINVAL: u32 = 22;
-/// Protocol error: a write behind the end.
+/// Protocol error: a write beyond the end.
 pub const ENOSPC: u32 = 28;
 /// Magic number of a request.
 pub const REQUEST_MAGIC: u32 = 0x2560_9513;
@@ -47,7 +47,7 @@ const REP_ACK: u32 = 1;
 const REP_INFO: u32 = 3;
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// Where a server listens.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
     /// A Unix socket.
@@ -61,7 +61,7 @@ pub trait Stream: Read + Write + Send + fmt::Debug {}
 impl<T: Read + Write + Send + fmt::Debug> Stream for T {}
 
 impl Address {
-    /// The NBD URI of `export` here.
+    /// Returns the NBD URI of `export` at this address.
     #[must_use]
     pub fn uri(&self, export: &str) -> String {
         match self {
@@ -70,7 +70,7 @@ impl Address {
         }
     }
 
-    /// A raw connection: no byte has been said on it.
+    /// Opens a connection without sending anything.
     ///
     /// # Errors
     /// Those of connecting.
@@ -150,19 +150,19 @@ impl Client {
         Ok(Self { stream, size, flags, cookie: 0 })
     }
 
-    /// The export's size in bytes.
+    /// Returns the export's size in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// The export's transmission flags.
+    /// Returns the export's transmission flags.
     #[must_use]
     pub fn flags(&self) -> u16 {
         self.flags
     }
 
-    /// The raw stream, for saying things the protocol forbids.
+    /// Returns the raw stream, to send data that the protocol forbids.
     pub fn raw(&mut self) -> &mut dyn Stream {
         &mut *self.stream
     }
@@ -199,7 +199,7 @@ impl Client {
         Ok(Reply { cookie: be64(&head[8..]), error: be32(&head[4..8]) })
     }
 
-    /// Takes the data that follow a successful read's reply.
+    /// Receives the data that follow a successful read's reply.
     ///
     /// # Errors
     /// Those of the socket.
@@ -207,10 +207,10 @@ impl Client {
         self.stream.read_exact(data)
     }
 
-    /// Sends one request and waits for its reply; the answer is the protocol's error number, 0 when all is well.
+    /// Sends one request and waits for its reply; returns the protocol's error number, 0 for success.
     ///
     /// # Errors
-    /// Those of the socket, and `InvalidData` when the reply answers another request.
+    /// Those of the socket, and `InvalidData` if the reply answers another request.
     pub fn call(
         &mut self,
         flags: u16,
@@ -262,7 +262,7 @@ impl Client {
         good(self.call(0, CMD_TRIM, offset, length, &[])?)
     }
 
-    /// Makes a range zero.
+    /// Zeroes a range.
     ///
     /// # Errors
     /// As [`Client::read`].
@@ -271,7 +271,7 @@ impl Client {
     }
 }
 
-/// The bytes of a request's header.
+/// Returns the bytes of a request's header.
 #[must_use]
 pub fn request(flags: u16, command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     let mut head = Vec::with_capacity(28);
@@ -284,7 +284,7 @@ pub fn request(flags: u16, command: u16, cookie: u64, offset: u64, length: u32) 
     head
 }
 
-/// The bytes of an option's request.
+/// Returns the bytes of an option request.
 #[must_use]
 pub fn option(option: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = OPTION_MAGIC.to_vec();
@@ -294,10 +294,10 @@ pub fn option(option: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Receives one reply to an option: its kind and its data.
+/// Receives one reply to an option: its type and its data.
 ///
 /// # Errors
-/// Those of the socket, and `InvalidData` for a wrong magic number or an absurd length.
+/// Those of the socket, and `InvalidData` for a wrong magic number or an excessive length.
 pub fn option_reply(stream: &mut dyn Stream) -> Result<(u32, Vec<u8>)> {
     let mut head = [0; 20];
     stream.read_exact(&mut head)?;

@@ -1,6 +1,8 @@
-//! A PostgreSQL cluster with data checksums, and a client of its wire protocol that knows which commits were acknowledged.
+//! A PostgreSQL cluster with data checksums, and a client of its wire protocol that records acknowledged
+//! commits.
 //!
-//! The server runs as the user that Debian's package makes. It listens on a Unix socket in its data directory only.
+//! The server runs as the user that Debian's package creates. It listens only on a Unix socket in its data
+//! directory.
 
 use std::io::{Error, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,9 +16,9 @@ use crate::scratch::{text, wait_until};
 use crate::tool::Tool;
 
 const USER: &str = "postgres";
-/// How long recovery or a clean stop may take.
+/// Maximum time of recovery and of a clean stop.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// How long a client waits for one answer: longer than any outage in the tests.
+/// Timeout of an answer: longer than any outage in the tests.
 const ANSWER_MAX: Duration = Duration::from_secs(180);
 /// Version 3.0 of the protocol.
 const PROTOCOL: u32 = 3 << 16;
@@ -35,27 +37,27 @@ autovacuum_naptime = '1s'
 log_checkpoints = off
 ";
 
-/// A database cluster, whose server runs or does not.
+/// A database cluster, with or without a running server.
 #[derive(Debug)]
 pub struct Postgres {
     data: PathBuf,
     server: Option<Process>,
-    /// What servers that ended have logged.
+    /// Log of the servers that have ended.
     log: String,
 }
 
 impl Postgres {
-    /// Makes a cluster in the new directory `data` and starts its server.
+    /// Creates a cluster in the new directory `data` and starts its server.
     ///
     /// # Panics
-    /// When that fails.
+    /// If that fails.
     #[must_use]
     #[track_caller]
     pub fn create(data: &Path) -> Self {
         std::fs::create_dir(data).expect("a new data directory");
         Tool::new("chown").arg(format!("{USER}:{USER}")).arg(data).run();
         let initdb = program("initdb").args(["--data-checksums", "--auth=trust", "--wal-segsize=1"]);
-        // A sync of everything comes with the first checkpoint.
+        // The first checkpoint syncs everything.
         initdb.args(["--no-sync", "--encoding=UTF8", "--locale=C", "--pgdata"]).arg(data).run();
         let conf = data.join("postgresql.conf");
         let settings = format!("{SETTINGS}unix_socket_directories = '{}'\n", text(data));
@@ -66,16 +68,16 @@ impl Postgres {
         cluster
     }
 
-    /// Uses the cluster that is in `data`. Its server does not run.
+    /// Uses the existing cluster in `data`, without starting its server.
     #[must_use]
     pub fn existing(data: &Path) -> Self {
         Self { data: data.to_owned(), server: None, log: String::new() }
     }
 
-    /// Starts the server and waits until recovery is over.
+    /// Starts the server and waits until recovery is done.
     ///
     /// # Panics
-    /// When it ends instead, or takes too long.
+    /// If it ends, or takes too long.
     #[track_caller]
     pub fn start(&mut self) {
         let mut server = program("postgres").arg("-D").arg(&self.data).start();
@@ -86,17 +88,17 @@ impl Postgres {
         self.server = Some(server);
     }
 
-    /// Ends the server after a checkpoint.
+    /// Stops the server after a checkpoint.
     ///
     /// # Panics
-    /// When that fails.
+    /// If that fails.
     #[track_caller]
     pub fn stop(&mut self) {
         let status = self.end(Signal::INT);
         assert!(status.is_some_and(|s| s.success()), "PostgreSQL stopped with {status:?}: {}", self.log);
     }
 
-    /// Ends the server at once, as a crash does: the next start has to recover.
+    /// Ends the server immediately, as a crash does: the next start must recover.
     #[track_caller]
     pub fn crash(&mut self) {
         self.end(Signal::QUIT);
@@ -111,26 +113,26 @@ impl Postgres {
         output.status
     }
 
-    /// The process id of the server.
+    /// Returns the process id of the server.
     ///
     /// # Panics
-    /// When it does not run.
+    /// If it is not running.
     #[must_use]
     #[track_caller]
     pub fn pid(&self) -> u32 {
         self.server.as_ref().expect("the server runs").pid()
     }
 
-    /// Everything that its servers have logged.
+    /// Returns the log of all its servers.
     #[must_use]
     pub fn log(&self) -> String {
         format!("{}{}", self.log, self.server.as_ref().map(Process::stderr).unwrap_or_default())
     }
 
-    /// A new session.
+    /// Opens a new session.
     ///
     /// # Errors
-    /// When the server does not accept one.
+    /// If the server does not accept one.
     pub fn connect(&self) -> std::io::Result<Session> {
         Session::open(&self.data.join(".s.PGSQL.5432"))
     }
@@ -145,14 +147,14 @@ impl Postgres {
         rows.unwrap_or_else(|e| panic!("{sql}: {e}; the server's log: {}", self.log()))
     }
 
-    /// A program of PostgreSQL's that connects to this server.
+    /// Returns a PostgreSQL program that connects to this server.
     #[must_use]
     #[track_caller]
     pub fn client(&self, name: &str) -> Tool {
         program(name).arg("--host").arg(&self.data)
     }
 
-    /// Verifies the checksum of each page. The server must not run.
+    /// Verifies the checksum of each page. The server must be stopped.
     #[track_caller]
     pub fn check_checksums(&self) {
         assert!(self.server.is_none(), "pg_checksums needs a server that was stopped");
@@ -167,15 +169,15 @@ impl Postgres {
     }
 }
 
-/// One of PostgreSQL's programs, which is to run as its user.
+/// Returns a PostgreSQL program that runs as its user.
 #[track_caller]
 fn program(name: &str) -> Tool {
-    // The signal is set after the user has changed, which would clear it.
+    // The signal is set after the change of the user, which would clear it.
     let user = ["--reuid", USER, "--regid", USER, "--clear-groups", "--pdeathsig", "KILL", "--"];
     Tool::new("setpriv").args(user).arg(directory().join(name)).env("LC_ALL", "C")
 }
 
-/// Where the newest installed version has its programs.
+/// Returns the directory of the newest installed version's programs.
 #[track_caller]
 fn directory() -> PathBuf {
     let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
@@ -235,7 +237,7 @@ impl Session {
                 b'Z' => return failure.map_or(Ok(rows), |text| Err(Error::other(text))),
                 _ => {}
             }
-            // A server that refuses or ends says why and closes the connection.
+            // A server that refuses or ends reports the reason and closes the connection.
             if head[0] == b'E' && failure.as_ref().is_some_and(|text| text.contains("FATAL")) {
                 return Err(Error::other(failure.unwrap_or_default()));
             }
@@ -243,7 +245,7 @@ impl Session {
     }
 }
 
-/// The columns of a row as text; NULL is empty.
+/// Returns the columns of a row as text; NULL is empty.
 fn row(body: &[u8]) -> Vec<String> {
     let count = u16::from_be_bytes([body[0], body[1]]);
     let mut rest = &body[2..];

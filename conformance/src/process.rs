@@ -9,7 +9,7 @@ use rustix::process::{Pid, Signal, kill_process};
 
 /// A running child. Dropping it kills it by its process id and reaps it.
 ///
-/// What it prints goes to files rather than pipes, so that a child which prints much never blocks.
+/// Its output goes to files rather than pipes, so that a child with much output never blocks.
 #[derive(Debug)]
 pub struct Process {
     name: String,
@@ -19,10 +19,10 @@ pub struct Process {
     gone: Option<ExitStatus>,
 }
 
-/// What a finished process left behind.
+/// Result of a finished process.
 #[derive(Debug, Clone)]
 pub struct Output {
-    /// How it ended; `None` when it ran out of time and was killed.
+    /// Its exit status; `None` if it timed out and was killed.
     pub status: Option<ExitStatus>,
     /// Its standard output, undecodable bytes replaced.
     pub stdout: String,
@@ -37,7 +37,7 @@ impl Output {
         self.status.is_some_and(|s| s.success())
     }
 
-    /// Both streams, for a search that does not care which one it was.
+    /// Returns both streams, for searches in either.
     #[must_use]
     pub fn all(&self) -> String {
         format!("{}{}", self.stdout, self.stderr)
@@ -75,7 +75,7 @@ impl Process {
         self.child.id()
     }
 
-    /// How it ended, or `None` while it runs.
+    /// Returns its exit status, or `None` while it runs.
     pub fn poll(&mut self) -> Option<ExitStatus> {
         if self.gone.is_none() {
             self.gone = self.child.try_wait().expect("wait for a child");
@@ -91,7 +91,7 @@ impl Process {
         }
     }
 
-    /// SIGKILL, and reaps it: when this returns, it is gone.
+    /// Sends SIGKILL, and reaps it.
     pub fn kill(&mut self) {
         if self.gone.is_none() {
             let _ = self.child.kill();
@@ -99,7 +99,7 @@ impl Process {
         }
     }
 
-    /// Waits for its end, at most `limit`; `None` when it still runs.
+    /// Waits for its end, at most `limit`; `None` if it still runs.
     pub fn wait(&mut self, limit: Duration) -> Option<ExitStatus> {
         let start = Instant::now();
         loop {
@@ -113,20 +113,20 @@ impl Process {
         }
     }
 
-    /// Waits for its end, kills it when `limit` passes, and returns what it printed.
+    /// Waits for its end, kills it after `limit`, and returns its output.
     pub fn finish(&mut self, limit: Duration) -> Output {
         let status = self.wait(limit);
         self.kill();
         Output { status, stdout: self.stdout(), stderr: self.stderr() }
     }
 
-    /// What it has printed to its standard output so far.
+    /// Returns its standard output so far.
     #[must_use]
     pub fn stdout(&self) -> String {
         contents(&self.stdout)
     }
 
-    /// What it has printed to its standard error so far.
+    /// Returns its standard error so far.
     #[must_use]
     pub fn stderr(&self) -> String {
         contents(&self.stderr)
@@ -144,14 +144,14 @@ impl Drop for Process {
     }
 }
 
-/// The process ids of all children, grandchildren … of `pid` that live now.
+/// Returns the process ids of all present descendants of `pid`.
 #[must_use]
 pub fn descendants(pid: u32) -> Vec<u32> {
     let mut parent_of = Vec::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
         let Some(child) = entry.file_name().to_str().and_then(|n| n.parse::<u32>().ok()) else { continue };
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        // The second field is the program's name in parentheses, which may hold anything.
+        // The second field is the program's name in parentheses, which may contain anything.
         let Some((_, rest)) = stat.rsplit_once(')') else { continue };
         if let Some(Ok(parent)) = rest.split_whitespace().nth(1).map(str::parse::<u32>) {
             parent_of.push((child, parent));
@@ -168,17 +168,17 @@ pub fn descendants(pid: u32) -> Vec<u32> {
     found
 }
 
-/// Whether a process with this id exists and is not merely waiting to be reaped.
+/// Returns true if the process exists and is not a zombie.
 #[must_use]
 pub fn alive(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with('Z'))
 }
 
-/// The memory a process holds, in KiB.
+/// Returns the resident memory of a process, in KiB.
 ///
 /// # Panics
-/// When the process does not exist.
+/// If the process does not exist.
 #[must_use]
 #[track_caller]
 pub fn resident_kib(pid: u32) -> u64 {
@@ -188,7 +188,7 @@ pub fn resident_kib(pid: u32) -> u64 {
 }
 
 fn contents(file: &File) -> String {
-    // Read by offset: the child writes through the same open file and owns its position.
+    // Read by offset: the child writes through the same open file and uses its position.
     let mut bytes = Vec::new();
     let mut chunk = [0; 8192];
     loop {

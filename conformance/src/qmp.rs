@@ -1,4 +1,4 @@
-//! QEMU's own control (QMP): one JSON object a line.
+//! QEMU's control protocol (QMP): one JSON object per line.
 
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -10,18 +10,18 @@ use serde_json::{Value, json};
 use crate::process::Process;
 use crate::scratch::wait_until;
 
-/// How long QEMU may take until its socket is there, and for one answer.
+/// Timeout of QEMU's socket, and of one answer.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
-/// A connection to a machine's control.
+/// A connection to a VM's control socket.
 #[derive(Debug)]
 pub struct Monitor(BufReader<UnixStream>);
 
 impl Monitor {
-    /// Connects to the socket at `path`, once it is there.
+    /// Connects to the socket at `path` when it exists.
     ///
     /// # Panics
-    /// When nobody answers.
+    /// If there is no answer.
     #[must_use]
     #[track_caller]
     pub fn connect(path: &Path) -> Self {
@@ -34,10 +34,10 @@ impl Monitor {
         monitor
     }
 
-    /// Runs a command and returns what it returns; events are skipped.
+    /// Runs a command and returns its result; events are skipped.
     ///
     /// # Panics
-    /// When QEMU refuses it, or says nothing.
+    /// If QEMU refuses it, or does not answer.
     #[track_caller]
     pub fn ask(&mut self, what: &str, arguments: Value) -> Value {
         let question = json!({ "execute": what, "arguments": arguments });
@@ -51,13 +51,14 @@ impl Monitor {
         }
     }
 
-    /// Migrates the machine to `uri`, where `arriving` waits for it, and returns what `query-migrate` says once it has gone.
+    /// Migrates the VM to `uri`, where `arriving` waits for it, and returns the result of `query-migrate`
+    /// after the migration.
     ///
     /// # Panics
-    /// When the migration fails, or lasts longer than `limit`.
+    /// If the migration fails, or lasts longer than `limit`.
     #[track_caller]
     pub fn migrate(&mut self, uri: &str, arriving: &Process, limit: Duration) -> Value {
-        // Guest memory is little and changes little; what bounds this is the sender's share of two slow cores.
+        // Guest memory is small and rarely changes; the limit is the sender's share of two slow cores.
         self.ask("migrate-set-parameters", json!({ "max-bandwidth": 24 << 20, "downtime-limit": 3000 }));
         self.ask("migrate", json!({ "uri": uri }));
         let start = Instant::now();
@@ -72,16 +73,16 @@ impl Monitor {
         }
     }
 
-    /// Memory in files that both machines have is theirs already, and does not travel. To be said on both sides, before anything else.
+    /// Excludes memory in shared files from the migration. Call it on both sides, before anything else.
     ///
-    /// QEMU without hardware acceleration loses pages now and then that the guest changes while they travel.
+    /// QEMU without hardware acceleration sometimes loses pages that the guest changes during the transfer.
     #[track_caller]
     pub fn share_memory(&mut self) {
         let wanted = [json!({ "capability": "x-ignore-shared", "state": true })];
         self.ask("migrate-set-capabilities", json!({ "capabilities": wanted }));
     }
 
-    /// Ends the machine. One that has ended by itself is fine, too.
+    /// Ends the VM. It may have ended already.
     pub fn quit(mut self) {
         let _ = writeln!(self.0.get_mut(), "{}", json!({ "execute": "quit" }));
     }

@@ -1,5 +1,5 @@
-//! Scratch directories and addresses nobody else uses. Everything in a scratch directory is deleted
-//! when its owner goes out of scope, in a panic as well.
+//! Scratch directories and unused addresses. Everything in a scratch directory is deleted when its owner
+//! goes out of scope, also in a panic.
 
 use std::net::TcpListener;
 use std::os::linux::net::SocketAddrExt;
@@ -8,14 +8,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// The ports that tests have: below those that Linux gives to whoever asks for any, for a server that was killed
-/// starts again at its own.
+/// The ports for tests: below Linux's ephemeral ports, because a killed server starts again at its own
+/// port.
 const PORTS: std::ops::Range<u16> = 20_000..32_000;
 
-/// The next port to look at, and what says to other test processes that the earlier ones are this one's.
+/// The next port to try, and the sockets that reserve the earlier ones against other test processes.
 static CLAIMED: Mutex<(u16, Vec<UnixListener>)> = Mutex::new((PORTS.start, Vec::new()));
 
-/// A directory that deletes itself.
+/// A directory that is deleted when dropped.
 ///
 /// Paths in it are short, because a Unix socket address holds about a hundred bytes.
 #[derive(Debug)]
@@ -24,10 +24,10 @@ pub struct Scratch {
 }
 
 impl Scratch {
-    /// A new empty directory under the system's temporary directory.
+    /// Creates an empty directory under the system's temporary directory.
     ///
     /// # Panics
-    /// When the directory cannot be made.
+    /// If the directory cannot be created.
     #[must_use]
     pub fn new() -> Self {
         let dir = tempfile::Builder::new().prefix("hobt").tempdir().expect("a scratch directory");
@@ -65,16 +65,16 @@ pub fn text(path: &Path) -> String {
     path.to_str().expect("scratch paths are ASCII").to_owned()
 }
 
-/// A TCP port of the loopback interface that is this test process's own until it ends.
+/// Reserves a TCP port of the loopback interface for this test process.
 ///
 /// # Panics
-/// When not one is left.
+/// If none is left.
 #[must_use]
 pub fn free_port() -> u16 {
     let mut claimed = CLAIMED.lock().expect("a thread that panics here has found none");
     let (next, claims) = &mut *claimed;
     for port in *next..PORTS.end {
-        // An abstract socket's name goes with its process, however that ends.
+        // An abstract socket's name is released with its process, however that ends.
         let name = SocketAddr::from_abstract_name(format!("hob-test-port-{port}")).expect("a short name");
         let Ok(claim) = UnixListener::bind_addr(&name) else { continue };
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
@@ -86,10 +86,10 @@ pub fn free_port() -> u16 {
     panic!("the ports {PORTS:?} are all taken")
 }
 
-/// Asks `done` every few milliseconds until it answers yes; `what` names the wish in the failure.
+/// Calls `done` every few milliseconds until it returns true; `what` names the condition in the failure.
 ///
 /// # Panics
-/// When `limit` passes first.
+/// If `limit` passes first.
 #[track_caller]
 pub fn wait_until(what: &str, limit: Duration, mut done: impl FnMut() -> bool) {
     let start = Instant::now();

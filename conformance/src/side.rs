@@ -1,6 +1,7 @@
-//! One of several hosts: a daemon with sockets, flash and a configuration of its own, in a scratch directory of its own.
+//! One of several hosts: a daemon with its own sockets, flash and configuration, in its own scratch
+//! directory.
 //!
-//! A [`Plan`] says what the configuration is to have; the [`Side`] that it becomes can be killed and started again with it.
+//! A [`Plan`] defines the configuration; the [`Side`] created from it can be killed and started again.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -17,42 +18,43 @@ use crate::nbd_client::{Address, Client};
 use crate::process::Output;
 use crate::scratch::{Scratch, free_port, text, wait_until};
 
-/// Where all of them are, unless they are hosts with a network of their own.
+/// Address of all hosts, unless they have a network of their own.
 const LOOPBACK: &str = "127.0.0.1";
 
-/// How to configure a daemon; a builder.
+/// A builder for a daemon's configuration.
 #[derive(Debug)]
 pub struct Plan {
     name: String,
     scratch: Scratch,
     address: Option<String>,
-    /// What the control socket has beside its Unix address, and the sections behind that.
+    /// Further keys of the control section, and the sections after it.
     control: String,
     sections: String,
 }
 
 impl Plan {
-    /// A daemon that serves nothing, and that other hosts cannot reach.
+    /// Creates a daemon without disks, which other hosts cannot reach.
     #[must_use]
     pub fn new(name: &str) -> Self {
         let (control, sections) = (String::new(), String::new());
         Self { name: name.to_owned(), scratch: Scratch::new(), address: None, control, sections }
     }
 
-    /// Other hosts reach it on the loopback interface; its certificate is a server's.
+    /// Other hosts reach it on the loopback interface, with a server certificate.
     #[must_use]
     pub fn reached(self, authority: &Authority) -> Self {
         let files = authority.server(self.scratch.dir());
         self.listening(&files, LOOPBACK, free_port())
     }
 
-    /// The same; with its certificate it also calls others, who know it by that common name.
+    /// As `reached`; it also uses the certificate for calls to other hosts, which know it by that common
+    /// name.
     #[must_use]
     pub fn reached_as(self, authority: &Authority, common_name: &str) -> Self {
         self.reached_at(authority, common_name, LOOPBACK, free_port())
     }
 
-    /// The same at an address of its own.
+    /// As `reached_as`, at an address of its own.
     #[must_use]
     pub fn reached_at(self, authority: &Authority, common_name: &str, address: &str, port: u16) -> Self {
         let files = authority.host(self.scratch.dir(), common_name, address);
@@ -66,57 +68,57 @@ impl Plan {
         self
     }
 
-    /// Who has a certificate with that common name may do what the role may.
+    /// Gives clients with that common name in their certificate this role.
     #[must_use]
     pub fn admits(self, common_name: &str, role: &str) -> Self {
         self.says(&format!("[[control.client]]\ncertificate = \"cn:{common_name}\"\nrole = {role:?}"))
     }
 
-    /// It calls other hosts with this certificate, and not with that of its control socket.
+    /// It calls other hosts with this certificate instead of its control socket's.
     #[must_use]
     pub fn calls_as(self, files: &Files) -> Self {
         let Files { cert, key, ca, .. } = files;
         self.says(&format!("[migrate]\ncert = {cert:?}\nkey = {key:?}\nca = {ca:?}"))
     }
 
-    /// It is a member of a cluster; `more` are lines of the same section.
+    /// Makes it a member of a cluster; `more` are lines of the same section.
     #[must_use]
     pub fn joins(self, etcd: &Etcd, more: &str) -> Self {
         let head = format!("[cluster]\netcd = {}\nhost = {:?}", etcd.endpoints(), self.name);
         self.says(&head).says(more)
     }
 
-    /// The pool `fast` on a file of its own; `more` are lines of the same section.
+    /// Adds the pool `fast` on a file of its own; `more` are lines of the same section.
     #[must_use]
     pub fn pool(self, more: &str) -> Self {
         let head = format!("[[pool]]\nname = \"fast\"\ndevices = [{:?}]", self.scratch.path("flash"));
         self.says(&head).says(more)
     }
 
-    /// A disk; `more` are lines of the same section, and its subsections.
+    /// Adds a disk; `more` are lines of the same section, and its subsections.
     #[must_use]
     pub fn disk(self, name: &str, backing: &str, more: &str) -> Self {
         self.says(&format!("[[disk]]\nname = {name:?}\nbacking = {backing:?}")).says(more)
     }
 
-    /// Whatever else.
+    /// Adds any other lines.
     #[must_use]
     pub fn says(mut self, lines: &str) -> Self {
         writeln!(self.sections, "{lines}").expect("a string takes all");
         self
     }
 
-    /// Where other hosts reach it, `address:port`.
+    /// Returns the address for other hosts, `address:port`.
     ///
     /// # Panics
-    /// When they do not.
+    /// If it has none.
     #[must_use]
     #[track_caller]
     pub fn address(&self) -> &str {
         self.address.as_deref().expect("other hosts reach it")
     }
 
-    /// A path of its own; nothing is created.
+    /// Returns a path of its own; nothing is created.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.path(name)
@@ -155,7 +157,7 @@ impl Plan {
     }
 }
 
-/// See the module's text. Dropping it kills the daemon.
+/// A configured daemon; see the module documentation. Dropping it kills the daemon.
 #[derive(Debug)]
 pub struct Side {
     name: String,
@@ -173,47 +175,47 @@ impl Side {
         self.path("ctl.sock")
     }
 
-    /// A path of its own: `flash` is the file of its pool, `state` the directory of its state.
+    /// Returns a path of its own: `flash` is its pool's file, `state` its state directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.scratch.path(name)
     }
 
-    /// The same path as text, for command lines.
+    /// Returns the same path as text, for command lines.
     #[must_use]
     pub fn text(&self, name: &str) -> String {
         text(&self.path(name))
     }
 
-    /// The directory that all of that is in.
+    /// Returns its scratch directory.
     #[must_use]
     pub fn scratch(&self) -> &Scratch {
         &self.scratch
     }
 
-    /// Where other hosts reach it, `address:port`.
+    /// Returns the address for other hosts, `address:port`.
     ///
     /// # Panics
-    /// When they do not.
+    /// If it has none.
     #[must_use]
     #[track_caller]
     pub fn address(&self) -> &str {
         self.address.as_deref().expect("other hosts reach it")
     }
 
-    /// Starts the daemon again that was killed or stopped, on the host that all share.
+    /// Starts a killed or stopped daemon again, on the common host.
     #[track_caller]
     pub fn start(&mut self) {
-        // Whoever was killed leaves them.
+        // A killed daemon leaves its sockets.
         let _ = std::fs::remove_file(self.control());
         let _ = std::fs::remove_file(self.path("nbd.sock"));
         self.daemon = Some(Daemon::start(&self.config(), &self.control()));
     }
 
-    /// SIGKILL. Returns what it said until then, which is also printed for whoever looks for the cause of a failure.
+    /// Kills it with SIGKILL. Returns its output, which is also printed as a help in failures.
     ///
     /// # Panics
-    /// When it does not run.
+    /// If it is not running.
     #[track_caller]
     pub fn kill(&mut self) -> String {
         let mut daemon = self.daemon.take().expect("it runs");
@@ -223,10 +225,10 @@ impl Side {
         said
     }
 
-    /// SIGTERM; must end with status 0.
+    /// Sends SIGTERM; it must end with status 0.
     ///
     /// # Panics
-    /// When it does not.
+    /// If it does not.
     #[track_caller]
     pub fn stop(&mut self) {
         self.daemon.take().expect("it runs").stop();
@@ -235,45 +237,45 @@ impl Side {
     /// Sends the daemon a signal.
     ///
     /// # Panics
-    /// When it does not run.
+    /// If it is not running.
     #[track_caller]
     pub fn signal(&mut self, signal: Signal) {
         self.daemon.as_mut().expect("it runs").process.signal(signal);
     }
 
-    /// The daemon.
+    /// Returns the daemon.
     ///
     /// # Panics
-    /// When it does not run.
+    /// If it is not running.
     #[must_use]
     #[track_caller]
     pub fn daemon(&self) -> &Daemon {
         self.daemon.as_ref().expect("it runs")
     }
 
-    /// Runs a client command and demands success.
+    /// Runs a client command, which must succeed.
     #[track_caller]
     pub fn ctl(&self, args: &[&str]) -> String {
         self.daemon().ctl(args)
     }
 
-    /// The same of one line, none of whose words has a space in it.
+    /// As `ctl`, with a command line whose words contain no spaces.
     #[track_caller]
     pub fn tell(&self, line: &str) -> String {
         self.ctl(&line.split_whitespace().collect::<Vec<_>>())
     }
 
-    /// Runs a client command, whatever comes of it.
+    /// Runs a client command with any result.
     #[must_use]
     #[track_caller]
     pub fn try_ctl(&self, args: &[&str]) -> Output {
         self.daemon().try_ctl(args)
     }
 
-    /// Runs a client command and demands success, and JSON.
+    /// Runs a client command, which must succeed and return JSON.
     ///
     /// # Panics
-    /// When it is something else.
+    /// If it does not.
     #[must_use]
     #[track_caller]
     pub fn json(&self, args: &[&str]) -> Value {
@@ -281,7 +283,7 @@ impl Side {
         serde_json::from_str(&said).unwrap_or_else(|e| panic!("{args:?}: {e}: {said}"))
     }
 
-    /// A disk, as `hob disk list` has it; null if it is not there.
+    /// Returns a disk as in `hob disk list`; null if it does not exist.
     #[must_use]
     #[track_caller]
     pub fn disk(&self, name: &str) -> Value {
@@ -290,46 +292,46 @@ impl Side {
         found.cloned().unwrap_or_default()
     }
 
-    /// A disk's state, `absent` if it is not there.
+    /// Returns a disk's state, `absent` if it does not exist.
     #[must_use]
     #[track_caller]
     pub fn state(&self, disk: &str) -> String {
         self.disk(disk)["state"].as_str().unwrap_or("absent").to_owned()
     }
 
-    /// Why a disk is not served, empty if it is.
+    /// Returns why a disk is not served, empty if it is.
     #[must_use]
     #[track_caller]
     pub fn reason(&self, disk: &str) -> String {
         self.disk(disk)["reason"].as_str().unwrap_or_default().to_owned()
     }
 
-    /// Whether a disk is served here.
+    /// Returns true if a disk is served here.
     #[must_use]
     #[track_caller]
     pub fn serves(&self, disk: &str) -> bool {
         self.state(disk) == "online"
     }
 
-    /// Waits until it does.
+    /// Waits until the disk is served here.
     ///
     /// # Panics
-    /// When it does not in time.
+    /// If it is not in time.
     #[track_caller]
     pub fn wait_until_serving(&self, disk: &str, limit: Duration) {
         wait_until(&format!("{disk} to be served by {}", self.name), limit, || self.serves(disk));
     }
 
-    /// Where it serves NBD.
+    /// Returns its NBD address.
     #[must_use]
     pub fn nbd(&self) -> Address {
         Address::Unix(self.path("nbd.sock"))
     }
 
-    /// A new NBD connection to a disk.
+    /// Opens a new NBD connection to a disk.
     ///
     /// # Panics
-    /// When it is not served here.
+    /// If it is not served here.
     #[must_use]
     #[track_caller]
     pub fn connect(&self, disk: &str) -> Client {

@@ -1,7 +1,7 @@
-//! An NBD server in this process that answers each request after a fixed time, as distant storage does.
+//! An NBD server in this process that answers each request after a fixed time, like distant storage.
 //!
-//! Delays do not add up: requests in flight wait at the same time. Its flush waits and syncs nothing, so it stands for the
-//! speed of a storage system, not for its durability. Fixed newstyle, simple replies.
+//! Delays do not add up: requests in flight wait at the same time. Its flush only waits and syncs nothing,
+//! so it models the speed of a storage system, not its durability. Fixed newstyle, simple replies.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -30,10 +30,10 @@ const REP_UNSUPPORTED: u32 = (1 << 31) | 1;
 const REPLY_MAGIC: u32 = 0x6744_6698;
 /// Flags, flush, FUA, trim, zeroes, several connections.
 const EXPORT_FLAGS: u16 = 1 | 4 | 8 | 32 | 64 | 256;
-/// Longest option or payload that is accepted.
+/// Maximum length of an option or payload.
 const LENGTH_MAX: u32 = 64 << 20;
 
-/// How long each kind of request takes.
+/// Latency of each kind of request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delays {
     /// A read.
@@ -70,7 +70,7 @@ impl SlowServer {
                 }
                 let file = Arc::clone(&file);
                 thread::spawn(move || {
-                    // A client that breaks the protocol or the connection ends it, and nothing else.
+                    // A client that breaks the protocol or the connection ends only its own connection.
                     let _ = serve(stream, &file, delays);
                 });
             }
@@ -87,7 +87,7 @@ impl Drop for SlowServer {
     }
 }
 
-/// Replies, by the time at which they are due.
+/// Replies, by the time at which they are sent.
 #[derive(Default)]
 struct Replies {
     queue: Mutex<Queue>,
@@ -111,7 +111,7 @@ impl Replies {
         self.changed.notify_one();
     }
 
-    /// Sends each reply when it is due, until the queue is closed.
+    /// Sends each reply at its time, until the queue is closed.
     fn send_all(&self, mut stream: UnixStream) {
         let mut queue = self.queue.lock().expect("no thread panics here");
         loop {
@@ -147,7 +147,7 @@ fn serve(mut stream: UnixStream, file: &File, delays: Delays) -> Result<()> {
     result
 }
 
-/// True when the client enters transmission.
+/// Returns true if the client enters transmission.
 fn negotiate(stream: &mut UnixStream, size: u64) -> Result<bool> {
     stream.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
     let mut flags = [0; 4];

@@ -1,7 +1,7 @@
-//! The one place that knows how `hob stats -o json` spells what the tests ask for.
+//! Parses `hob stats -o json`; only this file knows its format.
 //!
-//! The document may be one disk, a list of disks, or an object that holds the list; unknown fields
-//! are ignored; an outcome that is absent never happened.
+//! The document may be one disk, a list of disks, or an object with the list. Unknown fields are ignored. A
+//! missing outcome has the count 0.
 
 use serde_json::Value;
 
@@ -12,17 +12,17 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Reads the output of `hob stats DISK -o json`; takes the first disk it finds.
+    /// Parses the output of `hob stats DISK -o json`; uses the first disk.
     ///
     /// # Errors
-    /// When the text is not JSON or names no disk, with the text.
+    /// If the text is not JSON or has no disk; the error contains the text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(text).map_err(|e| format!("not JSON ({e}): {text}"))?;
         let disk = first_disk(&value).ok_or_else(|| format!("no disk in: {text}"))?;
         Ok(Self { disk: disk.clone() })
     }
 
-    /// Requests of one class, whatever the reason: `hit`, `partial-miss`, `miss-filled`,
+    /// Returns the number of requests of a class, for any reason: `hit`, `partial-miss`, `miss-filled`,
     /// `miss-not-admitted`, `write`, `bypass`, `cache-off`, `flash-error`, `backing-error`, `refused`.
     #[must_use]
     pub fn class(&self, name: &str) -> u64 {
@@ -30,7 +30,7 @@ impl Stats {
         outcomes.filter(|o| o["class"] == name).filter_map(|o| o["count"].as_u64()).sum()
     }
 
-    /// Requests of one class for one reason.
+    /// Returns the number of requests of a class with a reason.
     #[must_use]
     pub fn reason(&self, class: &str, reason: &str) -> u64 {
         let outcomes = self.disk["outcomes"].as_array().into_iter().flatten();
@@ -40,13 +40,13 @@ impl Stats {
             .sum()
     }
 
-    /// Requests served wholly from flash.
+    /// Returns the number of requests served completely from flash.
     #[must_use]
     pub fn hits(&self) -> u64 {
         self.reason("hit", "")
     }
 
-    /// Read requests that were not hits although the cache was on.
+    /// Returns the number of reads that were not hits although the cache was on.
     #[must_use]
     pub fn misses(&self) -> u64 {
         ["partial-miss", "miss-filled", "miss-not-admitted", "flash-error"]
@@ -55,19 +55,19 @@ impl Stats {
             .sum()
     }
 
-    /// Blocks that gave way to others.
+    /// Returns the number of evicted blocks.
     #[must_use]
     pub fn evicted_blocks(&self) -> u64 {
         self.disk["evictions"]["blocks"].as_u64().unwrap_or(0)
     }
 
-    /// A plain counter or gauge of the disk by name, searched at every depth; `None` when nothing is called so.
+    /// Returns a counter or gauge of the disk by name, searched at every depth; `None` if there is none.
     #[must_use]
     pub fn number(&self, name: &str) -> Option<f64> {
         search(&self.disk, name)
     }
 
-    /// The document, for failure messages.
+    /// Returns the document, for failure messages.
     #[must_use]
     pub fn text(&self) -> String {
         self.disk.to_string()

@@ -1,4 +1,4 @@
-//! A backing that hosts share: somebody else's NBD server, which locks nothing and fences nobody.
+//! A backing that hosts share: nbdkit, which neither locks nor fences.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -7,11 +7,11 @@ use crate::process::Process;
 use crate::scratch::{text, wait_until};
 use crate::tool::Tool;
 
-/// How long it may take until it serves.
+/// Maximum time until it serves.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// Has nbdkit answer each client's requests one by one. Otherwise it may end (`raw_send_socket: Assertion`, 1.32) when a client is killed while
-/// several of its requests are answered.
+/// Makes nbdkit handle each client's requests one by one. Otherwise version 1.32 may abort
+/// (`raw_send_socket: Assertion`) if a client is killed while several of its requests are answered.
 pub const ONE_BY_ONE: [&str; 2] = ["--threads", "1"];
 
 /// nbdkit on a Unix socket. Dropping it ends it.
@@ -22,10 +22,10 @@ pub struct Store {
 }
 
 impl Store {
-    /// nbdkit at `socket` with these arguments.
+    /// Starts nbdkit at `socket` with these arguments.
     ///
     /// # Panics
-    /// When it does not serve in time.
+    /// If it does not serve in time.
     #[must_use]
     #[track_caller]
     pub fn start(socket: &Path, args: &[&str]) -> Self {
@@ -34,7 +34,7 @@ impl Store {
         Self { socket: socket.to_owned(), _server: server }
     }
 
-    /// What a disk's backing is called; `export` may be empty.
+    /// Returns the name of a disk's backing; `export` may be empty.
     #[must_use]
     pub fn backing(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", text(&self.socket))

@@ -1,5 +1,4 @@
-//! Running programs the product's authors did not write, with a time limit, and failing with
-//! everything they printed.
+//! Runs third-party programs with a timeout, and reports all their output on failure.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -8,13 +7,13 @@ use std::time::Duration;
 use crate::hosts::Host;
 use crate::process::{Output, Process};
 
-/// The longest any tool may run unless the test says otherwise.
+/// Default timeout of a tool.
 const TIME_MAX: Duration = Duration::from_secs(120);
 
-/// Where a program is, searched in `PATH` and in the directories for administrators.
+/// Returns the path of a program, searched in `PATH` and in the system administration directories.
 ///
 /// # Panics
-/// When it is nowhere: the suite fails rather than skips.
+/// If it is not found: the suite fails rather than skips.
 #[must_use]
 #[track_caller]
 pub fn find(program: &str) -> PathBuf {
@@ -29,7 +28,7 @@ pub fn find(program: &str) -> PathBuf {
         })
 }
 
-/// One call of a program, built up argument by argument.
+/// A builder for a call of a program.
 #[derive(Debug)]
 pub struct Tool {
     name: String,
@@ -38,7 +37,7 @@ pub struct Tool {
 }
 
 impl Tool {
-    /// A call of `program`, which must be installed.
+    /// Creates a call of `program`, which must be installed.
     #[must_use]
     #[track_caller]
     pub fn new(program: &str) -> Self {
@@ -81,14 +80,14 @@ impl Tool {
         self
     }
 
-    /// Starts it and returns at once.
+    /// Starts it without waiting.
     #[must_use]
     #[track_caller]
     pub fn start(mut self) -> Process {
         Process::start(&self.name, &mut self.command).unwrap_or_else(|e| panic!("start {}: {e}", self.name))
     }
 
-    /// Runs it to its end, whatever that is.
+    /// Runs it until it ends, with any result.
     #[must_use]
     #[track_caller]
     pub fn output(mut self) -> Output {
@@ -97,10 +96,10 @@ impl Tool {
         process.finish(self.time_max)
     }
 
-    /// Runs it and demands success; returns its standard output.
+    /// Runs it, which must succeed; returns its standard output.
     ///
     /// # Panics
-    /// When it fails or runs out of time, with everything it printed.
+    /// If it fails or times out, with all its output.
     #[track_caller]
     pub fn run(self) -> String {
         let line = format!("{:?}", self.command);
@@ -110,10 +109,10 @@ impl Tool {
         output.stdout
     }
 
-    /// Runs it and demands that it fails by itself; returns both streams.
+    /// Runs it, which must fail by itself; returns both streams.
     ///
     /// # Panics
-    /// When it succeeds or runs out of time.
+    /// If it succeeds or times out.
     #[track_caller]
     pub fn run_failing(self) -> Output {
         let line = format!("{:?}", self.command);

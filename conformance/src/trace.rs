@@ -1,4 +1,4 @@
-//! Reads hob's trace format, from its specification in docs/TRACE.md and with no code of hob.
+//! Parses hob's trace format from its specification in docs/TRACE.md, without code of hob.
 
 use std::path::Path;
 
@@ -16,13 +16,13 @@ pub struct Request {
 /// A whole trace.
 #[derive(Debug, Clone)]
 pub struct Trace {
-    /// How many records the header promises.
+    /// Number of records in the header.
     pub records: u64,
-    /// How many requests it says are missing.
+    /// Number of missing requests in the header.
     pub dropped: u64,
     /// What was asked.
     pub requests: Vec<Request>,
-    /// And when, nanoseconds from the start.
+    /// Their times, nanoseconds from the start.
     pub at_ns: Vec<u64>,
 }
 
@@ -30,7 +30,7 @@ impl Trace {
     /// Reads a trace of one disk.
     ///
     /// # Panics
-    /// When the file cannot be read or breaks the specification.
+    /// If the file cannot be read or breaks the specification.
     #[must_use]
     #[track_caller]
     pub fn read(path: &Path) -> Self {

@@ -1,6 +1,7 @@
-//! A virtio-blk driver without a guest: it speaks vhost-user to a server and works one queue itself.
+//! A virtio-blk driver without a guest: it speaks vhost-user to a server and drives one queue itself.
 //!
-//! For load that no machine could make here, and for drivers that mean ill. It shares no line with the product.
+//! It produces load that an emulated guest could not, and acts as a hostile driver. It shares no code with
+//! the product.
 
 use std::fs::File;
 use std::io;
@@ -16,18 +17,18 @@ use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemory
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-/// Entries of the queue.
+/// Number of entries of the queue.
 pub const QUEUE: u16 = 256;
-/// Requests in flight, at most: each has three descriptors.
+/// Maximum number of requests in flight: each has three descriptors.
 pub const SLOTS: u16 = QUEUE / 3;
-/// Bytes of the data of a request, at most.
+/// Maximum data size of a request in bytes.
 pub const DATA_BYTES: u64 = 64 << 10;
 
-/// Where the parts lie in the memory of the guest that is not there.
+/// Addresses in the simulated guest memory: the descriptor table.
 pub const DESCRIPTORS: u64 = 0;
-/// See [`DESCRIPTORS`].
+/// The available ring.
 pub const AVAILABLE: u64 = 0x2000;
-/// See [`DESCRIPTORS`].
+/// The used ring.
 pub const USED: u64 = 0x3000;
 /// Headers, 16 bytes for each slot.
 pub const HEADERS: u64 = 0x4000;
@@ -42,12 +43,12 @@ const EVENT_IDX: u64 = 1 << 29;
 const PROTOCOL: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
 
-/// What a request does.
+/// Kind of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// Fill the slot's data from the disk.
     Read,
-    /// The other way.
+    /// Write the slot's data to the disk.
     Write,
     /// Flush what was written.
     Flush,
@@ -62,7 +63,7 @@ pub struct Driver {
     epoll: Epoll,
     available: u16,
     used: u16,
-    /// The memory of the server for what is in flight.
+    /// The server's in-flight memory.
     pub inflight: Option<(VhostUserInflight, File)>,
 }
 
@@ -76,7 +77,7 @@ fn failed(error: impl std::fmt::Debug) -> io::Error {
     io::Error::other(format!("{error:?}"))
 }
 
-/// Can the length of the memory be fixed by the server?
+/// Whether the server can seal the memory's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sealing {
     /// Yes, as QEMU's memfds.
@@ -85,7 +86,7 @@ pub enum Sealing {
     Impossible,
 }
 
-/// Memory that can be shared: `bytes` of it.
+/// Creates `bytes` of shareable memory.
 fn shared_memory(bytes: u64, sealing: Sealing) -> io::Result<GuestMemoryMmap> {
     use rustix::fs::MemfdFlags;
     let flags = match sealing {
@@ -98,7 +99,7 @@ fn shared_memory(bytes: u64, sealing: Sealing) -> io::Result<GuestMemoryMmap> {
     GuestMemoryMmap::from_ranges_with_files([range]).map_err(failed)
 }
 
-/// Connects, and agrees on everything that both sides know.
+/// Connects, and negotiates everything that both sides support.
 fn agree(socket: &Path) -> io::Result<(Frontend, VhostUserProtocolFeatures)> {
     let mut frontend = Frontend::from_stream(UnixStream::connect(socket)?, 1);
     frontend.set_owner().map_err(failed)?;
@@ -122,7 +123,7 @@ impl Driver {
         Driver::prepared(socket, Sealing::Possible)?.start()
     }
 
-    /// The same without starting the queue: what it is to find may be written first.
+    /// As `connect`, without starting the queue, so that the caller can prepare its content.
     ///
     /// # Errors
     /// As for `connect`.
@@ -150,7 +151,8 @@ impl Driver {
         Ok(self)
     }
 
-    /// Connects to the server at `socket` after another one is gone, as a machine does: with the same memory.
+    /// Connects to the server at `socket` after the earlier one has gone, as a VM does, with the same
+    /// memory.
     ///
     /// # Errors
     /// The server's or the system's.
@@ -184,27 +186,27 @@ impl Driver {
         self.frontend.set_vring_enable(0, true).map_err(failed)
     }
 
-    /// The memory of the guest that is not there.
+    /// Returns the simulated guest memory.
     #[must_use]
     pub fn memory(&self) -> &GuestMemoryMmap {
         &self.memory
     }
 
-    /// Cuts the file of the memory off.
+    /// Truncates the file of the memory.
     ///
     /// # Errors
-    /// The system's, if somebody has seen to it that this cannot be done.
+    /// The system's, if the file is sealed.
     pub fn cut_memory(&self, bytes: u64) -> io::Result<()> {
         let region = self.memory.iter().next().expect("one region");
         vm_memory::GuestMemoryRegion::file_offset(region).expect("it has a file").file().set_len(bytes)
     }
 
-    /// The protocol, for whoever wants to say something odd.
+    /// Returns the protocol connection, for unusual messages.
     pub fn frontend(&mut self) -> &mut Frontend {
         &mut self.frontend
     }
 
-    /// Whether the server has closed the connection.
+    /// Returns true if the server has closed the connection.
     ///
     /// # Errors
     /// The system's.
@@ -215,7 +217,7 @@ impl Driver {
         Ok(epoll.wait(0, &mut [EpollEvent::default()])? > 0)
     }
 
-    /// Bytes of the disk.
+    /// Returns the disk's size in bytes.
     ///
     /// # Errors
     /// The server's.
@@ -238,7 +240,7 @@ impl Driver {
         self.put(at + 14, next.to_le());
     }
 
-    /// Makes the request of a slot: `len` bytes at `offset` of the disk.
+    /// Submits the request of a slot: `len` bytes at `offset` of the disk.
     pub fn submit(&mut self, slot: u16, kind: Kind, offset: u64, len: u32) {
         let header = HEADERS + u64::from(slot) * 16;
         let (number, data_flags) = match kind {
@@ -258,13 +260,13 @@ impl Driver {
         self.offer(first);
     }
 
-    /// Offers the chain that begins at `head`; `kick` tells of it.
+    /// Offers the chain that starts at `head`; `kick` notifies the server.
     pub fn offer(&mut self, head: u16) {
         self.put(AVAILABLE + 4 + 2 * u64::from(self.available % QUEUE), head.to_le());
         self.available = self.available.wrapping_add(1);
     }
 
-    /// Makes the server see what was offered, and tells it if it wants to be told.
+    /// Publishes the offered chains, and kicks the server if it wants that.
     pub fn kick(&mut self) {
         let at = GuestAddress(AVAILABLE + 2);
         let old: u16 = self.memory.load(at, Ordering::Relaxed).expect("inside the memory");
@@ -277,12 +279,12 @@ impl Driver {
         }
     }
 
-    /// Tells the server of something, even if there is nothing.
+    /// Kicks the server in any case.
     pub fn kick_anyway(&self) {
         self.kick.write(1).expect("an eventfd takes a one");
     }
 
-    /// From now on the server tells another eventfd of answers, or the driver's own again.
+    /// Makes the server signal another eventfd for answers, or the driver's own again.
     ///
     /// # Errors
     /// The server's.
@@ -290,7 +292,7 @@ impl Driver {
         self.frontend.set_vring_call(0, other.unwrap_or(&self.call)).map_err(failed)
     }
 
-    /// Is the driver told of something, now or within that time, whatever its rings say?
+    /// Returns true if the driver is signalled now or within that time, whatever its rings say.
     pub fn is_told(&mut self, patience: std::time::Duration) -> bool {
         let mut events = [EpollEvent::default()];
         let ready = self.epoll.wait(patience.as_millis() as i32, &mut events);
@@ -298,7 +300,7 @@ impl Driver {
         ready.is_ok_and(|ready| ready > 0)
     }
 
-    /// The next slot that was answered, with its status; nothing if none was.
+    /// Returns the next answered slot, with its status; `None` if there is none.
     pub fn reap(&mut self) -> Option<(u16, u8)> {
         let index: u16 = self.memory.load(GuestAddress(USED + 2), Ordering::Acquire).expect("inside");
         if u16::from_le(index) == self.used {
@@ -312,7 +314,7 @@ impl Driver {
         Some((slot, self.memory.read_obj(status).expect("inside the memory")))
     }
 
-    /// Sleeps until there is an answer, for at most that long. False if there is none.
+    /// Waits for an answer, at most that long. Returns false if there is none.
     pub fn wait(&mut self, patience: std::time::Duration) -> bool {
         let at = GuestAddress(AVAILABLE + 4 + 2 * u64::from(QUEUE));
         self.memory.store(self.used.to_le(), at, Ordering::Relaxed).expect("inside the memory");
@@ -324,7 +326,7 @@ impl Driver {
         self.is_told(patience)
     }
 
-    /// Does one request to its end: its status, or nothing if there is no answer in time.
+    /// Runs one request; returns its status, or `None` if there is no answer in time.
     pub fn run(&mut self, kind: Kind, offset: u64, len: u32) -> Option<u8> {
         self.submit(0, kind, offset, len);
         self.kick();
@@ -339,7 +341,7 @@ impl Driver {
         }
     }
 
-    /// The data of a slot.
+    /// Returns the data of a slot.
     #[must_use]
     pub fn data(&self, slot: u16, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
@@ -348,7 +350,7 @@ impl Driver {
         bytes
     }
 
-    /// Changes the data of a slot.
+    /// Sets the data of a slot.
     pub fn set_data(&self, slot: u16, bytes: &[u8]) {
         let at = DATA + u64::from(slot) * DATA_BYTES;
         self.memory.write_slice(bytes, GuestAddress(at)).expect("inside the memory");

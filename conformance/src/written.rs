@@ -1,4 +1,4 @@
-//! What a disk must hold: what it held in the beginning, and whatever a guest has written since.
+//! The expected content of a disk: its initial content, and everything that a guest has written since.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::path::Path;
 use crate::data::Noise;
 use crate::nbd_client::Client;
 
-/// See the module's text.
+/// The content; see the module documentation.
 #[derive(Debug)]
 pub struct Written {
     data: Vec<u8>,
@@ -18,35 +18,35 @@ impl Written {
     /// Unit of reads and writes.
     pub const PIECE: usize = 16 << 10;
 
-    /// So many bytes of noise, of which the guest has written none.
+    /// Creates `bytes` of noise that no guest has written.
     #[must_use]
     pub fn new(seed: u64, bytes: u64) -> Self {
         let mut noise = Noise::new(seed);
         Self { data: noise.bytes(bytes as usize), places: BTreeSet::new(), noise }
     }
 
-    /// All of it.
+    /// Returns the whole content.
     #[must_use]
     pub fn data(&self) -> &[u8] {
         &self.data
     }
 
-    /// Where the guest has written, each place once.
+    /// Returns the offsets that the guest has written.
     #[must_use]
     pub fn places(&self) -> &BTreeSet<usize> {
         &self.places
     }
 
-    /// What stands there now.
+    /// Returns the present content of a piece.
     #[must_use]
     pub fn piece(&self, at: usize) -> &[u8] {
         &self.data[at..at + Self::PIECE]
     }
 
-    /// Whether a file holds all of it, and nothing else.
+    /// Returns true if a file has exactly this content.
     ///
     /// # Panics
-    /// When it cannot be read.
+    /// If it cannot be read.
     #[must_use]
     #[track_caller]
     pub fn is_in(&self, file: &Path) -> bool {
@@ -56,7 +56,7 @@ impl Written {
     /// Writes one piece of noise.
     ///
     /// # Panics
-    /// When that fails.
+    /// If that fails.
     #[track_caller]
     pub fn write(&mut self, client: &mut Client, at: usize) {
         let bytes = self.noise.bytes(Self::PIECE);
@@ -65,10 +65,10 @@ impl Written {
         self.places.insert(at);
     }
 
-    /// Writes so many pieces anywhere in the first bytes of the disk.
+    /// Writes `count` pieces at random in the first `span` bytes of the disk.
     ///
     /// # Panics
-    /// When that fails.
+    /// If that fails.
     #[track_caller]
     pub fn write_some(&mut self, client: &mut Client, count: usize, span: u64) {
         for _ in 0..count {
@@ -77,20 +77,20 @@ impl Written {
         }
     }
 
-    /// Reads one piece.
+    /// Reads and checks one piece.
     ///
     /// # Panics
-    /// When that fails, or brings other bytes.
+    /// If that fails, or returns other bytes.
     #[track_caller]
     pub fn read(&self, client: &mut Client, at: usize) {
         let bytes = client.read(at as u64, Self::PIECE as u32).expect("a read");
         assert!(bytes == self.piece(at), "other bytes at {at}");
     }
 
-    /// Reads the first bytes of the disk.
+    /// Reads and checks the first bytes of the disk.
     ///
     /// # Panics
-    /// When that fails, or brings other bytes.
+    /// If that fails, or returns other bytes.
     #[track_caller]
     pub fn read_all(&self, client: &mut Client, span: u64) {
         (0..span as usize).step_by(Self::PIECE).for_each(|at| self.read(client, at));

@@ -1,4 +1,4 @@
-//! How a backing misbehaves now: errors by range and operation, pauses, and flushes that fail and lose data.
+//! Faults of a backing: errors by range and operation, pauses, and flushes that fail and lose data.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::medium::Medium;
 
-/// Kinds of requests, for faults that concern some.
+/// Kinds of requests that a fault can affect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Operation {
     /// Reads.
@@ -25,24 +25,24 @@ pub enum Operation {
 pub struct Failing {
     /// The operation.
     pub operation: Operation,
-    /// The range of bytes; of flushes any.
+    /// The range of bytes; ignored for flushes.
     pub range: Range<u64>,
     /// The error number.
     pub error: u32,
-    /// When that ends.
+    /// End of the fault.
     pub until: Instant,
 }
 
 /// Called when a medium has lost data during a failed flush.
 pub type LossHook = Box<dyn Fn() + Send + Sync>;
 
-/// See the module's text.
+/// The present faults of a backing; see the module documentation.
 #[derive(Default)]
 pub struct Behaviour {
     failing: Mutex<Vec<Failing>>,
-    /// No request is answered until then.
+    /// No request is answered before this time.
     hang_until: Mutex<Option<Instant>>,
-    /// How long each request takes, and when that ends.
+    /// Delay of each request, and its end.
     slow: Mutex<Option<(Duration, Instant)>>,
     lose_at_flush: AtomicBool,
     on_loss: Mutex<Option<LossHook>>,
@@ -59,7 +59,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Behaviour {
-    /// Requests fail for a while, in addition to those that fail already.
+    /// Makes requests fail for a while, in addition to present faults.
     pub fn fail(&self, failing: Failing) {
         lock(&self.failing).push(failing);
     }
@@ -69,12 +69,12 @@ impl Behaviour {
         *lock(&self.hang_until) = Some(Instant::now() + time);
     }
 
-    /// Every request takes `delay`, for `time`.
+    /// Delays every request by `delay`, for `time`.
     pub fn slow(&self, delay: Duration, time: Duration) {
         *lock(&self.slow) = Some((delay, Instant::now() + time));
     }
 
-    /// The next flush fails and loses what is not durable, or some of it.
+    /// Makes the next flush fail and lose some or all data that is not durable.
     pub fn lose_at_flush(&self) {
         self.lose_at_flush.store(true, Ordering::Relaxed);
     }
@@ -84,7 +84,7 @@ impl Behaviour {
         *lock(&self.on_loss) = Some(hook);
     }
 
-    /// Behaves well from now on.
+    /// Ends all faults.
     pub fn heal(&self) {
         lock(&self.failing).clear();
         *lock(&self.hang_until) = None;
@@ -92,7 +92,7 @@ impl Behaviour {
         self.lose_at_flush.store(false, Ordering::Relaxed);
     }
 
-    /// Waits as the behaviour demands; false when `ended` says that nobody waits for the request any more.
+    /// Waits as the faults require; returns false if `ended` says that the request has been abandoned.
     pub fn wait(&self, ended: impl Fn() -> bool) -> bool {
         let start = Instant::now();
         loop {
@@ -109,7 +109,7 @@ impl Behaviour {
         }
     }
 
-    /// The error that a request gets, if it does. A flush may lose data of `medium` by that.
+    /// Returns the error of a request, if it fails. A failing flush may lose data of `medium`.
     pub fn error(&self, operation: Operation, range: &Range<u64>, medium: &mut Medium) -> Option<u32> {
         if operation == Operation::Flush && self.lose_at_flush.swap(false, Ordering::Relaxed) {
             medium.lose();

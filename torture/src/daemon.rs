@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::{Pid, Signal, kill_process};
 
-/// How long a start may take.
+/// Maximum time of a start.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// How long SIGTERM may take.
+/// Maximum time of a stop after SIGTERM.
 const STOP_MAX: Duration = Duration::from_secs(60);
-/// How long an upgrade may take.
+/// Maximum time of an upgrade.
 const UPGRADE_MAX: Duration = Duration::from_secs(40);
-/// How long a command may take.
+/// Maximum time of a command.
 const COMMAND_MAX: Duration = Duration::from_secs(90);
 
 /// What the daemon logs when it is ready.
@@ -30,29 +30,29 @@ pub struct Daemon {
     child: Option<Child>,
 }
 
-/// What came of an upgrade.
+/// Result of an upgrade.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Upgrade {
     /// The daemon runs its new program.
     Done,
-    /// It goes on as before, and says why.
+    /// It continues with the old program; the reason.
     Refused(String),
 }
 
 impl Daemon {
-    /// Of `program`, with `hob.toml`, sockets and log in `dir`. It does not run yet.
+    /// Creates a daemon of `program` that does not run yet, with `hob.toml`, sockets and log in `dir`.
     #[must_use]
     pub fn new(program: &Path, dir: &Path) -> Self {
         Self { program: program.to_owned(), dir: dir.to_owned(), child: None }
     }
 
-    /// Where it serves NBD.
+    /// Returns the path of its NBD socket.
     #[must_use]
     pub fn nbd_socket(&self) -> PathBuf {
         self.dir.join("nbd.sock")
     }
 
-    /// Where it is controlled.
+    /// Returns the path of its control socket.
     #[must_use]
     pub fn control_socket(&self) -> PathBuf {
         self.dir.join("control.sock")
@@ -62,7 +62,7 @@ impl Daemon {
         self.dir.join("hob.log")
     }
 
-    /// Everything it has logged.
+    /// Returns its log.
     #[must_use]
     pub fn log(&self) -> String {
         std::fs::read(self.log_path())
@@ -70,7 +70,7 @@ impl Daemon {
             .unwrap_or_default()
     }
 
-    /// The last lines of its log.
+    /// Returns the last lines of its log.
     #[must_use]
     pub fn log_tail(&self, lines: usize) -> Vec<String> {
         let log = self.log();
@@ -81,7 +81,7 @@ impl Daemon {
     /// Starts it and waits until it serves: disks that it cannot serve are offline by then.
     ///
     /// # Errors
-    /// It ends or is not ready in time instead.
+    /// It ends, or is not ready in time.
     pub fn start(&mut self) -> Result<()> {
         let before = self.log().matches(READY_LINE).count();
         self.launch()?;
@@ -98,7 +98,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Starts it and does not wait.
+    /// Starts it without waiting.
     ///
     /// # Errors
     /// The system's.
@@ -106,7 +106,7 @@ impl Daemon {
         // A killed daemon leaves its sockets.
         let _ = std::fs::remove_file(self.control_socket());
         let log: File = OpenOptions::new().create(true).append(true).open(self.log_path())?;
-        // setpriv asks the kernel to kill the daemon with us.
+        // setpriv asks the kernel to kill the daemon when this process ends.
         let child = Command::new(conformance::tool::find("setpriv"))
             .args(["--pdeathsig", "KILL", "--"])
             .arg(&self.program)
@@ -121,7 +121,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// How it ended, if it has.
+    /// Returns its exit status, if it has ended.
     ///
     /// # Errors
     /// The system's.
@@ -136,13 +136,13 @@ impl Daemon {
         }
     }
 
-    /// Lets it allocate so many bytes of address space more than it has now, or as many as it likes.
+    /// Limits its address space to `headroom` bytes above the present size, or removes the limit.
     pub fn limit_memory(&mut self, headroom: Option<u64>) {
         let Some(pid) = self.child.as_ref().map(Child::id) else { return };
         let pages = |text: String| text.split(' ').next().and_then(|it| it.parse::<u64>().ok());
         let size =
             std::fs::read_to_string(format!("/proc/{pid}/statm")).ok().and_then(pages).unwrap_or(0) * 4096;
-        // The soft limit only: whoever is limited forever could not be unlimited by itself.
+        // The soft limit only: a process could not raise a lowered hard limit again.
         let limit =
             headroom.map_or("unlimited:unlimited".to_owned(), |more| format!("{}:unlimited", size + more));
         let tool =
@@ -150,7 +150,7 @@ impl Daemon {
         let _ = tool.output();
     }
 
-    /// SIGKILL; when this returns, it is gone.
+    /// Sends SIGKILL and waits for the end.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             let _ = child.kill();
@@ -158,7 +158,7 @@ impl Daemon {
         }
     }
 
-    /// SIGTERM, and the clean end it must have.
+    /// Sends SIGTERM and checks that it ends cleanly.
     ///
     /// # Errors
     /// It does not end in time, or with another status; it is killed then.
@@ -181,10 +181,10 @@ impl Daemon {
         }
     }
 
-    /// SIGHUP, and waits for what comes of it.
+    /// Sends SIGHUP and waits for the result of the upgrade.
     ///
     /// # Errors
-    /// The daemon ends or says nothing.
+    /// The daemon ends or reports nothing.
     pub fn upgrade(&mut self) -> Result<Upgrade> {
         let count = |log: &str, what: &str| log.matches(what).count();
         let before = self.log();
@@ -210,7 +210,7 @@ impl Daemon {
         }
     }
 
-    /// Runs a command of the command line: whether it succeeded, and what it printed.
+    /// Runs a command of the CLI; returns whether it succeeded, and its output.
     ///
     /// # Errors
     /// It cannot be started, or does not end.

@@ -1,6 +1,8 @@
-//! A FUSE filesystem of ours: files in memory that lose what was not flushed, fail, hang and fill up on request.
+//! A FUSE filesystem for tests: files in memory that lose unflushed data, fail, hang and fill up on
+//! request.
 //!
-//! One directory, flat. Every open bypasses the page cache, so that what the kernel knows is what the medium holds.
+//! One directory, flat. Every open bypasses the page cache, so that the kernel sees exactly what the medium
+//! holds.
 
 use std::ffi::OsStr;
 use std::io;
@@ -19,11 +21,11 @@ use fuser::{
 use crate::behaviour::{Behaviour, Operation};
 use crate::medium::Medium;
 
-/// How long the kernel may believe attributes.
+/// Validity of attributes in the kernel.
 const TTL: Duration = Duration::ZERO;
-/// Threads that serve requests.
+/// Number of threads that serve requests.
 const THREADS: usize = 4;
-/// Blocks of the filesystem that `statfs` shows, of 4 KiB.
+/// Size of the filesystem in `statfs`, blocks of 4 KiB.
 const BLOCKS: u64 = 1 << 20;
 /// Flag of a write that is durable before it is answered: RWF_DSYNC, O_DSYNC and O_SYNC have it.
 const O_DSYNC: i32 = 0o10_000;
@@ -80,18 +82,18 @@ impl File {
         })
     }
 
-    /// The medium. Nothing is served while the guard lives.
+    /// Returns the medium. No request is served while the guard lives.
     pub fn medium(&self) -> MutexGuard<'_, Medium> {
         lock(&self.medium)
     }
 
-    /// How it misbehaves.
+    /// Returns its faults.
     #[must_use]
     pub fn behaviour(&self) -> &Behaviour {
         &self.behaviour
     }
 
-    /// Its time of modification becomes now.
+    /// Sets its time of modification to now.
     pub fn touch(&self) {
         *lock(&self.modified) = SystemTime::now();
     }
@@ -104,10 +106,10 @@ impl File {
 }
 
 impl Files {
-    /// Mounts an empty filesystem on the directory `dir`, which is made.
+    /// Mounts an empty filesystem on the directory `dir`, which is created.
     ///
     /// # Errors
-    /// The system's: this wants root and /dev/fuse.
+    /// The system's: this needs root and /dev/fuse.
     pub fn mount(dir: &Path, seed: u64) -> io::Result<Self> {
         std::fs::create_dir_all(dir)?;
         let shared = Arc::new(Shared { files: Mutex::default(), seed, stopping: AtomicBool::new(false) });
@@ -125,19 +127,20 @@ impl Files {
         file
     }
 
-    /// All files.
+    /// Returns all files.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<File>> {
         lock(&self.shared.files).clone()
     }
 
-    /// The path of a file.
+    /// Returns the path of a file.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {
         self.dir.join(name)
     }
 
-    /// A power cut, with every user of the files gone: what was not flushed is lost. Returns the number of units.
+    /// Simulates a power cut while no process uses the files: unflushed data is lost. Returns the number of
+    /// units.
     #[must_use]
     pub fn lose(&self) -> usize {
         self.all().iter().map(|file| file.medium().lose()).sum()
@@ -148,7 +151,8 @@ impl Drop for Files {
     fn drop(&mut self) {
         self.shared.stopping.store(true, Ordering::Relaxed);
         self.all().iter().for_each(|file| file.behaviour.heal());
-        // Whoever still uses it: a mount that stayed would hang whatever looks at it.
+        // Unmount even if a process still uses it: a remaining mount would block every process that
+        // accesses it.
         drop(conformance::Unmount::at(&self.dir));
         if let Some(session) = self.session.take() {
             let _ = session.umount_and_join();
@@ -169,7 +173,7 @@ impl Served {
         files.iter().position(|file| *file.name == *name).map(|at| at as u64 + 2)
     }
 
-    /// Waits as the file's behaviour demands, then does `work` unless the request is to fail.
+    /// Waits as the file's faults require, then does `work` unless the request must fail.
     fn act<T>(
         &self,
         ino: INodeNo,
@@ -378,7 +382,7 @@ mod tests {
 
     use super::*;
 
-    /// Wants root and /dev/fuse.
+    /// Needs root and /dev/fuse.
     #[test]
     fn a_file_keeps_what_was_flushed_and_loses_the_rest() {
         let dir = tempfile::tempdir().unwrap();

@@ -1,5 +1,5 @@
-//! A guest: a client that owns a region of a disk, puts load on it, checks every byte it reads, and connects again when
-//! the connection ends.
+//! A guest: a client that owns a region of a disk, puts load on it, checks every byte it reads, and
+//! reconnects when the connection ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;
@@ -14,19 +14,19 @@ use crate::link::{Answer, Ask, Endpoint, Link};
 use crate::model::{Checked, Flush, Kind, Model, Read, Write};
 use crate::stamp::UNIT;
 
-/// Requests in flight.
+/// Queue depth.
 const DEPTH: usize = 8;
 /// Units in a sector of 4 KiB.
 const SECTOR: u64 = 8;
-/// Units of the longest request: 64 KiB.
+/// Maximum length of a request in units: 64 KiB.
 const UNITS_MAX: u64 = 128;
-/// Requests of the past that a violation's evidence can draw on.
+/// Number of past requests that are kept as evidence for a violation.
 const HISTORY: usize = 4000;
-/// Lines of evidence about requests that concern the unit, about other requests, and about flushes and connections.
+/// Lines of evidence: requests that concern the unit, other requests, and flushes and connections.
 const EVIDENCE: [usize; 3] = [12, 4, 10];
-/// How long a guest tries to connect until that is a violation, without a fault that explains it.
+/// Time without a connection that counts as a violation, unless a fault explains it.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
-/// How long after the end of a fault its errors may still be seen.
+/// Time after the end of a fault during which its errors may still be seen.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// Counters of a guest.
@@ -34,7 +34,7 @@ const GRACE: Duration = Duration::from_secs(3);
 pub struct Counts {
     /// Requests answered.
     pub requests: AtomicU64,
-    /// Bytes read and compared.
+    /// Bytes that were read and compared.
     pub bytes_checked: AtomicU64,
     /// Successful flushes.
     pub flushes: AtomicU64,
@@ -46,16 +46,16 @@ pub struct Counts {
     pub connections: AtomicU64,
 }
 
-/// What a guest is told to do.
+/// Order to a guest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Put load on the disk.
     Load,
-    /// Flush until that succeeds, read everything, and end.
+    /// Flush until that succeeds, read everything, and stop.
     Finish,
 }
 
-/// What a guest shares with those who break things.
+/// State of a guest that the fault injector can access.
 #[derive(Debug)]
 pub struct Shared {
     /// Its name: disk and number.
@@ -64,16 +64,16 @@ pub struct Shared {
     model: Mutex<Model>,
     /// Its counters.
     pub counts: Counts,
-    /// The life of the daemon to which it is connected; 0: to none.
+    /// Number of the daemon process to which it is connected; 0: not connected.
     pub connected_to: AtomicU64,
     finish: AtomicBool,
     abandon: AtomicBool,
-    /// Errors are explained until then.
+    /// Until when errors are explained by a fault.
     trouble_until: Mutex<Instant>,
 }
 
 impl Shared {
-    /// Of a guest with such a region.
+    /// Creates the state of a guest with this region.
     #[must_use]
     pub fn new(name: String, model: Model) -> Arc<Self> {
         Arc::new(Self {
@@ -87,28 +87,28 @@ impl Shared {
         })
     }
 
-    /// The model.
+    /// Returns the model.
     pub fn model(&self) -> MutexGuard<'_, Model> {
         self.model.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells the guest to flush, read everything, and end.
+    /// Tells the guest to flush, read everything, and stop.
     pub fn finish(&self) {
         self.finish.store(true, Ordering::Relaxed);
     }
 
-    /// Tells the guest to end at once.
+    /// Tells the guest to stop immediately.
     pub fn abandon(&self) {
         self.abandon.store(true, Ordering::Relaxed);
     }
 
-    /// Errors and pauses of so long from now on have a cause.
+    /// Errors and pauses during this time are explained by a fault.
     pub fn excuse(&self, time: Duration) {
         let mut until = self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner);
         *until = (*until).max(Instant::now() + time + GRACE);
     }
 
-    /// Whether an error of a request that was sent then has a cause.
+    /// Returns true if a fault explains an error of a request that was sent at that time.
     fn excused(&self, since: Instant) -> bool {
         *self.trouble_until.lock().unwrap_or_else(PoisonError::into_inner) > since
     }
@@ -123,28 +123,28 @@ enum Flying {
 /// Why a guest stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stop {
-    /// The connection is gone.
+    /// The connection was closed.
     Disconnected,
-    /// It was told to end at once.
+    /// It was told to stop immediately.
     Abandoned,
 }
 
-/// How a guest behaves; drawn from its seed.
+/// Behaviour of a guest, generated from its seed.
 #[derive(Debug, Clone, Copy)]
 pub struct Habits {
-    /// One flush in so many requests.
+    /// One of this many requests is a flush.
     pub flush_once_in: u64,
-    /// Of ten writes of stamps, how many have FUA.
+    /// Number of FUA writes among ten writes of stamps.
     pub fua_of_ten: u64,
-    /// Of ten requests that are no flush, how many are reads.
+    /// Number of reads among ten requests that are not flushes.
     pub reads_of_ten: u64,
     /// Longest pause between requests, microseconds.
     pub pause_us_max: u64,
-    /// It writes an image header to the beginning of its region now and then.
+    /// It sometimes writes an image header to the start of its region.
     pub headers: bool,
 }
 
-/// See the module's text.
+/// The guest; see the module documentation.
 pub struct Guest {
     shared: Arc<Shared>,
     endpoint: Endpoint,
@@ -159,7 +159,7 @@ pub struct Guest {
 }
 
 impl Guest {
-    /// A guest of the disk at `endpoint`; `life` counts the daemon's starts.
+    /// Creates a guest of the disk at `endpoint`; `life` counts the daemon's starts.
     #[must_use]
     pub fn new(
         shared: Arc<Shared>,
@@ -187,7 +187,7 @@ impl Guest {
         }
     }
 
-    /// Lives until it was told to finish, and has.
+    /// Runs until the guest was told to finish, and has finished.
     pub fn live(mut self) {
         let mut link = None;
         loop {
@@ -202,7 +202,8 @@ impl Guest {
         }
     }
 
-    /// Connects, with the requests in flight of the link before if that keeps them; none when it was told to end.
+    /// Connects, keeping the requests in flight of the earlier link if that supports it; `None` if the
+    /// guest was told to stop.
     fn connect(&mut self, mut before: Option<Box<dyn Link>>) -> Option<Box<dyn Link>> {
         let start = Instant::now();
         let mut complained = false;
@@ -265,7 +266,7 @@ impl Guest {
         Ok(())
     }
 
-    /// Writes what is in doubt again, as a guest does after an error, and flushes.
+    /// Writes units in doubt again, as a guest does after an error, and flushes.
     fn flush_until_durable(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let shared = Arc::clone(&self.shared);
         for _ in 0..100 {
@@ -322,7 +323,7 @@ impl Guest {
         self.write(link, first, units, kind)
     }
 
-    /// First unit and number of units of a request: half of them in an eighth of the region.
+    /// Returns first unit and number of units of a request: half of them in an eighth of the region.
     fn somewhere(&mut self) -> (u64, u64) {
         let sectors = match self.noise.below(4) {
             0 => 1 + self.noise.below(UNITS_MAX / SECTOR),
@@ -390,7 +391,7 @@ impl Guest {
         Err(Stop::Disconnected)
     }
 
-    /// Takes one answer.
+    /// Handles one answer.
     fn receive(&mut self, link: &mut dyn Link) -> Result<(), Stop> {
         let answer = match link.receive() {
             Ok(answer) => answer,
@@ -476,7 +477,7 @@ impl Guest {
         self.history.push_back((self.journal.now(), first, units, what.to_owned()));
     }
 
-    /// The last requests that concern a unit, and the last others.
+    /// Returns the last requests that concern a unit, and the last others.
     fn evidence(&self, unit: Option<u64>) -> Vec<String> {
         let concerns =
             |first: u64, units: u64| unit.is_some_and(|unit| (first..first + units).contains(&unit));

@@ -1,4 +1,4 @@
-//! The log of a run: one JSON object a line, and the violations found.
+//! The log of a run: one JSON object per line, and the violations.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-/// See the module's text.
+/// The log; see the module documentation.
 #[derive(Debug)]
 pub struct Journal {
     start: Instant,
@@ -22,7 +22,7 @@ struct Inner {
     /// The faults of this round, newest last.
     faults: Vec<(u64, String)>,
     violations: Vec<Violation>,
-    /// How many there were in this round of a kind and subject.
+    /// Number of violations in this round by kind and subject.
     counts: BTreeMap<(&'static str, String), u64>,
     total: usize,
     round: u64,
@@ -33,23 +33,23 @@ struct Inner {
 pub struct Violation {
     /// The round.
     pub round: u64,
-    /// Which promise, in a word.
+    /// The promise, in a word.
     pub kind: &'static str,
-    /// Who has seen it: a guest, or hob.
+    /// Where it was seen: a guest, or hob.
     pub subject: String,
-    /// What was seen.
+    /// The observation.
     pub what: String,
-    /// What came before.
+    /// Events before it.
     pub evidence: Vec<String>,
 }
 
-/// Violations of a kind with evidence, for each subject in a round; others are only counted.
+/// Maximum number of violations of a kind with evidence, per subject and round; others are only counted.
 const REPORTED_MAX: u64 = 3;
-/// Faults that a violation's evidence mentions.
+/// Maximum number of faults in a violation's evidence.
 const FAULTS_SHOWN: usize = 8;
 
 impl Journal {
-    /// Writes to `path`, or nowhere.
+    /// Creates a log at `path`, or without a file.
     ///
     /// # Errors
     /// The system's.
@@ -70,13 +70,13 @@ impl Journal {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Milliseconds since the beginning.
+    /// Returns the milliseconds since the start.
     #[must_use]
     pub fn now(&self) -> u64 {
         self.start.elapsed().as_millis() as u64
     }
 
-    /// Begins a round.
+    /// Starts a round.
     pub fn begin_round(&self, round: u64) {
         let mut inner = self.lock();
         inner.round = round;
@@ -95,20 +95,20 @@ impl Journal {
             object.insert("round".to_owned(), json!(round));
         }
         if let Some(file) = &mut inner.file {
-            // A log that cannot be written stops nothing.
+            // A failed write of the log is ignored.
             let _ = writeln!(file, "{fields}");
             let _ = file.flush();
         }
     }
 
-    /// A fault was injected.
+    /// Logs an injected fault.
     pub fn fault(&self, what: &str) {
         let now = self.now();
         self.lock().faults.push((now, what.to_owned()));
         self.line("fault", json!({ "what": what }));
     }
 
-    /// A promise was broken, as `subject` has seen.
+    /// Logs a broken promise that `subject` has seen.
     pub fn violation(&self, kind: &'static str, subject: &str, what: &str, mut evidence: Vec<String>) {
         let known = {
             let mut inner = self.lock();
@@ -129,13 +129,13 @@ impl Journal {
         inner.violations.push(Violation { round, kind, subject, what, evidence });
     }
 
-    /// Number of violations so far.
+    /// Returns the number of violations so far.
     #[must_use]
     pub fn violation_count(&self) -> usize {
         self.lock().total
     }
 
-    /// The violations with evidence.
+    /// Returns the violations with evidence.
     #[must_use]
     pub fn violations(&self) -> Vec<Violation> {
         self.lock().violations.clone()

@@ -1,8 +1,8 @@
-//! Fault injection against a running hob. See docs/TORTURE.md for the method.
+//! Fault injection against a running hob. docs/TORTURE.md describes the method.
 //!
-//! Guests of ours put load on the disks of a real daemon and compare every byte with a model of what is allowed, while
-//! the daemon is killed, stopped and replaced, and its backings lose data, hang, fail and go away. No line is shared
-//! with the product.
+//! The harness's guests put load on the disks of a real daemon and compare every byte with a model of
+//! allowed content. Meanwhile the daemon is killed, stopped and replaced, and its backings lose data, hang,
+//! fail and disappear. No code is shared with the product.
 
 pub mod behaviour;
 pub mod daemon;

@@ -1,4 +1,4 @@
-//! The way from a guest to its disk: NBD or vhost-user-blk.
+//! A guest's connection to its disk: NBD or vhost-user-blk.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,35 +12,35 @@ use conformance::vhost_driver::{Driver, Kind, SLOTS};
 
 use crate::stamp::UNIT;
 
-/// How long a link waits for an answer.
+/// Timeout of an answer.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// How often a vhost-user link looks whether the server is still there.
+/// Interval at which a vhost-user link checks that the server is still running.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ask {
-    /// Fill a buffer from so many units.
+    /// Read units.
     Read {
         /// Units.
         units: u64,
     },
-    /// Write the data that come with it.
+    /// Write the given data.
     Write {
         /// Durable before the answer.
         fua: bool,
     },
-    /// Write zeroes to so many units.
+    /// Write zeroes.
     WriteZeroes {
         /// Units.
         units: u64,
     },
-    /// Give so many units up.
+    /// Discard.
     Discard {
         /// Units.
         units: u64,
     },
-    /// Make what was acknowledged durable.
+    /// Make acknowledged writes durable.
     Flush,
 }
 
@@ -55,7 +55,7 @@ pub struct Answer {
     pub data: Vec<u8>,
 }
 
-/// Where a disk is reached.
+/// Address of a disk.
 #[derive(Debug, Clone)]
 pub enum Endpoint {
     /// An export of an NBD server.
@@ -72,22 +72,22 @@ pub enum Endpoint {
     },
 }
 
-/// A connection of a guest.
+/// A guest's connection.
 pub trait Link: Send {
     /// Sends a request at `unit`; returns its number.
     ///
     /// # Errors
-    /// The connection is gone.
+    /// The connection is closed.
     fn send(&mut self, ask: Ask, unit: u64, data: &[u8]) -> io::Result<u64>;
 
     /// Waits for an answer.
     ///
     /// # Errors
-    /// The connection is gone, or `WouldBlock`/`TimedOut` when there was no answer for a minute.
+    /// The connection is closed, or `WouldBlock`/`TimedOut` if there was no answer for a minute.
     fn receive(&mut self) -> io::Result<Answer>;
 
-    /// Connects again after the connection has ended; true if requests in flight will still be answered. False, and
-    /// nothing done, if another link is wanted.
+    /// Reconnects after the connection has ended. Returns true if requests in flight will still be
+    /// answered. Returns false, without any effect, if a new link is required.
     ///
     /// # Errors
     /// The server's or the system's.
@@ -161,8 +161,8 @@ impl Link for Nbd {
     }
 }
 
-/// A driver whose requests outlive the server: its memory says what is in flight. It has no FUA and sends zeroes for
-/// writes of zeroes and discards.
+/// A driver whose requests survive the server: the in-flight memory records them. It has no FUA, and sends
+/// write-zeroes for both zeroes and discards.
 struct VhostUser {
     driver: Driver,
     socket: PathBuf,
@@ -217,7 +217,7 @@ impl Link for VhostUser {
 
     fn resume(&mut self) -> io::Result<bool> {
         self.driver.reconnect(&self.socket)?;
-        // What was offered while nobody was there.
+        // Chains that were offered while no server was running.
         self.driver.kick_anyway();
         Ok(true)
     }

@@ -1,4 +1,4 @@
-//! A medium with a volatile write cache: memory that keeps what was flushed and may lose the rest.
+//! A medium with a volatile write cache: memory that keeps flushed data and may lose the rest.
 
 use std::collections::BTreeMap;
 
@@ -6,16 +6,16 @@ use conformance::data::Noise;
 
 use crate::stamp::UNIT;
 
-/// A way in which a medium betrays its user, to show that the harness notices.
+/// Defects of a medium, to show that the harness notices them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sabotage {
     /// Flushes and FUA make nothing durable.
     LyingFlush,
     /// One write in 64 is acknowledged and dropped.
     LostWrite,
-    /// One write in 64 goes to the place 4 KiB further on.
+    /// One write in 64 goes to an address 4 KiB higher.
     MisplacedWrite,
-    /// One write in 64 leaves its last 512 bytes as they were.
+    /// One write in 64 does not change its last 512 bytes.
     TornWrite,
     /// One read in 64 has one bit inverted.
     CorruptRead,
@@ -23,32 +23,32 @@ pub enum Sabotage {
     ZeroRead,
 }
 
-/// See the module's text.
+/// The medium; see the module documentation.
 #[derive(Debug)]
 pub struct Medium {
     durable: Vec<u8>,
     /// Units that were written and not flushed.
     cached: BTreeMap<u64, [u8; UNIT]>,
     noise: Noise,
-    /// How it cheats, if it does.
+    /// Its defect, if it has one.
     pub sabotage: Option<Sabotage>,
 }
 
 impl Medium {
-    /// A medium of `bytes` zeroes.
+    /// Creates a medium of `bytes` zeroes.
     #[must_use]
     pub fn new(bytes: u64, seed: u64) -> Self {
         let durable = vec![0; bytes as usize];
         Self { durable, cached: BTreeMap::new(), noise: Noise::new(seed), sabotage: None }
     }
 
-    /// Bytes.
+    /// Returns its size in bytes.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.durable.len() as u64
     }
 
-    /// Whether it has no byte.
+    /// Returns true if its size is 0.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.durable.is_empty()
@@ -58,7 +58,7 @@ impl Medium {
         self.sabotage == Some(how) && self.noise.below(64) == 0
     }
 
-    /// Makes it larger or smaller; what is new is zeroes, and at once durable.
+    /// Changes its size; new bytes are zeroes, and durable.
     pub fn resize(&mut self, bytes: u64) {
         self.durable.resize((bytes as usize).next_multiple_of(UNIT), 0);
         let end = self.durable.len() / UNIT;
@@ -86,7 +86,7 @@ impl Medium {
         whole[at..at + bytes].to_vec()
     }
 
-    /// Reads; the range is inside the medium, in whole units.
+    /// Reads a range of whole units inside the medium.
     pub fn read(&mut self, offset: u64, bytes: usize) -> Vec<u8> {
         let at = offset as usize;
         let mut data = self.durable[at..at + bytes].to_vec();
@@ -142,13 +142,14 @@ impl Medium {
         }
     }
 
-    /// The same, whatever the sabotage.
+    /// Makes everything durable, even if flushes are sabotaged.
     pub fn flush_honestly(&mut self) {
         let units: Vec<u64> = self.cached.keys().copied().collect();
         units.into_iter().for_each(|unit| self.store(unit));
     }
 
-    /// Loses what was not flushed, except a random part that had reached the medium. Returns the number of units lost.
+    /// Loses unflushed data, except a random part that had reached the medium. Returns the number of units
+    /// lost.
     pub fn lose(&mut self) -> usize {
         let kept_of_16 = self.noise.below(12);
         let units: Vec<u64> = self.cached.keys().copied().collect();
@@ -162,13 +163,13 @@ impl Medium {
         lost
     }
 
-    /// Units that a loss would concern.
+    /// Returns the number of unflushed units.
     #[must_use]
     pub fn unflushed(&self) -> usize {
         self.cached.len()
     }
 
-    /// Everything durable.
+    /// Returns the durable content.
     #[must_use]
     pub fn durable(&self) -> &[u8] {
         &self.durable

@@ -1,17 +1,17 @@
-//! The contents that a region of a disk may have, for each unit of 512 bytes.
+//! The allowed contents of a region of a disk, for each unit of 512 bytes.
 //!
-//! The rules, for one guest that owns the region:
+//! Rules for one guest that owns the region:
 //!
 //! * A read returns the version that was acknowledged last, unless the unit is *in doubt*.
 //! * A successful FLUSH makes every version durable that was acknowledged before the flush was sent. FUA does so for
 //!   its own write.
 //! * A failed or interrupted write may or may not have happened: its units are in doubt.
-//! * [`Model::loss`] and [`Model::interrupt`]: a fault may have undone what is not durable. Units with versions after the durable one are in
-//!   doubt: each of these versions, and the durable one, is allowed. The next successful FLUSH still promises what
-//!   was acknowledged, because nobody has told the guest of the fault.
-//! * [`Model::withdraw`]: the guest was told, by a failed FLUSH, or two faults have met whose combination nobody can
-//!   report. The next FLUSH promises nothing about earlier versions.
-//! * A read settles the doubt about a unit. Later reads return the same version, and the next successful FLUSH makes it
+//! * [`Model::loss`] and [`Model::interrupt`]: a fault may have undone changes that are not durable. Units with versions
+//!   after the durable one are in doubt: each of these versions, and the durable one, is allowed. The next successful
+//!   FLUSH still promises the acknowledged versions, because the guest was not told of the fault.
+//! * [`Model::withdraw`]: the guest was told, by a failed FLUSH, or two faults have coincided whose combination cannot
+//!   be reported. The next FLUSH promises nothing about earlier versions.
+//! * A read resolves the doubt about a unit. Later reads return the same version, and the next successful FLUSH makes it
 //!   durable. A version that was seen to be lost does not come back.
 //! * A discarded unit may hold zeroes or any version of itself that was written before, and may change.
 //!
@@ -22,27 +22,27 @@ use std::fmt;
 
 use crate::stamp::{Found, Origin, UNIT, identify, image_header, stamp};
 
-/// What a write leaves in a unit.
+/// Content that a write leaves in a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A stamp.
     Data,
     /// Zeroes.
     Zeroes,
-    /// Whatever a discard leaves.
+    /// The undefined content after a discard.
     Discard,
     /// The header of an image format.
     Header,
 }
 
-/// What the guest knows of a version.
+/// The guest's knowledge of a version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fate {
-    /// No answer, or none that still counts.
+    /// No answer, or none that is still valid.
     Open,
-    /// The next successful flush promises it.
+    /// Acknowledged: the next successful flush promises it.
     Acknowledged,
-    /// The write failed: it may appear at any fault until it is overwritten durably.
+    /// The write failed: the version may appear at any fault until it is overwritten durably.
     Failed,
 }
 
@@ -58,7 +58,7 @@ struct Unit {
     durable: Version,
     /// Versions after the durable one, oldest first.
     recent: Vec<Version>,
-    /// The version that reads must return; none while the unit is in doubt.
+    /// The version that reads must return; `None` while the unit is in doubt.
     current: Option<u32>,
     asked: u32,
 }
@@ -70,7 +70,7 @@ pub struct Write {
     pub first: u64,
     /// Versions of consecutive units.
     versions: Vec<u32>,
-    /// What it writes.
+    /// Kind of its content.
     pub kind: Kind,
     faults: u64,
 }
@@ -90,22 +90,22 @@ pub struct Read {
 pub struct Wrong {
     /// The unit of the disk.
     pub unit: u64,
-    /// What it holds.
+    /// Its content.
     pub found: Found,
-    /// What it may hold.
+    /// The allowed contents.
     pub allowed: String,
 }
 
-/// What a read has shown.
+/// Result of checking a read.
 #[derive(Debug)]
 pub struct Checked {
     /// Units with contents that are not allowed.
     pub wrong: Vec<Wrong>,
-    /// Units that were in doubt and are not any more.
+    /// Number of units that were in doubt before.
     pub settled: u64,
 }
 
-/// See the module's text.
+/// The model; see the module documentation.
 #[derive(Debug)]
 pub struct Model {
     origin: Origin,
@@ -114,16 +114,16 @@ pub struct Model {
     /// Acknowledged writes that no flush has made durable, in the order of acknowledgement.
     unflushed: VecDeque<(u64, u64, Vec<u32>)>,
     acknowledged: u64,
-    /// Number of losses so far: requests that were in flight at one settle no doubt.
+    /// Number of losses so far: requests that were in flight at one resolve no doubt.
     faults: u64,
-    /// The value of `faults` at the last withdrawal: what was in flight then is not promised either.
+    /// The value of `faults` at the last withdrawal: writes in flight at that time are not promised either.
     withdrawn: u64,
     /// The backing has lost data, and no flush that was sent later has been answered.
     loss_unreported: bool,
 }
 
 impl Model {
-    /// A region of zeroes: `units` units from unit `first` of the disk.
+    /// Creates a region of zeroes: `units` units from unit `first` of the disk.
     #[must_use]
     pub fn new(origin: Origin, first: u64, units: u64) -> Self {
         let durable = Version { number: 0, kind: Kind::Zeroes, fate: Fate::Acknowledged };
@@ -188,7 +188,7 @@ impl Model {
         bytes
     }
 
-    /// A write was acknowledged; `durable` if it had FUA.
+    /// Records that a write was acknowledged; `durable` if it had FUA.
     pub fn acknowledge(&mut self, write: Write, durable: bool) {
         let certain = write.faults == self.faults;
         if write.faults < self.withdrawn && !durable {
@@ -207,7 +207,7 @@ impl Model {
         }
     }
 
-    /// A write failed.
+    /// Records that a write failed.
     pub fn fail(&mut self, write: &Write) {
         for (at, version) in (write.first..).zip(&write.versions) {
             self.unit(at).set_fate(*version, Fate::Failed);
@@ -220,7 +220,7 @@ impl Model {
         Read { first, units, faults: self.faults }
     }
 
-    /// Checks what a read returned. Each wrong unit is taken as it is from then on.
+    /// Checks the result of a read. Each wrong unit is accepted from then on, so that it is reported once.
     pub fn check(&mut self, read: Read, bytes: &[u8]) -> Checked {
         let certain = read.faults == self.faults;
         let (mut wrong, mut settled) = (Vec::new(), 0);
@@ -251,13 +251,13 @@ impl Model {
         Checked { wrong, settled }
     }
 
-    /// Begins a flush: what [`Model::flushed`] and [`Model::flush_failed`] want to know.
+    /// Begins a flush; returns the token for [`Model::flushed`] and [`Model::flush_failed`].
     #[must_use]
     pub fn begin_flush(&self) -> Flush {
         Flush { acknowledged: self.acknowledged, faults: self.faults }
     }
 
-    /// A flush succeeded.
+    /// Records that a flush succeeded.
     pub fn flushed(&mut self, flush: Flush) {
         while self.unflushed.front().is_some_and(|(order, ..)| *order <= flush.acknowledged) {
             let (_, first, versions) = self.unflushed.pop_front().expect("there is a first one");
@@ -266,19 +266,20 @@ impl Model {
         self.loss_unreported &= flush.faults != self.faults;
     }
 
-    /// A flush failed: nothing acknowledged since the last successful one is promised any more.
+    /// Records that a flush failed: nothing acknowledged since the last successful one is promised any
+    /// more.
     pub fn flush_failed(&mut self) {
         self.withdraw();
         self.loss_unreported = false;
     }
 
-    /// The backing may have lost anything that is not durable, and the guest does not know yet.
+    /// Records that the backing may have lost any data that is not durable, while the guest does not know.
     pub fn loss(&mut self) {
         self.loss_unreported = true;
         self.interrupt();
     }
 
-    /// The daemon was killed: what it had acknowledged and nobody flushed may be undone.
+    /// Records that the daemon was killed: acknowledged changes that were not flushed may be undone.
     pub fn interrupt(&mut self) {
         self.faults += 1;
         for unit in self.units.iter_mut().filter(|unit| !unit.recent.is_empty()) {
@@ -286,7 +287,7 @@ impl Model {
         }
     }
 
-    /// The same, and the next flush promises nothing of what was acknowledged before.
+    /// As `interrupt`, and the next flush promises nothing acknowledged before.
     pub fn withdraw(&mut self) {
         self.interrupt();
         self.withdrawn = self.faults;
@@ -297,13 +298,13 @@ impl Model {
         }
     }
 
-    /// Whether the backing has lost data and no flush has been answered since.
+    /// Returns true if the backing has lost data and no flush has been answered since.
     #[must_use]
     pub fn loss_unreported(&self) -> bool {
         self.loss_unreported
     }
 
-    /// A version that somebody put on the backing while no guest was served.
+    /// Returns a version that is written to the backing while no guest is served.
     pub fn replace(&mut self, first: u64, count: u64) -> Vec<u8> {
         let write = self.begin_write(first, count, Kind::Data);
         let bytes = self.bytes(&write);
@@ -345,7 +346,7 @@ impl Unit {
         }
     }
 
-    /// The versions that a read may return, the newest first.
+    /// Returns the versions that a read may return, the newest first.
     fn possible(&self) -> impl Iterator<Item = &Version> {
         let all = self.recent.iter().rev().chain([&self.durable]);
         all.filter(|it| self.current.is_none_or(|current| current == it.number))
@@ -374,7 +375,8 @@ impl Unit {
         }
     }
 
-    /// Takes `number` for what the unit holds. Returns whether the next flush promises it only because it was seen.
+    /// Records that the unit holds version `number`. Returns whether the next flush promises it only
+    /// because it was seen.
     fn settle(&mut self, number: u32) -> bool {
         self.current = Some(number);
         self.recent.retain(|it| it.number <= number || it.fate == Fate::Failed);
@@ -384,7 +386,7 @@ impl Unit {
         true
     }
 
-    /// Takes the unit as it was found, so that one violation is reported once.
+    /// Accepts the unit's content, so that one violation is reported once.
     fn accept(&mut self, found: Found) {
         let kind = match found {
             Found::Zeroes => Kind::Zeroes,

@@ -1,4 +1,4 @@
-//! What a run has done and found, for people.
+//! The report of a run for users.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -27,7 +27,7 @@ impl Totals {
         *self.faults.entry(name).or_default() += 1;
     }
 
-    /// Adds what a guest has counted.
+    /// Adds a guest's counters.
     pub fn add(&mut self, counts: &Counts) {
         let get = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
         self.requests += get(&counts.requests);
@@ -38,7 +38,7 @@ impl Totals {
         self.connections += get(&counts.connections);
     }
 
-    /// One line of progress.
+    /// Returns one line of progress.
     #[must_use]
     pub fn line(&self, elapsed: Duration, violations: usize) -> String {
         format!(
@@ -51,7 +51,7 @@ impl Totals {
         )
     }
 
-    /// The whole report.
+    /// Returns the whole report.
     #[must_use]
     pub fn report(&self, count: usize, violations: &[Violation]) -> String {
         let mut text = format!(

@@ -1,4 +1,4 @@
-//! A round: a daemon over disks that were drawn from the seed, guests, faults, and in the end a look at the backings.
+//! A round: a daemon with disks from the seed, guests, faults, and a final check of the backings.
 
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -27,39 +27,39 @@ use crate::server::Server;
 use crate::setup::{BackingKind, Change, DISK_BYTES, Fault, Plan};
 use crate::stamp::{Origin, UNIT};
 
-/// How long guests may take to finish when nothing is broken any more.
+/// Maximum time that guests may take to finish without faults.
 const FINISH_MAX: Duration = Duration::from_secs(120);
 
 /// Size of a pool device, and of a cache.
 const POOL_DEVICE: &str = "96M";
 const CACHE: &str = "8M";
 
-/// A flood of requests: how long, from how many clients, and how many of each.
+/// A flood of requests: its duration, number of clients, and requests of each.
 const FLOOD: Duration = Duration::from_secs(8);
 const FLOOD_CLIENTS: usize = 32;
 const FLOOD_REQUESTS: usize = 1000;
 
-/// What a run has in common.
+/// State shared by all rounds of a run.
 #[derive(Debug)]
 pub struct Run {
     /// The program under test.
     pub hob: PathBuf,
     /// The log and the violations.
     pub journal: Arc<Journal>,
-    /// Set when the user has had enough.
+    /// Set when the user interrupts the run.
     pub interrupted: Arc<AtomicBool>,
-    /// Media cheat, to show that this is noticed.
+    /// Media have a defect, to show that this is noticed.
     pub sabotage: Option<Sabotage>,
     /// SIGKILL may lose nothing that was acknowledged.
     pub strict: bool,
-    /// No fault is injected after that.
+    /// No fault is injected after this time.
     pub end: Instant,
 }
 
 enum Backing {
     Server(Server),
     File(PathBuf),
-    /// With a loop device, if that is what the daemon is given. It goes before its file.
+    /// With a loop device, if the daemon uses one. It is dropped before its file.
     Volatile(Option<Loop>, Arc<File>, Files),
 }
 
@@ -72,7 +72,7 @@ impl Backing {
         }
     }
 
-    /// What the daemon is given.
+    /// Returns the location in the daemon's configuration.
     fn location(&self) -> String {
         match self {
             Backing::Server(server) => server.uri(),
@@ -82,7 +82,7 @@ impl Backing {
         }
     }
 
-    /// Writes around the daemon, durably.
+    /// Changes the backing past the daemon, durably.
     fn change(&self, offset: u64, bytes: &[u8]) {
         match self {
             Backing::Server(server) => server.medium().write(offset, bytes, true),
@@ -97,7 +97,7 @@ impl Backing {
         }
     }
 
-    /// What is durable.
+    /// Returns the durable content.
     fn contents(&self) -> Vec<u8> {
         match self {
             Backing::Server(server) => server.medium().durable().to_vec(),
@@ -113,7 +113,7 @@ struct Disk {
     guests: Vec<Arc<Shared>>,
 }
 
-/// See the module's text.
+/// A round; see the module documentation.
 struct Round<'a> {
     run: &'a Run,
     plan: &'a Plan,
@@ -121,17 +121,17 @@ struct Round<'a> {
     daemon: Daemon,
     disks: Vec<Disk>,
     threads: Vec<JoinHandle<()>>,
-    /// Number of the daemon's starts; what guests have connected to.
+    /// Number of the daemon's starts; guests record the one they are connected to.
     life: Arc<AtomicU64>,
     noise: Noise,
-    /// Where the pool's devices are, if on files of ours.
+    /// The filesystem of the pool's devices, if it is the harness's own.
     flash: Option<Files>,
 }
 
 /// Runs a round in the empty directory `dir`. Violations go to the journal.
 ///
 /// # Errors
-/// What keeps the round from being run, except what hob does wrong.
+/// Problems that prevent the round, except hob's own errors.
 pub fn run(run: &Run, plan: &Plan, dir: &Path, totals: &mut Totals) -> Result<()> {
     let mut round = Round::prepare(run, plan, dir)?;
     let result = round.live(totals);
@@ -218,7 +218,7 @@ impl<'a> Round<'a> {
                 return Ok(());
             }
             if begin.elapsed() > plan.load * 2 || Instant::now() > self.run.end {
-                // Faults that take their time.
+                // Faults that last.
                 break;
             }
         }
@@ -234,7 +234,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Reports a violation by the daemon itself; false, for the round is over.
+    /// Reports a violation by the daemon itself. Returns false, because the round is over.
     fn broken(&self, kind: &'static str, what: &str) -> bool {
         self.run.journal.violation(kind, "hob", what, self.daemon.log_tail(12));
         false
@@ -265,7 +265,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Sleeps; false when the user has had enough, or the daemon has ended by itself.
+    /// Sleeps. Returns false if the user interrupts, or the daemon has ended by itself.
     fn sleep(&mut self, time: Duration) -> bool {
         let until = Instant::now() + time;
         loop {
@@ -289,7 +289,7 @@ impl<'a> Round<'a> {
         self.disks.iter().flat_map(|disk| &disk.guests)
     }
 
-    /// Injects a fault; false when the round is over.
+    /// Injects a fault. Returns false if the round is over.
     fn inject(&mut self, fault: &Fault) -> bool {
         match *fault {
             Fault::Kill { down } => {
@@ -366,14 +366,15 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Many clients ask for much of a disk whose backing hangs. Guests of other disks must be served meanwhile.
+    /// Many clients send many requests to a disk whose backing hangs. Guests of other disks must be served
+    /// meanwhile.
     fn flood(&self, disk: usize) {
         self.with_behaviour(disk, FLOOD, |it| it.hang(FLOOD));
         let address = Address::Unix(self.daemon.nbd_socket());
         let connect = |_| Client::connect(&address, &self.disks[disk].name).ok();
         let mut clients: Vec<Client> = (0..FLOOD_CLIENTS).filter_map(connect).collect();
         for client in &mut clients {
-            // What does not fit into the socket is not sent.
+            // Requests that do not fit into the socket are not sent.
             let _ = (0..FLOOD_REQUESTS).try_for_each(|_| client.send(0, CMD_FLUSH, 0, 0, &[]).map(drop));
         }
         let others = || {
@@ -394,7 +395,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Limits the daemon's address space. It may abort by that, as it does when the host is out of memory.
+    /// Limits the daemon's address space. It may abort, as it does when the host is out of memory.
     fn limit_memory(&mut self, headroom_kib: u64, time: Duration) -> bool {
         self.guests().for_each(|guest| guest.excuse(time));
         self.daemon.limit_memory(Some(headroom_kib << 10));
@@ -424,7 +425,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// The host loses its power: the daemon dies, and files of ours lose what was not flushed.
+    /// Simulates a power cut of the host: the daemon is killed, and the harness's files lose unflushed
+    /// data.
     fn cut_power(&mut self) {
         self.kill_daemon();
         let mut lost = self.flash.as_ref().map_or(0, Files::lose);
@@ -439,7 +441,7 @@ impl<'a> Round<'a> {
         self.run.journal.line("lost", json!({ "units": lost }));
     }
 
-    /// Runs a command. What it refuses is logged; false when the daemon does not answer.
+    /// Runs a command. A refusal is logged. Returns false if the daemon does not answer.
     fn command(&self, args: &[&str]) -> bool {
         match self.daemon.command(args) {
             Ok((success, said)) => {
@@ -508,9 +510,9 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Errors that guests of the disk see for that time have a cause.
+    /// Errors that guests of the disk see during this time are explained by a fault.
     fn excuse(&self, disk: usize, time: Duration) {
-        // Requests that wait for the backing fail after their own time.
+        // Requests that wait for the backing fail after their own timeout.
         let time = time + Duration::from_millis(self.plan.backing_wait_ms.min(5_000));
         self.disks[disk].guests.iter().for_each(|guest| guest.excuse(time));
     }
@@ -527,8 +529,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// SIGKILL. Guests that were not told of a loss yet cannot be told any more. Of a disk that writes back, what was not
-    /// flushed may be lost, as of one that loses power (docs/FAULTS.md); unless `strict`.
+    /// Kills the daemon with SIGKILL. Guests that were not told of a loss yet can no longer be told. A disk
+    /// that writes back may lose unflushed data, as after a power cut (docs/FAULTS.md), unless `strict`.
     fn kill_daemon(&mut self) {
         self.guests().for_each(|guest| guest.model().interrupt());
         self.daemon.kill();
@@ -556,7 +558,7 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Waits until the guests have taken every answer that the daemon had sent.
+    /// Waits until the guests have received every answer that the daemon had sent.
     fn wait_for_disconnects(&self) {
         let start = Instant::now();
         let connected = |guest: &Arc<Shared>| guest.connected_to.load(Ordering::Relaxed) != 0;
@@ -565,7 +567,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// A backing loses its volatile cache. Where no guest is connected through this daemon, nobody can be told.
+    /// Makes a backing lose its volatile cache. If no guest is connected through this daemon, the loss
+    /// cannot be reported.
     fn crash(&mut self, disk: usize, away: Duration) {
         let life = self.life.load(Ordering::Relaxed);
         self.with_server(disk, away, |server| {
@@ -582,13 +585,13 @@ impl<'a> Round<'a> {
         });
     }
 
-    /// Somebody else changes some small extents of a backing while the daemon is down.
+    /// Changes some small extents of a backing past the daemon while that is down.
     fn change(&mut self, disk: usize) {
         let disk = &self.disks[disk];
         if let Backing::Server(server) = &disk.backing {
             server.cut(Duration::ZERO);
         }
-        // Small changes are the ones that a sample misses.
+        // Small changes are those that a sample misses.
         for _ in 0..[1, 1, 2, 4][self.noise.below(4) as usize] {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();
@@ -601,8 +604,8 @@ impl<'a> Round<'a> {
         }
     }
 
-    /// Nothing is broken any more: guests flush and read everything, dirty data goes to the backings, the daemon ends,
-    /// and the backings hold what they must.
+    /// Ends all faults: guests flush and read everything, dirty data is destaged, the daemon stops, and the
+    /// backings are checked.
     fn finish(&mut self) {
         for disk in &self.disks {
             if let Backing::Server(server) = &disk.backing {

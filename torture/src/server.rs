@@ -1,8 +1,9 @@
-//! An NBD server with a volatile write cache that misbehaves on request: it loses what was not flushed, hangs, delays,
-//! fails, and goes away with and without a word.
+//! An NBD server with a volatile write cache and faults on request: it loses unflushed data, hangs, delays,
+//! fails, and disconnects with or without an error.
 //!
-//! It is written from the protocol's text. Requests of a connection are served by several threads, in any order.
-//! A request of a connection that has ended is dropped before another connection begins, so nothing arrives late.
+//! It is written from the protocol's text. Several threads serve the requests of a connection, in any
+//! order. A request of a connection that has ended is dropped before another connection begins, so nothing
+//! arrives late.
 
 use std::collections::VecDeque;
 use std::io::{self, Read, Write};
@@ -21,13 +22,13 @@ use crate::behaviour::{Behaviour, Operation};
 use crate::medium::Medium;
 use crate::stamp::UNIT;
 
-/// Threads that serve the requests of a connection.
+/// Number of threads that serve the requests of a connection.
 const WORKERS: usize = 3;
 
 /// Protocol error: the server is shutting down.
 pub const ESHUTDOWN: u32 = 108;
 
-/// What is wrong with the server as a whole now.
+/// Present faults of the server as a whole.
 #[derive(Debug, Default)]
 struct Absence {
     /// No connection is accepted until then.
@@ -63,7 +64,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Server {
-    /// Serves `medium` at the Unix socket `path`. Without `fua` the server does not offer FUA.
+    /// Serves `medium` at the Unix socket `path`. If `fua` is false, the server does not offer FUA.
     ///
     /// # Errors
     /// The system's.
@@ -85,31 +86,31 @@ impl Server {
         Ok(Self { path: path.to_owned(), state, thread: Some(thread) })
     }
 
-    /// Where it listens.
+    /// Returns its path.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Its NBD URI.
+    /// Returns its NBD URI.
     #[must_use]
     pub fn uri(&self) -> String {
         format!("nbd+unix:///x?socket={}", self.path.display())
     }
 
-    /// How it misbehaves.
+    /// Returns its faults.
     #[must_use]
     pub fn behaviour(&self) -> &Behaviour {
         &self.state.behaviour
     }
 
-    /// The medium. Nothing is served while the guard lives.
+    /// Returns the medium. No request is served while the guard lives.
     pub fn medium(&self) -> MutexGuard<'_, Medium> {
         lock(&self.state.medium)
     }
 
-    /// Loses what was not flushed and ends the connection, as after a power failure; nobody connects for `away`. Returns
-    /// the number of units lost.
+    /// Loses unflushed data and ends the connection, as after a power failure; no client can connect for
+    /// `away`. Returns the number of units lost.
     pub fn crash(&self, away: Duration) -> usize {
         self.set_away(away);
         let mut medium = self.medium();
@@ -118,7 +119,7 @@ impl Server {
         medium.lose()
     }
 
-    /// Ends the connection and loses nothing; nobody connects for `away`.
+    /// Ends the connection without a loss; no client can connect for `away`.
     pub fn cut(&self, away: Duration) {
         self.set_away(away);
         let _serving = self.medium();
@@ -135,7 +136,8 @@ impl Server {
         }
     }
 
-    /// Refuses every request with ESHUTDOWN for `time`, flushes, and ends the connection; nobody connects for `away`.
+    /// Refuses every request with ESHUTDOWN for `time`, flushes, and ends the connection; no client can
+    /// connect for `away`.
     pub fn shut_down(&self, time: Duration, away: Duration) {
         lock(&self.state.absence).shutting_down_until = Some(Instant::now() + time);
         std::thread::sleep(time);
@@ -143,7 +145,7 @@ impl Server {
         self.cut(away);
     }
 
-    /// Behaves well from now on.
+    /// Ends all faults.
     pub fn heal(&self) {
         self.state.behaviour.heal();
         *lock(&self.state.absence) = Absence::default();
@@ -171,10 +173,11 @@ impl State {
         while !self.stopped() {
             let away = lock(&self.absence).away_until.is_some_and(|until| until > Instant::now());
             match listener.accept() {
-                // A server that is gone accepts nobody; the kernel's queue stands for that well enough once it is closed.
+                // An absent server accepts no connection: a connection from the kernel's queue is closed
+                // immediately.
                 Ok((stream, _)) if away => drop(stream),
                 Ok((stream, _)) => {
-                    // One at a time: the requests of one connection are over before the next one begins.
+                    // One at a time: the requests of one connection end before the next one begins.
                     let _ = self.serve(stream);
                 }
                 Err(_) => std::thread::sleep(Duration::from_millis(5)),
@@ -206,7 +209,7 @@ impl State {
         })
     }
 
-    /// The fixed newstyle handshake; false when the client only asked.
+    /// The fixed newstyle handshake. Returns false if the client only sent queries.
     fn negotiate(&self, stream: &mut UnixStream) -> io::Result<bool> {
         stream.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
         let mut flags = [0; 4];
@@ -260,7 +263,7 @@ impl State {
         }
     }
 
-    /// Does what was asked: the error number and the data of the reply.
+    /// Executes a request; returns the error number and the data of the reply.
     fn execute(&self, request: &Request, connection: &Connection) -> Option<(u32, Vec<u8>)> {
         if !self.behaviour.wait(|| connection.ended.load(Ordering::Relaxed) || self.stopped()) {
             return None;
@@ -290,7 +293,7 @@ impl State {
         Some((0, data))
     }
 
-    /// The error that the behaviour demands.
+    /// Returns the error that the present faults require.
     fn refusal(&self, request: &Request, medium: &mut Medium) -> Option<u32> {
         if lock(&self.absence).shutting_down_until.is_some_and(|until| until > Instant::now()) {
             return Some(ESHUTDOWN);

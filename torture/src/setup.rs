@@ -1,4 +1,4 @@
-//! What a round tests: disks, backings, caches and faults, all drawn from the seed.
+//! The plan of a round, generated from its seed: disks, backings, caches and faults.
 
 use std::time::Duration;
 
@@ -8,15 +8,15 @@ use serde_json::{Value, json};
 
 use crate::behaviour::Operation;
 
-/// Bytes of a disk.
+/// Size of a disk in bytes.
 pub const DISK_BYTES: u64 = 16 * MIB;
 
-/// A cache and what becomes of acknowledged writes with it.
+/// A cache, and whether acknowledged writes may be only on flash.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CacheKind {
-    /// For logs.
+    /// Name in the log.
     pub name: &'static str,
-    /// The settings in hob.toml after pool and size; none without a cache.
+    /// Settings in hob.toml after pool and size; `None` without a cache.
     pub settings: Option<&'static str>,
     /// Dirty data may be on flash.
     pub writes_back: bool,
@@ -69,30 +69,30 @@ pub const CACHES: &[CacheKind] = &[
     CacheKind { name: "auto", settings: Some("preset = \"auto\""), writes_back: true },
 ];
 
-/// Where a disk's data is.
+/// Storage of a disk's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BackingKind {
-    /// An NBD server of ours with a volatile write cache.
+    /// The harness's NBD server with a volatile write cache.
     VolatileNbd {
         /// It offers FUA.
         fua: bool,
     },
     /// A raw file.
     File,
-    /// A raw file on a filesystem of ours with a volatile write cache.
+    /// A raw file on the harness's filesystem with a volatile write cache.
     VolatileFile,
     /// A loop device on such a file.
     Loop,
 }
 
 impl BackingKind {
-    /// Whether it can be told to misbehave.
+    /// Returns true if faults can be injected into it.
     #[must_use]
     pub fn misbehaves(self) -> bool {
         self != BackingKind::File
     }
 
-    /// Whether a power cut of the host loses what was not flushed to it.
+    /// Returns true if a power cut of the host loses unflushed data on it.
     #[must_use]
     pub fn loses_power(self) -> bool {
         matches!(self, BackingKind::VolatileFile | BackingKind::Loop)
@@ -102,17 +102,17 @@ impl BackingKind {
 /// A disk of a round.
 #[derive(Debug, Clone, Copy)]
 pub struct DiskPlan {
-    /// Where its data is.
+    /// Storage of its data.
     pub backing: BackingKind,
     /// Its cache.
     pub cache: CacheKind,
-    /// Guests that share it, each with a region of its own.
+    /// Number of guests that share it, each with its own region.
     pub guests: u64,
     /// The first of them uses vhost-user, not NBD.
     pub vhost_user: bool,
 }
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Fault {
     /// SIGKILL, and a start after a pause.
@@ -129,42 +129,43 @@ pub enum Fault {
     Restart,
     /// SIGSTOP, and SIGCONT after a while.
     Stop {
-        /// How long.
+        /// Duration.
         time: Duration,
     },
     /// SIGHUP: the daemon replaces itself.
     Upgrade,
-    /// A backing loses what was not flushed, and its connections.
+    /// A backing loses unflushed data, and its connections.
     Crash {
         /// The disk.
         disk: usize,
-        /// How long nobody connects.
+        /// Time during which no client can connect.
         away: Duration,
     },
-    /// A backing loses its connections and nothing else.
+    /// A backing loses its connections and no data.
     Cut {
         /// The disk.
         disk: usize,
-        /// How long nobody connects.
+        /// Time during which no client can connect.
         away: Duration,
     },
-    /// A backing ends in order: ESHUTDOWN, then nobody is there for a while.
+    /// A backing shuts down in order: ESHUTDOWN, then it is absent for a while.
     ShutDown {
         /// The disk.
         disk: usize,
-        /// How long it refuses requests.
+        /// Time during which it refuses requests.
         refuses: Duration,
-        /// How long nobody connects.
+        /// Time during which no client can connect.
         away: Duration,
     },
-    /// A backing answers nothing for a while.
+    /// A backing does not answer for a while.
     Hang {
         /// The disk.
         disk: usize,
-        /// How long.
+        /// Duration.
         time: Duration,
     },
-    /// A backing answers nothing, and many clients of its disk ask for much: other disks must go on.
+    /// A backing does not answer, and many clients of its disk send many requests: other disks must
+    /// continue.
     Flood {
         /// The disk.
         disk: usize,
@@ -173,9 +174,9 @@ pub enum Fault {
     Slow {
         /// The disk.
         disk: usize,
-        /// How long each request takes.
+        /// Delay of each request.
         delay: Duration,
-        /// How long it lasts.
+        /// Duration.
         time: Duration,
     },
     /// A backing fails requests of a kind in a range for a while.
@@ -186,30 +187,30 @@ pub enum Fault {
         operation: Operation,
         /// First sixteenth of the disk.
         from: u64,
-        /// How many sixteenths.
+        /// Number of sixteenths.
         sixteenths: u64,
         /// The protocol's error number.
         error: u32,
-        /// How long it lasts.
+        /// Duration.
         time: Duration,
     },
-    /// The next flush of a backing fails and loses what was not durable.
+    /// The next flush of a backing fails and loses data that was not durable.
     LosingFlush {
         /// The disk.
         disk: usize,
     },
-    /// SIGKILL of the daemon; a backing loses what was not flushed while the daemon is down.
+    /// SIGKILL of the daemon; a backing loses unflushed data while the daemon is down.
     KillAndCrash {
         /// The disk.
         disk: usize,
     },
-    /// The daemon dies, and files of ours lose what was not flushed: flash and backings.
+    /// The daemon is killed, and the harness's files lose unflushed data: flash and backings.
     PowerCut,
-    /// The daemon gets no more memory than so much above what it has, for a while. It may end by that.
+    /// The daemon's memory is limited to this much above its present size, for a while. It may abort.
     MemoryLimit {
         /// KiB.
         headroom_kib: u64,
-        /// How long.
+        /// Duration.
         time: Duration,
     },
     /// SIGSTOP and SIGCONT many times in a row, which interrupts system calls.
@@ -218,19 +219,19 @@ pub enum Fault {
     FlashSlow {
         /// The device.
         device: usize,
-        /// How long each request takes.
+        /// Delay of each request.
         delay: Duration,
-        /// How long it lasts.
+        /// Duration.
         time: Duration,
     },
-    /// A flash device answers nothing for a while.
+    /// A flash device does not answer for a while.
     FlashHang {
         /// The device.
         device: usize,
-        /// How long.
+        /// Duration.
         time: Duration,
     },
-    /// A flash device is taken out of the pool and given back.
+    /// A flash device is removed from the pool and added again.
     FlashRemoved {
         /// The device.
         device: usize,
@@ -239,10 +240,10 @@ pub enum Fault {
     Change {
         /// The disk.
         disk: usize,
-        /// What is changed.
+        /// The change.
         change: Change,
     },
-    /// The daemon ends, a part of a backing is changed, the daemon starts.
+    /// The daemon stops, a part of a backing is changed, the daemon starts.
     ChangeOffline {
         /// The disk; it has no dirty data.
         disk: usize,
@@ -256,13 +257,13 @@ pub enum Fault {
 pub enum Change {
     /// Another size, in MiB.
     Resize(u64),
-    /// It is emptied.
+    /// Clear it.
     Clear,
-    /// Its dirty data goes to the backing.
+    /// Drain it.
     Drain,
-    /// It writes through for a moment, and back again.
+    /// Change to write-through for a moment, and back.
     WriteThrough,
-    /// It is taken away and made anew.
+    /// Disable and enable it.
     Disable,
     /// Another replacement policy.
     Policy(&'static str),
@@ -270,30 +271,30 @@ pub enum Change {
     BlockSize(&'static str),
 }
 
-/// A round.
+/// The plan of a round.
 #[derive(Debug, Clone)]
 pub struct Plan {
     /// Its own seed.
     pub seed: u64,
     /// The disks.
     pub disks: Vec<DiskPlan>,
-    /// The pool's devices are files of ours that lose what was not flushed.
+    /// The pool's devices are the harness's files, which lose unflushed data.
     pub volatile_pool: bool,
-    /// Threads of the daemon.
+    /// Number of the daemon's threads.
     pub shards: u64,
-    /// How long requests wait for a backing that is away, milliseconds.
+    /// Timeout of requests for an unavailable backing, milliseconds.
     pub backing_wait_ms: u64,
-    /// How long the guests' load lasts.
+    /// Duration of the guests' load.
     pub load: Duration,
     /// Guests of raw files write image headers.
     pub headers: bool,
-    /// What goes wrong, and how long after the one before has begun.
+    /// Faults, each with the time since the start of the one before.
     pub faults: Vec<(Duration, Fault)>,
 }
 
-/// Shortest and longest load of a round, milliseconds.
+/// Minimum and maximum duration of the load of a round, milliseconds.
 const LOAD_MS: (u64, u64) = (20_000, 40_000);
-/// Disks of a round.
+/// Number of disks of a round.
 const DISKS: usize = 4;
 
 fn pick<T: Copy>(noise: &mut Noise, of: &[T]) -> T {
@@ -304,12 +305,12 @@ fn ms(noise: &mut Noise, from: u64, to: u64) -> Duration {
     Duration::from_millis(from + noise.below(to - from + 1))
 }
 
-/// Which faults and habits are wanted, by words in their names.
+/// Selects faults and habits by words in their names.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// One of these, if there are any.
+    /// Only names with one of these words, if there are any.
     pub only: Vec<String>,
-    /// None of these.
+    /// No names with one of these words.
     pub without: Vec<String>,
 }
 
@@ -320,11 +321,11 @@ impl Filter {
     }
 }
 
-/// Faults are drawn so often until one is wanted.
+/// Maximum number of draws until a selected fault is found.
 const DRAWS: usize = 1000;
 
 impl Plan {
-    /// The plan of round `round` of the run with `seed`.
+    /// Generates the plan of round `round` of the run with `seed`.
     #[must_use]
     pub fn draw(seed: u64, round: u64, filter: &Filter) -> Self {
         let seed = seed ^ (round + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -357,7 +358,7 @@ impl Plan {
         }
     }
 
-    /// For the log.
+    /// Returns the plan for the log.
     #[must_use]
     pub fn describe(&self) -> Value {
         let disks: Vec<Value> = self
@@ -380,7 +381,7 @@ impl Plan {
 }
 
 impl DiskPlan {
-    /// Two disks of each round are on volatile servers; at least one writes back and one writes through.
+    /// Two disks of each round are on volatile servers; at least one uses write-back and one write-through.
     fn draw(noise: &mut Noise, at: usize) -> Self {
         let backing = match at {
             0 | 1 => BackingKind::VolatileNbd { fua: noise.below(4) > 0 },
@@ -452,7 +453,7 @@ impl Fault {
         }
     }
 
-    /// Its name in the report.
+    /// Returns its name in the report.
     #[must_use]
     pub fn name(&self) -> &'static str {
         match self {

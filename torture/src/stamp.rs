@@ -1,9 +1,9 @@
-//! The contents that guests write: 512 bytes that name their disk, unit and version.
+//! The contents that guests write: 512 bytes that identify their disk, unit and version.
 //!
-//! Every word of a unit depends on its disk, its unit number, its version and the run, so that torn, misplaced,
-//! stale and foreign contents are told apart.
+//! Every word of a unit depends on its disk, its unit number, its version and the run. So torn, misplaced,
+//! stale and foreign contents are distinguished.
 
-/// Bytes of a unit: what a disk writes as a whole or not at all.
+/// Size of a unit in bytes: the smallest atomic write of a disk.
 pub const UNIT: usize = 512;
 
 /// "hob tort".
@@ -18,7 +18,7 @@ pub struct Origin {
     pub disk: u64,
 }
 
-/// What a unit was found to hold.
+/// The content found in a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Found {
     /// Only zeroes.
@@ -34,7 +34,7 @@ pub enum Found {
     },
     /// The image header that guests write to their raw disks.
     Header,
-    /// Nothing that a guest of this run has written; the first bytes.
+    /// Not written by a guest of this run; the first bytes.
     Garbage([u8; 16]),
 }
 
@@ -51,7 +51,7 @@ pub fn stamp(origin: Origin, unit: u64, version: u32) -> [u8; UNIT] {
     bytes
 }
 
-/// Says what a unit holds.
+/// Identifies the content of a unit.
 #[must_use]
 pub fn identify(run: u64, bytes: &[u8]) -> Found {
     if bytes.iter().all(|byte| *byte == 0) {

@@ -1,5 +1,5 @@
-//! Does the harness notice? Guests are put straight on a server of ours, without hob. An honest server causes no
-//! violation; each way of cheating is noticed.
+//! Tests of the harness: guests use its server directly, without hob. An honest server causes no violation;
+//! each defect is detected.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ impl Bench {
         Self { _dir: dir, server, shared, journal, thread }
     }
 
-    /// Waits until so many more requests were answered.
+    /// Waits until `requests` more requests were answered.
     fn load(&self, requests: u64) {
         let answered = || self.shared.counts.requests.load(Ordering::Relaxed);
         let (before, start) = (answered(), Instant::now());
@@ -54,7 +54,7 @@ impl Bench {
         }
     }
 
-    /// The server loses its cache; its guest sees the connection end and knows.
+    /// The server loses its cache; its guest sees that the connection ended.
     fn crash(&self) {
         self.shared.model().withdraw();
         self.server.crash(Duration::from_millis(5));
@@ -96,7 +96,7 @@ fn every_way_of_cheating_is_noticed() {
     }
 }
 
-/// A loss that nobody is told of: the next flush should have failed.
+/// A loss without an error: the next flush should have failed.
 #[test]
 fn a_loss_without_a_failed_flush_is_noticed() {
     let bench = Bench::new(None);
@@ -110,7 +110,7 @@ fn a_loss_without_a_failed_flush_is_noticed() {
     assert!(violations.iter().any(|it| it.kind == "contents"), "{violations:#?}");
 }
 
-/// A flush that fails and loses data is within the rules, for the guest is told.
+/// A failed flush that loses data is permitted, because the guest gets the error.
 #[test]
 fn a_failed_flush_takes_the_promise_back() {
     let bench = Bench::new(None);

@@ -1,4 +1,5 @@
-//! The dashboard: that its bundle in the repository is what its sources make, and its tests in a browser.
+//! The dashboard: checks that its bundle in the repository matches its sources, and runs its tests in a
+//! browser.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +9,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::shell;
 
-/// Everything about it, against the release binary.
+/// Runs all checks, against the release binary.
 pub(crate) fn run() -> Result<()> {
     let dir = shell::root().join("dashboard");
     let at = |program: &str, args: &[&str]| {
@@ -16,7 +17,7 @@ pub(crate) fn run() -> Result<()> {
         command.args(args).current_dir(&dir);
         command
     };
-    // No package runs anything of its own while it is installed.
+    // Packages must not run scripts during their installation.
     shell::run(&mut at("npm", &["ci", "--ignore-scripts", "--no-audit", "--no-fund"]))?;
     shell::run(&mut at("node", &["node_modules/typescript/bin/tsc", "--noEmit"]))?;
     let target = shell::target_dir()?;
@@ -32,7 +33,7 @@ pub(crate) fn run() -> Result<()> {
     shell::run(&mut tests)
 }
 
-/// Both directories hold the same files.
+/// Checks that both directories hold the same files.
 fn compare(fresh: &Path, kept: &Path) -> Result<()> {
     let names = |dir: &Path| -> Result<Vec<String>> {
         let entries = fs::read_dir(dir).with_context(|| format!("read {}", dir.display()))?;

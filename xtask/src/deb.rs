@@ -1,6 +1,6 @@
-//! The Debian package: what has to be made for it, the package by cargo-deb, and a look at what came out.
+//! The Debian package: prepares its files, builds it with cargo-deb, and checks the result.
 //!
-//! What goes where stands in `[package.metadata.deb]` of hob's Cargo.toml.
+//! `[package.metadata.deb]` of hob's Cargo.toml lists the installed files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::shell;
 
-/// How to make it.
+/// Options of the build.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Arguments {
     /// With an unoptimized program, as tests use it: quicker, and not for others
@@ -18,7 +18,7 @@ pub(crate) struct Arguments {
     debug: bool,
 }
 
-/// What must be in it.
+/// Files that it must contain.
 const CONTENTS: [&str; 12] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         shell::run(&mut shell::cargo(&["install", "cargo-deb", "--locked"]))?;
     }
     let target = shell::target_dir()?;
-    // cargo-deb packs what it finds in a target directory, whatever made it.
+    // cargo-deb packs files of a target directory, however they were built.
     let stage = target.join("deb");
     let _ = fs::remove_dir_all(&stage);
     prepare(&target.join(if arguments.debug { "debug/hob" } else { "release/hob" }), &stage.join("release"))?;
@@ -58,7 +58,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// The program without what only debuggers want, and manual pages, completions and the changelog, which it and the repository tell.
+/// Strips the program, and generates manual pages, completions and the changelog.
 fn prepare(program: &Path, built: &Path) -> Result<()> {
     let dir = built.join("packaging");
     fs::create_dir_all(dir.join("completions"))?;
@@ -79,7 +79,7 @@ fn compress(files: Vec<PathBuf>) -> Result<()> {
     shell::output(Command::new("gzip").args(["--best", "--no-name"]).args(files)).map(drop)
 }
 
-/// Debian's form of a changelog; ours is beside it.
+/// Returns Debian's form of a changelog; hob's own is next to it.
 fn changelog_text(hob: &Path) -> Result<String> {
     let version = shell::output(Command::new(hob).arg("--version"))?;
     let version = version.trim().rsplit(' ').next().context("hob tells its version")?.to_owned();
@@ -95,7 +95,7 @@ fn changelog_text(hob: &Path) -> Result<String> {
     ))
 }
 
-/// What stands in `[package.metadata.deb]`.
+/// Returns `[package.metadata.deb]`.
 fn metadata() -> Result<serde_json::Value> {
     let all = shell::metadata()?;
     let packages = all["packages"].as_array().context("cargo metadata names packages")?;
@@ -103,7 +103,7 @@ fn metadata() -> Result<serde_json::Value> {
     Ok(hob["metadata"]["deb"].clone())
 }
 
-/// Looks into a package, unpacks it, and runs the program in it.
+/// Lists a package, unpacks it, and runs its program.
 fn check(package: &Path) -> Result<()> {
     let contents = shell::output(Command::new("dpkg-deb").arg("--contents").arg(package))?;
     let names: Vec<&str> = contents.lines().filter_map(|line| line.split(' ').next_back()).collect();
@@ -124,7 +124,7 @@ fn check(package: &Path) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// What the package is made of is there, or is made by [`prepare`].
+    /// All files of the package exist, or [`prepare`] creates them.
     #[test]
     fn everything_that_the_package_is_made_of_is_there() {
         let metadata = metadata().unwrap();
@@ -152,7 +152,7 @@ mod tests {
         }
     }
 
-    /// The unit, the image and the package speak of the same files.
+    /// The unit, the image and the package use the same paths.
     #[test]
     fn the_unit_and_the_image_start_what_the_package_installs() {
         let read = |name: &str| fs::read_to_string(shell::root().join("packaging").join(name)).unwrap();
@@ -185,7 +185,7 @@ mod tests {
         }
     }
 
-    /// Units that start guests, or stop them.
+    /// Units that start or stop guests.
     const GUESTS: [&str; 12] = [
         "libvirtd.service",
         "virtqemud.service",
@@ -201,7 +201,7 @@ mod tests {
         "devstack@n-cpu.service",
     ];
 
-    /// "Before" concerns the start; at the end systemd turns it round.
+    /// "Before" is about the start; systemd reverses the order at the stop.
     #[test]
     fn the_service_starts_before_guests_and_stops_after_them() {
         let packaging = shell::root().join("packaging");

@@ -1,10 +1,10 @@
-//! What a test runner says of the tests that failed, picked out of all it prints: a run of many crates says it in the midst of pages, and
-//! whoever reads its end should not have to look for it.
+//! Extracts the messages of failed tests from a test runner's output, so that they can be printed at the
+//! end of a long run.
 
-/// Lines that are kept of one run at most. The first failures are worth more than the last.
+/// Maximum number of lines per run. The first failures matter more than the last.
 const LINES_MAX: usize = 150;
 
-/// Gathers the sections `failures:` of libtest, line by line.
+/// Collects libtest's sections `failures:`, line by line.
 #[derive(Debug, Default)]
 pub(crate) struct Failures {
     inside: bool,
@@ -14,7 +14,7 @@ pub(crate) struct Failures {
 }
 
 impl Failures {
-    /// The next line that the runner printed.
+    /// Handles the next line of the runner.
     pub(crate) fn take(&mut self, line: &str) {
         if line == "failures:" {
             self.inside = true;
@@ -23,7 +23,7 @@ impl Failures {
             return;
         }
         self.inside = !line.starts_with("test result:");
-        // A frame has its number, and then its place, in front.
+        // A stack frame has its number first, and then its position.
         let is_frame = line.starts_with("   ") && self.in_backtrace;
         self.in_backtrace = line == "stack backtrace:" || is_frame;
         if self.in_backtrace || line.is_empty() || line == "failures:" {
@@ -35,7 +35,7 @@ impl Failures {
         }
     }
 
-    /// What was gathered, as one text; empty if nothing failed.
+    /// Returns the collected text; empty if no test failed.
     pub(crate) fn text(&self) -> String {
         let mut text = self.kept.join("\n");
         if self.left_out > 0 {

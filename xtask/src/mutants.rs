@@ -1,5 +1,6 @@
-//! `cargo xtask mutants`: does a test fail when the engine is changed? cargo-mutants changes one place at a time in the
-//! parts that decide what is where; each mutant must fail a unit test of the engine or one of a few hundred histories.
+//! `cargo xtask mutants`: does a test fail when the engine is changed? cargo-mutants changes one place at a
+//! time in the parts that decide where data is. Each mutant must fail a unit test of the engine or one of a
+//! few hundred histories.
 
 use std::path::Path;
 
@@ -8,7 +9,7 @@ use clap::Args;
 
 use crate::shell;
 
-/// The parts that are mutated.
+/// The mutated files.
 const FILES: [&str; 6] = [
     "crates/engine/src/engine/**",
     "crates/engine/src/journal/**",
@@ -18,7 +19,7 @@ const FILES: [&str; 6] = [
     "crates/engine/src/claims/**",
 ];
 
-/// Histories of each test of crates/world/tests/lives.rs and histories.rs.
+/// Number of histories of each test of crates/world/tests/lives.rs and histories.rs.
 const HISTORIES: &str = "300";
 
 #[derive(Debug, Args)]
@@ -47,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     std::fs::create_dir_all(&out)?;
     let mut command = shell::cargo(&["mutants", "--package", "hob-engine", "--no-shuffle", "--output"]);
     command.arg(&out).env("HOB_SEEDS", HISTORIES);
-    // Warnings of a mutant are no reason to count it as one that does not compile.
+    // A mutant with warnings still counts as one that compiles.
     command.args(["--cap-lints", "true", "--timeout", "300"]);
     for file in FILES {
         command.args(["--file", file]);
@@ -68,7 +69,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         command.args(["--test-package", "hob-world"]);
     }
     command.arg("--").args(tests);
-    // It fails when a mutant is missed; the score says so, and which ones.
+    // It fails if a mutant is missed; the score lists them.
     let result = shell::run(&mut command);
     score(&out.join("mutants.out")).with_context(|| format!("the run itself: {result:?}"))
 }
@@ -82,7 +83,7 @@ fn score(dir: &Path) -> Result<()> {
     };
     let (caught, missed) = (lines("caught.txt")?, lines("missed.txt")?);
     let (timeout, unviable) = (lines("timeout.txt")?, lines("unviable.txt")?);
-    // A mutant that never ends is noticed.
+    // A mutant that never ends is detected.
     let noticed = caught.len() + timeout.len();
     let viable = noticed + missed.len();
     if viable == 0 {

@@ -1,4 +1,4 @@
-//! The Debian packages that tests and benches need: the one list, and how to install them.
+//! The Debian packages that tests and benches need, and their installation.
 
 use std::fs;
 use std::path::Path;
@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 
 use crate::shell;
 
-/// A package, and what shows that it is there: programs, or a prefix of a path that must exist.
+/// A package, and how to detect it: programs, or a path prefix that must exist.
 struct Package {
     name: &'static str,
     shown_by: &'static [&'static str],
@@ -19,21 +19,21 @@ const PACKAGES: &[Package] = &[
     Package { name: "nbdkit", shown_by: &["nbdkit"] },
     Package { name: "libnbd-bin", shown_by: &["nbdinfo", "nbdcopy", "nbdfuse"] },
     Package { name: "fio", shown_by: &["fio"] },
-    // For hob's feature psk, which is not in a default build.
+    // For hob's feature psk, which is not in the default build.
     Package { name: "libssl-dev", shown_by: &["/usr/include/openssl/ssl.h"] },
-    // For hob's feature rbd: a cluster, and librbd, which the last of them brings.
+    // For hob's feature rbd: a cluster, and librbd, which is in the last of them.
     Package { name: "ceph-mon", shown_by: &["ceph-mon", "monmaptool", "osdmaptool"] },
     Package { name: "ceph-osd", shown_by: &["ceph-osd"] },
     Package { name: "ceph-common", shown_by: &["ceph", "rbd", "ceph-authtool"] },
     Package { name: "pkg-config", shown_by: &["pkg-config"] },
     Package { name: "curl", shown_by: &["curl"] },
     Package { name: "qemu-system-x86", shown_by: &["qemu-system-x86_64"] },
-    // The guest's kernel and its modules; nothing boots from it on the host.
+    // The guest's kernel and its modules; the host does not boot it.
     Package { name: "linux-image-cloud-amd64", shown_by: &["/boot/vmlinuz-*cloud*"] },
     Package { name: "busybox-static", shown_by: &["busybox"] },
     Package { name: "e2fsprogs", shown_by: &["mkfs.ext4", "mke2fs", "e2fsck"] },
     Package { name: "cpio", shown_by: &["cpio"] },
-    // For promtool; its server need not run.
+    // For promtool; the server is not started.
     Package { name: "prometheus", shown_by: &["promtool"] },
     // The dashboard: built by node, tested in a browser, with certificates of OpenSSL.
     Package { name: "nodejs", shown_by: &["node"] },
@@ -44,24 +44,24 @@ const PACKAGES: &[Package] = &[
     Package { name: "util-linux", shown_by: &["setpriv", "mkswap", "unshare", "nsenter", "prlimit"] },
     Package { name: "bsdutils", shown_by: &["script"] },
     Package { name: "mount", shown_by: &["mount", "umount", "losetup", "swapoff"] },
-    // A process whose memory is paged out.
+    // For a process whose memory is paged out.
     Package { name: "perl-base", shown_by: &["perl"] },
     Package { name: "xfsprogs", shown_by: &["mkfs.xfs", "xfs_repair"] },
-    // Two hosts on one, and the hook scripts of hypervisors.
+    // For network namespaces, and the hook scripts of hypervisors.
     Package { name: "iproute2", shown_by: &["ip"] },
     Package { name: "shellcheck", shown_by: &["shellcheck"] },
     Package { name: "qemu-system-common", shown_by: &["qemu-storage-daemon"] },
-    // Hosts that agree on who serves a disk.
+    // For clusters of hosts.
     Package { name: "etcd-server", shown_by: &["etcd"] },
     Package { name: "etcd-client", shown_by: &["etcdctl"] },
-    // A database server; its programs are in a directory for each version.
+    // A database server; its programs are in a directory per version.
     Package { name: "postgresql", shown_by: &["psql", "/usr/lib/postgresql/*"] },
     Package { name: "rocksdb-tools", shown_by: &["db_bench"] },
     Package { name: "git", shown_by: &["git"] },
 ];
 
-/// Installs what is missing, when that is possible; otherwise says what is missing and goes on, for
-/// the tests that need it fail by themselves.
+/// Installs missing packages, if possible; otherwise lists them and goes on, because tests that need them
+/// fail by themselves.
 pub(crate) fn install() -> Result<()> {
     let missing: Vec<&str> =
         PACKAGES.iter().filter(|p| !p.shown_by.iter().all(|s| present(s))).map(|p| p.name).collect();
@@ -85,7 +85,7 @@ pub(crate) fn install() -> Result<()> {
     }
     println!("installing them with apt-get");
     let apt = |args: &[&str]| {
-        // `env` carries the setting through sudo.
+        // `env` passes the setting through sudo.
         let words =
             [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-qq", "-y"], args].concat();
         let mut command = Command::new(words[0]);
@@ -96,7 +96,7 @@ pub(crate) fn install() -> Result<()> {
     apt(&[&["install", "--no-install-recommends"], &missing[..]].concat())
 }
 
-/// Whether a program is in the path, or a file matches a pattern with `*` in its last component.
+/// Returns true if a program is in the path, or a file matches a pattern with `*` in its last component.
 pub(crate) fn present(what: &str) -> bool {
     let Some((dir, pattern)) = what.rsplit_once('/') else {
         let path = std::env::var("PATH").unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Running other programs, and knowing when the user has had enough.
+//! Runs other programs, and detects an interrupt by the user.
 
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
@@ -10,20 +10,20 @@ use anyhow::{Context, Result, bail};
 
 use crate::failures::Failures;
 
-/// The root of the workspace.
+/// Returns the root of the workspace.
 pub(crate) fn root() -> PathBuf {
     let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     here.parent().expect("xtask lies in the workspace").to_owned()
 }
 
-/// A call of the cargo that runs us, in the root of the workspace.
+/// Returns a call of the cargo that runs xtask, in the root of the workspace.
 pub(crate) fn cargo(args: &[&str]) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(args).current_dir(root());
     command
 }
 
-/// Runs `command` with our output and no input; an error when it fails.
+/// Runs `command` with xtask's output and no input; an error if it fails.
 pub(crate) fn run(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
@@ -34,7 +34,7 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs all of them at the same time; an error when one fails, after the others have ended.
+/// Runs all commands at the same time; an error if one fails, after the others have ended.
 pub(crate) fn run_together(commands: Vec<Command>) -> Result<()> {
     let mut running = Vec::new();
     let mut failed = Vec::new();
@@ -59,7 +59,7 @@ pub(crate) fn run_together(commands: Vec<Command>) -> Result<()> {
     Ok(())
 }
 
-/// Runs tests as [`run`] does; the error says which failed, and what they said.
+/// Runs tests as [`run`] does; the error has the failed tests and their messages.
 pub(crate) fn run_tests(command: &mut Command) -> Result<()> {
     let words = words(command);
     println!("$ {words}");
@@ -79,7 +79,7 @@ pub(crate) fn run_tests(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Runs `command` quietly and returns what it printed; an error when it fails.
+/// Runs `command` quietly and returns its output; an error if it fails.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let words = words(command);
     let output = command.stdin(Stdio::null()).output().with_context(|| format!("start {words}"))?;
@@ -89,26 +89,26 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// What cargo says about the workspace's own packages.
+/// Returns cargo's metadata of the workspace's own packages.
 pub(crate) fn metadata() -> Result<serde_json::Value> {
     let text = output(&mut cargo(&["metadata", "--no-deps", "--format-version", "1"]))?;
     Ok(serde_json::from_str(&text)?)
 }
 
-/// The directory cargo builds into.
+/// Returns the directory cargo builds into.
 pub(crate) fn target_dir() -> Result<PathBuf> {
     let metadata = metadata()?;
     let dir = metadata["target_directory"].as_str().context("cargo metadata names a target directory")?;
     Ok(dir.into())
 }
 
-/// Set by Ctrl-C and SIGTERM from the moment this exists, so that scratch files and servers can be
-/// put away before the program ends.
+/// Set by Ctrl-C and SIGTERM while this exists, so that scratch files and servers can be removed before the
+/// program ends.
 #[derive(Debug, Clone)]
 pub(crate) struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {
-    /// Starts listening for the signals.
+    /// Installs the signal handlers.
     pub(crate) fn listen() -> Result<Self> {
         let flag = Arc::new(AtomicBool::new(false));
         for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
@@ -117,7 +117,7 @@ impl Interrupt {
         Ok(Self(flag))
     }
 
-    /// An error once a signal has come.
+    /// Returns an error after a signal.
     pub(crate) fn check(&self) -> Result<()> {
         if self.0.load(Ordering::Relaxed) {
             bail!("interrupted");

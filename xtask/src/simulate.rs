@@ -1,4 +1,4 @@
-//! `cargo xtask simulate`: many histories of the engine in the simulated world, on all cores. See docs/SIMULATION.md.
+//! `cargo xtask simulate`: many simulated histories of the engine, on all cores. See docs/SIMULATION.md.
 
 use anyhow::Result;
 use clap::{Args, ValueEnum};

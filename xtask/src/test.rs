@@ -1,7 +1,7 @@
-//! `cargo xtask test`: what a developer runs before a commit and CI after it.
+//! `cargo xtask test`: the checks that developers run before a commit and CI after it.
 //!
-//! Each step runs even when an earlier one failed, so that one run tells everything; the summary at
-//! the end lists them with their durations.
+//! Each step runs even if an earlier one failed, so that one run reports all failures; the summary at the
+//! end lists the steps with their durations.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,16 +13,16 @@ use clap::ValueEnum;
 
 use crate::{dashboard, packages, shell, suite, torture};
 
-/// How long each fuzz target runs, in seconds.
+/// Duration of each fuzz target, seconds.
 const FUZZ_SECONDS: u32 = 20;
 
-/// How many of them run at a time: each keeps one core busy.
+/// Number of fuzz targets that run in parallel: each uses one core.
 const FUZZ_AT_ONCE: usize = 2;
 
-/// How long faults are injected into the running daemon.
+/// Duration of the fault injection, minutes.
 const TORTURE_MINUTES: &str = "2";
 
-/// The files of the conformance suite that move data, run once more without io_uring.
+/// Files of the conformance suite that move data; they run once more without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
 #[derive(Debug, clap::Args)]
@@ -100,12 +100,13 @@ impl Step {
         }
     }
 
-    /// Can others run meanwhile?
+    /// Returns true if other steps can run meanwhile.
     fn sleeps(self) -> bool {
         self == Self::Rbd
     }
 
-    /// Runs it; says how long that took, and what came of it. `hob` is the release binary, if it is of this run.
+    /// Runs the step; returns its duration and result. `hob` is the release binary, if this run has built
+    /// it.
     fn timed(self, hob: Option<&Path>) -> (Duration, Result<()>) {
         let start = Instant::now();
         let result = self.run(hob);
@@ -131,7 +132,7 @@ impl Step {
             Self::Build => cargo(&["build", "--release", "-p", "hob"]),
             Self::Tidy => {
                 let mut command = suite::cargo_test(&["--bin", "xtask"]);
-                // Where this run has built none, it builds one for itself.
+                // Without one from this run, the step builds its own.
                 command.envs(hob.map(|hob| ("HOB_BUILT", hob)));
                 shell::run_tests(&mut command)
             }
@@ -164,7 +165,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     for step in Step::ALL.into_iter().filter(|&step| wanted(step)) {
         println!("\n=== {} ===", step.name());
         if step.sleeps() {
-            // It waits for others most of its time. Its lines stand between theirs; what failed stands at the end.
+            // It mostly waits for other processes. Its output is mixed with that of other steps; failures
+            // are printed at the end.
             beside = Some((step, std::thread::spawn(move || step.timed(None))));
             continue;
         }
@@ -196,12 +198,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     Ok(())
 }
 
-/// hob with what no default build has: TLS by OpenSSL with keys that both sides know, and Ceph RBD images. One build for both, in the profile
-/// of tests, whose binary is not the one that the other steps look at.
+/// hob with its optional features: TLS by OpenSSL with pre-shared keys, and Ceph RBD images. One build for
+/// both, in the test profile, so that it does not replace the binary of the other steps.
 const FEATURES: [&str; 4] = ["-p", "hob", "--features", "psk,rbd"];
 
-/// Builds that, and says where it is. With its tests, whose libraries are built in another way than those of a binary alone: the binary
-/// takes the same.
+/// Builds it, and returns its path. It is built with its tests, because cargo would build the libraries for
+/// the binary alone differently.
 fn build_with_features() -> Result<PathBuf> {
     shell::run(&mut shell::cargo(&[&["build", "--bins", "--tests"], &FEATURES[..]].concat()))?;
     Ok(shell::target_dir()?.join("debug/hob"))
@@ -210,21 +212,21 @@ fn build_with_features() -> Result<PathBuf> {
 fn psk() -> Result<()> {
     let cargo = |args: &[&str]| shell::run(&mut shell::cargo(args));
     cargo(&[&["clippy"], &FEATURES[..], &["--all-targets", "--", "-D", "warnings"]].concat())?;
-    // Before its tests: then the binary and they are built at the same time.
+    // Before its tests: the binary and the tests are then built at the same time.
     let hob = build_with_features()?;
     shell::run_tests(&mut shell::cargo(&[&["test"], &FEATURES[..], &["psk"]].concat()))?;
     shell::run_tests(suite::cargo_test(&["--test", "nbd_psk"]).env("HOB_BIN", hob))
 }
 
-/// The black-box tests of RBD images, each with a cluster of four processes.
+/// Runs the black-box tests of RBD images, each with a cluster of four processes.
 fn rbd() -> Result<()> {
     let hob = build_with_features()?;
     let mut command = suite::cargo_test(&["--test", "rbd", "--", "--test-threads=3"]);
     shell::run_tests(command.env("HOB_BIN", hob))
 }
 
-/// A short run of every fuzz target. The sanitizer wants an unstable compiler flag, which
-/// RUSTC_BOOTSTRAP lets the stable compiler take.
+/// Runs every fuzz target for a short time. The sanitizer needs an unstable compiler flag, which
+/// RUSTC_BOOTSTRAP enables in the stable compiler.
 fn fuzz() -> Result<()> {
     let dir = shell::root().join("fuzz");
     let targets = fuzz_targets(&dir)?;
@@ -233,7 +235,7 @@ fn fuzz() -> Result<()> {
     }
     if !shell::cargo(&["fuzz", "--version"]).output().is_ok_and(|o| o.status.success()) {
         println!("cargo-fuzz is absent: installing it with cargo");
-        // It only starts others: to optimize it takes longer than all it does.
+        // It only starts other programs: optimizing it takes longer than it runs.
         shell::run(&mut shell::cargo(&["install", "cargo-fuzz", "--locked", "--debug"]))?;
     }
     shell::run(shell::cargo(&["fuzz", "build"]).env("RUSTC_BOOTSTRAP", "1"))?;
@@ -244,7 +246,8 @@ fn fuzz() -> Result<()> {
     Ok(())
 }
 
-/// The run of one target, with the corpus that grows, and then, when the target has one, the corpus that is kept in the repository.
+/// Returns the run of one target, with the growing corpus, and the corpus in the repository, if the target
+/// has one.
 fn fuzz_run(dir: &Path, target: &str) -> Result<Command> {
     let mut command = shell::cargo(&["fuzz", "run", target]);
     fs::create_dir_all(dir.join("corpus").join(target)).context("make the corpus")?;

@@ -1,11 +1,14 @@
-//! `guest-load DEVICE HOT_BLOCKS`: the load of a guest that migrates. Runs inside the guest, as a program of its own.
+//! `guest-load DEVICE HOT_BLOCKS`: the load of a migrating guest. Runs inside the guest, as a separate
+//! program.
 //!
-//! Four threads, each the owner of every fourth block of the device, read and write blocks (4 KiB) of it past the page cache. Each owner knows how often it wrote
-//! each of its blocks, and checks all that it reads against that. Nine of ten requests read, and nine of ten of these go to the hot set, which
-//! is the first HOT_BLOCKS blocks; of the writes it is half. Now and then a flush. A line a second says what was done and how long the slowest took, in µs. A line on
-//! standard input ends it; then the whole device is read and checked.
+//! Four threads, each the owner of every fourth block of the device, read and write its blocks (4 KiB) past
+//! the page cache. Each owner counts the writes of each of its blocks, and checks everything that it reads.
+//! Nine of ten requests are reads, and nine of ten of these go to the hot set, the first HOT_BLOCKS blocks;
+//! half of the writes do. Some requests are flushes. Once a second a line reports the requests done and the
+//! longest latency, in µs. A line on standard input ends the load; then the whole device is read and
+//! checked.
 //!
-//! Exits with 1 when any block is wrong or any request fails.
+//! Exits with 1 if any block is wrong or any request fails.
 
 use std::fs::{File, OpenOptions};
 use std::io::{BufRead, Error, stdin};
@@ -19,18 +22,18 @@ use conformance::load::{BLOCK_BYTES, Pattern};
 
 const THREADS: u64 = 4;
 const O_DIRECT: i32 = 0o40_000;
-/// How long each thread rests after a request: what the guest asks for shall not depend on how fast it is served.
+/// Pause of each thread after a request: the guest's load should not depend on the speed of its disk.
 const REST: Duration = Duration::from_millis(4);
-/// Each so many writes of a thread are flushed.
+/// A flush follows this many writes of a thread.
 const FLUSH_EACH: u64 = 16;
-/// Blocks of a request when the device is read from one end to the other.
+/// Blocks per request when the whole device is read.
 const SWEEP_BLOCKS: usize = 64;
 
-/// Memory that can be read into past the page cache.
+/// Aligned memory for reads past the page cache.
 #[repr(align(4096))]
 struct Aligned<const N: usize>([u8; N]);
 
-/// What was done since the last line.
+/// Counts since the last line.
 #[derive(Default)]
 struct Tally {
     reads: AtomicU64,
@@ -70,14 +73,14 @@ fn main() -> ExitCode {
     ExitCode::from(u8::from(wrong + failed > 0))
 }
 
-/// Of a block device, which has no length.
+/// Returns the size of a block device, whose metadata has no length.
 fn size(device: &File) -> u64 {
     use std::io::{Seek, SeekFrom};
     (&mut &*device).seek(SeekFrom::End(0)).expect("a device has an end")
 }
 
 impl Load {
-    /// Until a line comes in. Returns how often each owner wrote each of its blocks.
+    /// Runs until a line is read. Returns how often each owner wrote each of its blocks.
     fn run(&self) -> Vec<Vec<u32>> {
         let versions = vec![vec![0; (self.blocks / THREADS + 1) as usize]; THREADS as usize];
         self.sweep(self.hot_blocks, &versions);
@@ -117,7 +120,7 @@ impl Load {
         );
     }
 
-    /// One owner's requests.
+    /// Runs one owner's requests.
     fn own(&self, owner: u64, mut versions: Vec<u32>) -> Vec<u32> {
         let mut dice = Noise::new(owner + 1);
         let mut memory = Box::new(Aligned([0; BLOCK_BYTES]));

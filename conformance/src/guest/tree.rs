@@ -1,4 +1,4 @@
-//! Directories that become a guest's file systems: an initramfs, or the ext4 of a disk that it boots from.
+//! Directories that become a guest's file system: an initramfs, or the ext4 of a bootable disk.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use crate::scratch::text;
 use crate::tool::{Tool, find};
 
-/// Drivers a guest needs before it sees its disk.
+/// Drivers that a guest needs to use its disk.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "ext4"];
 
 /// A kernel of the host that guests boot.
@@ -18,7 +18,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    /// The newest one made for virtual machines.
+    /// Returns the newest one built for virtual machines.
     #[track_caller]
     pub(super) fn newest() -> Self {
         let mut names: Vec<String> = fs::read_dir("/boot")
@@ -32,7 +32,7 @@ impl Kernel {
         Self { image: Path::new("/boot").join(name), version }
     }
 
-    /// The module files to insert, each after those it needs; drivers built into the kernel need none.
+    /// Returns the module files to insert, each after its dependencies; built-in drivers need none.
     #[track_caller]
     fn modules(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
@@ -54,7 +54,7 @@ impl Kernel {
 pub(super) struct Tree(PathBuf);
 
 impl Tree {
-    /// At `root`, which must not exist yet.
+    /// Creates the directory `root`, which must not exist yet.
     #[track_caller]
     pub(super) fn new(root: PathBuf) -> Self {
         copy(&find("busybox"), &root.join("bin/busybox"));
@@ -69,7 +69,7 @@ impl Tree {
         self
     }
 
-    /// Adds a program of the host, with the libraries it asks for.
+    /// Adds a program of the host, with its libraries.
     #[track_caller]
     pub(super) fn program(self, program: &Path, at: &str) -> Self {
         copy(program, &self.0.join(at));
@@ -80,7 +80,7 @@ impl Tree {
         self
     }
 
-    /// Adds a script that can be run.
+    /// Adds an executable script.
     #[track_caller]
     pub(super) fn script(self, at: &str, script: &str) -> Self {
         let path = self.0.join(at);
@@ -113,7 +113,7 @@ impl Tree {
         Tool::new("sh").args(["-c", pack, "pack", &text(&self.0), &text(image)]).run();
     }
 
-    /// Puts it on an ext4 of `size` bytes that fills the file `image`.
+    /// Creates an ext4 with its content, of `size` bytes, in the file `image`.
     #[track_caller]
     pub(super) fn format(self, image: &Path, size: u64) {
         let kib = format!("{}k", size / 1024);

@@ -1,4 +1,4 @@
-//! One disk's cache: its directory, and where the frames lie on flash.
+//! One disk's cache: its directory, and the position of its frames on flash.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
@@ -8,8 +8,8 @@ use crate::directory::{Directory, Refusal};
 use crate::index::{Leaving, Places};
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, DeviceId, FrameNo, SECTOR_BYTES};
 
-/// A run of a cache's sectors that lies on flash in one piece. Sectors are numbered through all
-/// frames, as [`Index::first_sector`] does.
+/// A run of a cache's sectors that is contiguous on flash. Sectors are numbered through all frames, as in
+/// [`Index::first_sector`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) sector: u64,
@@ -19,14 +19,14 @@ pub(crate) struct Extent {
     pub(crate) offset: u64,
 }
 
-/// An extent, and the sector of the request's buffer that goes to or comes from its start.
+/// An extent, and the sector of the request's buffer that corresponds to its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlashRun {
     pub(crate) extent: Extent,
     pub(crate) buffer_sector: u64,
 }
 
-/// Adds an extent to a list of runs, as part of the last one if it continues it on flash and in the
+/// Appends an extent to a list of runs; extends the last run if the extent continues it on flash and in the
 /// buffer.
 #[inline]
 pub(crate) fn push_run(runs: &mut Vec<FlashRun>, extent: Extent, buffer_sector: u64) {
@@ -70,7 +70,7 @@ impl DerefMut for Cache {
 }
 
 impl Cache {
-    /// An empty cache for a disk of `disk_bytes`.
+    /// Creates an empty cache for a disk of `disk_bytes`.
     pub(crate) fn new(
         config: CacheConfig,
         segments: Vec<DataSegment>,
@@ -106,15 +106,15 @@ impl Cache {
         }
     }
 
-    /// Before a block comes in by a read: in a split cache, clean blocks keep to their share. Returns how many
-    /// had to leave.
+    /// Called before a read brings a block in: limits the clean blocks of a split cache to their share.
+    /// Returns how many were evicted.
     #[inline]
     pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Result<u64, Refusal> {
         let Layout::Split { read_permille } = self.config.layout else { return Ok(0) };
         let share = (self.first_sectors() >> self.block_shift()) * u64::from(read_permille) / 1000;
         let mut dirty = self.index.dirty_sectors().div_ceil(1 << self.block_shift());
         if self.config.copies == Copies::Peer {
-            // Second copies take no room from what is read.
+            // Second copies do not count against the read cache's share.
             dirty += self.index.seconds();
         }
         let mut gone = 0;
@@ -130,13 +130,13 @@ impl Cache {
         Ok(gone)
     }
 
-    /// Takes settings that concern no contents.
+    /// Applies settings that do not affect contents.
     pub(crate) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
         (self.config.mode, self.config.destage, self.config.copies) = (mode, destage, copies);
         self.set_places();
     }
 
-    /// Takes a recovered index in place of its own, which is empty and as large.
+    /// Replaces the empty index by a recovered one of the same size.
     pub(crate) fn restore(&mut self, index: crate::index::Index) {
         self.directory.restore(index);
         self.set_places();
@@ -215,27 +215,28 @@ impl Cache {
         })
     }
 
-    /// Is anything dirty in these segments, first copies or second?
+    /// Returns true if these segments hold dirty data, first copies or second.
     pub(crate) fn has_dirty(&self, segments: &[DataSegment]) -> bool {
         let is_there = self.is_in(segments);
         self.index.all_dirty().into_iter().any(is_there)
     }
 
-    /// Devices that have anything dirty, first copies or second.
+    /// Returns the devices that hold dirty data, first copies or second.
     pub(crate) fn dirty_devices(&self) -> BTreeSet<DeviceId> {
         let shift = self.segment_shift;
         let device = |sector: u64| self.segments[(sector >> shift) as usize].place.device;
         self.index.all_dirty().into_iter().map(device).collect()
     }
 
-    /// Whether a sector lies in one of these segments.
+    /// Returns a test whether a sector lies in one of these segments.
     fn is_in(&self, segments: &[DataSegment]) -> impl Fn(u64) -> bool {
         let there: Vec<bool> = self.segments.iter().map(|segment| segments.contains(segment)).collect();
         let shift = self.segment_shift;
         move |sector| there[(sector >> shift) as usize]
     }
 
-    /// Tells the index which segments lie on one device, if second copies are to lie on others, and which take nothing else.
+    /// Tells the index which device each segment lies on, if there are second copies, and which segments
+    /// are for second copies only.
     fn set_places(&mut self) {
         let key = |segment: &DataSegment| (segment.seconds_only, segment.place.device);
         let mut devices: Vec<(bool, DeviceId)> = self.segments.iter().map(key).collect();
@@ -259,23 +260,23 @@ impl Cache {
         self.directory.index.set_places(places);
     }
 
-    /// Sectors of the segments that take blocks that come in.
+    /// Returns the number of sectors in segments for first copies.
     pub(crate) fn first_sectors(&self) -> u64 {
         (self.firsts as u64) << self.segment_shift
     }
 
-    /// Sectors of the segments that take second copies only.
+    /// Returns the number of sectors in segments for second copies only.
     pub(crate) fn second_sectors(&self) -> u64 {
         (self.seconds as u64) << self.segment_shift
     }
 
-    /// Memory of everything that grows with the cache, bytes.
+    /// Returns the memory that grows with the cache, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.directory.bytes() + std::mem::size_of_val(self.segments.as_slice()) as u64
     }
 
-    /// The piece of flash that holds `count` cache sectors from `sector` on; shorter where a segment
-    /// ends.
+    /// Returns the contiguous part of flash that holds `count` cache sectors from `sector` on; shorter at
+    /// the end of a segment.
     #[inline]
     pub(crate) fn extent(&self, sector: u64, count: u64) -> Extent {
         let segment = self.segments[(sector >> self.segment_shift) as usize].place;
@@ -288,7 +289,7 @@ impl Cache {
         }
     }
 
-    /// Does any of the cache lie on this device?
+    /// Returns true if part of the cache lies on this device.
     pub(crate) fn is_on(&self, device: DeviceId) -> bool {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
@@ -305,8 +306,8 @@ impl Cache {
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 
-    /// The same cache on other segments: blocks on segments that stay keep their contents and their
-    /// place in the replacement order, the others are forgotten. O(blocks).
+    /// Returns the same cache on other segments. Blocks on segments that stay keep their contents and their
+    /// place in the replacement order; the others are dropped. O(blocks).
     pub(crate) fn relocated(
         &self,
         segments: Vec<DataSegment>,
@@ -326,7 +327,7 @@ impl Cache {
             let inside = frame.0 & ((1 << frames_per_segment) - 1);
             Some(FrameNo((places[place].1 << frames_per_segment) as u32 | inside))
         };
-        // A block is kept if either of its copies is.
+        // A block is kept if either of its copies is kept.
         let mut kept = Vec::new();
         let mut seconds = Vec::new();
         for (frame, heat) in self.directory.order() {

@@ -1,8 +1,8 @@
-//! Who may touch which sectors now: range locks in order of arrival.
+//! Range locks on sectors, granted in order of arrival.
 //!
-//! Each request claims its range of sectors. A claim waits for every *earlier* claim that overlaps it
-//! and conflicts with it, granted or not, so nobody starves and nothing deadlocks. That is what makes
-//! a miss be fetched once, a write win over a fill, and a read never see half of a write.
+//! Each request claims its range of sectors. A claim waits for every *earlier* claim that overlaps and
+//! conflicts with it, granted or not; so there is no starvation and no deadlock. Claims ensure that a miss
+//! is fetched once, a write takes precedence over a fill, and a read never sees half of a write.
 //!
 //! | | Read | Fill | Change |
 //! |---|---|---|---|
@@ -10,15 +10,15 @@
 //! | Fill (a read that will fill flash) | – | waits | waits |
 //! | Change (write, discard, zeroes) | waits | waits | waits |
 //!
-//! Claims are found through zones of 1 MiB that hash to buckets, so both entering and leaving look
-//! only at neighbours.
+//! Claims are found through zones of 1 MiB that hash to buckets, so adding and removing a claim checks only
+//! nearby claims.
 
 use crate::units::{DiskId, SECTOR_BYTES};
 
 const ZONE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
 const NONE: u32 = u32::MAX;
 
-/// What a claim is for; the table above says what conflicts.
+/// Purpose of a claim; the table above lists the conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -55,12 +55,12 @@ struct Claim {
     range: Range,
     kind: Kind,
     order: u64,
-    /// Conflicts with earlier claims, counted once per pair of links that share a bucket.
+    /// Number of conflicts with earlier claims, counted once per pair of links that share a bucket.
     blockers: u32,
     links: u32,
 }
 
-/// One appearance of a claim in one bucket.
+/// An entry of a claim in one bucket.
 #[derive(Clone, Copy, Debug)]
 struct Link {
     claim: u32,
@@ -82,7 +82,7 @@ pub(crate) struct Claims {
 }
 
 impl Claims {
-    /// Room for claims numbered 0 … `claims_max` − 1.
+    /// Allocates room for claims numbered 0 … `claims_max` − 1.
     pub(crate) fn new(claims_max: u32) -> Self {
         let empty = Claim {
             range: Range { disk: DiskId(0), first: 0, end: 0 },
@@ -100,8 +100,8 @@ impl Claims {
         }
     }
 
-    /// Enters claim `id`. True when it is granted at once; otherwise a later [`leave`](Self::leave)
-    /// grants it. `kind` is used if nothing is in the way, `waiting` if something is.
+    /// Adds claim `id`. Returns true if it is granted immediately; otherwise a later [`leave`](Self::leave)
+    /// grants it. Its kind is `kind` if nothing conflicts, and `waiting` if something does.
     pub(crate) fn enter(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {
         debug_assert!(range.first < range.end && self.claims[id as usize].links == NONE);
         self.order += 1;
@@ -117,12 +117,12 @@ impl Claims {
         self.claims[id as usize].blockers == 0
     }
 
-    /// Is claim `id` for reading only?
+    /// Returns true if claim `id` is of kind Read.
     pub(crate) fn only_reads(&self, id: u32) -> bool {
         self.claims[id as usize].kind == Kind::Read
     }
 
-    /// Ends claim `id` and reports each claim that is granted by this.
+    /// Removes claim `id` and reports each claim that is granted by this.
     pub(crate) fn leave(&mut self, id: u32, mut granted: impl FnMut(u32)) {
         let leaving = self.claims[id as usize];
         assert!(leaving.links != NONE && leaving.blockers == 0, "claim {id} leaves without being granted");
@@ -151,14 +151,14 @@ impl Claims {
         }
     }
 
-    /// Does a granted claim touch any of these sectors?
+    /// Returns true if a granted claim overlaps any of these sectors.
     pub(crate) fn is_busy(&self, range: &Range) -> bool {
         self.buckets_of(range).any(|bucket| {
             self.in_bucket(bucket).any(|claim| claim.blockers == 0 && claim.range.overlaps(range))
         })
     }
 
-    /// Does a granted claim other than `id` touch any of these sectors?
+    /// Returns true if a granted claim other than `id` overlaps any of these sectors.
     pub(crate) fn is_shared(&self, id: u32, range: &Range) -> bool {
         let order = self.claims[id as usize].order;
         self.buckets_of(range).any(|bucket| {

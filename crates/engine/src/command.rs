@@ -1,8 +1,8 @@
-//! What the daemon tells an engine, and what an engine reports.
+//! Commands of the daemon to an engine, and events that an engine reports.
 //!
-//! Commands take effect under load: a change to a cache waits until none of that cache's flash I/O
-//! is in flight, and meanwhile the disk's requests go to the backing. The change is finished when
-//! [`Event::Done`] names its id.
+//! Commands take effect under load. A change to a cache waits until none of that cache's flash I/O is in
+//! flight; meanwhile the disk's requests go to the backing. The change is finished when [`Event::Done`] has
+//! its id.
 
 use crate::admission::Admission;
 use crate::granules::Granules;
@@ -11,28 +11,27 @@ use crate::qos::DiskQos;
 use crate::regions::Regions;
 use crate::units::{CommandId, DatastoreId, DeviceId, DiskId};
 
-/// A run of flash that belongs to one cache. All segments of one cache have the same length.
+/// A contiguous part of flash that belongs to one cache. All segments of one cache have the same length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Segment {
-    /// The device it lies on.
+    /// The device.
     pub device: DeviceId,
     /// Its first byte on the device; sector-aligned.
     pub offset: u64,
 }
 
-/// A segment that keeps cache data, and what the journal calls it.
+/// A segment for cache data, with its number in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DataSegment {
-    /// Where.
+    /// Position on flash.
     pub place: Segment,
-    /// Unlike that of any other data segment of the cache, for as long as the cache has it. Means
-    /// nothing in a volatile cache.
+    /// Unique among the cache's data segments while the cache has it. Ignored in a volatile cache.
     pub ordinal: u32,
-    /// It takes second copies and nothing else: it lies on another host's flash.
+    /// It holds only replicas: it lies on another host's flash.
     pub seconds_only: bool,
 }
 
-/// What a cache does with writes, and with reads it does not hold.
+/// How a cache treats writes, and reads that it does not hold.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
     /// Writes go to the backing, and a copy to flash.
@@ -40,41 +39,41 @@ pub enum Mode {
     WriteThrough,
     /// Writes go to flash, and to the backing later. Needs a journal.
     WriteBack,
-    /// Writes go to the backing only; what flash holds of their range is given up.
+    /// Writes go to the backing only; flash content of their range is invalidated.
     WriteAround,
-    /// As `WriteAround`, and reads are served from flash but bring nothing new into it.
+    /// As `WriteAround`; reads are served from flash but never promoted.
     ReadOnlyCache,
     /// Everything goes to the backing; the cache holds nothing.
     PassThrough,
 }
 
-/// In which order dirty data goes to the backing.
+/// The order in which dirty data is destaged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DestageOrder {
-    /// As it lies on the disk, round and round.
+    /// By position on the disk, in ascending rounds.
     #[default]
     Elevator,
-    /// What became dirty first goes first, unless it was used since: least recently used, or earliest Inactive.
+    /// Oldest first, unless used since: least recently used, or earliest Inactive.
     Coldest,
 }
 
-/// When and how dirty data goes to the backing. Shares are per mille of the cache's blocks.
+/// When and how dirty data is destaged. Shares are per mille of the cache's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destage {
-    /// In which order.
+    /// The order.
     pub order: DestageOrder,
     /// Destaging starts when more than this share is dirty…
     pub start_permille: u16,
-    /// … and stops when no more than this is.
+    /// … and stops when at most this share is.
     pub stop_permille: u16,
     /// Above this share, writes to blocks that are not in the cache go through to the backing.
     pub full_permille: u16,
-    /// Dirty data goes to the backing within this time, milliseconds; 0: when the shares above say so.
+    /// Maximum age of dirty data, milliseconds; 0: only the shares above apply.
     pub dirty_age_ms_max: u64,
-    /// What lies next to each other on the disk is written in one I/O of up to this many bytes.
+    /// Adjacent dirty data is written in one I/O of up to this many bytes.
     pub io_bytes_max: u32,
-    /// The backing always holds a state that existed: nothing written after a guest's flush goes
-    /// there before everything that was written before it.
+    /// The backing always holds a state that existed: data written after a guest's flush is destaged only
+    /// after all data written before it.
     pub ordered: bool,
 }
 
@@ -92,58 +91,58 @@ impl Default for Destage {
     }
 }
 
-/// How a cache's blocks are shared between what was read and what was written.
+/// How a cache's blocks are divided between read and written data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
-    /// One room for both. What has been destaged stays, clean.
+    /// Shared. Destaged data stays in the cache as clean data.
     #[default]
     Unified,
-    /// A read cache of this share of the blocks, per mille, and a write buffer of the others. What has been destaged is given
-    /// up; a read brings it into the read cache.
+    /// A read cache with this share of the blocks, per mille, and a write buffer with the rest. Destaged
+    /// data leaves the cache; a later read brings it into the read cache.
     Split {
         /// Share of the read cache.
         read_permille: u16,
     },
 }
 
-/// How many copies flash keeps of what.
+/// How many copies flash keeps, and of which data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Copies {
     /// One of everything.
     #[default]
     One,
-    /// Two of what is not on the backing yet, on different devices.
+    /// Two copies of dirty data, on different devices.
     TwoOfDirty,
-    /// Two of everything, on different devices.
+    /// Two copies of all data, on different devices.
     TwoOfAll,
-    /// Two of what is not on the backing yet, the second in segments that take second copies only. Without such segments nothing
+    /// Two copies of dirty data, the second in segments for replicas only. Without such segments no data
     /// becomes dirty.
     Peer,
 }
 
-/// Settings of one cache. Contents survive a change of `mode`, `destage` and `copies` only.
+/// Settings of one cache. Its contents survive only changes of `mode`, `destage` and `copies`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Cache block, bytes: a power of two, 4 KiB to 1 MiB, at most `segment_bytes`.
+    /// Size of a cache block in bytes: a power of two, 4 KiB to 1 MiB, at most `segment_bytes`.
     pub block_bytes: u32,
-    /// Segment, bytes: a power of two.
+    /// Size of a segment in bytes: a power of two.
     pub segment_bytes: u64,
-    /// Replacement.
+    /// Replacement policy.
     pub policy: PolicyKind,
-    /// What may come in.
+    /// Admission.
     pub admission: Admission,
-    /// What happens to writes.
+    /// Write mode.
     pub mode: Mode,
-    /// Reads and writes together, or apart.
+    /// One part for reads and writes, or two.
     pub layout: Layout,
-    /// When dirty data goes to the backing.
+    /// When dirty data is destaged.
     pub destage: Destage,
-    /// Of dirty data, or of all.
+    /// Number of copies on flash.
     pub copies: Copies,
 }
 
 impl CacheConfig {
-    /// Of a volatile write-through cache.
+    /// Settings of a volatile write-through cache.
     pub fn write_through(
         block_bytes: u32,
         segment_bytes: u64,
@@ -163,47 +162,48 @@ impl CacheConfig {
     }
 }
 
-/// Memory above a disk's cache: an area of the owner's, to which [`BufferCopy`](crate::io::BufferCopy) refers.
+/// A disk's memory tier: an area of the owner's memory, to which [`BufferCopy`](crate::io::BufferCopy)
+/// refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
-    /// Bytes of the area: at least [`MEMORY_PAGES_MIN`] pages.
+    /// Size of the area in bytes: at least [`MEMORY_PAGES_MIN`] pages.
     pub bytes: u64,
     /// Unit of replacement, bytes: a power of two, 4 KiB to 64 KiB.
     pub page_bytes: u32,
 }
 
-/// Fewest pages of a memory tier.
+/// Minimum number of pages of a memory tier.
 pub const MEMORY_PAGES_MIN: u64 = 4;
 
-/// Largest page of a memory tier, bytes.
+/// Maximum page size of a memory tier in bytes.
 pub const MEMORY_PAGE_BYTES_MAX: u32 = 64 << 10;
 
 /// A new ring for a persistent cache's journal. See docs/FORMAT.md.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRing {
-    /// The owner of the segments.
+    /// Id of the cache that owns the segments.
     pub cache: [u8; 16],
-    /// Higher than that of any ring the cache had before.
+    /// Higher than the number of any earlier ring of the cache.
     pub number: u32,
-    /// What the daemon knows the backing by.
+    /// The daemon's identity of the backing.
     pub identity: [u8; 32],
-    /// The segments of each copy, one or two, in order; as many in each, on different devices. Together
-    /// they hold at least [`ring_pages_min`](crate::journal::ring_pages_min) pages.
+    /// The segments of each copy, one or two copies, in order; as many in each, on different devices.
+    /// Together they hold at least [`ring_pages_min`](crate::journal::ring_pages_min) pages.
     pub copies: Vec<Vec<Segment>>,
 }
 
-/// A disk as its guest sees it.
+/// Properties of a disk that the guest sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// Bytes; a multiple of 512.
+    /// Size in bytes; a multiple of 512.
     pub size_bytes: u64,
-    /// May guests change it?
+    /// Whether guests may write.
     pub access: Access,
-    /// What its backing shares with others.
+    /// The datastore of its backing.
     pub datastore: DatastoreId,
 }
 
-/// What guests may do to a disk.
+/// Access of guests to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
     /// Everything.
@@ -212,116 +212,122 @@ pub enum Access {
     ReadOnly,
 }
 
-/// Which host's a disk is. `Engine`'s module `ownership` has the table of what that means.
+/// Which host owns a disk. The table in `Engine`'s module `ownership` lists the consequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// This host's.
+    /// This host owns it.
     #[default]
     Here,
-    /// Another host's, which is to hand it over to this one. Given to a disk without cache to which nothing has happened yet.
+    /// Another host owns it and will hand it over to this one. Only for a disk without a cache that has had
+    /// no requests yet.
     Standby,
-    /// This host's, about to be handed over. Only a disk with nothing dirty, and whose cache does not write back.
+    /// This host owns it and is about to hand it over. Only for a disk without dirty data whose cache does
+    /// not write back.
     Frozen,
-    /// Another host's now.
+    /// Another host owns it now.
     Away,
 }
 
-/// One instruction.
+/// A command to the engine.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// A disk comes under this engine's care, without a cache.
+    /// Adds a disk without a cache.
     AddDisk(DiskConfig),
-    /// New requests are refused from now on; done when the last one in flight has been answered.
-    /// The cache's segments are released.
+    /// Refuses new requests; done when the last request in flight has been answered. The cache's segments
+    /// are released.
     RemoveDisk,
-    /// Change its cache.
+    /// Changes the disk's cache.
     Cache(CacheChange),
-    /// Give the disk memory above its cache, empty, in place of what it had; or none. Done at once: copies that were asked for
-    /// before this still refer to the area of before, none after it does.
+    /// Replaces the disk's memory tier by an empty one, or by none. Done immediately: copies requested
+    /// before refer to the old area, later ones never do.
     Memory(Option<MemoryConfig>),
-    /// Give the disk shares, limits and reservations. At once, for what waits already too.
+    /// Sets the disk's shares, limits and reservations. Takes effect immediately, also for queued requests.
     Qos(DiskQos),
-    /// The disk gets another role; done when it has it. [`Role::Frozen`]: when nothing of a guest is in flight.
+    /// Changes the disk's role; done when it has changed. [`Role::Frozen`]: when no guest request is in
+    /// flight.
     Own(Role),
-    /// Note where the disk is changed, for [`take_changed`](crate::Engine::take_changed), from nothing on; or no more.
+    /// Starts recording where the disk is changed, for [`take_changed`](crate::Engine::take_changed), from
+    /// an empty state; or stops.
     Watch(bool),
-    /// Change what is noted of changes to the disk. Done at once.
+    /// Changes the disk's dirty bitmaps. Done immediately.
     Bitmap(BitmapChange),
-    /// Start counting from zero, but for the histograms and the sampler of sizes.
+    /// Resets all counters except the histograms and the working-set sampler.
     ResetStats,
-    /// Start the histograms anew.
+    /// Resets the histograms.
     ResetHistograms,
-    /// Start the sampler of sizes anew.
+    /// Resets the working-set sampler.
     ResetSizing,
 }
 
-/// What is noted of changes to a disk: the granules that they touched.
+/// A dirty bitmap of a disk: the granules that were changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
-    /// Unlike that of any other of the disk.
+    /// Unique among the disk's bitmaps.
     pub name: String,
-    /// What was changed.
+    /// The changed granules.
     pub granules: Granules,
-    /// It notes what is changed now. If not, it is *frozen*: it stays as it is.
+    /// True if it records changes. If false, it is *frozen* and stays as it is.
     pub is_recording: bool,
 }
 
-/// A change to a disk's bitmaps. How many there may be is the owner's matter.
+/// A change to a disk's bitmaps. The owner limits their number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BitmapChange {
-    /// One more, empty or as it was kept.
+    /// Adds a bitmap, empty or with stored content.
     Add(Box<Bitmap>),
-    /// One fewer.
+    /// Removes a bitmap.
     Remove(String),
-    /// What one that records has noted so far is forgotten.
+    /// Clears a recording bitmap.
     Clear(String),
-    /// What `name` has noted so far is called `frozen` from now on and stays as it is; `name` goes on, empty. No change is lost
-    /// between the two.
+    /// Moves the content of `name` to a new frozen bitmap `frozen`; `name` goes on recording, empty. No
+    /// change is lost between the two.
     Rotate {
-        /// One that records.
+        /// A recording bitmap.
         name: String,
-        /// A name that is free.
+        /// An unused name.
         frozen: String,
     },
-    /// What is in `from` is put into `into`, which records; `from` is removed.
+    /// Adds the content of `from` to `into`, which records; removes `from`.
     Merge {
-        /// Either kind.
+        /// Recording or frozen.
         from: String,
-        /// Another one.
+        /// Another bitmap.
         into: String,
     },
-    /// The disk may read differently anywhere, for reasons that the engine cannot know.
+    /// Marks the whole disk as changed, for reasons that the engine cannot know.
     InsertAll(String),
 }
 
-/// A change to one disk's cache. Changes of a persistent cache's structure bring a ring for its journal; the
-/// old one's segments are among those that are released.
+/// A change to one disk's cache. Structural changes of a persistent cache provide a new journal ring; the
+/// old ring's segments are among those that are released.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
-    /// The disk is to have a cache again that is being recovered; what may go to its backing meanwhile. With `None` it gets
-    /// none after all. At once, and as often as more is known.
+    /// Announces a cache that is being recovered, and which requests may go to the backing meanwhile.
+    /// `None` withdraws it. Takes effect immediately, and can be repeated when more is known.
     Expect(Option<Box<Expect>>),
-    /// Give the disk a cache: empty and volatile, or with a journal, or as it was recovered.
+    /// Adds a cache: empty and volatile, with a journal, or as recovered.
     Enable(Box<Enable>),
-    /// Take the cache away. Refused while it holds dirty data.
+    /// Removes the cache. Refused while it holds dirty data.
     Disable,
-    /// More room; contents stay.
+    /// Adds segments; contents stay.
     Grow(Vec<DataSegment>, Option<NewRing>),
-    /// Release that many segments, the emptiest first; blocks elsewhere stay. Refused while dirty data
-    /// would be lost.
+    /// Releases this many segments, the emptiest first; blocks elsewhere stay. Refused if dirty data would
+    /// be lost.
     Shrink(u32, Option<NewRing>),
-    /// Release every segment on a device, and use these in their place. Refused while dirty data would be lost.
+    /// Releases every segment on a device, and uses these instead. Refused if dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
-    /// The disk is so many bytes large from now on, no fewer than before; its backing is already. Contents stay. Bitmaps call
-    /// what is new changed. A ring comes with it if, and only if, there is a persistent cache.
+    /// Sets the disk's size in bytes, which must not shrink; its backing has that size already. Contents
+    /// stay. Bitmaps mark the new part as changed. A ring is given if, and only if, there is a persistent
+    /// cache.
     GrowDisk(u64, Option<NewRing>),
-    /// Another block size, policy or admission: same room, emptied. Refused while there is dirty data.
+    /// Changes block size, policy or admission; the cache keeps its segments and is emptied. Refused while
+    /// there is dirty data.
     Configure(CacheConfig, Option<NewRing>),
-    /// Forget the contents. Refused while there is dirty data.
+    /// Invalidates the contents. Refused while there is dirty data.
     Clear(Option<NewRing>),
-    /// Another mode, destage or number of copies, at once. Dirty data stays until it is destaged.
+    /// Changes mode, destage or copies, immediately. Dirty data stays until it is destaged.
     Tune(Mode, Destage, Copies),
-    /// Destage until nothing is dirty; meanwhile writes go through. Done then.
+    /// Destages until nothing is dirty; meanwhile writes go to the backing.
     Drain,
     /// Destage what is dirty in these segments, and let nothing new become dirty there; write-back goes on in the others. Done
     /// when nothing is dirty there and a flush of the backing has succeeded meanwhile. The segments then stay so until a
@@ -358,40 +364,42 @@ pub enum Vacate {
 /// cache is there, or `is_void`: what they change is remembered, and is not in the cache then.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
-    /// Whatever flash may hold and the backing may not is in here. While it is not empty, all changes wait, and flushes too.
+    /// Regions for which flash may hold data that the backing does not. While it is not empty, all changes
+    /// and flushes wait.
     pub doubtful: Regions,
-    /// No crash from now on leaves anything from which this cache could be recovered: its rings are nobody's any more.
-    /// Only with nothing doubtful.
+    /// The cache's rings were invalidated durably: no later crash leaves a journal from which it could be
+    /// recovered. Only if nothing is doubtful.
     pub is_void: bool,
 }
 
-/// A cache to be.
+/// A cache to enable.
 #[derive(Clone, Debug)]
 pub struct Enable {
     /// Settings.
     pub config: CacheConfig,
-    /// Room for data. With `recovered`, those segments that were found, all of them.
+    /// Segments for data. With `recovered`: exactly the segments that were found.
     pub segments: Vec<DataSegment>,
     /// Makes it persistent.
     pub journal: Option<NewRing>,
-    /// What an earlier journal tells.
+    /// Content of the recovered journal.
     pub recovered: Option<crate::journal::Recovered>,
 }
 
 impl CacheChange {
-    /// An empty volatile cache.
+    /// Enables an empty volatile cache.
     pub fn enable_volatile(config: CacheConfig, segments: Vec<Segment>) -> CacheChange {
         let segments = DataSegment::without_order(segments);
         CacheChange::Enable(Box::new(Enable { config, segments, journal: None, recovered: None }))
     }
 
-    /// Does the disk read differently after it, or is it to be empty? Then memory above the cache is emptied too.
+    /// Returns true if the disk reads differently afterwards, or the cache is to be emptied. Then the
+    /// memory tier is emptied too.
     pub(crate) fn empties_memory(&self) -> bool {
         use CacheChange::*;
         matches!(self, Enable(_) | Disable | Configure(..) | Clear(_) | DiscardDirty(_))
     }
 
-    /// The ring that it brings.
+    /// Returns the ring that the change provides.
     pub fn ring(&self) -> Option<&NewRing> {
         match self {
             CacheChange::Enable(enable) => enable.journal.as_ref(),
@@ -407,18 +415,18 @@ impl CacheChange {
 }
 
 impl DataSegment {
-    /// Segments of a volatile cache.
+    /// Makes segments of a volatile cache, numbered in order.
     pub fn without_order(segments: Vec<Segment>) -> Vec<DataSegment> {
         segments.into_iter().map(|place| DataSegment { place, ordinal: 0, seconds_only: false }).collect()
     }
 }
 
-/// Why a command was not carried out. Nothing was changed.
+/// Why a command failed. Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandError {
-    /// There is no such disk.
+    /// The disk does not exist.
     NoSuchDisk,
-    /// A disk of that id exists.
+    /// A disk with that id exists.
     DiskExists,
     /// The disk has no cache.
     NoCache,
@@ -426,9 +434,9 @@ pub enum CommandError {
     CacheExists,
     /// The disk is being removed.
     Removing,
-    /// The cache has no more segments than it is asked to release, or none are given.
+    /// The cache has no more segments than would be released, or no segments are given.
     TooSmall,
-    /// It would lose data that is not on the backing: drain or discard first.
+    /// Dirty data would be lost: drain or discard first.
     Dirty,
     /// The mode needs a journal, or the change a new ring for it.
     NoJournal,
@@ -436,15 +444,15 @@ pub enum CommandError {
     Lost,
     /// Another command ended it.
     Stopped,
-    /// A disk of its role cannot have that one, or do that.
+    /// The disk's role does not allow the change.
     WrongRole,
-    /// Disks do not get smaller.
+    /// A disk cannot shrink.
     Shrinks,
-    /// Its cache is being recovered.
+    /// The cache is being recovered.
     Recovering,
-    /// The disk has no bitmap of that name.
+    /// The bitmap does not exist.
     NoSuchBitmap,
-    /// The disk has a bitmap of that name, or is to merge one with itself.
+    /// A bitmap with that name exists, or a bitmap would be merged with itself.
     BitmapExists,
     /// The bitmap does not record.
     BitmapFrozen,
@@ -452,22 +460,22 @@ pub enum CommandError {
     JournalFailed,
     /// The backing could not be flushed.
     BackingFailed,
-    /// The configuration cannot work: block size not a power of two in range, segment smaller than
-    /// a block, a disk of more than 2³² blocks, or more than 2³² − 2 blocks of cache. Or it writes back, and the
+    /// The configuration is invalid: block size not a power of two in range, segment smaller than a block,
+    /// a disk of more than 2³² blocks, or more than 2³² − 2 blocks of cache. Or it writes back, and the
     /// engine has no buffer of its own.
     Unworkable,
 }
 
-/// Something the daemon should know.
+/// An event for the daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A command ended.
     Done {
-        /// Which.
+        /// The command.
         command: CommandId,
-        /// For which disk.
+        /// The disk.
         disk: DiskId,
-        /// Segments that the cache no longer uses, free to be given away.
+        /// Segments that the cache no longer uses, free for reuse.
         result: Result<Vec<Segment>, CommandError>,
     },
     /// A disk is removed, and so many guests were not told that acknowledged writes may be lost. Comes before the end of the command.
@@ -479,45 +487,47 @@ pub enum Event {
     },
     /// A device failed too often. Caches give its segments up by themselves ([`Event::Lost`]).
     Fenced {
-        /// Which.
+        /// The device.
         device: DeviceId,
-        /// Failed I/Os that led to it.
+        /// Number of failed I/Os before the fence.
         errors: u32,
     },
     /// A cache stopped using segments of a fenced device.
     Lost {
-        /// Whose cache.
+        /// The cache's disk.
         disk: DiskId,
-        /// Which segments.
+        /// The segments.
         segments: Vec<Segment>,
     },
-    /// A flash device has an I/O outstanding for longer than the limit; its caches bypass it.
+    /// An I/O of a flash device exceeds the time limit; its caches bypass the device.
     Stalled(DeviceId),
-    /// A stalled device answered again.
+    /// A stalled device completed its I/O.
     Resumed(DeviceId),
-    /// Dirty data cannot be read from flash, nor its second copy. Its sectors fail until they are written again, or
-    /// discarded.
+    /// Dirty data cannot be read from flash, nor from its second copy. Its sectors fail until they are
+    /// written again, or discarded.
     DirtyLost {
-        /// Whose.
+        /// The disk.
         disk: DiskId,
-        /// Sectors that cannot be read, in all.
+        /// Number of unreadable sectors in all.
         sectors: u64,
     },
-    /// The journal cannot be written any more: the cache takes no dirty data, and what it has goes to the backing. Changes and
-    /// flushes wait until its owner gives it another one, or drains it, records that it is gone and disables it; after half
-    /// a minute they fail.
+    /// The journal cannot be written any more: no data becomes dirty, and dirty data is destaged. Changes
+    /// and flushes wait until the owner provides a new journal, or drains the cache, records that it is
+    /// gone and disables it. They fail after half a minute.
     JournalLost(DiskId),
-    /// A flush of the backing failed, or the backing reported a restart: acknowledged changes of guests may be lost. The next
-    /// flush of each session fails.
+    /// A flush of the backing failed, or the backing reported a restart: acknowledged changes of guests may
+    /// be lost. The next flush of each session fails.
     WritesInDoubt(DiskId),
-    /// A disk ends, and had these bitmaps: everything that was acknowledged is noted. Comes just before its removal is done.
+    /// A disk is removed, and had these bitmaps, which contain every acknowledged change. Reported just
+    /// before the removal is done.
     Bitmaps {
-        /// Whose.
+        /// The disk.
         disk: DiskId,
-        /// All of them.
+        /// All its bitmaps.
         bitmaps: Vec<Bitmap>,
     },
-    /// A change waits: for a cache that is being recovered and has nothing dirty, which it could pass if the rings were made
-    /// [void](Expect::is_void); or for another host to hand the disk over. Said once for each.
+    /// A change waits: for a recovering cache without dirty data, past which it could be sent if the rings
+    /// were [invalidated](Expect::is_void); or for another host to hand the disk over. Reported once for
+    /// each.
     ChangeWaits(DiskId),
 }

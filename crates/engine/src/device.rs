@@ -1,8 +1,8 @@
-//! Health of the flash devices: errors lead to a fence, silence to a stall.
+//! Health of flash devices: errors lead to a fence, unanswered I/O to a stall.
 //!
-//! The time after which a device counts as stalled adapts to the device. A pause that ended by itself within
-//! [`PAUSE_LIMITS_MAX`] limits is the latency of that device: for [`PAUSE_REMEMBERED_NS`] only a pause of twice that length is
-//! a stall. A longer pause is a hang, and changes nothing.
+//! The stall limit adapts to the device. A pause that ended by itself within [`PAUSE_LIMITS_MAX`] limits is
+//! the latency of that device: for [`PAUSE_REMEMBERED_NS`] only a pause of twice that length is a stall. A
+//! longer pause is a hang, and changes nothing.
 
 use std::collections::VecDeque;
 
@@ -13,23 +13,23 @@ const PAUSE_LIMITS_MAX: u64 = 4;
 /// How long a pause raises the limit.
 const PAUSE_REMEMBERED_NS: u64 = 600_000_000_000;
 
-/// What one device did lately.
+/// Recent I/O of one device.
 #[derive(Debug, Default)]
 pub(crate) struct Device {
     errors: u32,
     last_error: Instant,
     fenced: bool,
     stalled: bool,
-    /// When the I/O was issued at which the device stalled last.
+    /// Issue time of the I/O at which the device stalled last.
     stalled_at: Instant,
     /// The length of the longest recent pause, and when it ended.
     pause_ns: u64,
     pause_ended: Instant,
-    /// I/Os in order of issue, with those that completed still among them until they reach the front.
+    /// I/Os in order of issue. Completed ones stay in the list until they reach its front.
     outstanding: VecDeque<(IoId, u64, Instant)>,
 }
 
-/// What changed with an observation.
+/// Change of state after an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     None,
@@ -55,12 +55,12 @@ impl Device {
         self.stalled
     }
 
-    /// An I/O was issued. `serial` tells it from earlier I/Os that had the same id.
+    /// Records that an I/O was issued. `serial` distinguishes it from earlier I/Os with the same id.
     pub(crate) fn issued(&mut self, id: IoId, serial: u64, now: Instant) {
         self.outstanding.push_back((id, serial, now));
     }
 
-    /// Counts a failed I/O. Errors are forgiven after a while without any.
+    /// Counts a failed I/O. Errors expire after a while without any.
     pub(crate) fn failed(&mut self, now: Instant, health: &Health) -> Change {
         if now - self.last_error > health.forgive_ns {
             self.errors = 0;
@@ -74,12 +74,12 @@ impl Device {
         Change::Fenced(self.errors)
     }
 
-    /// Whoever knows says that nothing is to be had of it any more.
+    /// Fences the device because its owner reports that it is gone.
     pub(crate) fn give_up(&mut self) -> Change {
         if std::mem::replace(&mut self.fenced, true) { Change::None } else { Change::Fenced(self.errors) }
     }
 
-    /// Looks whether the oldest I/O is overdue. `is_outstanding` tells which have not completed.
+    /// Checks whether the oldest I/O is overdue. `is_outstanding` tells which have not completed.
     pub(crate) fn check(
         &mut self,
         now: Instant,
@@ -105,7 +105,7 @@ impl Device {
         }
     }
 
-    /// How long an I/O that was issued at `at` may take, nanoseconds.
+    /// Returns the time limit for an I/O that was issued at `at`, nanoseconds.
     fn stall_ns(&self, at: Instant, health: &Health) -> u64 {
         let is_recent = self.pause_ns > 0 && at - self.pause_ended < PAUSE_REMEMBERED_NS;
         let raised = if is_recent { 2 * self.pause_ns } else { 0 };
@@ -120,7 +120,7 @@ impl Device {
         }
     }
 
-    /// When to look next.
+    /// Returns when to check next.
     pub(crate) fn deadline(&self, health: &Health) -> Option<Instant> {
         let (.., at) = self.outstanding.front()?;
         (!self.stalled).then(|| *at + self.stall_ns(*at, health))

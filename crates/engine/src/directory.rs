@@ -1,5 +1,5 @@
-//! What a cache holds and what gives way: index, admission and replacement, without a word on where
-//! the frames lie. The daemon's caches and simulations of them decide through this one type.
+//! The content of a cache and its replacement: index, admission and policy, independent of where the frames
+//! lie. The daemon's caches and simulations use this one type.
 
 mod nodes;
 
@@ -24,9 +24,9 @@ pub(crate) struct Span {
 pub(crate) enum Refusal {
     /// It belongs to a sequential run.
     Sequential,
-    /// Admission or the policy wants to see it again first.
+    /// Admission or the policy requires another use first.
     Unproven,
-    /// No block gives way: those that could are in use, or admission lets none.
+    /// No block can be evicted: the candidates are in use, or admission allows none.
     NoBlock,
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Refusal {
 pub(crate) struct Placed {
     /// The cache sector at which the span starts.
     pub(crate) sector: u64,
-    /// Blocks with data that had to leave: 0 or 1.
+    /// Number of blocks with data that were evicted: 0 or 1.
     pub(crate) evicted: u64,
 }
 
@@ -56,12 +56,12 @@ pub(crate) struct Directory {
     nodes: Nodes,
     gate: Gate,
     block_shift: u32,
-    /// Frames of a cache with a journal that blocks have left, until they are taken: the journal has to hear of it.
+    /// Frames of a cache with a journal that blocks have left, until they are taken for the journal.
     gone: Vec<(FrameNo, BlockNo)>,
 }
 
 impl Directory {
-    /// An empty one of `frames` frames (1 … 2³² − 2) of `1 << block_shift` sectors each.
+    /// Creates an empty directory of `frames` frames (1 … 2³² − 2) of `1 << block_shift` sectors each.
     pub(crate) fn new(frames: u32, block_shift: u32, policy: PolicyKind, admission: Admission) -> Directory {
         Directory {
             index: Index::new(frames, block_shift),
@@ -73,7 +73,7 @@ impl Directory {
         }
     }
 
-    /// Memory, bytes.
+    /// Returns the memory used, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.index.bytes() + self.policy.bytes() + self.nodes.bytes() + self.gate.bytes()
     }
@@ -95,24 +95,24 @@ impl Directory {
         })
     }
 
-    /// The cache sector at which a span starts, if its block has a frame.
+    /// Returns the cache sector at which a span starts, if its block has a frame.
     #[inline]
     pub(crate) fn find(&self, span: Span) -> Option<u64> {
         self.index.find(span.block).map(|frame| self.index.first_sector(frame) + span.first)
     }
 
-    /// Takes note of a read or write of the disk's sectors `first..end`, before it is looked up.
+    /// Records a read or write of the disk's sectors `first..end`, before the look-up.
     #[inline]
     pub(crate) fn observe(&mut self, first: u64, end: u64) -> Run {
         self.gate.observe(first, end)
     }
 
-    /// Does nothing leave for what is clean?
+    /// Returns true if clean data is never evicted for new data.
     pub(crate) fn only_while_free(&self) -> bool {
         self.gate.only_while_free()
     }
 
-    /// Tells the policy that a request used the block of this cache sector.
+    /// Reports to the policy that a request used the block of this cache sector.
     #[inline]
     pub(crate) fn touch(&mut self, sector: u64) {
         let frame = FrameNo((sector >> self.block_shift) as u32);
@@ -120,7 +120,7 @@ impl Directory {
         self.index.note_use(frame);
     }
 
-    /// Tells the policy that a request used the blocks of these cache sectors, each once.
+    /// Reports to the policy that a request used the blocks of these cache sectors, each once.
     #[inline]
     pub(crate) fn touch_all(&mut self, sector: u64, count: u64) {
         let last = sector + count - 1;
@@ -131,8 +131,8 @@ impl Directory {
         }
     }
 
-    /// Sees to it that the block of `span` has a frame, for a request that brings its data: the one in which it was
-    /// found, which counts as a use, or a new one.
+    /// Ensures that the block of `span` has a frame, for a request that brings its data. An existing frame
+    /// counts as used; otherwise a new one is allocated.
     #[inline]
     pub(crate) fn bring(
         &mut self,
@@ -150,8 +150,8 @@ impl Directory {
         }
     }
 
-    /// Gives a frame to the block of `span`, which has none, if it may come in. Evicts if need be;
-    /// `is_busy` says whether I/O on a range of the disk's sectors is in flight.
+    /// Allocates a frame for the block of `span`, which has none, if admission allows it. Evicts if
+    /// necessary; `is_busy` says whether I/O on a range of the disk's sectors is in flight.
     #[inline]
     fn place(
         &mut self,
@@ -174,7 +174,7 @@ impl Directory {
         let mut evicted = 0;
         let frame = match self.index.insert(span.block) {
             Some(frame) => frame,
-            // What leaves may leave a place that takes second copies only.
+            // An evicted block may free a frame that is for replicas only.
             None => loop {
                 evicted += self.evict(&is_busy).ok_or(Refusal::NoBlock)?;
                 if let Some(frame) = self.index.insert(span.block) {
@@ -186,11 +186,11 @@ impl Directory {
         Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
     }
 
-    /// Gives the block at this cache sector a second frame if it has none, evicting others for it. Returns where its second
-    /// copy of the sector lies, and how many blocks with data that cost.
+    /// Allocates a second frame for the block at this cache sector if it has none, evicting others for it.
+    /// Returns the second copy's sector, and how many blocks with data were evicted.
     pub(crate) fn double(&mut self, sector: u64, is_busy: impl Fn(u64, u64) -> bool) -> (Option<u64>, u64) {
-        // Blocks that came one after the other lie side by side on one device, in runs of hundreds, and leave in that
-        // order too. Frames that come free in vain are taken by the next ones.
+        // Blocks that arrived together lie side by side on one device, in runs of hundreds, and are evicted
+        // in that order too. Frames that were freed without use are allocated to the next blocks.
         const TRIES: u32 = 512;
         let mut evicted = 0;
         for _ in 0..TRIES {
@@ -211,7 +211,7 @@ impl Directory {
         (self.index.second_sector(sector), evicted)
     }
 
-    /// Frees one frame. Returns how many blocks with data that cost: 0 or 1.
+    /// Frees one frame. Returns how many blocks with data were evicted: 0 or 1.
     pub(crate) fn evict(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
         let (index, nodes, shift) = (&self.index, &self.nodes, self.block_shift);
         let node = self.policy.evict(&mut |node| {
@@ -300,13 +300,13 @@ impl Directory {
         self.gone.drain(..)
     }
 
-    /// Was this block of a cache with a journal used since this was asked last, or is it hot?
+    /// Returns true if this block of a cache with a journal was used since the last call, or is hot.
     pub(crate) fn was_used(&mut self, block: BlockNo) -> bool {
         let Some(frame) = self.index.find(block) else { return false };
         self.index.take_use(frame) || self.policy.is_hot(self.nodes.node(frame))
     }
 
-    /// Uses of this block up to now do not count.
+    /// Ignores uses of this block up to now.
     pub(crate) fn forget_use(&mut self, block: BlockNo) {
         if let Some(frame) = self.index.find(block) {
             self.index.take_use(frame);
@@ -319,7 +319,7 @@ impl Directory {
         self.block_shift
     }
 
-    /// Makes what the cache holds of the disk's sectors `first..end` invalid.
+    /// Invalidates the cached data of the disk's sectors `first..end`.
     #[inline]
     pub(crate) fn invalidate(&mut self, first: u64, end: u64) {
         let mut runs = self.cached_runs(first, end);
@@ -328,15 +328,16 @@ impl Directory {
         }
     }
 
-    /// A walk over the frames of the disk's sectors `first..end`. It takes at most as many steps as there are blocks
-    /// in the range or frames in the cache, whichever is fewer: a huge disk with a small cache is walked quickly.
+    /// Returns a walk over the frames of the disk's sectors `first..end`. Its number of steps is at most
+    /// the number of blocks in the range or of frames in the cache, whichever is smaller. So a huge disk
+    /// with a small cache is walked quickly.
     pub(crate) fn cached_runs(&self, first: u64, end: u64) -> CachedRuns {
         let blocks = end.saturating_sub(first) >> self.block_shift;
         let by_frame = blocks > u64::from(self.index.frames());
         CachedRuns { first, end, at: if by_frame { 0 } else { first }, by_frame }
     }
 
-    /// Takes a recovered index in place of the empty one. Nothing is known of what was used last.
+    /// Replaces the empty index by a recovered one. The order of use is unknown.
     pub(crate) fn restore(&mut self, index: Index) {
         assert!(index.frames() == self.index.frames() && index.block_shift() == self.block_shift);
         self.index = index;
@@ -348,7 +349,7 @@ impl Directory {
         (0..index.frames()).map(FrameNo).filter(holds).for_each(|frame| self.policy.restore(frame, 0));
     }
 
-    /// Frames that hold data, with their heat, coldest first.
+    /// Returns frames that hold data, with their heat, coldest first.
     pub(crate) fn order(&self) -> impl Iterator<Item = (FrameNo, u8)> {
         let index = &self.index;
         let holds_data = |(frame, _): &(FrameNo, u8)| !index.block_is_empty(index.first_sector(*frame));
@@ -356,9 +357,9 @@ impl Directory {
         frames.filter(holds_data)
     }
 
-    /// Takes blocks over into this empty directory, with their contents and their place in the
-    /// order: `(from, to, heat)`, coldest first.
-    /// `seconds` are frames with second copies: `(from, to, where the first copy goes)`.
+    /// Moves blocks into this empty directory, with their contents and their place in the order: `(from,
+    /// to, heat)`, coldest first. `seconds` are frames with second copies: `(from, to, frame of the first
+    /// copy)`.
     pub(crate) fn adopt(
         &mut self,
         other: &Directory,
@@ -374,14 +375,15 @@ impl Directory {
     }
 }
 
-/// The sectors whose whole content a write has: first, and one past the last. A sector that it covers in part
-/// would have to be read first: it stays invalid.
+/// Returns the sectors that a write covers completely: first, and one past the last. A sector that it
+/// covers in part would have to be read first: it stays invalid.
 pub(crate) fn whole_sectors(offset: u64, len: u64) -> (u64, u64) {
     let first = sector_ceil(offset) / SECTOR_BYTES;
     (first, first.max((offset + len) / SECTOR_BYTES))
 }
 
-/// See [`Directory::cached_runs`]. It borrows nothing, so that the caller may change the sectors that it returned.
+/// A walk over frames; see [`Directory::cached_runs`]. It borrows nothing, so that the caller may change
+/// the returned sectors.
 pub(crate) struct CachedRuns {
     first: u64,
     end: u64,
@@ -408,7 +410,7 @@ impl CachedRuns {
 
     fn next_frame(&mut self, index: &Index) -> Option<(u64, u64)> {
         let shift = index.sectors_in_block().trailing_zeros();
-        // Valid sectors lead to the frames that are in use.
+        // The bitmap of valid sectors leads to the frames in use.
         while let Some(valid) = index.next_valid(self.at << shift) {
             let (frame, block, _) = index.locate(valid);
             self.at = u64::from(frame.0) + 1;

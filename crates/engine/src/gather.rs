@@ -1,6 +1,6 @@
-//! Bytes to be sent in order: protocol headers interleaved with parts of payload buffers.
+//! A list of bytes to send in order: protocol headers interleaved with parts of payload buffers.
 //!
-//! Front ends and the NBD backing write one, the ring sends it; neither copies payload.
+//! Front ends and the NBD backing build it, the ring sends it; neither copies payload.
 
 use crate::io::BufferSlice;
 
@@ -27,7 +27,7 @@ impl Piece {
         }
     }
 
-    /// Nothing to send?
+    /// Returns true if there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -38,13 +38,13 @@ impl Piece {
 pub struct Gather {
     /// All header bytes, one after the other.
     pub head: Vec<u8>,
-    /// What to send, in order.
+    /// The pieces to send, in order.
     pub pieces: Vec<Piece>,
 }
 
 impl Gather {
-    /// Lets `write` append to the head, and makes what it appended the next piece. Head pieces that
-    /// follow each other become one.
+    /// Lets `write` append to the head, and makes the appended bytes the next piece. Adjacent head pieces
+    /// are joined.
     pub fn push_head(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.head.len() as u32;
         write(&mut self.head);
@@ -63,17 +63,17 @@ impl Gather {
         }
     }
 
-    /// Bytes in all.
+    /// Returns the total length in bytes.
     pub fn len(&self) -> usize {
         self.pieces.iter().map(Piece::len).sum()
     }
 
-    /// Nothing to send?
+    /// Returns true if there is nothing to send.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty()
     }
 
-    /// Forgets everything, keeps the memory.
+    /// Removes everything and keeps the memory.
     pub fn clear(&mut self) {
         self.head.clear();
         self.pieces.clear();

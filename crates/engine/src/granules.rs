@@ -1,35 +1,37 @@
-//! A set of equal parts of a disk, its *granules*: what a dirty bitmap is made of.
+//! A set of equal parts of a disk, its *granules*, for dirty bitmaps.
 //!
-//! Unlike [`Regions`](crate::regions::Regions) its unit is chosen and stays. What was put in is in, and with it the rest of the granules
-//! it touches. A disk has at most 2²⁶ granules, so a set takes 8 MiB at most; where a disk grows past that, granules double.
+//! Unlike in [`Regions`](crate::regions::Regions), the granule size is chosen and stays. Adding a range
+//! adds all granules that it touches. A disk has at most 2²⁶ granules, so a set takes at most 8 MiB. If a
+//! disk grows beyond that, the granule size doubles.
 //!
-//! Refused: granules that are no power of two from 4 KiB to 64 MiB, or too many of them. Offsets and lengths are bytes.
+//! Refused: granules that are no power of two from 4 KiB to 64 MiB, or too many of them. Offsets and
+//! lengths are bytes.
 
-/// Smallest granule, bytes.
+/// Minimum granule size in bytes.
 pub const GRANULE_BYTES_MIN: u64 = 4096;
 
-/// Largest granule, bytes.
+/// Maximum granule size in bytes.
 pub const GRANULE_BYTES_MAX: u64 = 64 << 20;
 
-/// The granule where nothing else is said and the disk is not too large for it, bytes.
+/// Default granule size in bytes, unless the disk is too large for it.
 pub const GRANULE_BYTES_USUAL: u64 = 64 << 10;
 
-/// Granules of a disk at most.
+/// Maximum number of granules per disk.
 pub const GRANULES_MAX: u64 = 1 << 26;
 
-/// See the module's text. Empty when made.
+/// A set of granules; see the module documentation. New sets are empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Granules {
     disk_bytes: u64,
-    /// log2 of a granule's bytes.
+    /// log2 of the granule size in bytes.
     shift: u32,
     words: Vec<u64>,
-    /// Granules that are in.
+    /// Number of granules in the set.
     count: u64,
 }
 
 impl Granules {
-    /// Of a disk of so many bytes; `None` for a granule that cannot be.
+    /// Creates a set for a disk of `disk_bytes`; `None` if the granule size is invalid.
     pub fn new(disk_bytes: u64, granule_bytes: u64) -> Option<Granules> {
         let fits = granule_bytes.is_power_of_two()
             && (GRANULE_BYTES_MIN..=GRANULE_BYTES_MAX).contains(&granule_bytes)
@@ -40,7 +42,8 @@ impl Granules {
         })
     }
 
-    /// As [`words`](Self::words) gave it; `None` if that is no set of granules of such a disk.
+    /// Creates a set from the result of [`words`](Self::words); `None` if that is not a valid set for such
+    /// a disk.
     pub fn from_words(disk_bytes: u64, granule_bytes: u64, words: Vec<u64>) -> Option<Granules> {
         let empty = Granules::new(disk_bytes, granule_bytes)?;
         let tail = empty.granules() % 64;
@@ -52,45 +55,47 @@ impl Granules {
         Some(Granules { words, count, ..empty })
     }
 
-    /// The smallest usual granule for a disk of so many bytes; `None` for one that no granule is large enough for.
+    /// Returns the default granule size for a disk of this many bytes; `None` if the disk is too large for
+    /// any size.
     pub fn usual_bytes(disk_bytes: u64) -> Option<u64> {
         let enough = |granule: &u64| disk_bytes.div_ceil(*granule) <= GRANULES_MAX;
         (GRANULE_BYTES_USUAL.ilog2()..=GRANULE_BYTES_MAX.ilog2()).map(|shift| 1 << shift).find(enough)
     }
 
-    /// Of which disk.
+    /// Returns the size of the disk in bytes.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
-    /// Bytes of a granule.
+    /// Returns the granule size in bytes.
     pub fn granule_bytes(&self) -> u64 {
         1 << self.shift
     }
 
-    /// One bit for each granule, the first in the lowest of the first word. Bits past the end are clear.
+    /// Returns one bit for each granule, the first in the lowest bit of the first word. Bits past the end
+    /// are clear.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
 
-    /// Nothing is in.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Bytes of the disk that are in.
+    /// Returns the number of the disk's bytes that are in the set.
     pub fn bytes(&self) -> u64 {
         let past = (self.granules() << self.shift) - self.disk_bytes;
         let has_last = self.granules() > 0 && self.has(self.granules() - 1);
         (self.count << self.shift) - if has_last { past } else { 0 }
     }
 
-    /// Bytes of memory that it takes.
+    /// Returns the memory used, in bytes.
     pub fn memory_bytes(&self) -> u64 {
         self.words.len() as u64 * 8
     }
 
-    /// Puts a range in; what is past the disk's end is left out.
+    /// Adds a range; the part past the disk's end is ignored.
     #[inline]
     pub fn insert(&mut self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.disk_bytes);
@@ -104,7 +109,7 @@ impl Granules {
         }
     }
 
-    /// Everything is in.
+    /// Adds the whole disk.
     pub fn insert_all(&mut self) {
         let granules = self.granules();
         self.words.fill(u64::MAX);
@@ -114,13 +119,13 @@ impl Granules {
         self.count = granules;
     }
 
-    /// Nothing is in any more.
+    /// Removes everything.
     pub fn clear(&mut self) {
         self.words.fill(0);
         self.count = 0;
     }
 
-    /// Puts everything in that is in `others`, as far as the disk goes.
+    /// Adds everything that is in `others`, up to the disk's end.
     pub fn insert_those_of(&mut self, others: &Granules) {
         let mut at = 0;
         while at < others.disk_bytes {
@@ -132,20 +137,21 @@ impl Granules {
         }
     }
 
-    /// Is a byte in?
+    /// Returns true if a byte is in the set.
     #[inline]
     pub fn contains(&self, offset: u64) -> bool {
         offset < self.disk_bytes && self.has(offset >> self.shift)
     }
 
-    /// How many bytes from `offset` on, of `len` at most, are all in or all not, and which. Bytes past the disk's end are not.
+    /// Returns how many bytes from `offset` on, at most `len`, are all in the set or all not, and which.
+    /// Bytes past the disk's end are not in the set.
     pub fn run(&self, offset: u64, len: u64) -> (u64, bool) {
         let end = offset.saturating_add(len);
         let is_in = self.contains(offset);
         let granules = self.granules();
         let mut granule = offset >> self.shift;
         while granule < granules && (granule << self.shift) < end && self.has(granule) == is_in {
-            // Where a whole word is alike, so are its granules.
+            // If all bits of a word are equal, it is skipped as a whole.
             let word = self.words[(granule / 64) as usize];
             let alike = granule.is_multiple_of(64) && word == if is_in { u64::MAX } else { 0 };
             granule += if alike { 64 } else { 1 };
@@ -155,7 +161,7 @@ impl Granules {
         (upto - offset, is_in)
     }
 
-    /// The disk has so many bytes now, no fewer than before; those that are new are in.
+    /// Sets the disk's size, which must not shrink; the new bytes are in the set.
     pub fn grow(&mut self, disk_bytes: u64) {
         assert!(disk_bytes >= self.disk_bytes, "disks do not shrink");
         let before = self.disk_bytes;
@@ -167,7 +173,7 @@ impl Granules {
         self.insert(before, disk_bytes - before);
     }
 
-    /// Two granules become one.
+    /// Doubles the granule size.
     fn double(&mut self) {
         let mut double = Granules { shift: self.shift + 1, words: Vec::new(), count: 0, ..*self };
         double.words = vec![0; double.granules().div_ceil(64) as usize];
@@ -191,7 +197,7 @@ mod tests {
 
     const K64: u64 = 64 << 10;
 
-    /// The runs of the whole disk, in granules.
+    /// Returns the runs of the whole disk, in granules.
     fn runs(set: &Granules) -> Vec<(u64, bool)> {
         let (mut at, mut found) = (0, vec![]);
         while at < set.disk_bytes() {
@@ -225,7 +231,7 @@ mod tests {
         assert_eq!(runs(&set), [(10 * K64 + 512, false)]);
     }
 
-    /// Runs are what a look at each granule says, over words that are all alike and words that are not.
+    /// Compares runs with checks of single granules, over words with equal bits and others.
     #[test]
     fn runs_are_exact() {
         let mut dice = 7u64;

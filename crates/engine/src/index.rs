@@ -1,7 +1,7 @@
-//! Which block lies in which frame, which of its sectors are valid, and what their checksums are.
+//! The index of a cache: the frame of each block, the validity of its sectors, and their checksums.
 //!
-//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table; in a persistent
-//! cache 4 bits more. Frames in no use form a list through the block numbers they do not have.
+//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table; in a
+//! persistent cache 4 bits more. Free frames form a list through the unused block numbers.
 
 mod bitmap;
 mod free;
@@ -35,9 +35,9 @@ pub(crate) struct Index {
     /// Per sector of every frame.
     valid: Bitmap,
     sums: Vec<u32>,
-    /// Of a persistent cache. Without bits in a volatile one.
+    /// Marks of a persistent cache; `None` in a volatile one.
     marks: Option<Box<Marks>>,
-    /// Of a cache that was recovered without evidence.
+    /// Unverified sectors of a cache that was recovered without evidence.
     unverified: Option<Box<Unverified>>,
     /// Of a cache that is about to give segments back.
     leaving: Option<Leaving>,
@@ -53,7 +53,7 @@ impl Index {
     pub(crate) fn new(frames: u32, block_shift: u32) -> Self {
         assert!(frames > 0 && frames < NO_FRAME);
         let sectors = (frames as usize) << block_shift;
-        // The low frames are handed out first: while a cache fills, its data stays together.
+        // Low frames are allocated first: while a cache fills, its data stays together.
         let mut free = FreeFrames::none();
         let mut block_of = vec![NO_FRAME; frames as usize];
         (0..frames).for_each(|frame| free.push_last(&mut block_of, frame));
@@ -81,13 +81,13 @@ impl Index {
         1 << self.block_shift
     }
 
-    /// Is a frame in no use?
+    /// Returns true if a frame is free.
     #[inline]
     pub(crate) fn has_free(&self) -> bool {
         !self.free.is_empty()
     }
 
-    /// Frames that stand for a block.
+    /// Returns the number of frames that are assigned to a block.
     #[cfg(test)]
     pub(crate) fn used(&self) -> u32 {
         self.used
@@ -97,12 +97,12 @@ impl Index {
         self.sectors_valid
     }
 
-    /// Blocks with at least one valid sector.
+    /// Returns the number of blocks with at least one valid sector.
     pub(crate) fn blocks_holding_data(&self) -> u64 {
         self.blocks_holding_data
     }
 
-    /// Bytes of memory.
+    /// Returns the memory used, in bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let words = self.block_of.capacity() + self.sums.capacity();
         self.table.bytes()
@@ -112,25 +112,25 @@ impl Index {
             + self.unverified.as_ref().map_or(0, |unverified| unverified.bytes())
     }
 
-    /// The frame of a block.
+    /// Returns the frame of a block.
     #[inline]
     pub(crate) fn find(&self, block: BlockNo) -> Option<FrameNo> {
         self.table.find(hash(block), |frame| self.block(frame) == block)
     }
 
-    /// A word from where a search for this block starts.
+    /// Returns a word from the start of the search for this block, to prefetch the cache line.
     #[inline]
     pub(crate) fn peek(&self, block: BlockNo) -> u32 {
         self.table.peek(hash(block))
     }
 
-    /// The block in a frame that is in use.
+    /// Returns the block in a frame that is in use.
     #[inline]
     pub(crate) fn block(&self, frame: FrameNo) -> BlockNo {
         BlockNo(self.block_of[frame.0 as usize])
     }
 
-    /// Puts a block that has no frame into a free one; `None` when none is free.
+    /// Assigns a free frame to a block that has none; `None` if no frame is free.
     pub(crate) fn insert(&mut self, block: BlockNo) -> Option<FrameNo> {
         debug_assert!(self.find(block).is_none());
         let frame = FrameNo(self.free.pop(&self.block_of)?);
@@ -138,7 +138,7 @@ impl Index {
         Some(frame)
     }
 
-    /// The segments lie at these places: the second copy of a block lies at another than the first.
+    /// Sets the places of the segments: the second copy of a block lies at another place than the first.
     pub(crate) fn set_places(&mut self, places: Places) {
         let frames = self.free.drain(&self.block_of);
         self.free = FreeFrames::with_places(places);
@@ -146,9 +146,9 @@ impl Index {
         frames.into_iter().for_each(|frame| self.free.push_last(&mut self.block_of, frame));
     }
 
-    /// Takes blocks over from another index with the same block size into this empty one, each from
-    /// a frame there to a frame here, which may be the second copy of what is in another. They come in the order of
-    /// the frames here.
+    /// Moves blocks from another index with the same block size into this empty one, each from a frame
+    /// there to a frame here, which may hold the second copy of another frame's block. They come in the
+    /// order of the frames here.
     pub(crate) fn adopt(
         &mut self,
         other: &Index,
@@ -182,7 +182,7 @@ impl Index {
         self.recount_dirty();
     }
 
-    /// Enters a block into the table.
+    /// Adds a block to the table.
     fn place(&mut self, block: BlockNo, frame: FrameNo) {
         self.block_of[frame.0 as usize] = block.0;
         self.table.insert(hash(block), frame);
@@ -197,13 +197,13 @@ impl Index {
         self.used -= 1;
     }
 
-    /// The first of a frame's sectors, in the numbering that the functions below use.
+    /// Returns the first sector of a frame, in the numbering that the functions below use.
     #[inline]
     pub(crate) fn first_sector(&self, frame: FrameNo) -> u64 {
         u64::from(frame.0) << self.block_shift
     }
 
-    /// How many of the `count` sectors from `first` on are valid.
+    /// Returns how many of the `count` sectors from `first` on are valid.
     #[inline]
     pub(crate) fn count_valid(&self, first: u64, count: u64) -> u64 {
         self.valid.count(first, count)
@@ -219,7 +219,7 @@ impl Index {
         self.sums[sector as usize]
     }
 
-    /// Makes one sector valid.
+    /// Marks one sector valid.
     #[inline]
     pub(crate) fn set_valid(&mut self, sector: u64, sum: u32) {
         self.sums[sector as usize] = sum;
@@ -238,7 +238,7 @@ impl Index {
         }
     }
 
-    /// Makes sectors of one frame invalid, and so not dirty. Returns how many were valid.
+    /// Marks sectors of one frame invalid, and so not dirty. Returns how many were valid.
     #[inline]
     pub(crate) fn clear_valid(&mut self, first: u64, count: u64) -> u64 {
         let before = self.count_valid(first, count);
@@ -255,7 +255,7 @@ impl Index {
         before
     }
 
-    /// Has the frame of this sector no valid sector?
+    /// Returns true if the frame of this sector has no valid sector.
     #[inline]
     pub(crate) fn block_is_empty(&self, sector: u64) -> bool {
         if self.block_shift == 0 {
@@ -264,14 +264,14 @@ impl Index {
         !self.valid.any(sector >> self.block_shift << self.block_shift, 1 << self.block_shift)
     }
 
-    /// What a sector of a frame in use is called in a journal: the frame, its block, and the sector inside it.
+    /// Returns a sector's address in the journal: the frame, its block, and the sector inside it.
     #[inline]
     pub(crate) fn locate(&self, sector: u64) -> (FrameNo, BlockNo, u8) {
         let frame = FrameNo((sector >> self.block_shift) as u32);
         (frame, self.block(frame), (sector - self.first_sector(frame)) as u8)
     }
 
-    /// The first valid sector at or after this one.
+    /// Returns the first valid sector at or after `from`.
     pub(crate) fn next_valid(&self, from: u64) -> Option<u64> {
         self.valid.next_one(from)
     }

@@ -1,8 +1,8 @@
-//! The cache engine: every decision hob takes, and no I/O, clock, dice or thread.
+//! The cache engine: makes every decision of the cache. It uses no I/O, clock, random numbers or threads.
 //!
-//! [`Engine`] is a machine: requests, completions, commands and timeouts go in through `handle_*`,
-//! I/O, replies and events come out of `poll_*`. Its owner — the daemon's shard loop, a simulation,
-//! the lab — does what it asks for and tells it the time.
+//! [`Engine`] is a state machine: requests, completions, commands and timeouts go in through `handle_*`;
+//! I/O, replies and events come out of `poll_*`. Its owner (the daemon's shard loop, a simulation, or the
+//! lab) performs the I/O and provides the time.
 
 pub mod admission;
 mod cache;

@@ -1,8 +1,8 @@
-//! Memory above a disk's cache: which sectors it holds copies of, and where in the area. It holds nothing that is not
-//! elsewhere; docs/decisions/0007 says when a copy is right.
+//! The memory tier of one disk: which sectors it holds copies of, and where in the area. All its data is
+//! also elsewhere; docs/decisions/0007 says when a copy is valid.
 //!
-//! The area is cut into pages, found through a directory of their own. What is copied where is told through closures, because
-//! the copies themselves are the engine's business. Sectors are the disk's; offsets in the area are bytes.
+//! The area is divided into pages, which have a directory of their own. Copies are reported through
+//! closures, because the engine performs them. Sectors are the disk's; offsets in the area are bytes.
 
 mod readers;
 
@@ -15,23 +15,23 @@ use crate::units::{BLOCK_BYTES_MIN, SECTOR_BYTES};
 use readers::Readers;
 pub(crate) use readers::{Ahead, Seen};
 
-/// What gives way: scans must not wash what is read again.
+/// Replacement policy: scans must not evict data that is read repeatedly.
 const POLICY: &str = "s3-fifo";
 
 /// Requests of more than this part of all pages are not kept.
 const SHARE_MAX: u64 = 4;
 
-/// Sectors that lie in one piece in the area.
+/// Sectors that are contiguous in the area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Piece {
-    /// First byte in the area.
+    /// Offset in the area, bytes.
     pub(crate) offset: u64,
-    /// Which of the request's sectors is the first.
+    /// Index of the first sector in the request.
     pub(crate) at: u64,
     pub(crate) count: u64,
 }
 
-/// See the module's text.
+/// The memory tier of one disk; see the module documentation.
 pub(crate) struct Memory {
     config: MemoryConfig,
     directory: Directory,
@@ -41,7 +41,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// An empty one for a disk of `disk_bytes`.
+    /// Creates an empty memory tier for a disk of `disk_bytes`.
     pub(crate) fn new(config: MemoryConfig, disk_bytes: u64) -> Result<Memory, CommandError> {
         let page_bytes = u64::from(config.page_bytes);
         let workable = page_bytes.is_power_of_two()
@@ -70,23 +70,23 @@ impl Memory {
         Directory::new(pages as u32, shift, policy, Admission::default())
     }
 
-    /// Forgets everything.
+    /// Drops all content.
     pub(crate) fn clear(&mut self) {
         self.directory = Self::directory(&self.config);
         self.ahead.fill(0);
     }
 
-    /// Takes note of a read of the disk's sectors `first..end`.
+    /// Records a read of the disk's sectors `first..end`.
     pub(crate) fn observe(&mut self, first: u64, end: u64) -> Seen {
         self.readers.observe(first, end)
     }
 
-    /// What was to be read ahead is not, or not any more when it is read.
+    /// Records that sectors were not read ahead, or were dropped before they were read.
     pub(crate) fn missed_ahead(&mut self, what: Ahead) {
         self.readers.missed(what);
     }
 
-    /// Are all of these sectors there?
+    /// Returns true if all of these sectors are present.
     #[inline]
     pub(crate) fn holds(&self, first: u64, end: u64) -> bool {
         let directory = &self.directory;
@@ -96,8 +96,8 @@ impl Memory {
         })
     }
 
-    /// Serves a read of sectors that are there. True if any of them had been read ahead, and had not been read since: that is what
-    /// they came for, and makes them no more popular.
+    /// Serves a read of sectors that are present. Returns true if any of them had been read ahead and not
+    /// been read since: such a read does not make them more popular.
     pub(crate) fn read(
         &mut self,
         first: u64,
@@ -123,7 +123,7 @@ impl Memory {
         was_ahead
     }
 
-    /// Keeps what a read of the sectors `first..end` returned, where it is not there yet.
+    /// Keeps the data of a read of the sectors `first..end`, as far as it is not present yet.
     pub(crate) fn keep(&mut self, first: u64, end: u64, copy: impl FnMut(Piece)) {
         let sectors = self.config.bytes / SECTOR_BYTES;
         if (end - first) * SHARE_MAX <= sectors {
@@ -131,7 +131,7 @@ impl Memory {
         }
     }
 
-    /// Takes in what was read ahead.
+    /// Keeps data that was read ahead.
     pub(crate) fn keep_ahead(&mut self, first: u64, end: u64, copy: impl FnMut(Piece)) {
         self.bring(first, end, true, copy);
     }
@@ -146,7 +146,7 @@ impl Memory {
             if found.is_some_and(|sector| index.count_valid(sector, span.count) == span.count) {
                 continue;
             }
-            // Every page may leave: copies are carried out in order, so none is in use.
+            // Any page may be evicted: copies are carried out in order, so none is in use.
             let placed = self.directory.bring(span, found, (Run::Other, Brings::Clean), |_, _| false);
             let Ok(placed) = placed else { continue };
             let (page, bits) = self.bits(placed.sector, span.count);
@@ -165,7 +165,7 @@ impl Memory {
         }
     }
 
-    /// Takes over what was written to the sectors `first..end`, into pages that are there.
+    /// Updates present pages with data written to the sectors `first..end`.
     pub(crate) fn renew(&mut self, first: u64, end: u64, mut copy: impl FnMut(Piece)) {
         let mut at = 0;
         for span in self.directory.spans(first, end) {
@@ -177,7 +177,7 @@ impl Memory {
         }
     }
 
-    /// Forgets the sectors `first..end`.
+    /// Drops the sectors `first..end`.
     pub(crate) fn invalidate(&mut self, first: u64, end: u64) {
         let mut runs = self.directory.cached_runs(first, end);
         while let Some((sector, count)) = runs.next(&self.directory) {
@@ -187,27 +187,27 @@ impl Memory {
         }
     }
 
-    /// Unit of replacement, bytes.
+    /// Returns the page size in bytes.
     pub(crate) fn page_bytes(&self) -> u32 {
         self.config.page_bytes
     }
 
-    /// Bytes of the area.
+    /// Returns the size of the area in bytes.
     pub(crate) fn area_bytes(&self) -> u64 {
         self.config.bytes
     }
 
-    /// Bytes of the area that hold data.
+    /// Returns the bytes of the area that hold data.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.directory.index.sectors_valid() * SECTOR_BYTES
     }
 
-    /// Memory of everything that grows with it, but the area, bytes.
+    /// Returns the memory used in addition to the area, bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
         self.directory.bytes() + 2 * self.ahead.capacity() as u64
     }
 
-    /// A page and which of its sectors `count` sectors from `sector` on are.
+    /// Returns a page, and a bit mask of `count` of its sectors from `sector` on.
     fn bits(&self, sector: u64, count: u64) -> (usize, u16) {
         let shift = self.directory.block_shift();
         let inside = sector & ((1 << shift) - 1);

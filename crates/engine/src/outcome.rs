@@ -1,9 +1,9 @@
-//! How a request was served and why: each guest request has exactly one outcome.
+//! Outcomes: how a request was served, and why. Each guest request has exactly one outcome.
 //!
-//! The table [`OUTCOMES`] is the only place where their names and sentences stand; statistics,
-//! `hob explain`, the API and the docs read it.
+//! The table [`OUTCOMES`] is the only source of their names and sentences; statistics, `hob explain`, the
+//! API and the docs use it.
 
-/// What became of a request. The variants are the rows of [`OUTCOMES`], in order.
+/// The outcome of a request. The variants are the rows of [`OUTCOMES`], in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Outcome {
@@ -17,19 +17,20 @@ pub enum Outcome {
     PartialMiss,
     /// None of it was in flash; read from the backing and filled.
     MissFilled,
-    /// Missed, and not filled because fills wait for the flash already.
+    /// Missed, and not filled because too many fills wait for flash already.
     MissFlashBusy,
-    /// Missed, and not filled because no block gives way: those that could are in use, or admission lets none.
+    /// Missed, and not filled because no block can be evicted: the candidates are in use, or admission
+    /// allows none.
     MissNoBlock,
     /// Missed, and not filled because it is part of a sequential run.
     MissSequential,
-    /// Missed, and not filled because admission wants to see the blocks again first.
+    /// Missed, and not filled because admission requires another access first.
     MissUnproven,
     /// A write, written through to the backing; flash got its copy.
     WriteCopied,
     /// A write, written through to the backing; flash got no (complete) copy.
     WriteNotCopied,
-    /// A write, taken by flash; the backing gets it later.
+    /// A write, stored on flash; the backing gets it later.
     WriteBack,
     /// Discard or write-zeroes: nothing to serve from flash.
     BypassZeroing,
@@ -37,21 +38,21 @@ pub enum Outcome {
     BypassFlush,
     /// A flush of data that is in flash: the journal was committed.
     FlushCommitted,
-    /// Some of it is in flash and was not compared with the backing since the cache was recovered.
+    /// Part of it is in flash and was not compared with the backing since the cache was recovered.
     BypassUnverified,
-    /// The cache's mode sends it past the cache.
+    /// The cache's mode bypasses the cache.
     BypassMode,
-    /// Not all in flash, and its export promotes nothing.
+    /// Not completely in flash, and its export promotes nothing.
     BypassNoPromote,
-    /// The cache of the disk's parent served it, and keeps it.
+    /// The cache of the disk's parent served it.
     BypassShared,
     /// The cache was being changed at that moment.
     BypassChanging,
     /// The cache is being recovered.
     BypassRecovering,
-    /// Another host owned the disk still.
+    /// Another host still owned the disk.
     BypassStandby,
-    /// The flash does not answer in time.
+    /// The flash device exceeds the time limit.
     BypassStalled,
     /// All of the cache's flash is fenced after errors.
     BypassFenced,
@@ -77,7 +78,7 @@ pub struct OutcomeInfo {
     /// Its class: `hit`, `partial-miss`, `miss-filled`, `miss-not-admitted`, `write`, `flush`, `bypass`,
     /// `cache-off`, `flash-error`, `backing-error` or `refused`.
     pub class: &'static str,
-    /// The reason inside the class; empty where the class says it all.
+    /// The reason inside the class; empty if the class is sufficient.
     pub reason: &'static str,
     /// The rest of a sentence that starts with a share of the requests: "12 % …".
     pub sentence: &'static str,
@@ -129,12 +130,12 @@ outcomes! {
 }
 
 impl Outcome {
-    /// Was it served from memory, without any I/O?
+    /// Returns true if the request was served from memory, without any I/O.
     pub fn is_from_memory(self) -> bool {
         matches!(self, Outcome::HitMemory | Outcome::HitPrefetched)
     }
 
-    /// Is it that of a read of the backing whose data goes to flash, if admission lets it?
+    /// Returns true for a read of the backing whose data goes to flash, if admission allows it.
     pub(crate) fn would_fill(self) -> bool {
         matches!(self, Outcome::MissFilled | Outcome::PartialMiss | Outcome::BypassUnverified)
     }
@@ -142,7 +143,7 @@ impl Outcome {
     /// Number of outcomes.
     pub const COUNT: usize = OUTCOMES.len();
 
-    /// The row of [`OUTCOMES`].
+    /// Returns the row of [`OUTCOMES`].
     pub fn info(self) -> &'static OutcomeInfo {
         &OUTCOMES[self as usize]
     }

@@ -1,6 +1,6 @@
-//! Presets: the systems hob reproduces, each a row of one table of parts that do not depend on each
-//! other. Whoever parses, shows or documents a part reads the tables here; every part can be set by
-//! itself. Where a number is not in the source, the row says so in [`Preset::notes`].
+//! Presets: the systems that hob reproduces. Each is a row of one table of independent settings, and every
+//! setting can also be given by itself. Parsers, output and documentation use the tables here. If a number
+//! is not in the source, [`Preset::notes`] says so.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +9,14 @@ use crate::admission::{Admission, Popularity};
 use crate::command::{CacheConfig, Copies, Destage, DestageOrder, Layout, Mode};
 use crate::policy::PolicyKind;
 
-/// A word that users type, what it stands for, and one line on it.
+/// A word that users type, its value, and a one-line summary.
 #[derive(Debug)]
 pub struct Word<T: 'static> {
-    /// As users type it.
+    /// The word.
     pub name: &'static str,
-    /// What it stands for.
+    /// Its value.
     pub value: T,
-    /// What it does.
+    /// Its effect.
     pub summary: &'static str,
 }
 
@@ -82,7 +82,7 @@ pub const COPIES: &[Word<Copies>] = &[
 /// When a recovered cache is compared with its backing before it serves (docs/decisions/0033).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// Where nothing says that the backing is unchanged.
+    /// If there is no evidence that the backing is unchanged.
     #[default]
     Auto,
     /// After each restart.
@@ -106,7 +106,7 @@ pub const VERIFY: &[Word<Verify>] = &[
     },
 ];
 
-/// How a [`Layout`] is written, for help and docs.
+/// The forms of a [`Layout`], for help and docs.
 pub const LAYOUTS: &[Word<&str>] = &[
     Word { name: "unified", value: "unified", summary: "one room for what was read and what was written" },
     Word {
@@ -116,7 +116,7 @@ pub const LAYOUTS: &[Word<&str>] = &[
     },
 ];
 
-/// Why a word is not one of a table's.
+/// A word that is not in a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownWord {
     what: &'static str,
@@ -135,7 +135,7 @@ impl std::error::Error for UnknownWord {}
 macro_rules! words {
     ($($type:ident $table:ident $what:literal)*) => {$(
         impl $type {
-            /// As users type it.
+            /// Returns the word that users type.
             pub fn name(self) -> &'static str {
                 $table.iter().find(|row| row.value == self).expect("every value has a row").name
             }
@@ -198,47 +198,47 @@ impl FromStr for Layout {
     }
 }
 
-/// What a preset does in a pool of one device when it wants two copies.
+/// Behaviour of a preset with two copies in a pool of one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OneDevice {
-    /// It keeps one copy.
+    /// One copy is kept.
     OneCopy,
-    /// It is refused: two devices are part of the system.
+    /// The preset is refused: two devices are part of the system.
     Refused,
 }
 
 /// A row of [`PRESETS`].
 #[derive(Debug)]
 pub struct Preset {
-    /// As users type it.
+    /// The name that users type.
     pub name: &'static str,
-    /// One line on it.
+    /// A one-line summary.
     pub summary: &'static str,
-    /// Which system, and where its facts are collected.
+    /// The system, and where its facts are collected.
     pub source: &'static str,
-    /// What happens to writes.
+    /// Write mode.
     pub mode: Mode,
-    /// Does the cache survive a restart?
+    /// True if the cache survives a restart.
     pub persistent: bool,
-    /// Reads and writes together, or apart.
+    /// One part for reads and writes, or two.
     pub layout: Layout,
-    /// Cache block, bytes.
+    /// Size of a cache block in bytes.
     pub block_bytes: u32,
-    /// What may come in.
+    /// Admission.
     pub admission: Admission,
-    /// Replacement, by name.
+    /// Name of the replacement policy.
     pub policy: &'static str,
-    /// When dirty data goes to the backing, and in which order.
+    /// When dirty data is destaged, and in which order.
     pub destage: Destage,
-    /// Of dirty data, or of all.
+    /// Number of copies on flash.
     pub copies: Copies,
-    /// Where there is one device only.
+    /// Behaviour with one device only.
     pub one_device: OneDevice,
-    /// What the row takes from elsewhere, or what else is to be said.
+    /// Settings that are not from the source, and other remarks.
     pub notes: &'static str,
 }
 
-/// What a cache has that was given no preset: the parts of the first row.
+/// All presets; a cache without a preset has the settings of the first row.
 pub const PRESETS: &[Preset] = &[
     Preset {
         name: "vfrc",
@@ -340,7 +340,7 @@ pub const PRESETS: &[Preset] = &[
 
 const ALWAYS: Admission = Admission { popularity: Popularity::Always, sequential_bytes_max: None };
 
-/// As [`Destage::default`], which a table cannot call.
+/// Equal to [`Destage::default`], which a table cannot call.
 const DESTAGE: Destage = Destage {
     order: DestageOrder::Elevator,
     start_permille: 100,
@@ -351,7 +351,7 @@ const DESTAGE: Destage = Destage {
     ordered: false,
 };
 
-/// The preset of that name.
+/// Returns the preset of that name.
 pub fn preset(name: &str) -> Result<&'static Preset, UnknownWord> {
     PRESETS.iter().find(|row| row.name == name).ok_or_else(|| UnknownWord {
         what: "preset",
@@ -361,7 +361,7 @@ pub fn preset(name: &str) -> Result<&'static Preset, UnknownWord> {
 }
 
 impl Preset {
-    /// Its parts, as an engine takes them.
+    /// Returns its settings in the engine's form.
     pub fn config(&self, segment_bytes: u64) -> CacheConfig {
         CacheConfig {
             block_bytes: self.block_bytes,

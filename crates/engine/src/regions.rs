@@ -1,14 +1,14 @@
-//! A set of places on a disk, in little memory: coarse on a large disk, exact on a small one.
+//! A set of ranges of a disk in little memory: coarse on a large disk, exact on a small one.
 //!
-//! What was put in is in; more may be, as a disk is cut into 2²⁰ regions of equal length at most. A region has 2^*k* bytes and
-//! at least a sector. Takes up to 128 KiB.
+//! A disk is divided into at most 2²⁰ regions of equal length, and adding a range adds all regions that it
+//! touches. A region has 2^*k* bytes and at least a sector. Takes up to 128 KiB.
 
 use crate::units::SECTOR_BYTES;
 
-/// Regions of a disk at most.
+/// Maximum number of regions per disk.
 const REGIONS_MAX: u64 = 1 << 20;
 
-/// See the module's text. Empty when made.
+/// A set of regions; see the module documentation. New sets are empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regions {
     disk_bytes: u64,
@@ -19,7 +19,7 @@ pub struct Regions {
 }
 
 impl Regions {
-    /// Of a disk of so many bytes.
+    /// Creates an empty set for a disk of `disk_bytes`.
     pub fn new(disk_bytes: u64) -> Regions {
         let sectors = disk_bytes.div_ceil(SECTOR_BYTES);
         let shift = sectors.div_ceil(REGIONS_MAX).max(1).next_power_of_two().ilog2();
@@ -27,17 +27,17 @@ impl Regions {
         Regions { disk_bytes, shift, words: vec![0; regions.div_ceil(64) as usize], is_empty: true }
     }
 
-    /// Of which disk.
+    /// Returns the size of the disk in bytes.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
-    /// Nothing was put in.
+    /// Returns true if the set is empty.
     pub fn is_empty(&self) -> bool {
         self.is_empty
     }
 
-    /// Puts the sectors from `first` to before `end` in; what is past the disk's end is left out.
+    /// Adds the sectors `first..end`; the part past the disk's end is ignored.
     pub fn insert(&mut self, first: u64, end: u64) {
         let end = end.min(self.disk_bytes.div_ceil(SECTOR_BYTES));
         if first >= end {
@@ -49,12 +49,12 @@ impl Regions {
         }
     }
 
-    /// Everything is in.
+    /// Adds the whole disk.
     pub fn insert_all(&mut self) {
         self.insert(0, u64::MAX);
     }
 
-    /// Puts everything in that is in `others`; of another disk, everything there is.
+    /// Adds everything that is in `others`; if that is of another disk, adds the whole disk.
     pub fn insert_those_of(&mut self, others: &Regions) {
         if self.disk_bytes != others.disk_bytes {
             return self.insert_all();
@@ -63,7 +63,7 @@ impl Regions {
         self.words.iter_mut().zip(&others.words).for_each(|(word, more)| *word |= more);
     }
 
-    /// The same places of the disk after it has got larger: as exact as before, or less.
+    /// Returns the same ranges for the disk after it has grown, with equal or lower precision.
     pub fn grown(&self, disk_bytes: u64) -> Regions {
         assert!(self.disk_bytes <= disk_bytes, "disks do not shrink");
         let mut grown = Regions::new(disk_bytes);
@@ -71,14 +71,14 @@ impl Regions {
         grown
     }
 
-    /// Is a sector in?
+    /// Returns true if a sector is in the set.
     #[inline]
     pub fn contains(&self, sector: u64) -> bool {
         let region = sector >> self.shift;
         self.words.get((region / 64) as usize).is_some_and(|word| word >> (region % 64) & 1 == 1)
     }
 
-    /// Is any of the sectors from `first` to before `end` in?
+    /// Returns true if any of the sectors `first..end` is in the set.
     pub fn meets(&self, first: u64, end: u64) -> bool {
         let step = 1 << self.shift;
         !self.is_empty
@@ -86,14 +86,14 @@ impl Regions {
             && (first / step * step..end).step_by(step as usize).any(|at| self.contains(at))
     }
 
-    /// What is in, as ranges of sectors `first..end` in order, none next to another. The last may end past the disk's end, by less than
-    /// a region.
+    /// Returns the set as ranges of sectors `first..end` in order, without adjacent ones. The last may
+    /// extend past the disk's end, by less than a region.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let regions = self.words.len() as u64 * 64;
         let is_in = move |region: u64| region < regions && self.contains(region << self.shift);
         let mut at = 0;
         std::iter::from_fn(move || {
-            // Whole words of nothing are passed at once.
+            // Words of zeroes are skipped at once.
             while at < regions && !is_in(at) {
                 let word = self.words[(at / 64) as usize] >> (at % 64);
                 at += u64::from(word.trailing_zeros()).min(64 - at % 64);
@@ -106,7 +106,7 @@ impl Regions {
         })
     }
 
-    /// The share of the disk that is in, per mille, rounded up.
+    /// Returns the share of the disk that is in the set, per mille, rounded up.
     pub fn permille(&self) -> u32 {
         let regions = self.disk_bytes.div_ceil(SECTOR_BYTES).div_ceil(1 << self.shift).max(1);
         let inside: u64 = self.words.iter().map(|word| u64::from(word.count_ones())).sum();

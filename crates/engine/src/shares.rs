@@ -1,31 +1,32 @@
-//! How a bounded resource (request slots, jobs, buffer bytes) is divided among disks.
+//! Divides a bounded resource (request slots, jobs, buffer bytes) among disks.
 //!
-//! A quarter of the resource is guaranteed: each disk can always have an equal part of that quarter, whatever the others hold.
-//! The rest goes to disks by demand. What a disk takes of it may not exceed what is left of it, and the same holds for all disks of a
-//! datastore together. So a datastore that hangs keeps at most half of what was left when it hung, and never the guaranteed part of a
-//! disk on another datastore. One busy disk may use 5/8 of the resource.
+//! A quarter of the resource is guaranteed: each disk can always have an equal part of that quarter,
+//! whatever the others hold. The rest is allocated by demand. A disk's part of the rest may not exceed what
+//! is left of it, and the same applies to all disks of a datastore together. So a datastore that hangs
+//! keeps at most half of what was left when it hung, and never the guaranteed part of a disk on another
+//! datastore. One busy disk may use 5/8 of the resource.
 //!
-//! The rule for the rest is the dynamic threshold of Choudhury and Hahne, "Dynamic Queue Length Thresholds for
-//! Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998, with α = 1.
+//! The rule for the rest is the dynamic threshold of Choudhury and Hahne, "Dynamic Queue Length Thresholds
+//! for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998, with α = 1.
 
 use crate::units::{DatastoreId, DiskId};
 
-/// One part in so many of the resource is guaranteed to disks.
+/// The guaranteed part of the resource: one in this number.
 const GUARANTEED_SHARE: u64 = 4;
 
-/// What each disk and datastore holds of one resource. The unit is the owner's choice.
+/// Amounts of one resource that disks and datastores hold. The owner chooses the unit.
 #[derive(Debug)]
 pub struct Shares {
     total: u64,
     used: u64,
-    /// What each member can always have.
+    /// Guaranteed amount of each member.
     guaranteed: u64,
-    /// Of that, what members do not hold.
+    /// Part of the guaranteed amounts that members do not hold.
     reserved: u64,
     members: u64,
     /// By disk.
     disks: Vec<Holder>,
-    /// What the disks of each datastore hold beyond their guaranteed parts.
+    /// For each datastore: what its disks hold beyond their guaranteed amounts.
     excess: Vec<u64>,
 }
 
@@ -51,7 +52,7 @@ impl Holder {
 }
 
 impl Shares {
-    /// Shares of `total` units, without disks.
+    /// Creates the state for `total` units, without disks.
     pub fn new(total: u64) -> Shares {
         Shares {
             total,
@@ -64,13 +65,13 @@ impl Shares {
         }
     }
 
-    /// Adds so much to the resource.
+    /// Adds `amount` to the resource.
     pub fn enlarge(&mut self, amount: u64) {
         self.total += amount;
         self.recount();
     }
 
-    /// Adds a disk. What was taken in its name before still counts.
+    /// Adds a disk. Amounts that it took before still count.
     pub fn join(&mut self, disk: DiskId, datastore: DatastoreId) {
         let holder = self.holder_mut(disk);
         assert!(!holder.is_member, "disk {disk} joins once");
@@ -79,7 +80,7 @@ impl Shares {
         self.recount();
     }
 
-    /// Removes a disk. What it still holds counts until it is given back.
+    /// Removes a disk. Amounts that it still holds count until they are returned.
     pub fn leave(&mut self, disk: DiskId) {
         let holder = self.holder_mut(disk);
         if std::mem::take(&mut holder.is_member) {
@@ -88,7 +89,7 @@ impl Shares {
         }
     }
 
-    /// Returns whether a disk may take so much more. A disk that is not a member has nothing guaranteed.
+    /// Returns true if a disk may take `amount` more. A disk that is not a member has no guaranteed amount.
     #[inline]
     pub fn may_take(&self, disk: DiskId, amount: u64) -> bool {
         let free = self.free();
@@ -106,7 +107,7 @@ impl Shares {
         of_datastore.max(holder.excess(each)) + more <= rest
     }
 
-    /// The most that a disk may take now, up to `wanted`.
+    /// Returns the amount that a disk may take now, up to `wanted`.
     pub fn allowance(&self, disk: DiskId, wanted: u64) -> u64 {
         let each = self.guaranteed;
         let holder = self.holder(disk);
@@ -116,41 +117,41 @@ impl Shares {
         (holder.unclaimed(each) + more).min(self.free()).min(wanted)
     }
 
-    /// A disk takes so much, whether it may or not.
+    /// Records that a disk takes `amount`, whether permitted or not.
     #[inline]
     pub fn take(&mut self, disk: DiskId, amount: u64) {
         self.change(disk, |held| held + amount);
         self.used += amount;
     }
 
-    /// A disk gives so much back.
+    /// Records that a disk returns `amount`.
     #[inline]
     pub fn give_back(&mut self, disk: DiskId, amount: u64) {
         self.change(disk, |held| held.checked_sub(amount).expect("a disk gives back what it took"));
         self.used -= amount;
     }
 
-    /// So much is taken for no disk.
+    /// Records that `amount` is taken for no disk.
     pub fn take_unowned(&mut self, amount: u64) {
         self.used += amount;
     }
 
-    /// What was taken for no disk comes back.
+    /// Records that `amount` taken for no disk is returned.
     pub fn give_back_unowned(&mut self, amount: u64) {
         self.used -= amount;
     }
 
-    /// What nobody holds.
+    /// Returns the unused amount.
     pub fn free(&self) -> u64 {
         self.total.saturating_sub(self.used)
     }
 
-    /// What a disk holds.
+    /// Returns the amount that a disk holds.
     pub fn held(&self, disk: DiskId) -> u64 {
         self.holder(disk).held
     }
 
-    /// The datastore of a disk.
+    /// Returns the datastore of a disk.
     pub fn datastore(&self, disk: DiskId) -> DatastoreId {
         self.holder(disk).datastore
     }
@@ -187,7 +188,7 @@ impl Shares {
         &mut self.excess[index]
     }
 
-    /// The number of members changed, and with it what is guaranteed to each.
+    /// Updates the guaranteed amounts after the number of members changed.
     fn recount(&mut self) {
         self.guaranteed = match self.members {
             0 => 0,
@@ -258,7 +259,7 @@ mod tests {
     }
 
     proptest! {
-        /// The counters that are kept agree with a recount, and no sequence of permitted takes breaks a guarantee.
+        /// The counters agree with a recount, and no sequence of permitted takes breaks a guarantee.
         #[test]
         fn guarantees_hold(steps in prop::collection::vec((0u32..6, 1u64..90, any::<bool>()), 0..300)) {
             let mut shares = Shares::new(240);

@@ -1,8 +1,8 @@
-//! A cache without time and without I/O: what would hit, what would be filled, what that costs.
+//! Simulates a cache without time and without I/O: hits, fills and their cost.
 //!
-//! It decides through the same directory as the daemon's caches, and it answers each request as the
-//! engine does when requests come one at a time and nothing fails: a test compares the two request
-//! by request. Writes are written through.
+//! It uses the same directory as the daemon's caches. It answers each request as the engine does when
+//! requests come one at a time and nothing fails; a test compares the two request by request. Writes are
+//! written through.
 
 use crate::admission::{Admission, Brings, Run};
 use crate::directory::{Directory, Placed, Refusal, whole_sectors};
@@ -10,72 +10,72 @@ use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, SECTOR_BYTES};
 
-/// What to simulate.
+/// Settings of a simulated cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimConfig {
-    /// Blocks the cache has: 1 … 2³² − 2.
+    /// Number of blocks of the cache: 1 … 2³² − 2.
     pub blocks: u32,
-    /// Bytes of a block: a power of two, 4 KiB to 1 MiB.
+    /// Size of a block in bytes: a power of two, 4 KiB to 1 MiB.
     pub block_bytes: u32,
-    /// Replacement.
+    /// Replacement policy.
     pub policy: PolicyKind,
-    /// What may come in.
+    /// Admission.
     pub admission: Admission,
 }
 
-/// The configuration makes no cache: no block, or blocks of a size that is not supported.
+/// The configuration is invalid: no block, or blocks of an unsupported size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unworkable;
 
-/// What was asked and what it cost.
+/// Counts of requests and their cost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SimStats {
-    /// Read requests.
+    /// Number of read requests.
     pub reads: u64,
-    /// Bytes they asked for.
+    /// Their bytes.
     pub read_bytes: u64,
-    /// Read requests of which every sector was valid.
+    /// Number of read requests of which every sector was valid.
     pub read_hits: u64,
-    /// Bytes these asked for.
+    /// Their bytes.
     pub read_hit_bytes: u64,
-    /// Blocks that read requests have a part of, request by request.
+    /// Number of blocks that read requests touch, request by request.
     pub read_blocks: u64,
-    /// Of these, blocks of which the whole part was valid, whether or not the request hit.
+    /// Number of those blocks whose touched part was completely valid, whether or not the request hit.
     pub read_block_hits: u64,
-    /// Read requests of which some sectors were valid.
+    /// Number of read requests of which some sectors were valid.
     pub partial_misses: u64,
-    /// Read requests that missed and brought less than all of theirs in.
+    /// Number of read requests that missed and filled less than their whole range.
     pub not_admitted: u64,
-    /// Write requests.
+    /// Number of write requests.
     pub writes: u64,
-    /// Bytes they brought.
+    /// Their bytes.
     pub write_bytes: u64,
-    /// Write requests whose first block had a frame already.
+    /// Number of write requests whose first block had a frame already.
     pub write_hits: u64,
     /// Bytes written to flash: fills and copies of writes.
     pub flash_write_bytes: u64,
-    /// Blocks with data that gave way.
+    /// Number of blocks with data that were evicted.
     pub evictions: u64,
 }
 
 impl SimStats {
-    /// Hits of the reads, 0 to 1; 0 when there was none.
+    /// Returns the hit ratio of reads, 0 to 1; 0 without reads.
     pub fn read_hit_ratio(&self) -> f64 {
         ratio(self.read_hits, self.reads)
     }
 
-    /// Bytes of read hits of the bytes read, 0 to 1; 0 when there was none.
+    /// Returns the hit ratio of read bytes, 0 to 1; 0 without reads.
     pub fn read_hit_byte_ratio(&self) -> f64 {
         ratio(self.read_hit_bytes, self.read_bytes)
     }
 
-    /// Blocks that were there of the blocks read, 0 to 1; 0 when there was none. What simulators count that
-    /// know no requests, only blocks.
+    /// Returns the hit ratio of read blocks, 0 to 1; 0 without reads. Simulators of block accesses report
+    /// this ratio.
     pub fn read_block_hit_ratio(&self) -> f64 {
         ratio(self.read_block_hits, self.read_blocks)
     }
 
-    /// Requests that went to the backing: reads that missed, and every write.
+    /// Returns the number of requests that went to the backing: reads that missed, and every write.
     pub fn backing_ios(&self) -> u64 {
         self.reads - self.read_hits + self.writes
     }
@@ -85,14 +85,14 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// What a look-up counted.
+/// Counts of a look-up.
 #[derive(Clone, Copy, Default)]
 struct Found {
-    /// Valid sectors.
+    /// Number of valid sectors.
     valid: u64,
-    /// Blocks the request has a part of.
+    /// Number of blocks that the request touches.
     blocks: u64,
-    /// Of these, blocks of which the whole part is valid.
+    /// Number of those blocks whose touched part is completely valid.
     whole_blocks: u64,
 }
 
@@ -100,12 +100,12 @@ struct Found {
 pub struct CacheSim {
     directory: Directory,
     stats: SimStats,
-    /// Where the blocks of the current request lie; kept from call to call for its memory only.
+    /// Cache sectors of the current request's blocks; kept between calls to reuse its memory.
     found: Vec<Option<u64>>,
 }
 
 impl CacheSim {
-    /// An empty cache.
+    /// Creates an empty cache.
     pub fn new(config: &SimConfig) -> Result<CacheSim, Unworkable> {
         let SimConfig { blocks, block_bytes, policy, admission } = *config;
         let bytes = u64::from(block_bytes);
@@ -118,25 +118,25 @@ impl CacheSim {
         Ok(CacheSim { directory, stats: SimStats::default(), found: Vec::new() })
     }
 
-    /// What happened so far.
+    /// Returns the counts so far.
     pub fn stats(&self) -> SimStats {
         self.stats
     }
 
-    /// Memory of the cache's index, policy and admission, bytes.
+    /// Returns the memory of the cache's index, policy and admission, bytes.
     pub fn bytes(&self) -> u64 {
         self.directory.bytes()
     }
 
-    /// A look at the index entry of an offset that will be asked for soon, so that the processor has it
-    /// at hand then. Changes nothing; the result means nothing but must be used, or the look is optimized away.
+    /// Reads the index entry of an offset that will be accessed soon, to prefetch the cache line. Changes
+    /// nothing. The result has no meaning but must be used, so that the read is not optimized away.
     #[inline]
     pub fn peek(&self, offset: u64) -> u32 {
         let span = self.directory.spans(offset / SECTOR_BYTES, offset / SECTOR_BYTES + 1).next();
         self.directory.index.peek(span.map_or(BlockNo(0), |span| span.block))
     }
 
-    /// A read of `len` ≥ 1 bytes.
+    /// Handles a read of `len` ≥ 1 bytes.
     #[inline]
     pub fn read(&mut self, offset: u64, len: u64) -> Outcome {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
@@ -164,7 +164,7 @@ impl CacheSim {
         }
     }
 
-    /// A write of `len` ≥ 1 bytes.
+    /// Handles a write of `len` ≥ 1 bytes.
     #[inline]
     pub fn write(&mut self, offset: u64, len: u64) -> Outcome {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
@@ -208,7 +208,8 @@ impl CacheSim {
         Outcome::BypassZeroing
     }
 
-    /// Notes where the blocks of the sectors `first..end` lie, in order, and counts what is valid there.
+    /// Records the cache sectors of the blocks of sectors `first..end`, in order, and counts the valid
+    /// ones.
     #[inline]
     fn look_up(&mut self, first: u64, end: u64) -> Found {
         self.found.clear();
@@ -224,8 +225,8 @@ impl CacheSim {
         found
     }
 
-    /// Brings in the sectors that were looked up, on behalf of a request for the sectors `claim`,
-    /// whose blocks must stay.
+    /// Fills the sectors that were looked up, on behalf of a request for the sectors `claim`, whose blocks
+    /// must not be evicted.
     #[inline]
     fn fill(&mut self, (first, end): (u64, u64), claim: (u64, u64), run: Run) -> Result<(), Refusal> {
         let is_busy = |first, end| first < claim.1 && claim.0 < end;

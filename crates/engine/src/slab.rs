@@ -1,7 +1,7 @@
-//! Slots handed out by index: in-flight state that allocates only when there is more of it than ever
-//! before. Who inserts sees to the bound.
+//! Slots by index for in-flight state. Allocates only if more slots are in use than ever before. The caller
+//! limits their number.
 
-/// Slots by index; freed ones are used first.
+/// Slots by index; freed ones are reused first.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,
@@ -29,7 +29,7 @@ impl<T> Slab<T> {
         self.len
     }
 
-    /// Takes a slot.
+    /// Allocates a slot.
     pub(crate) fn insert(&mut self, value: T) -> u32 {
         self.len += 1;
         let index = self.free;
@@ -44,7 +44,7 @@ impl<T> Slab<T> {
         index
     }
 
-    /// Gives a slot back. It must be in use.
+    /// Frees a slot, which must be in use.
     pub(crate) fn remove(&mut self, index: u32) -> T {
         let slot = std::mem::replace(&mut self.slots[index as usize], Slot::Free { next: self.free });
         let Slot::Used(value) = slot else { panic!("slot {index} freed twice") };
@@ -53,7 +53,7 @@ impl<T> Slab<T> {
         value
     }
 
-    /// Is the slot in use?
+    /// Returns true if the slot is in use.
     pub(crate) fn contains(&self, index: u32) -> bool {
         matches!(self.slots.get(index as usize), Some(Slot::Used(_)))
     }

@@ -1,4 +1,4 @@
-//! What one disk did: a count and a latency histogram per outcome, and the statistics that vSphere
+//! Statistics of one disk: a count and a latency histogram per outcome, and the statistics that vSphere
 //! shows for a flash read cache.
 
 use crate::command::Mode;
@@ -9,40 +9,40 @@ use crate::units::Instant;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Requests of one outcome.
+/// Counts of the requests of one outcome.
 #[derive(Clone, Debug, Default)]
 pub struct OutcomeStats {
-    /// Requests.
+    /// Number of requests.
     pub count: u64,
-    /// Bytes they asked for.
+    /// Their bytes.
     pub bytes: u64,
     /// From arrival to reply, nanoseconds.
     pub latency: Histogram,
 }
 
-/// Evictions of one cache. An operation is one request that made blocks leave.
+/// Evictions of one cache. An operation is one request that evicted blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvictionStats {
-    /// Operations.
+    /// Number of operations.
     pub operations: u64,
-    /// Blocks evicted by all of them.
+    /// Number of blocks that they evicted.
     pub blocks: u64,
-    /// When the last one happened, nanoseconds after counting began.
+    /// Time of the last operation, nanoseconds after counting began.
     pub last_operation_ns: u64,
-    /// Blocks it evicted.
+    /// Number of blocks that it evicted.
     pub last_blocks: u64,
 }
 
 /// I/O to one kind of device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceIoStats {
-    /// I/Os completed.
+    /// Number of completed I/Os.
     pub ios: u64,
-    /// Of these, failed.
+    /// Number of failed I/Os among them.
     pub errors: u64,
-    /// Units that they count as where disks compete, one at least each.
+    /// I/O units that they count as in scheduling, at least one each.
     pub units: u64,
-    /// Time that they waited for their turn, all together, nanoseconds.
+    /// Total time that they waited for their turn, nanoseconds.
     pub waited_ns: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -53,113 +53,114 @@ pub struct DeviceIoStats {
 }
 
 impl DeviceIoStats {
-    /// Mean latency, nanoseconds; 0 when there was none.
+    /// Returns the mean latency, nanoseconds; 0 without I/Os.
     pub fn mean_ns(&self) -> u64 {
         self.total_ns.checked_div(self.ios).unwrap_or(0)
     }
 }
 
-/// What the disk's cache is doing.
+/// State of a disk's cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum CacheState {
-    /// There is none.
+    /// The disk has no cache.
     #[default]
     None,
-    /// It serves.
+    /// The cache is used.
     Active,
-    /// It is being changed; the disk bypasses it for a moment.
+    /// It is being changed; the disk bypasses it meanwhile.
     Changing,
-    /// It is being recovered; the disk does without it until then.
+    /// It is being recovered; the disk bypasses it until then.
     Recovering,
-    /// A device of it does not answer in time; the disk bypasses it.
+    /// One of its devices exceeds the time limit; the disk bypasses it.
     Stalled,
     /// All of its devices failed and are fenced.
     Fenced,
 }
 
-/// Everything counted for one disk, as of one moment.
+/// The counters of one disk at one instant.
 #[derive(Clone, Debug)]
 pub struct DiskStats {
     /// Per outcome, indexed by `Outcome as usize`.
     pub outcomes: [OutcomeStats; Outcome::COUNT],
-    /// Read requests (prefetches not among them, nor what promotes nothing).
+    /// Number of read requests, without prefetches and reads that promote nothing.
     pub reads: u64,
-    /// Write requests.
+    /// Number of write requests.
     pub writes: u64,
-    /// Those of them served wholly from flash.
+    /// Number of reads served completely from flash.
     pub read_hits: u64,
-    /// Read requests served wholly from memory above it.
+    /// Number of reads served completely from the memory tier.
     pub memory_hits: u64,
     /// Bytes of the read requests.
     pub read_bytes: u64,
     /// Bytes of the write requests.
     pub write_bytes: u64,
-    /// Largest number of requests answered within one second.
+    /// Maximum number of requests answered within one second.
     pub iops_max: u64,
-    /// Largest request, bytes.
+    /// Size of the largest request in bytes.
     pub request_bytes_max: u64,
     /// Flash I/O.
     pub flash: DeviceIoStats,
     /// Backing I/O.
     pub backing: DeviceIoStats,
-    /// Sectors whose checksum was wrong when read from flash.
+    /// Number of sectors whose checksum was wrong when read from flash.
     pub checksum_mismatches: u64,
     /// Evictions.
     pub evictions: EvictionStats,
     /// Nanoseconds since counting began.
     pub elapsed_ns: u64,
-    /// Blocks the cache has.
+    /// Number of blocks in the cache.
     pub blocks: u64,
-    /// Blocks that hold data.
+    /// Number of blocks that hold data.
     pub blocks_cached: u64,
-    /// Sectors that hold data.
+    /// Number of valid sectors.
     pub sectors_valid: u64,
-    /// Sectors that are not on the backing yet.
+    /// Number of dirty sectors.
     pub sectors_dirty: u64,
-    /// Clean sectors that were not compared with the backing since the cache was recovered; at least 1 until the durable journal
-    /// knows of all that differed.
+    /// Number of clean sectors that were not compared with the backing since the cache was recovered. At
+    /// least 1 until the durable journal records all that differed.
     pub sectors_unverified: u64,
-    /// How many there were when the cache was recovered; 0 when none is left.
+    /// Number of such sectors when the cache was recovered; 0 when none is left.
     pub sectors_to_verify: u64,
-    /// Sectors that were compared with the backing after a recovery, and equal.
+    /// Number of sectors that were compared with the backing after a recovery, and equal.
     pub sectors_verified: u64,
-    /// Sectors that were compared with the backing after a recovery, and differed: they were dropped.
+    /// Number of sectors that were compared with the backing after a recovery, and differed: they were
+    /// dropped.
     pub sectors_stale: u64,
-    /// Of the dirty sectors, those that flash cannot deliver.
+    /// Number of dirty sectors that flash cannot deliver.
     pub sectors_lost: u64,
-    /// All that is not on the backing has two copies, of a cache that keeps second copies at a peer.
+    /// For a cache with replicas at a peer: all dirty data has two copies.
     pub doubled: bool,
-    /// Writes that went to the backing in one I/O with others.
+    /// Number of writes that went to the backing in one I/O with others.
     pub writes_merged: u64,
     /// Bytes read ahead into memory.
     pub read_ahead_bytes: u64,
-    /// Bytes that the disk of a parent served instead of the backing.
+    /// Bytes served from the parent's disk instead of the backing.
     pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
     pub destaged_bytes: u64,
-    /// Destage writes that failed; they are tried again.
+    /// Number of failed destage writes; they are retried.
     pub destage_errors: u64,
-    /// Bytes of journal pages written, all copies.
+    /// Bytes of journal pages written, in all copies.
     pub journal_bytes: u64,
-    /// Bytes of sectors written to flash a second time, as second copies.
+    /// Bytes written to flash as second copies.
     pub second_copy_bytes: u64,
-    /// Bytes of which the checksums were compared in the background.
+    /// Bytes whose checksums were compared in the background.
     pub scrubbed_bytes: u64,
-    /// A drain is under way.
+    /// True while a drain is in progress.
     pub draining: bool,
     /// What the cache does with writes now, whatever it is to do.
     pub mode: Mode,
-    /// Memory of everything that grows with the cache, bytes.
+    /// Memory that grows with the cache, bytes.
     pub index_bytes: u64,
-    /// Memory above the cache that holds data or may, bytes.
+    /// Size of the memory tier in bytes.
     pub memory_bytes: u64,
-    /// Of this, bytes that hold data.
+    /// Bytes of it that hold data.
     pub memory_held_bytes: u64,
-    /// Memory of everything else that grows with it, bytes.
+    /// Other memory that grows with the memory tier, bytes.
     pub memory_index_bytes: u64,
-    /// What the cache is doing.
+    /// State of the cache.
     pub cache: CacheState,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub in_flight: u64,
     second: u64,
     in_second: u64,
@@ -213,7 +214,7 @@ impl DiskStats {
         }
     }
 
-    /// Counts one answered request. `at` counts from when counting began.
+    /// Counts one answered request. `at` is the time since counting began.
     #[inline]
     pub(crate) fn record(&mut self, at: Instant, request: &Request, outcome: Outcome, latency_ns: u64) {
         let bytes = request.len;
@@ -221,12 +222,12 @@ impl DiskStats {
         row.count += 1;
         row.latency.record(latency_ns);
         if outcome == Outcome::Refused {
-            // It moved nothing, and its length may be any number.
+            // It moved no data, and its length may be any number.
             return;
         }
         row.bytes += bytes;
         match request.op {
-            // What passes by says nothing about how well the cache serves the rest.
+            // Reads that bypass the cache say nothing about its hit ratio.
             Op::Read if request.passes_by() => {
                 self.read_bytes += bytes;
                 self.memory_hits += u64::from(outcome.is_from_memory());
@@ -253,17 +254,17 @@ impl DiskStats {
         self.iops_max = self.iops_max.max(self.in_second);
     }
 
-    /// Requests answered.
+    /// Returns the number of requests answered.
     pub fn requests(&self) -> u64 {
         self.outcomes.iter().map(|row| row.count).sum()
     }
 
-    /// Share of the reads that flash served whole, 0 … 1; 0 when there were none.
+    /// Returns the share of the reads that flash served completely, 0 … 1; 0 without reads.
     pub fn read_hit_ratio(&self) -> f64 {
         if self.reads == 0 { 0.0 } else { self.read_hits as f64 / self.reads as f64 }
     }
 
-    /// Latency of all requests together.
+    /// Returns the latency histogram of all requests.
     pub fn latency(&self) -> Histogram {
         let mut all = Histogram::default();
         for row in &self.outcomes {
@@ -272,7 +273,7 @@ impl DiskStats {
         all
     }
 
-    /// Requests per second since counting began.
+    /// Returns the mean number of requests per second since counting began.
     pub fn iops_mean(&self) -> f64 {
         if self.elapsed_ns == 0 {
             0.0
@@ -281,7 +282,7 @@ impl DiskStats {
         }
     }
 
-    /// Mean size of reads and writes, bytes.
+    /// Returns the mean size of reads and writes, bytes.
     pub fn request_bytes_mean(&self) -> f64 {
         let ios = self.reads + self.writes;
         if ios == 0 { 0.0 } else { (self.read_bytes + self.write_bytes) as f64 / ios as f64 }

@@ -1,7 +1,7 @@
-//! Units and ids: what a number means is part of its type.
+//! Units and ids as types.
 //!
-//! Offsets and lengths that cross the engine's boundary are bytes in `u64`. Inside, everything that
-//! concerns a cache counts in sectors and blocks.
+//! Offsets and lengths in the engine's interface are bytes in `u64`. Inside, caches count in sectors and
+//! blocks.
 
 use std::fmt;
 use std::ops::{Add, Sub};
@@ -15,12 +15,12 @@ pub const BLOCK_BYTES_MIN: u64 = SECTOR_BYTES;
 /// Largest cache block, bytes.
 pub const BLOCK_BYTES_MAX: u64 = 1 << 20;
 
-/// A moment, in nanoseconds since an origin that the caller chose. Never wall-clock time.
+/// An instant, in nanoseconds since an origin that the caller chose. Never wall-clock time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(pub u64);
 
 impl Instant {
-    /// Nanoseconds from `earlier` to `self`; 0 when `earlier` is later.
+    /// Returns the nanoseconds from `earlier` to `self`; 0 if `earlier` is later.
     pub fn nanos_since(self, earlier: Instant) -> u64 {
         self.0.saturating_sub(earlier.0)
     }
@@ -28,7 +28,7 @@ impl Instant {
 
 impl Add<u64> for Instant {
     type Output = Instant;
-    /// `nanos` later, saturating.
+    /// Adds `nanos`, saturating.
     fn add(self, nanos: u64) -> Instant {
         Instant(self.0.saturating_add(nanos))
     }
@@ -63,27 +63,30 @@ id!(
     DeviceId(u16)
 );
 id!(
-    /// What the backings of some disks share: an array, a server. Chosen by the caller, from 0 on.
+    /// A datastore: storage that the backings of some disks share, such as an array or a server. Chosen by
+    /// the caller, from 0 on.
     DatastoreId(u16)
 );
 id!(
-    /// A guest request in flight, as its front end calls it. The engine hands it back; the high 32 bits are the session.
+    /// A guest request in flight. The front end chooses the id, and the reply repeats it; the high 32 bits
+    /// are the session.
     RequestId(u64)
 );
 id!(
-    /// Who asks: one connection, file or guest device. Chosen by the caller; a number is used again when its session ended.
+    /// A session: one connection, file or guest device. Chosen by the caller; a number is reused after its
+    /// session ended.
     SessionId(u32)
 );
 id!(
-    /// An I/O that the engine asked for and that has not completed.
+    /// An I/O that the engine issued and that has not completed.
     IoId(u32)
 );
 id!(
-    /// A payload buffer of the shard. The engine never looks inside.
+    /// A payload buffer of the shard. The engine never reads its content.
     BufferId(u32)
 );
 id!(
-    /// A command in progress, as its issuer calls it.
+    /// A command in progress. Chosen by its issuer.
     CommandId(u64)
 );
 id!(
@@ -91,7 +94,7 @@ id!(
     BlockNo(u32)
 );
 id!(
-    /// A place for one block in a cache: 0 … blocks − 1.
+    /// A frame: room for one block in a cache, 0 … blocks − 1.
     FrameNo(u32)
 );
 

@@ -1,23 +1,24 @@
-//! What one disk is asked for, in six histograms with the buckets of vscsiStats (Ahmad, "Easy and efficient disk I/O
-//! workload characterization in VMware ESX server", IISWC 2007): for each of them all reads and writes, the reads by
-//! themselves, and the writes by themselves.
+//! Statistics of one disk's requests in six histograms with the buckets of vscsiStats (Ahmad, "Easy and
+//! efficient disk I/O workload characterization in VMware ESX server", IISWC 2007). Each has three
+//! versions: all reads and writes, reads only, and writes only.
 //!
-//! Each of the three looks at its own requests as if there were no others: the seek distance of a read among reads counts
-//! from the read before, and the outstanding ones are reads. Only reads and writes that a guest sent and that made sense
-//! are counted; what is flushed, discarded, zeroed or prefetched moves nothing for the guest. Constant time and no memory
-//! for each request. How long requests are and how long they take does not depend on others, so for these two all is the
-//! sum of reads and writes, made when it is asked for. Units are those of [`Metric::unit`]; bounds are the largest values of their buckets.
+//! Each version ignores the requests of the others: the seek distance of a read among reads counts from the
+//! read before, and the outstanding ones are reads. Only valid reads and writes of a guest are counted;
+//! flushes, discards, zeroes and prefetches move no data for the guest. Each request takes constant time
+//! and no memory. Length and latency of a request do not depend on others, so for these two the version of
+//! all requests is the sum of reads and writes, computed on demand. Units are those of [`Metric::unit`];
+//! bounds are the largest values of their buckets.
 
 use crate::io::{Op, Request};
 use crate::units::Instant;
 
-/// Bytes of the sectors that seek distances count.
+/// Size in bytes of the sectors in seek distances.
 const SEEK_SECTOR_BYTES: u64 = 512;
 
-/// As many requests before one are looked at for the nearest.
+/// Number of earlier requests among which the nearest is searched.
 pub const NEAREST_OF: usize = 16;
 
-/// Buckets that a histogram can have.
+/// Maximum number of buckets of a histogram.
 const BUCKETS_MAX: usize = 28;
 
 const LENGTH: &[i64] = &[
@@ -31,34 +32,35 @@ const SEEK: &[i64] = &[
 const OUTSTANDING: &[i64] = &[1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 64];
 const TIME: &[i64] = &[1, 10, 100, 500, 1000, 5000, 15_000, 30_000, 50_000, 100_000];
 
-/// What a histogram is of.
+/// The value in a histogram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
-    /// Bytes of a request.
+    /// Length of a request in bytes.
     Length,
-    /// From the last sector of the request before to the first of this one: 1 where this one goes on there, negative
-    /// where it goes back.
+    /// Distance from the last sector of the request before to the first of this one: 1 if this one
+    /// continues it, negative if it is at a lower address.
     Seek,
-    /// The same from whichever of the [`NEAREST_OF`] requests before is nearest; of two as near, from the later.
+    /// The same, from the nearest of the [`NEAREST_OF`] requests before; of two equally near ones, the
+    /// later.
     SeekNearest,
-    /// Others not answered yet when a request comes.
+    /// Number of unanswered requests when a request arrives.
     Outstanding,
-    /// From a request to its answer; begun microseconds count whole.
+    /// Time from a request to its answer, in microseconds, rounded up.
     Latency,
-    /// From the request before to this one; begun microseconds count whole.
+    /// Time from the request before to this one, in microseconds, rounded up.
     Interarrival,
 }
 
 /// A row of [`METRICS`].
 #[derive(Clone, Copy, Debug)]
 pub struct MetricInfo {
-    /// Which.
+    /// The metric.
     pub metric: Metric,
-    /// What users call it.
+    /// Name for users.
     pub name: &'static str,
-    /// What its values count.
+    /// Unit of its values.
     pub unit: &'static str,
-    /// For people.
+    /// Title for users.
     pub title: &'static str,
     /// The largest value of each bucket but the last, which has no bound.
     pub bounds: &'static [i64],
@@ -111,18 +113,18 @@ pub const METRICS: &[MetricInfo] = &[
 ];
 
 impl Metric {
-    /// Its row.
+    /// Returns its row.
     pub fn info(self) -> &'static MetricInfo {
         &METRICS[self as usize]
     }
 
-    /// What its values count.
+    /// Returns the unit of its values.
     pub fn unit(self) -> &'static str {
         self.info().unit
     }
 }
 
-/// Whose requests are counted.
+/// Class of counted requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
     /// Reads and writes.
@@ -133,7 +135,7 @@ pub enum Class {
     Writes,
 }
 
-/// Every class, in the order of the enum, with the name that users know.
+/// Every class, in the order of the enum, with its name for users.
 pub const CLASSES: [(Class, &str); 3] =
     [(Class::All, "all"), (Class::Reads, "reads"), (Class::Writes, "writes")];
 
@@ -163,7 +165,7 @@ impl Distribution {
         Distribution { metric, counts: [0; BUCKETS_MAX], count: 0, sum: 0, min: i64::MAX, max: i64::MIN }
     }
 
-    /// The bounds are the metric's: where they are a constant, the search is a few comparisons.
+    /// The bounds are the metric's: if they are a constant, the search is a few comparisons.
     #[inline(always)]
     fn record_among(&mut self, bounds: &'static [i64], value: i64) {
         self.counts[bounds.partition_point(|bound| *bound < value)] += 1;
@@ -182,32 +184,32 @@ impl Distribution {
         self
     }
 
-    /// What it is of.
+    /// Returns its metric.
     pub fn metric(&self) -> Metric {
         self.metric
     }
 
-    /// Values counted.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The smallest value.
+    /// Returns the smallest value.
     pub fn min(&self) -> Option<i64> {
         (self.count > 0).then_some(self.min)
     }
 
-    /// The largest value.
+    /// Returns the largest value.
     pub fn max(&self) -> Option<i64> {
         (self.count > 0).then_some(self.max)
     }
 
-    /// Their mean.
+    /// Returns the mean.
     pub fn mean(&self) -> Option<f64> {
         (self.count > 0).then(|| self.sum as f64 / self.count as f64)
     }
 
-    /// Every bucket, also empty ones: the largest value it may hold, none for the last, and its count.
+    /// Returns every bucket, including empty ones: its largest value, `None` for the last, and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<i64>, u64)> + '_ {
         let bounds = self.metric.info().bounds;
         let bounds = bounds.iter().copied().map(Some).chain([None]);
@@ -219,10 +221,10 @@ impl Distribution {
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     distributions: [Distribution; METRICS.len()],
-    /// Where the requests before ended: their last sectors, the latest first. As long as there were fewer, the first one
-    /// stands for those that are missing.
+    /// Last sectors of the requests before, the latest first. While there are fewer, the first one fills
+    /// the missing entries.
     last_sectors: [i64; NEAREST_OF],
-    /// When the one before came.
+    /// Arrival of the request before.
     arrived: Option<Instant>,
     outstanding: u32,
 }
@@ -249,7 +251,7 @@ impl Stream {
     }
 
     fn arrive(&mut self, now: Instant, offset: u64, len: u64) {
-        // Disks end below 2⁶³ bytes, so all of it fits.
+        // Disks end below 2⁶³ bytes, so the conversion cannot overflow.
         let first = (offset / SEEK_SECTOR_BYTES) as i64;
         let last = ((offset + len - 1) / SEEK_SECTOR_BYTES) as i64;
         match self.arrived.replace(now) {
@@ -272,21 +274,22 @@ impl Stream {
     }
 }
 
-/// From the nearest of these sectors to `first`; of two as near, from the one that stands before.
+/// Returns the distance from the nearest of these sectors to `first`; of two equally near, from the one
+/// with the lower index.
 fn nearest(first: i64, last_sectors: &[i64; NEAREST_OF]) -> i64 {
-    // Distance and place in one number: distances are below 2⁵⁵.
+    // Distance and index in one number: distances are below 2⁵⁵.
     let number =
         |(place, last): (usize, &i64)| (first - last).unsigned_abs() * NEAREST_OF as u64 + place as u64;
     let least = last_sectors.iter().enumerate().map(number).fold(u64::MAX, u64::min);
     first - last_sectors[least as usize % NEAREST_OF]
 }
 
-/// Microseconds, rounded up: what takes no longer than a bound is not above it.
+/// Returns microseconds, rounded up: a time that does not exceed a bound is not above it.
 fn micros(nanos: u64) -> i64 {
     nanos.div_ceil(1000) as i64
 }
 
-/// All histograms of one disk. See the module.
+/// All histograms of one disk; see the module documentation.
 #[derive(Clone, Debug)]
 pub struct Histograms {
     streams: [Stream; CLASSES.len()],
@@ -294,12 +297,12 @@ pub struct Histograms {
 }
 
 impl Histograms {
-    /// Empty ones, counting from `now` on.
+    /// Creates empty histograms, counting from `now` on.
     pub fn new(now: Instant) -> Histograms {
         Histograms { streams: [Stream::new(); CLASSES.len()], since: now }
     }
 
-    /// A request comes, and will be answered.
+    /// Records the arrival of a request that will be answered.
     pub fn arrive(&mut self, now: Instant, request: &Request) {
         if let Some(class) = Class::of(request.op) {
             self.streams[Class::All as usize].arrive(now, request.offset, request.len);
@@ -309,7 +312,7 @@ impl Histograms {
         }
     }
 
-    /// A request that came goes back to where it came from, without an answer.
+    /// Removes a request that is handed back without an answer.
     pub fn go_back(&mut self, op: Op) {
         if let Some(class) = Class::of(op) {
             self.streams[Class::All as usize].answer();
@@ -317,7 +320,7 @@ impl Histograms {
         }
     }
 
-    /// A request that went back is here again.
+    /// Adds a request again that was handed back.
     pub fn come_back(&mut self, op: Op) {
         if let Some(class) = Class::of(op) {
             self.streams[Class::All as usize].outstanding += 1;
@@ -325,7 +328,7 @@ impl Histograms {
         }
     }
 
-    /// A request that came is answered.
+    /// Records the answer to a request.
     pub fn answer(&mut self, latency_ns: u64, op: Op) {
         if let Some(class) = Class::of(op) {
             self.streams[Class::All as usize].answer();
@@ -335,7 +338,7 @@ impl Histograms {
         }
     }
 
-    /// Begins anew. What is outstanding stays so, and counts as answered once it is.
+    /// Resets the histograms. Outstanding requests stay so, and are counted when answered.
     pub fn reset(&mut self, now: Instant) {
         for stream in &mut self.streams {
             *stream = Stream { outstanding: stream.outstanding, ..Stream::new() };
@@ -343,7 +346,7 @@ impl Histograms {
         self.since = now;
     }
 
-    /// One of the histograms.
+    /// Returns one of the histograms.
     pub fn get(&self, class: Class, metric: Metric) -> Distribution {
         let of = |class: Class| self.streams[class as usize].distributions[metric as usize];
         match (class, metric) {
@@ -352,7 +355,7 @@ impl Histograms {
         }
     }
 
-    /// When counting began.
+    /// Returns when counting began.
     pub fn since(&self) -> Instant {
         self.since
     }

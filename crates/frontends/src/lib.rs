@@ -1,5 +1,6 @@
-//! How disks reach guests. One module each; a front end turns its protocol into the engine's
-//! requests and replies, and owns neither sockets nor buffers: the shard loop moves the bytes.
+//! Front ends: the protocols by which guests reach disks, one module each. A front end translates its
+//! protocol into engine requests and replies. It owns neither sockets nor buffers: the shard loop moves the
+//! bytes.
 
 pub mod fuse;
 pub mod nbd;

@@ -1,4 +1,4 @@
-//! The buffers that front ends move payload through: a shard's, as they see them.
+//! The interface to a shard's payload buffers, as front ends use it.
 
 use std::collections::BTreeMap;
 
@@ -9,28 +9,30 @@ use crate::vhost_user::memory::GuestRun;
 
 /// The payload buffers of the shard.
 pub trait Payload {
-    /// A buffer of that many bytes with one reference, its content undefined; `None` while there is no room.
+    /// Allocates a buffer of `len` bytes with one reference; its content is undefined. Returns `None` while
+    /// there is no room.
     fn alloc(&mut self, len: usize) -> Option<BufferId>;
-    /// Is there room for a buffer of that many bytes? There may still be none in one piece.
+    /// Returns true if `len` bytes are free. An allocation may still fail because they are not contiguous.
     fn has_room(&mut self, len: usize) -> bool;
-    /// One more reference.
+    /// Adds a reference.
     fn retain(&mut self, id: BufferId);
-    /// One reference less.
+    /// Drops a reference.
     fn release(&mut self, id: BufferId);
-    /// Part of a buffer.
+    /// Returns part of a buffer.
     fn bytes(&self, slice: BufferSlice) -> &[u8];
-    /// Part of a buffer, to be written.
+    /// Returns part of a buffer for writing.
     fn bytes_mut(&mut self, slice: BufferSlice) -> &mut [u8];
-    /// A buffer, with one reference, that is a guest's own memory, if that is worth while for a read of a disk, from this offset on. It
-    /// takes part in nothing but that read.
+    /// Returns a buffer, with one reference, that is the guest's own memory. Returns `None` if that is not
+    /// worthwhile for this read. The buffer is used for that read only.
     fn adopt(&mut self, _disk: DiskId, _offset: u64, _run: &GuestRun<'_>) -> Option<BufferId> {
         None
     }
 }
 
-/// A buffer for the request of these bytes, and how many it has: whole sectors, as the engine wants it. Its bytes beyond the
-/// disk's end must read as zeroes; those of a sector that the request touches in part are overwritten by a read and ignored
-/// for a write, so zeroing the last sector is always right, and cheap. `None` while there is no room.
+/// Allocates the buffer for a request of these bytes, and returns its size: whole sectors, as the engine
+/// wants it. Bytes beyond the disk's end must read as zeroes. A read overwrites, and a write ignores, the
+/// rest of a sector that the request touches in part. So zeroing the last sector is always correct, and
+/// cheap. Returns `None` while there is no room.
 #[inline]
 pub(crate) fn alloc_for(payload: &mut impl Payload, offset: u64, len: u64) -> Option<(BufferId, usize)> {
     let bytes = buffer_bytes(offset, len);
@@ -42,27 +44,27 @@ pub(crate) fn alloc_for(payload: &mut impl Payload, offset: u64, len: u64) -> Op
     Some((id, bytes as usize))
 }
 
-/// Bytes of the buffer for the request of these bytes.
+/// Returns the buffer size in bytes for a request of these bytes.
 #[inline]
 pub(crate) fn buffer_bytes(offset: u64, len: u64) -> u64 {
     sector_ceil(offset + len) - sector_floor(offset)
 }
 
-/// Where the bytes of a request are in such a buffer.
+/// Returns the part of such a buffer that holds the request's bytes.
 #[inline]
 pub(crate) fn slice_for(id: BufferId, offset: u64, len: u64) -> BufferSlice {
     BufferSlice { id, offset: (offset % SECTOR_BYTES) as u32, len: len as u32 }
 }
 
-/// Buffers that are plain vectors with their reference counts: for tests and fuzzers.
+/// Buffers that are plain vectors with reference counts, for tests and fuzzers.
 #[derive(Debug, Default)]
 pub struct PlainBuffers {
-    /// By id: what is in it, and its references.
+    /// Content and reference count by id.
     pub buffers: BTreeMap<u32, (Vec<u8>, u32)>,
     next: u32,
-    /// There is no room for another.
+    /// Makes allocations fail.
     pub full: bool,
-    /// Reads go into the guest's own memory: their buffers are empty.
+    /// Makes reads use the guest's own memory; their buffers are empty.
     pub adopts: bool,
 }
 

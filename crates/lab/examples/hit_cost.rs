@@ -1,7 +1,8 @@
-//! What the engine takes for a hit, nanoseconds, without and with shares and limits.
+//! Measures the engine's time for a hit, nanoseconds, without and with shares and limits.
 //!
-//! `cargo run -p hob-lab --example hit_cost`; the engine is optimized in the development profile too. The settings take turns, and
-//! each figure is the median of many short runs, so that what else the machine does is not in it.
+//! `cargo run -p hob-lab --example hit_cost`; the engine is optimized in the development profile too. The
+//! settings take turns, and each figure is the median of many short runs, to exclude other load of the
+//! machine.
 
 use std::time::Instant as Clock;
 
@@ -22,7 +23,7 @@ const DEPTH: u64 = 16;
 const BATCHES: u64 = 64;
 const RUNS: usize = 1500;
 
-/// A disk's shares and limits, and what bounds its datastore.
+/// Name of a setting, a disk's shares and limits, and the control of its datastore.
 type Setting = (&'static str, DiskQos, Control);
 
 struct Bench {
@@ -54,7 +55,7 @@ impl Bench {
         bench
     }
 
-    /// Some requests at once, and whatever comes of them.
+    /// Runs some requests at once.
     fn batch(&mut self, mut offset: impl FnMut(u64) -> u64) {
         for i in 0..DEPTH {
             self.made += 1;
@@ -82,7 +83,7 @@ impl Bench {
         while self.engine.poll_release().is_some() {}
     }
 
-    /// Nanoseconds for each of some hits.
+    /// Returns nanoseconds per hit.
     fn run(&mut self) -> f64 {
         let offsets: Vec<u64> =
             (0..BATCHES * DEPTH).map(|_| self.dice.below(CACHE_BYTES / 4096) * 4096).collect();

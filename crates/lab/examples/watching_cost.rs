@@ -1,4 +1,4 @@
-//! What it costs to watch a disk's requests: histograms and sampler, nanoseconds for each request.
+//! Measures the cost of histograms and sampler, nanoseconds per request.
 //!
 //! `cargo run -p hob-lab --example watching_cost`; the engine is optimized in the development profile too.
 
@@ -37,7 +37,7 @@ fn main() {
         });
         black_box(&histograms);
         let mut live = Live::new(Instant(0));
-        // The sampler has to fall to its rate before it costs what it always will.
+        // The sampler must reach its final rate before its cost is representative.
         each(&requests, |_, request| live.note(request));
         let sampled = each(&requests, |_, request| live.note(request));
         black_box(&live);
@@ -49,7 +49,7 @@ fn make(next: impl FnMut(usize) -> (u64, u64)) -> Vec<(u64, u64)> {
     (0..REQUESTS).map(next).collect()
 }
 
-/// Nanoseconds for each request: the median of many runs of a few, so that what else the machine does is not in it.
+/// Returns nanoseconds per request: the median of many short runs, to exclude other load of the machine.
 fn each(requests: &[(u64, u64)], mut work: impl FnMut(usize, &Request)) -> f64 {
     let mut runs: Vec<f64> = Vec::new();
     for (number, run) in requests.chunks(RUN).enumerate() {

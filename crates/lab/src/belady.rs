@@ -1,49 +1,49 @@
-//! Belady's optimum: the fewest misses that any replacement could have had, if it had known the
-//! requests in advance. The bound that the policies are measured against.
+//! Belady's optimum: the minimum number of misses of any replacement policy with knowledge of future
+//! requests. It is the bound for the policies.
 //!
 //! Belady: "A study of replacement algorithms for a virtual-storage computer", IBM Systems Journal 1966:
-//! out of the cache goes the block whose next use is furthest in the future. Here the block just asked
-//! for may be that one: it then does not come in at all, as with a policy that refuses admission. So
-//! the bound holds for those policies too (a cache that must take every block misses a little more).
+//! the block whose next use is furthest in the future is evicted. Here that may be the block of the present
+//! request, which is then not admitted, as with policies that refuse admission. So the bound applies to
+//! those policies too (a cache that must admit every block misses a little more).
 //!
-//! Every request is a use of one whole block. Of which requests the misses count, the caller says: those of
-//! reads, for one.
+//! Every request is a use of one whole block. The caller chooses the requests whose misses count, for
+//! example reads.
 //!
-//! Time: O(n log n) for n requests and each cache size; the logarithm's base is 64. Memory: 4 bytes a
-//! request and, while the next uses are being found, some 30 bytes a distinct block; then an eighth of a
-//! byte a request for each size being worked on. So a trace of 2³² − 1 requests, which is the longest,
-//! takes 18 GB at one size.
+//! Time: O(n log n) for n requests and each cache size; the logarithm's base is 64. Memory: 4 bytes per
+//! request; about 30 bytes per distinct block while the next uses are computed; then an eighth of a byte
+//! per request for each size in progress. So a trace of 2³² − 1 requests, the maximum, takes 18 GB at one
+//! size.
 
 use std::collections::HashMap;
 
 use anyhow::ensure;
 
-/// No later use. Requests are numbered below it.
+/// No later use. Request numbers are lower.
 const NEVER: u32 = u32::MAX;
 
-/// A trace as Belady sees it: for each request, when the same block is asked for next.
+/// The next use of the same block for each request of a trace.
 #[derive(Debug)]
 pub struct NextUses {
     next: Vec<u32>,
-    /// A bit for each request: do its misses count?
+    /// A bit for each request: whether its misses count.
     counts: Vec<u64>,
     counted: u64,
     distinct: u64,
 }
 
 impl NextUses {
-    /// From the blocks asked for, in order. The keys are any numbers that tell blocks apart.
+    /// Creates it from the requested blocks, in order. The keys are any numbers that identify blocks.
     ///
     /// # Errors
-    /// When there are 2³² requests or more.
+    /// If there are 2³² requests or more.
     pub fn new(keys: impl IntoIterator<Item = u64>) -> anyhow::Result<NextUses> {
         Self::counting(keys.into_iter().map(|key| (key, true)))
     }
 
-    /// As [`new`](Self::new), with a word on whether each request's misses count.
+    /// As [`new`](Self::new), with a flag whether each request's misses count.
     ///
     /// # Errors
-    /// When there are 2³² requests or more.
+    /// If there are 2³² requests or more.
     pub fn counting(uses: impl IntoIterator<Item = (u64, bool)>) -> anyhow::Result<NextUses> {
         let mut next: Vec<u32> = Vec::new();
         let (mut counts, mut counted) = (Vec::new(), 0);
@@ -66,26 +66,27 @@ impl NextUses {
         Ok(NextUses { next, counts, counted, distinct: last_use.len() as u64 })
     }
 
-    /// Requests in the trace.
+    /// Returns the number of requests.
     pub fn requests(&self) -> u64 {
         self.next.len() as u64
     }
 
-    /// Requests whose misses count.
+    /// Returns the number of requests whose misses count.
     pub fn counted(&self) -> u64 {
         self.counted
     }
 
-    /// Different blocks in the trace.
+    /// Returns the number of different blocks.
     pub fn distinct(&self) -> u64 {
         self.distinct
     }
 
-    /// The misses that count of those that the best replacement for all requests has, with a cache of so many blocks.
+    /// Returns the counted misses of the replacement that is optimal for all requests, with a cache of
+    /// `blocks` blocks.
     pub fn misses(&self, blocks: u64) -> u64 {
-        // The cache, as the moments at which its blocks are used next. A moment belongs to one block,
-        // so a request finds its block in the cache exactly if its own moment is in the set. What is
-        // never used again is never in it.
+        // The cache, as the times of its blocks' next uses. A time belongs to one block, so a request finds
+        // its block in the cache exactly if its own time is in the set. Blocks without a later use are
+        // never in it.
         let mut cached = Moments::new(self.next.len());
         let (mut held, mut misses) = (0u64, 0);
         for (now, next) in (0..).zip(&self.next) {
@@ -107,17 +108,18 @@ impl NextUses {
         misses
     }
 
-    /// The miss ratio of the requests that count at each of these cache sizes, in blocks. 0 for an empty trace.
+    /// Returns the miss ratio of the counted requests at each of these cache sizes, in blocks. 0 for an
+    /// empty trace.
     pub fn miss_ratios(&self, sizes: &[u64]) -> Vec<f64> {
         let requests = self.counted.max(1) as f64;
         sizes.iter().map(|blocks| self.misses(*blocks) as f64 / requests).collect()
     }
 }
 
-/// A set of moments below a bound, which knows its last one: a bitmap, over it a bitmap of its words that
-/// are not empty, and so on up to a single word.
+/// A set of times below a bound, with fast access to the last one: a bitmap, above it a bitmap of its
+/// non-empty words, and so on up to a single word.
 struct Moments {
-    /// From the moments themselves up.
+    /// From the times themselves upwards.
     levels: Vec<Vec<u64>>,
 }
 
@@ -145,7 +147,7 @@ impl Moments {
         }
     }
 
-    /// False if it was not there.
+    /// Returns false if it was not present.
     fn remove(&mut self, moment: u32) -> bool {
         let mut at = moment as usize;
         if self.levels[0][at / 64] >> (at % 64) & 1 == 0 {

@@ -1,25 +1,25 @@
-//! Waiting for a point in time, to a few microseconds.
+//! Waits for a point in time with a precision of a few microseconds.
 //!
-//! A thread that sleeps is woken some 50 to 100 µs late: the kernel gathers timers, and a processor that idles takes
-//! time to wake. So a wait sleeps until [`AWAKE_NS`] before its end and gives its processor away to others from then
-//! on, again and again, until the time has come. Times are nanoseconds from a start.
+//! A sleeping thread wakes some 50 to 100 µs late: the kernel coalesces timers, and an idle processor takes
+//! time to wake. So a wait sleeps until [`AWAKE_NS`] before its end, and then yields repeatedly until the
+//! time is reached. Times are nanoseconds from a start.
 
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How soon a stop is noticed while nothing happens.
+/// Interval at which a stop is detected while nothing happens.
 pub(crate) const STOP_POLL: Duration = Duration::from_millis(50);
 
-/// How long before its end a wait stops sleeping, nanoseconds.
+/// Time before its end at which a wait stops sleeping, nanoseconds.
 pub(crate) const AWAKE_NS: u64 = 100_000;
 
-/// Something that tells the time and lets it pass.
+/// A source of time that can wait.
 pub(crate) trait Clock {
-    /// Nanoseconds from the start.
+    /// Returns the nanoseconds from the start.
     fn now_ns(&self) -> u64;
-    /// Sleeps for that long, or somewhat longer.
+    /// Sleeps for that long, or a little longer.
     fn sleep(&self, ns: u64);
-    /// Lets others run, for as short as possible.
+    /// Yields the processor for as short as possible.
     fn pause(&self);
 }
 
@@ -28,7 +28,7 @@ pub(crate) trait Clock {
 pub(crate) struct RealClock(Instant);
 
 impl RealClock {
-    /// A clock that starts now.
+    /// Starts a clock now.
     pub(crate) fn start() -> RealClock {
         RealClock(Instant::now())
     }
@@ -48,7 +48,7 @@ impl Clock for RealClock {
     }
 }
 
-/// Waits until `due_ns`. False when `halted` became true before.
+/// Waits until `due_ns`. Returns false if `halted` returned true before.
 pub(crate) fn wait_until(clock: &impl Clock, due_ns: u64, halted: &impl Fn() -> bool) -> bool {
     let nap_ns = STOP_POLL.as_nanos() as u64;
     loop {
@@ -72,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    /// Sleeps longer than told, as real ones do; notes how often each thing was done.
+    /// Sleeps longer than requested, as real clocks do, and counts each operation.
     #[derive(Default)]
     struct FakeClock {
         now_ns: Cell<u64>,
@@ -126,7 +126,7 @@ mod tests {
         assert!(clock.now_ns() <= 1_050_000_000, "{}", clock.now_ns());
     }
 
-    /// The real clock, with bounds that a busy machine keeps.
+    /// The real clock, with bounds that hold on a busy machine.
     #[test]
     fn a_real_wait_is_not_too_short_and_not_absurdly_long() {
         let clock = RealClock::start();

@@ -1,13 +1,15 @@
-//! Drives requests through a real NBD connection and notes how long each took.
+//! Sends requests through a real NBD connection and measures their latencies.
 //!
-//! One connection, blocking sockets, two threads: one sends as long as fewer than the wanted number of requests are
-//! in flight and the next one is due, the caller's own receives. Two, because a server that waits for us to take
-//! replies must not find us waiting for it to take writes. A request's time runs from just before it is handed to the
-//! socket until its whole reply has been read. What the bytes are is not checked, and written bytes mean nothing.
+//! One connection, blocking sockets, two threads: one sends while fewer than the wanted number of requests
+//! are in flight and the next one is due, the caller's own receives. With one thread, a server that waits
+//! for the client to take replies could meet a client that waits for the server to take writes. A request's
+//! latency is measured from just before it is passed to the socket until its whole reply has been read.
+//! Data is not checked, and written data has no meaning.
 //!
-//! [`drive`] takes a list and sends as fast as answers come. [`Connection::run`] takes requests one by one, each with
-//! a time at which it is due, and is what [`replay`](crate::replay) uses. Refused before anything is sent: a depth of
-//! zero, and of a list accesses outside the export or against its block sizes, and writes to a read-only export.
+//! [`drive`] takes a list and sends as fast as answers arrive. [`Connection::run`] takes requests one by
+//! one, each with a time at which it is due, for [`replay`](crate::replay). Refused before anything is
+//! sent: a depth of zero; in a list also accesses outside the export or against its block sizes, and writes
+//! to a read-only export.
 
 mod connection;
 mod dialogue;
@@ -28,10 +30,10 @@ use crate::workload::{Access, Op};
 pub use connection::Connection;
 pub use dialogue::{Answer, Ask, Dialogue, Lost};
 
-/// Most requests in flight.
+/// Maximum queue depth.
 pub const DEPTH_MAX: usize = 4096;
 
-/// A request, and when it is to be sent.
+/// A request with its time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timed {
     /// Nanoseconds from the run's start; 0 for as soon as possible.
@@ -43,13 +45,13 @@ pub struct Timed {
 /// A request that was answered.
 #[derive(Debug)]
 pub struct Done {
-    /// Its place in the order of sending, from 0.
+    /// Number in the order of sending, from 0.
     pub number: u64,
     /// The request.
     pub timed: Timed,
-    /// When it was sent, nanoseconds from the run's start.
+    /// Time of sending, nanoseconds from the run's start.
     pub sent_ns: u64,
-    /// How long the answer took.
+    /// Latency of the answer.
     pub latency_ns: u64,
     /// Why it failed, if it did.
     pub fault: Option<Fault>,
@@ -58,9 +60,9 @@ pub struct Done {
 /// Why a request failed.
 #[derive(Debug)]
 pub enum Fault {
-    /// The NBD server says so.
+    /// An error of the NBD server.
     Server(ErrorCode),
-    /// The kernel says so.
+    /// An error of the kernel.
     System(io::Error),
 }
 
@@ -73,18 +75,18 @@ impl fmt::Display for Fault {
     }
 }
 
-/// What came of a run.
+/// Result of a run.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Run {
-    /// Requests that succeeded, in the order of the accesses; times from the run's start, hits unknown.
+    /// Successful requests, in the order of the accesses; times from the run's start, hits unknown.
     pub samples: Vec<Sample>,
-    /// Requests the server answered with an error.
+    /// Number of requests that the server answered with an error.
     pub errors: u64,
     /// The first of those errors.
     pub first_error: Option<ErrorCode>,
-    /// Whether the stop flag ended the run before every access was answered.
+    /// True if the stop flag ended the run before every access was answered.
     pub stopped: bool,
-    /// From the first request until the last answer.
+    /// Time from the first request to the last answer.
     pub elapsed_ns: u64,
 }
 

@@ -1,17 +1,20 @@
-//! Latencies of a trace in virtual time: played through the full engine on modelled devices, without a cache and
-//! with one.
+//! Latencies of a trace in virtual time: run through the full engine on modelled devices, without a cache
+//! and with one.
 //!
-//! Requests come at the trace's own times, accelerated by the pace, whatever becomes of those before them; or one at a
-//! time, when the trace has no times or nobody wants them. Both runs see the same requests, and each interval of the
-//! series is the same part of the trace in both. With a warm-up the whole trace is played once before it counts.
+//! Requests arrive at the trace's own times, accelerated by the pace, independent of earlier ones. They are
+//! sent one at a time if the trace has no times or the user does not want them. Both runs get the same
+//! requests, and each interval of the series is the same part of the trace in both. With a warm-up the
+//! whole trace is run once before it is measured.
 //!
-//! An open load does not wait for slow devices. Where the backing cannot keep up, requests pile up, latencies grow with
-//! the trace's length and say nothing about the devices: such a run is marked as overloaded.
+//! An open load does not wait for slow devices. If the backing cannot keep up, requests queue, and
+//! latencies grow with the trace's length and say nothing about the devices: such a run is marked as
+//! overloaded.
 //!
-//! Percentiles come from histograms with three significant digits (two in the series); means and maxima are exact.
-//! Requests that the engine refuses count in their class only. Requests longer than the engine takes are left out.
+//! Percentiles come from histograms with three significant digits (two in the series); means and maxima are
+//! exact. Requests that the engine refuses count only in their class. Requests above the engine's maximum
+//! length are left out.
 //!
-//! Units: bytes, nanoseconds of virtual time, seconds where a name says so.
+//! Units: bytes, nanoseconds of virtual time, seconds if a name says so.
 
 #[cfg(test)]
 mod tests;
@@ -33,36 +36,38 @@ use crate::generate::run::ask;
 use crate::replay::{Pace, Schedule};
 use crate::trace::Record;
 
-/// Intervals of a series, at most.
+/// Maximum number of intervals of a series.
 pub const INTERVALS_MAX: usize = 200;
-/// Longest trace at its pace: a hundred years. A warm-up doubles it, and virtual time ends after 584.
+/// Maximum duration of a trace at its pace: a hundred years. A warm-up doubles it, and virtual time
+/// overflows after 584.
 const SPAN_NS_MAX: u64 = 100 * 31_557_600_000_000_000;
-/// Requests between two reports of progress.
+/// Number of requests between two reports of progress.
 const REQUESTS_A_REPORT: u64 = 4096;
-/// A run is overloaded when one of so many requests found the engine full, …
+/// A run is overloaded if at least one of this many requests found the engine full, …
 const WAITED_SHARE: u64 = 100;
-/// … or when after the last arrival it goes on for this part of the trace's time, …
+/// … or if it continues after the last arrival for at least this part of the trace's time (one in this
+/// number), …
 const TAIL_SHARE: u64 = 20;
-/// … and for that long.
+/// … and for at least this time.
 const TAIL_NS_MIN: u64 = 1_000_000_000;
 
-/// What to play a trace on.
+/// Settings of the runs.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// The cache of the second run; without one there is no second run.
     pub cache: Option<CacheSetup>,
-    /// What the disk lies on.
+    /// Storage of the disk.
     pub backing: Backing,
-    /// What the cache lies on.
+    /// Storage of the cache.
     pub flash: Flash,
-    /// [`Pace::Asap`] is one request at a time. `None`: as it was recorded, or one at a time when the trace does not
-    /// say when requests came.
+    /// [`Pace::Asap`] is one request at a time. `None`: as recorded, or one at a time if the trace has no
+    /// times.
     pub pace: Option<Pace>,
-    /// Play the trace once before measuring, in both runs.
+    /// True to run the trace once before measuring, in both runs.
     pub warm: bool,
 }
 
-/// How requests came.
+/// Timing of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Arrivals {
@@ -72,7 +77,7 @@ pub enum Arrivals {
     OneAtATime,
 }
 
-/// Latencies of one kind of requests, nanoseconds.
+/// Latencies of one class of requests, nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Class {
     /// `all`, `reads`, `writes`, or a class of [`OUTCOMES`].
@@ -81,15 +86,15 @@ pub struct Class {
     pub requests: u64,
     /// Mean.
     pub mean_ns: u64,
-    /// Half took at most this long.
+    /// Median.
     pub p50_ns: u64,
-    /// 90 % took at most this long.
+    /// 90th percentile.
     pub p90_ns: u64,
-    /// 99 % took at most this long.
+    /// 99th percentile.
     pub p99_ns: u64,
-    /// 99.9 % took at most this long.
+    /// 99.9th percentile.
     pub p999_ns: u64,
-    /// Longest.
+    /// Maximum.
     pub max_ns: u64,
 }
 
@@ -107,24 +112,24 @@ pub struct DeviceIo {
 /// A part of the trace.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
-    /// When it begins, seconds of the run; nothing when requests came one at a time.
+    /// Its start, seconds of the run; `None` if requests were sent one at a time.
     pub start_s: Option<f64>,
-    /// How many requests came before it.
+    /// Number of requests before it.
     pub first_request: u64,
-    /// Requests, those refused not among them.
+    /// Number of requests without refused ones.
     pub requests: u64,
-    /// Their mean, nanoseconds.
+    /// Mean latency, nanoseconds.
     pub mean_ns: Option<u64>,
-    /// 99 % took at most this long, nanoseconds.
+    /// 99th percentile, nanoseconds.
     pub p99_ns: Option<u64>,
-    /// Reads served whole from flash, of all reads.
+    /// Share of all reads that were served completely from flash.
     pub read_hit_ratio: Option<f64>,
 }
 
-/// One run.
+/// Results of one run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Played {
-    /// All requests, those refused not among them.
+    /// All requests without refused ones.
     pub all: Class,
     /// Reads.
     pub reads: Option<Class>,
@@ -132,19 +137,19 @@ pub struct Played {
     pub writes: Option<Class>,
     /// By class of outcome, in the order of [`OUTCOMES`].
     pub classes: Vec<Class>,
-    /// Reads served whole from flash, of all reads.
+    /// Share of all reads that were served completely from flash.
     pub read_hit_ratio: Option<f64>,
     /// I/O of the flash, fills included.
     pub flash: DeviceIo,
     /// I/O of the backing.
     pub backing: DeviceIo,
-    /// Bytes that were not on the backing yet when the last request had ended.
+    /// Dirty bytes when the last request had ended.
     pub dirty_bytes: u64,
-    /// Requests that found the engine full and had to wait outside.
+    /// Number of requests that found the engine full and had to wait outside.
     pub waited: u64,
-    /// Most requests in the engine at a time.
+    /// Maximum number of requests in the engine.
     pub in_flight_max: u32,
-    /// From the first request to the end of the last I/O.
+    /// Time from the first request to the end of the last I/O.
     pub elapsed_ns: u64,
     /// The devices did not keep up with the pace.
     pub is_overloaded: bool,
@@ -152,37 +157,40 @@ pub struct Played {
     pub series: Vec<Interval>,
 }
 
-/// The answer.
+/// Results of both runs.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Latencies {
-    /// Requests that were played and measured in each run.
+    /// Number of requests that were measured in each run.
     pub requests: u64,
     /// Requests beyond the limit.
     pub left_out: u64,
-    /// Requests longer than the engine takes; they are left out, too.
+    /// Requests above the engine's maximum length; they are left out, too.
     pub too_long: u64,
-    /// How requests came.
+    /// Timing of the requests.
     pub arrivals: Arrivals,
-    /// From the first arrival to the last at this pace, seconds; nothing when requests came one at a time.
+    /// Time from the first arrival to the last at this pace, seconds; `None` if requests were sent one at a
+    /// time.
     pub span_s: Option<f64>,
-    /// Whether the trace was played once before.
+    /// True if the trace was run once before.
     pub is_warm: bool,
-    /// The backing, in words.
+    /// Description of the backing.
     pub backing: String,
-    /// The flash, in words.
+    /// Description of the flash.
     pub flash: &'static str,
-    /// Without a cache.
+    /// Results without a cache.
     pub without: Played,
-    /// With it.
+    /// Results with the cache.
     pub with: Option<Played>,
-    /// What to know about these figures, a sentence each.
+    /// Remarks on these figures, a sentence each.
     pub notes: Vec<String>,
 }
 
-/// Plays the gathered trace. `progress` hears what is done and which share of all is, and ends it by returning `false`.
+/// Runs the collected trace. `progress` gets the present work and its share of all work, and returns
+/// `false` to cancel.
 ///
 /// # Errors
-/// There is nothing to play, the cache cannot be, the trace takes too long at this pace, or `progress` ended it.
+/// There is no request, the cache is invalid, the trace takes too long at this pace, or `progress`
+/// cancelled the work.
 pub fn measure(
     material: Material,
     options: &Options,
@@ -243,7 +251,7 @@ pub fn measure(
     Ok(answer)
 }
 
-/// What to know about the figures.
+/// Returns the remarks on the figures.
 fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     let mut notes = Vec::new();
     if answer.left_out > 0 {
@@ -299,7 +307,7 @@ fn notes(answer: &Latencies, options: &Options, is_moved: bool) -> Vec<String> {
     notes
 }
 
-/// A tenth of the pace, because of bursts, or half of what the slowest run kept up with on the whole; to one digit.
+/// Returns a tenth of the pace, because of bursts, or half of the slowest run's mean rate; one digit.
 fn slower_pace(answer: &Latencies, options: &Options) -> f64 {
     let now = if let Some(Pace::Times(factor)) = options.pace { factor } else { 1.0 };
     let elapsed_ns = answer.with.iter().chain([&answer.without]).map(|run| run.elapsed_ns).max().unwrap_or(0);
@@ -311,7 +319,7 @@ fn slower_pace(answer: &Latencies, options: &Options) -> f64 {
     if digit < 1.0 { digits / (1.0 / digit).round() } else { digits * digit }
 }
 
-/// The requests, each tagged with its interval.
+/// Returns the requests, each tagged with its interval.
 fn marked(mut asks: Vec<(u64, Ask)>, arrivals: Arrivals, span_ns: u64) -> Vec<(u64, Ask)> {
     let count = asks.len();
     let intervals = INTERVALS_MAX.min(count) as u128;
@@ -325,7 +333,7 @@ fn marked(mut asks: Vec<(u64, Ask)>, arrivals: Arrivals, span_ns: u64) -> Vec<(u
     asks
 }
 
-/// How far all runs together are.
+/// Progress of all runs together.
 struct Stage<'a> {
     report: &'a mut dyn FnMut(&str, f64) -> bool,
     done: u64,
@@ -334,7 +342,7 @@ struct Stage<'a> {
 }
 
 impl Stage<'_> {
-    /// One more request is played; whether it goes on.
+    /// Counts a request; returns false if the work is cancelled.
     fn goes_on(&mut self, what: &str) -> bool {
         if self.done.is_multiple_of(REQUESTS_A_REPORT) {
             self.is_stopped |= !(self.report)(what, self.done as f64 / self.total as f64);
@@ -344,7 +352,7 @@ impl Stage<'_> {
     }
 }
 
-/// What both runs have in common.
+/// Common state of both runs.
 struct Player<'a> {
     asks: Vec<(u64, Ask)>,
     span_bytes: u64,
@@ -443,7 +451,7 @@ fn ratio(part: u64, whole: u64) -> Option<f64> {
     (whole > 0).then(|| part as f64 / whole as f64)
 }
 
-/// Latencies that belong together.
+/// Latencies of one class.
 struct Sum {
     histogram: Histogram<u64>,
     total_ns: u128,
@@ -466,7 +474,7 @@ impl Sum {
         self.total_ns.checked_div(u128::from(self.histogram.len())).unwrap_or(0) as u64
     }
 
-    /// A histogram's values stand for the ends of their ranges, which may lie beyond the longest.
+    /// A histogram's values are the ends of their ranges, which may exceed the maximum.
     fn quantile_ns(&self, share: f64) -> u64 {
         self.histogram.value_at_quantile(share).min(self.max_ns)
     }
@@ -485,13 +493,13 @@ impl Sum {
     }
 }
 
-/// What one run adds up.
+/// Sums of one run.
 struct Tally {
     all: Sum,
     ops: BTreeMap<&'static str, Sum>,
     classes: BTreeMap<&'static str, Sum>,
     intervals: Vec<Sum>,
-    /// Reads of each interval, and those of them that came from flash.
+    /// Number of reads of each interval, and of those from flash.
     reads: Vec<u64>,
     hits: Vec<u64>,
 }

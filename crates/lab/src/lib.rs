@@ -1,7 +1,8 @@
-//! The lab: what a cache does for a disk, tried out and drawn.
+//! The lab: measures and draws the effect of caches on disks.
 //!
-//! Workloads are made here, driven through a real NBD connection, summed up and turned into pictures and reports. The
-//! lab may read the clock, use threads and fail with `anyhow`; nothing but the binary and xtask depends on it.
+//! Workloads are generated, sent through a real NBD connection, summarized, and turned into pictures and
+//! reports. The lab may read the clock, use threads and fail with `anyhow`; only the binary and xtask
+//! depend on it.
 
 pub mod advise;
 pub mod belady;

@@ -1,10 +1,10 @@
-//! Foreign words made safe to stand in SVG and HTML.
+//! Escapes untrusted text for SVG and HTML.
 //!
-//! Names come from traces, files and users. Besides the five characters that mean something to a parser, those that
-//! XML forbids and those that reverse or hide what stands beside them are replaced by U+FFFD, so that a name can
-//! neither break a document nor pretend to be another.
+//! Names come from traces, files and users. Besides the five characters with a meaning for parsers,
+//! characters that XML forbids, and those that reverse or hide adjacent text, are replaced by U+FFFD. So a
+//! name can neither break a document nor imitate another one.
 
-/// The text for an element's content or a quoted attribute's value.
+/// Returns the text for an element's content or a quoted attribute's value.
 pub(crate) fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for char in text.chars() {
@@ -20,7 +20,7 @@ pub(crate) fn escaped(text: &str) -> String {
     out
 }
 
-/// The character, or the replacement character where it may not stand in a document.
+/// Returns the character, or the replacement character if it may not be in a document.
 fn plain(char: char) -> char {
     match char {
         '\t' | '\n' | '\r' => char,
@@ -31,14 +31,14 @@ fn plain(char: char) -> char {
     }
 }
 
-/// A small judge of well-formedness for the tests of what this crate writes.
+/// A small checker of well-formedness for tests of this crate's output.
 #[cfg(test)]
 pub(crate) mod judge {
     /// Elements that HTML closes by itself.
     const VOID: [&str; 4] = ["meta", "br", "hr", "link"];
 
-    /// What is wrong with the document, or nothing: tags nest, attributes are quoted and not repeated, `&` starts
-    /// one of the five entities, and no `<` or forbidden character stands in text.
+    /// Returns the first flaw of the document, if any: tags must nest, attributes be quoted and not
+    /// repeated, `&` start one of the five entities, and text contain no `<` or forbidden character.
     pub(crate) fn flaw(document: &str) -> Option<String> {
         let mut rest = document.strip_prefix("<!doctype html>").unwrap_or(document);
         let mut open: Vec<&str> = Vec::new();
@@ -76,7 +76,7 @@ pub(crate) mod judge {
         left.or_else(|| (roots != 1).then(|| format!("{roots} root elements")))
     }
 
-    /// Where the tag that starts here ends, quotes respected.
+    /// Returns the end of the tag that starts here, with quotes considered.
     fn tag_end(tail: &str) -> Option<usize> {
         let mut quoted = false;
         tail.char_indices().find_map(|(at, char)| {

@@ -1,15 +1,15 @@
-//! What a run was like, in the figures people compare: mean, median, 99th percentile, maximum, requests per second.
+//! Summary of a run: mean, median, 99th percentile, maximum, requests per second.
 //!
-//! Percentiles are exact (nearest rank), since a run's latencies are at hand; nothing is binned.
+//! Percentiles are exact (nearest rank), since all latencies of a run are in memory.
 
 /// One completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
-    /// When it was sent, in nanoseconds from the start of its run.
+    /// Time of sending, nanoseconds from the start of its run.
     pub at_ns: u64,
-    /// How long it took.
+    /// Its latency.
     pub latency_ns: u64,
-    /// Whether it was served from flash, where that is known.
+    /// True if it was served from flash; `None` if unknown.
     pub hit: Option<bool>,
 }
 
@@ -28,12 +28,12 @@ pub struct Summary {
     pub max_ns: u64,
     /// Completed requests per second, from the first send to the last completion.
     pub iops: f64,
-    /// Share of hits among the requests where it is known, 0 to 1.
+    /// Hit ratio of the requests for which it is known, 0 to 1.
     pub hit_ratio: Option<f64>,
 }
 
 impl Summary {
-    /// Figures of these samples, in whatever order they come.
+    /// Computes the summary of these samples, in any order.
     pub fn of(samples: &[Sample]) -> Summary {
         let mut latencies: Vec<u64> = samples.iter().map(|sample| sample.latency_ns).collect();
         latencies.sort_unstable();

@@ -1,5 +1,5 @@
-//! Two small tools for bytes that arrive in pieces: [`Intake`] collects a known number of them, [`Reader`] takes
-//! them apart. Neither trusts a length it was not given by the caller; units are bytes.
+//! Helpers for bytes that arrive in pieces: [`Intake`] collects a known number of bytes, [`Reader`] parses
+//! them. Neither trusts a length that the caller did not give. All lengths are in bytes.
 
 use crate::wire::STRING_BYTES_MAX;
 
@@ -15,18 +15,18 @@ impl Intake {
         Self { held: Vec::new(), need }
     }
 
-    /// Forgets what is held and waits for `need` fresh bytes.
+    /// Drops the collected bytes and waits for `need` new ones.
     pub(crate) fn expect(&mut self, need: usize) {
         self.held.clear();
         self.need = need;
     }
 
-    /// Keeps what is held and waits for `more` bytes after it.
+    /// Keeps the collected bytes and waits for `more` bytes after them.
     pub(crate) fn expect_more(&mut self, more: usize) {
         self.need += more;
     }
 
-    /// Moves bytes from the front of `rest`; true once all that is needed is held.
+    /// Moves bytes from the front of `rest`. Returns true once all needed bytes are collected.
     #[inline]
     pub(crate) fn fill(&mut self, rest: &mut &[u8]) -> bool {
         let wanted = (self.need - self.held.len()).min(rest.len());
@@ -41,8 +41,8 @@ impl Intake {
         &self.held
     }
 
-    /// Hands the held bytes out, so that they can be read while the machine around them changes. `restore` gives the
-    /// memory back for the next use.
+    /// Takes the collected bytes out, so that the caller can parse them while its state changes. `restore`
+    /// returns the memory for reuse.
     pub(crate) fn take(&mut self) -> Vec<u8> {
         self.need = 0;
         std::mem::take(&mut self.held)
@@ -91,7 +91,7 @@ impl<'a> Reader<'a> {
         Some(head)
     }
 
-    /// A string whose length stands before it as a `u32`.
+    /// Reads a string with a `u32` length prefix.
     pub(crate) fn counted(&mut self) -> Option<&'a [u8]> {
         let length = self.u32()?;
         self.bytes(usize::try_from(length).ok()?)
@@ -106,7 +106,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The longest prefix of `text` that fits `bytes_max` and ends between two characters.
+/// Returns the longest prefix of `text` that fits `bytes_max` and ends at a character boundary.
 pub(crate) fn clip(text: &str, bytes_max: usize) -> &str {
     if text.len() <= bytes_max {
         return text;
@@ -118,7 +118,7 @@ pub(crate) fn clip(text: &str, bytes_max: usize) -> &str {
     &text[..end]
 }
 
-/// Words of a peer, fit for a log: UTF-8, no control characters, not too many.
+/// Makes a peer's text fit for a log: UTF-8, no control characters, limited length.
 pub(crate) fn readable(bytes: &[u8]) -> String {
     let text = String::from_utf8_lossy(&bytes[..bytes.len().min(STRING_BYTES_MAX)]);
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()

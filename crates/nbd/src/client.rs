@@ -1,7 +1,8 @@
-//! The client's end: negotiate with [`handshake`], send with [`request`], understand the answers with [`reply`].
+//! The client's side: negotiate with [`handshake`], encode requests with [`request`], decode replies with
+//! [`reply`].
 //!
-//! A server is trusted no more than a client: whatever breaks the protocol is an error that ends the connection,
-//! never a panic, a wrong byte or unbounded memory.
+//! A server is trusted no more than a client: a violation of the protocol is an error that ends the
+//! connection. It never causes a panic, wrong data or unbounded memory.
 
 pub mod handshake;
 pub mod reply;

@@ -1,8 +1,8 @@
-//! What an export is, what it can do, and where the server finds it.
+//! Exports: their properties, their features, and how the server looks them up.
 //!
-//! [`ExportInfo`] is the caller's promise to clients: negotiation announces it and
-//! [`validate`](crate::server::request::validate) holds every request against it, so the two cannot drift apart. It
-//! refuses block sizes the protocol does not allow ([`ExportInfo::check`]). Sizes are bytes.
+//! Negotiation announces an [`ExportInfo`] to the client, and
+//! [`validate`](crate::server::request::validate) checks every request against it, so the two always agree.
+//! Block sizes that the protocol does not allow are refused ([`ExportInfo::check`]). Sizes are bytes.
 
 use crate::wire::{DEFAULT_PAYLOAD_BYTES_MAX, STRING_BYTES_MAX, TransmissionFlags};
 
@@ -29,23 +29,24 @@ pub struct ExportInfo {
     pub can_multi_conn: bool,
     /// Seeks cost time; a hint for the client's scheduler.
     pub rotational: bool,
-    /// For people; clipped to 4096 bytes on the wire.
+    /// Free text; clipped to 4096 bytes on the wire.
     pub description: String,
     /// Offsets and lengths must be multiples of this; a power of two from 1 to 64 KiB, bytes.
     pub block_size_min: u32,
-    /// What works best; a power of two, at least 512 and `block_size_min`, at most 32 MiB, bytes.
+    /// Preferred size; a power of two, at least 512 and `block_size_min`, at most 32 MiB, bytes.
     pub block_size_preferred: u32,
     /// Longest READ or WRITE; a multiple of `block_size_min`, bytes.
     pub block_size_max: u32,
-    /// Names of metadata contexts besides `base:allocation`, each `NAMESPACE:…`, of [`CONTEXTS_MAX`] at most.
+    /// Names of metadata contexts besides `base:allocation`, each `NAMESPACE:…`; at most [`CONTEXTS_MAX`].
     pub contexts: Vec<String>,
 }
 
-/// Further metadata contexts of an export at most.
+/// Maximum number of further metadata contexts of an export.
 pub const CONTEXTS_MAX: usize = 64;
 
 impl ExportInfo {
-    /// A writable export of `size_bytes` that can do everything, with 1 B / 4 KiB / 32 MiB block sizes.
+    /// Creates a writable export of `size_bytes` with all features, and with 1 B / 4 KiB / 32 MiB block
+    /// sizes.
     pub fn new(size_bytes: u64) -> Self {
         Self {
             size_bytes,
@@ -66,24 +67,24 @@ impl ExportInfo {
         }
     }
 
-    /// Whether the block sizes and the size obey the protocol ("Block size constraints").
+    /// Checks the block sizes and the size against the protocol ("Block size constraints").
     ///
     /// # Errors
-    /// Says which rule is broken. Negotiation refuses such an export with ERR_PLATFORM.
+    /// The rule that is broken. Negotiation refuses such an export with ERR_PLATFORM.
     pub fn check(&self) -> Result<(), ExportInfoError> {
         if self.size_bytes > i64::MAX as u64 {
             return Err(ExportInfoError::Size(self.size_bytes));
         }
         let (min, preferred, max) = (self.block_size_min, self.block_size_preferred, self.block_size_max);
         check_block_sizes(min, preferred, max)?;
-        // Only asked of ourselves: a server that breaks it can still be used.
+        // Checked for our own exports only: a server that breaks this rule can still be used.
         if u64::from(max) < u64::from(preferred).min(self.size_bytes) {
             return Err(ExportInfoError::BlockSizes { min, preferred, max });
         }
         Ok(())
     }
 
-    /// The flags a client is told. Write commands disappear from a read-only export, and DF needs structured
+    /// Returns the flags to announce. A read-only export has no write commands, and DF needs structured
     /// replies.
     pub fn transmission_flags(&self, structured_replies: bool) -> TransmissionFlags {
         let writable = !self.read_only;
@@ -104,11 +105,11 @@ impl ExportInfo {
     }
 }
 
-/// The protocol's rules for the three block sizes, for what we announce and for what a server announces to us.
+/// Checks the protocol's rules for the three block sizes, of our exports and of other servers' exports.
 pub(crate) fn check_block_sizes(min: u32, preferred: u32, max: u32) -> Result<(), ExportInfoError> {
     let min_fits = min.is_power_of_two() && min <= 64 << 10;
     let preferred_fits = preferred.is_power_of_two() && preferred >= min.max(512) && preferred <= 32 << 20;
-    // All ones means "no limit" and is the one maximum that need not be a multiple.
+    // All ones means "no limit" and is the only maximum that need not be a multiple.
     let max_fits = min_fits && max >= min && (max.is_multiple_of(min) || max == u32::MAX);
     if min_fits && preferred_fits && max_fits {
         return Ok(());
@@ -116,7 +117,7 @@ pub(crate) fn check_block_sizes(min: u32, preferred: u32, max: u32) -> Result<()
     Err(ExportInfoError::BlockSizes { min, preferred, max })
 }
 
-/// Why an export may not be announced.
+/// Why an export cannot be announced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ExportInfoError {
     /// The size does not fit a file offset.
@@ -138,17 +139,17 @@ pub enum ExportInfoError {
     },
 }
 
-/// Where a server looks exports up during negotiation. Implemented by the front end; must answer at once.
+/// Looks up exports during negotiation. Implemented by the front end; must return immediately.
 pub trait ExportDirectory {
-    /// The export of that name; the empty name asks for the default export, if there is one.
+    /// Returns the export of that name; the empty name asks for the default export, if there is one.
     fn find(&self, name: &str) -> Option<ExportInfo>;
 
-    /// All exports a client may see, as name and description. Names over 4096 bytes are left out of the answer,
-    /// since no client could ask for them.
+    /// Returns all exports that a client may see, as name and description. Names over 4096 bytes are not
+    /// listed, since no client could ask for them.
     fn list(&self) -> Vec<(String, String)>;
 }
 
-/// The longest export name, bytes.
+/// Maximum length of an export name in bytes.
 pub const EXPORT_NAME_BYTES_MAX: usize = STRING_BYTES_MAX;
 
 #[cfg(test)]

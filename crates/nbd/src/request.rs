@@ -1,19 +1,19 @@
 //! The request header of the transmission phase, shared by both ends.
 //!
-//! Decoding accepts any command and any flags, because refusing them politely needs the cookie; only a wrong magic
-//! is an error, since after it nothing on the connection can be trusted. Offsets and lengths are bytes.
+//! Decoding accepts any command and any flags, because an error reply needs the cookie. Only a wrong magic
+//! is an error: after it the stream cannot be parsed. Offsets and lengths are bytes.
 
 use crate::bytes::Reader;
 use crate::wire::{REQUEST_BYTES, REQUEST_MAGIC};
 
-/// What is asked for ("Request types").
+/// Command of a request ("Request types").
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Command {
     /// Read `length` bytes.
     Read,
     /// Write the `length` bytes that follow the header.
     Write,
-    /// Finish what is in flight and close; there is no reply.
+    /// Finish commands in flight and close; there is no reply.
     Disconnect,
     /// Make completed writes durable.
     Flush,
@@ -105,11 +105,11 @@ impl std::ops::BitOr for CommandFlags {
 /// One request header. Fields are as sent: nothing has been checked beyond the magic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// What is asked for.
+    /// The command.
     pub command: Command,
-    /// How.
+    /// The command's flags.
     pub flags: CommandFlags,
-    /// The client's name for the request, repeated in the reply.
+    /// The client's id of the request, repeated in the reply.
     pub cookie: u64,
     /// First byte concerned.
     pub offset: u64,
@@ -141,8 +141,8 @@ impl Request {
         Some(Self { command, flags, cookie: reader.u64()?, offset: reader.u64()?, length: reader.u32()? })
     }
 
-    /// Bytes that follow the header on the wire, whether or not the request is acceptable: a refused WRITE must
-    /// still be read past.
+    /// Returns the bytes that follow the header on the wire. The payload of a refused WRITE must be read
+    /// and discarded too.
     #[inline]
     pub const fn payload_len(&self) -> u32 {
         match self.command {
@@ -151,7 +151,7 @@ impl Request {
         }
     }
 
-    /// First byte after the range, or `None` if it does not fit 64 bits.
+    /// Returns the first byte after the range, or `None` if it does not fit 64 bits.
     #[inline]
     pub const fn end(&self) -> Option<u64> {
         self.offset.checked_add(self.length as u64)

@@ -1,6 +1,7 @@
-//! The server's end: negotiate with [`handshake`], then decode and check with [`request`], answer with [`reply`].
+//! The server's side: negotiate with [`handshake`], then decode and check with [`request`], answer with
+//! [`reply`].
 //!
-//! It refuses what [`handshake`] and [`request`] list; it never decides what a request *does*.
+//! [`handshake`] and [`request`] list the refused messages. The caller executes the requests.
 
 pub mod handshake;
 pub mod reply;

@@ -1,9 +1,10 @@
 //! NBD URIs: how users name an export.
 //!
-//! `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`, percent-encoded, as in the NBD project's
-//! `doc/uri.md`. The export is the path without its first slash; without a path it is the server's default export.
-//! Refused, each with what to write instead: TLS and vsock schemes, users and passwords, fragments, unknown or
-//! repeated parameters, names and paths that are too long, not UTF-8 or contain NUL. Lengths are bytes.
+//! `nbd://host[:port]/export` and `nbd+unix:///export?socket=/path`, percent-encoded, as in the NBD
+//! project's `doc/uri.md`. The export is the path without its first slash; without a path it is the
+//! server's default export. Refused, each with the form to use instead: TLS and vsock schemes, users and
+//! passwords, fragments, unknown or repeated parameters, names and paths that are too long, not UTF-8 or
+//! contain NUL. Lengths are bytes.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,50 +12,50 @@ use std::str::FromStr;
 
 use crate::export::EXPORT_NAME_BYTES_MAX;
 
-/// Port of NBD where the URI names none.
+/// Default port of NBD.
 pub const DEFAULT_PORT: u16 = 10809;
-/// Longest path of a Unix socket, bytes; what Linux leaves of `sockaddr_un` after the final NUL.
+/// Maximum length of a Unix socket's path in bytes: `sockaddr_un` on Linux without the final NUL.
 pub const SOCKET_PATH_BYTES_MAX: usize = 107;
 const URI_BYTES_MAX: usize = 16 << 10;
 
 /// Where an export is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct NbdUri {
-    /// How to reach the server.
+    /// Address of the server.
     pub address: Address,
-    /// What to ask it for; empty for its default export.
+    /// Name of the export; empty for the default export.
     pub export: String,
 }
 
-/// How to reach a server.
+/// Address of a server.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Address {
     /// Over TCP.
     Tcp {
-        /// A name or an address; an IPv6 address stands without brackets.
+        /// A name or an address; an IPv6 address has no brackets.
         host: String,
         /// Port.
         port: u16,
     },
     /// Over a Unix socket.
     Unix {
-        /// The socket; a relative path is relative to the process.
+        /// Path of the socket; a relative path is relative to the process's directory.
         path: PathBuf,
     },
 }
 
-/// What is wrong with a URI, and what to write instead.
+/// Why a URI is refused, and what to write instead.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UriError {
-    /// Not one of ours.
+    /// Unknown scheme.
     #[error("{0:?} is not an NBD URI; write nbd://host/export or nbd+unix:///export?socket=/path")]
     Scheme(String),
-    /// Encryption is asked for.
+    /// The scheme asks for TLS.
     #[error(
         "{0}:// asks for TLS, which hob does not speak to backings; use nbd:// over a trusted network or a tunnel"
     )]
     Tls(String),
-    /// VM sockets.
+    /// The scheme asks for a VM socket.
     #[error("{0}:// asks for a vsock connection, which hob does not support; use nbd:// or nbd+unix://")]
     Vsock(String),
     /// No host.
@@ -62,7 +63,7 @@ pub enum UriError {
         "the URI names no host; write nbd://host/export, or nbd+unix:///export?socket=/path for a socket"
     )]
     NoHost,
-    /// A host where none belongs.
+    /// A host in a Unix socket URI.
     #[error("nbd+unix:// takes no host; write three slashes: nbd+unix:///export?socket=/path")]
     UnixHost,
     /// No socket.
@@ -71,22 +72,22 @@ pub enum UriError {
     /// The socket path is unusable.
     #[error("a socket's path must have 1 to 107 bytes; use a shorter one, perhaps through a symbolic link")]
     SocketLength,
-    /// Not a host.
+    /// Invalid host.
     #[error("{0:?} is not a host; percent-encode special characters, and put an IPv6 address into brackets")]
     Host(String),
-    /// Not a port.
+    /// Invalid port.
     #[error("{0:?} is not a port; write a number from 1 to 65535, or nothing for 10809")]
     Port(String),
-    /// A parameter that means nothing here.
+    /// Unknown or repeated parameter.
     #[error("the parameter {0:?} is not known here; nbd+unix:// takes `socket`, once, and nbd:// takes none")]
     Parameter(String),
     /// A fragment.
     #[error("a URI of an export has no fragment; write %23 for a # in a name")]
     Fragment,
-    /// Bad escape.
+    /// Invalid percent-encoding.
     #[error("a % must be followed by two hexadecimal digits; write %25 for the % itself")]
     Percent,
-    /// Not text.
+    /// Not UTF-8, or contains NUL.
     #[error("what the URI decodes to is not UTF-8, or contains NUL")]
     NotText,
     /// Too long.
@@ -130,7 +131,7 @@ fn tcp(authority: &str, query: &str) -> Result<Address, UriError> {
     let (host, port) = if let Some(inside) = authority.strip_prefix('[') {
         let (host, after) = inside.split_once(']').ok_or_else(bad_host)?;
         let host = decode(host)?;
-        // A zone after % is not part of the address proper.
+        // The zone after % is not part of the address.
         let (address, zone) = host.split_once('%').unwrap_or((&host, "zone"));
         if address.parse::<std::net::Ipv6Addr>().is_err() || !is_plain(zone) {
             return Err(bad_host());
@@ -164,7 +165,8 @@ fn tcp(authority: &str, query: &str) -> Result<Address, UriError> {
     Ok(Address::Tcp { host, port })
 }
 
-/// Whether a resolver may be given this: it rules out users (`@`), brackets, colons, spaces and control characters.
+/// Returns true if the name is safe to pass to a resolver: no users (`@`), brackets, colons, spaces or
+/// control characters.
 fn is_plain(host: &str) -> bool {
     let odd = |c: char| c.is_ascii() && !(c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_'));
     !host.is_empty() && !host.contains(odd) && !host.contains(|c: char| c.is_control() || c.is_whitespace())
@@ -188,7 +190,7 @@ fn unix(authority: &str, query: &str) -> Result<Address, UriError> {
     Ok(Address::Unix { path: path.into() })
 }
 
-/// Undoes percent-encoding. A `+` is a plus sign, as in paths.
+/// Decodes percent-encoding. A `+` is a plus sign, as in paths.
 fn decode(text: &str) -> Result<String, UriError> {
     let mut out = Vec::with_capacity(text.len());
     let mut bytes = text.bytes();
@@ -207,7 +209,7 @@ fn decode(text: &str) -> Result<String, UriError> {
     }
 }
 
-/// Percent-encodes all but unreserved characters and those of `also`.
+/// Percent-encodes all characters but unreserved ones and those of `also`.
 struct Encoded<'a> {
     text: &'a str,
     also: &'static [u8],
@@ -226,7 +228,7 @@ impl fmt::Display for Encoded<'_> {
     }
 }
 
-/// Writes a URI that parses to the same value, unless a field was filled with what no URI can express.
+/// Writes a URI that parses to the same value, unless a field has a value that no URI can express.
 impl fmt::Display for NbdUri {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let export = Encoded { text: &self.export, also: b"/:@+=," };

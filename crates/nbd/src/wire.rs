@@ -1,8 +1,8 @@
-//! The numbers of the NBD protocol and its fixed headers.
+//! Constants and fixed headers of the NBD protocol.
 //!
-//! Only values: what a peer may do with them, and when, is decided by the machines in [`server`](crate::server) and
-//! [`client`](crate::client). Numbers from outside stay plain integers, since a peer may send any of them; integers
-//! are big-endian and lengths are bytes. Section names in the comments refer to the NBD project's `doc/proto.md`.
+//! Only values: [`server`](crate::server) and [`client`](crate::client) decide when a peer may use them.
+//! Numbers from a peer stay plain integers, since it may send any of them. Integers are big-endian and
+//! lengths are bytes. Section names in the comments refer to the NBD project's `doc/proto.md`.
 
 use crate::bytes::Reader;
 
@@ -37,17 +37,17 @@ pub const CHUNK_HEADER_BYTES: usize = 20;
 pub const EXPORT_NAME_ZEROES: usize = 124;
 /// Longest string the protocol allows, in bytes.
 pub const STRING_BYTES_MAX: usize = 4096;
-/// Payload that every server is expected to take when it announced no maximum, in bytes.
+/// Maximum payload in bytes that every server is expected to accept if it announced no maximum.
 pub const DEFAULT_PAYLOAD_BYTES_MAX: u32 = 32 << 20;
 
 /// Name of the metadata context that every export has.
 pub const BASE_ALLOCATION: &str = "base:allocation";
-/// Begin of the names of metadata contexts that say what was changed, as QEMU's documentation (`docs/interop/nbd.rst`) has them.
+/// Prefix of the names of QEMU's dirty bitmap contexts, as in its documentation (`docs/interop/nbd.rst`).
 pub const QEMU_DIRTY_BITMAP: &str = "qemu:dirty-bitmap:";
 
-/// Handshake flags of the server, and the client's answer, which uses the same bits.
+/// Handshake flags of the server; the client's flags use the same bits.
 pub mod handshake_flags {
-    /// Options are answered, and may be sent one after the other.
+    /// Options are answered, and several may be sent one after the other.
     pub const FIXED_NEWSTYLE: u16 = 1 << 0;
     /// The zeroes after EXPORT_NAME may be left out.
     pub const NO_ZEROES: u16 = 1 << 1;
@@ -77,7 +77,7 @@ pub mod opt {
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
-/// Types of option replies. Those with bit 31 set are errors, whose payload is a message for people.
+/// Types of option replies. Those with bit 31 set are errors, whose payload is a message for the user.
 pub mod rep {
     /// The option is done.
     pub const ACK: u32 = 1;

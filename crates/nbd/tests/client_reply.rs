@@ -1,4 +1,4 @@
-//! The client's reply decoder: what our server encodes, what others may send, and what nobody should.
+//! Tests of the client's reply decoder: replies of hob's server, of other servers, and hostile ones.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,8 @@ fn decoder(structured_replies: bool) -> ReplyDecoder {
 
 type Told = (Vec<ReplyEvent>, BTreeMap<u64, u8>, Option<ReplyError>);
 
-/// Feeds `bytes` in pieces of `piece`; returns the events, the payload by its place on the disk, and how it ended.
+/// Feeds `bytes` in pieces of `piece`; returns the events, the payload by its offset on the disk, and the
+/// result.
 fn feed(structured: bool, bytes: &[u8], piece: usize) -> Told {
     let mut decoder = decoder(structured);
     let (mut events, mut disk, mut pos) = (Vec::new(), BTreeMap::new(), 0);

@@ -1,5 +1,5 @@
-//! Our client against our server, with the bytes cut in every way; and our client against servers that are old,
-//! broken or hostile, as scripts of bytes.
+//! Tests of hob's client against hob's server, with the bytes cut in every way; and of the client against
+//! old, broken or hostile servers, as scripts of bytes.
 
 mod common;
 
@@ -39,7 +39,7 @@ fn join(goal: Goal, piece: usize) -> (Option<HandshakeOutcome>, Option<server::H
         up.drain(..used);
         progress |= used > 0;
         if !progress {
-            // A client that has its list does not wait for the answer to its goodbye.
+            // A client that has its list does not wait for the reply to ABORT.
             let goodbye_left = matches!(client_outcome, Some(HandshakeOutcome::Listed(_)));
             assert!(up.is_empty() && (down.is_empty() || goodbye_left), "nothing may be left on the wire");
             return (client_outcome, server_outcome);
@@ -84,7 +84,7 @@ fn client_and_server_agree_whatever_the_pieces() {
     }
 }
 
-/// What the client says to, and makes of, a server that sends `script` and ends the stream.
+/// Returns the client's output and outcome with a server that sends `script` and ends the stream.
 fn meet(goal: Goal, script: &[u8], piece: usize) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
     let mut client = Handshake::new(goal);
     let (mut said, mut pos) = (Vec::new(), 0);

@@ -1,5 +1,5 @@
-//! The server's negotiation, against a client that is helpful, confused or hostile. Each case runs with the bytes
-//! arriving in pieces of several sizes, which must not matter.
+//! Tests of the server's negotiation with well-behaved, confused and hostile clients. Each case runs with
+//! several sizes of input pieces, which must not matter.
 
 mod common;
 
@@ -21,7 +21,7 @@ fn run(input: &[u8]) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
     (said[18..].to_vec(), outcome, left)
 }
 
-/// Runs options after polite flags.
+/// Runs options after valid client flags.
 fn options(options: &[Vec<u8>]) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
     run(&[&FLAGS[..], &options.concat()].concat())
 }
@@ -190,7 +190,7 @@ fn a_context_counts_only_for_its_export_and_until_the_next_choice() {
     }
 }
 
-/// Options with an answer that is an error and leaves the negotiation alive.
+/// Options that get an error reply, after which the negotiation continues.
 #[test]
 fn polite_refusals() {
     let huge_name = vec![b'x'; 4097];

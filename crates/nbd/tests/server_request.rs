@@ -1,4 +1,4 @@
-//! The server's gate for requests: every command under every ability, and each way to be out of range.
+//! Tests of the server's request check: every command with every feature, and each way to be out of range.
 
 use hob_nbd::server::handshake::Negotiated;
 use hob_nbd::server::request::{Refusal, RequestError, decode_request, validate};
@@ -143,7 +143,8 @@ fn flags_are_allowed_where_they_mean_something() {
     }
 }
 
-/// What is announced and what is accepted are computed in two places; this compares them for every export there is.
+/// Announced and accepted commands are computed in two places; this test compares them for every kind of
+/// export.
 #[test]
 fn accepted_is_what_was_announced() {
     for bits in 0..1024_u32 {

@@ -1,4 +1,4 @@
-//! Negotiation of TLS: what is said before it, that nothing of that is believed inside, and that nobody gets around it.
+//! Tests of TLS negotiation: messages before it are not trusted inside it, and it cannot be bypassed.
 
 mod common;
 
@@ -112,7 +112,7 @@ fn options_are_counted_over_both_halves() {
 }
 
 proptest! {
-    /// Whatever comes, no export is reached without the TLS that is required.
+    /// No input reaches an export without the required TLS.
     #[test]
     fn nobody_gets_around_required_tls(
         flags in 0u8..4,

@@ -1,5 +1,5 @@
-//! Messages as bytes, worked out by hand from the protocol's tables: what is sent is exactly this, and this is
-//! understood. Constants are spelled out on purpose, so that a wrong one in `wire` cannot hide behind itself.
+//! Messages as bytes, computed by hand from the protocol's tables: encoding gives exactly these, and
+//! decoding accepts them. Constants are spelled out on purpose, so that a wrong one in `wire` is detected.
 
 use hob_nbd::client::request as ask;
 use hob_nbd::server::reply::{self, Position};

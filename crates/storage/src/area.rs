@@ -1,7 +1,7 @@
-//! The memory of one disk above its cache, to which the engine has payload copied and from which it has it copied back.
+//! The memory tier of one disk: the engine has payload copied into it and out of it.
 //!
-//! Every page of it is there from the beginning, so that no copy waits for the system to find one. The kernel's I/O never
-//! touches it: all that happens are the copies of [`Area::copy`], and they need no more than a slice.
+//! All its pages are allocated at the start, so that no copy waits for a page fault. The kernel's I/O never
+//! uses it: it is only accessed by [`Area::copy`], so a slice is sufficient.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,36 +11,37 @@ use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd};
 use crate::buffers::{Arena, PAGE_BYTES};
 use crate::memory::Memory;
 
-/// See the module's text.
+/// The memory of one disk; see the module documentation.
 #[derive(Debug)]
 pub struct Area {
     memory: Memory,
 }
 
 impl Area {
-    /// One of `bytes`, rounded up to pages of 4 KiB. Takes about a second for each few GiB: not for a thread that serves.
+    /// Allocates an area of `bytes`, rounded up to pages of 4 KiB. Takes about a second for each few GiB:
+    /// do not call it on a thread that serves requests.
     ///
     /// # Errors
-    /// The system's, when it has no room for it.
+    /// The system's error if there is not enough memory.
     pub fn new(bytes: u64) -> io::Result<Area> {
         let too_large = || io::Error::new(io::ErrorKind::OutOfMemory, format!("{bytes} bytes of memory"));
         let len = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(PAGE_BYTES));
         let memory = Memory::map(len.filter(|len| *len <= isize::MAX as usize / 2).ok_or_else(too_large)?)?;
         let mut area = Area { memory };
         for offset in (0..area.memory.len()).step_by(PAGE_BYTES) {
-            // A page is there once it has been written to.
+            // The first write to a page allocates it.
             area.bytes_mut(offset, 1)[0] = 0;
         }
         Ok(area)
     }
 
-    /// Bytes.
+    /// Returns its size in bytes.
     #[allow(clippy::len_without_is_empty)] // No area is empty for long.
     pub fn len(&self) -> u64 {
         self.memory.len() as u64
     }
 
-    /// Makes a copy between this area and a buffer. Which disk's area it names is the caller's to look at.
+    /// Copies between this area and a buffer. The caller checks which disk's area the copy names.
     pub fn copy(&mut self, arena: &mut Arena, copy: &BufferCopy) {
         let len = copy.len as usize;
         match (copy.from, copy.to) {
@@ -57,7 +58,7 @@ impl Area {
     }
 
     fn bytes(&self, offset: usize, len: usize) -> &[u8] {
-        // SAFETY: nobody else has the mapping, and whoever changes it has `&mut self`.
+        // SAFETY: only this value has the mapping, and changes need `&mut self`.
         unsafe { self.memory.bytes(offset, len) }
     }
 

@@ -1,10 +1,11 @@
-//! Dirty bitmaps on media: one small file each, as docs/FORMAT.md has it.
+//! Dirty bitmaps on stable storage: one small file each, in the format of docs/FORMAT.md.
 //!
-//! A file is written as a whole, beside its place, synced, and put there by a rename: it is all there or not. Whoever lets a bitmap
-//! record takes its file away *first* ([`remove`]); so a file that is there says what was noted when its disk was
-//! last closed, and where none is, something was left out.
+//! A file is written completely under a temporary name, synced, and renamed: so it is complete or absent.
+//! Before a bitmap starts to record, its file is *removed* ([`remove`]). So an existing file has all
+//! changes up to the time when its disk was last closed, and if there is no file, the changes are
+//! incomplete.
 //!
-//! Refused: whatever [`write()`] did not write. Offsets and lengths are bytes, integers little-endian.
+//! Refused: files that [`write()`] did not write. Offsets and lengths are bytes, integers little-endian.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -27,40 +28,40 @@ const MARK_BYTES: usize = 0x48;
 const MARK_TIME: usize = 0x50;
 const HEADER_BYTES: usize = 0x80;
 
-/// The longest file there can be.
+/// Maximum size of a file in bytes.
 const FILE_BYTES_MAX: u64 = HEADER_BYTES as u64 + GRANULES_MAX / 8;
 
-/// What is kept of a bitmap.
+/// A stored bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// What it has noted.
+    /// The changed granules.
     pub granules: Granules,
-    /// The backing of its disk.
+    /// Identity of the disk's backing.
     pub identity: [u8; 32],
-    /// When that was last changed; `None` where nobody can tell.
+    /// The backing's last change; `None` if it cannot be determined.
     pub changed: Option<ChangeMark>,
 }
 
-/// Why what is kept of a bitmap cannot be had.
+/// Why a stored bitmap cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum BitmapError {
-    /// The system says no.
+    /// A system call failed.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The file is not what was written.
+    /// The file is damaged.
     #[error("it is damaged: {0}")]
     Damaged(&'static str),
-    /// Of another hob.
+    /// The file's version is unknown.
     #[error("it has version {0}, and this hob knows version {VERSION}")]
     Version(u32),
 }
 
-/// Writes what is to be kept in place of what was, all or nothing, on media when it returns.
+/// Replaces the stored bitmap atomically. It is on stable storage when this returns.
 ///
 /// # Errors
 /// The system's.
 pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
-    // No bitmap's name begins with a dot.
+    // Names of bitmaps never begin with a dot.
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let temporary = path.with_file_name(format!(".{name}.new"));
     failing::before_change(path)?;
@@ -71,7 +72,7 @@ pub fn write(path: &Path, kept: &Kept) -> io::Result<()> {
     sync_directory_of(path)
 }
 
-/// Reads what is kept; nothing if there is no file.
+/// Reads the stored bitmap; `None` if there is no file.
 ///
 /// # Errors
 /// [`BitmapError`].
@@ -85,14 +86,14 @@ pub fn read(path: &Path) -> Result<Option<Kept>, BitmapError> {
     decode(&bytes).map(Some)
 }
 
-/// Takes the file away, on media when it returns. That there is none is well.
+/// Removes the file, durably when this returns. A missing file is no error.
 ///
 /// # Errors
 /// The system's.
 pub fn remove(path: &Path) -> io::Result<()> {
     failing::before_change(path)?;
     none_is_well(std::fs::remove_file(path))?;
-    // Also where there was none: an earlier attempt may have taken it away, and failed to sync.
+    // Sync also if there was no file: an earlier attempt may have removed it, and failed to sync.
     none_is_well(sync_directory_of(path))
 }
 
@@ -157,7 +158,7 @@ fn decode(bytes: &[u8]) -> Result<Kept, BitmapError> {
     Ok(Kept { granules, identity, changed })
 }
 
-/// Checksum of the file, its own four bytes taken as zeroes.
+/// Returns the checksum of the file, with its own four bytes taken as zeroes.
 fn crc(bytes: &[u8]) -> u32 {
     let before = crc32c::crc32c(&bytes[..CRC]);
     crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[CRC + 4..])
@@ -183,7 +184,7 @@ mod tests {
         Kept { granules, identity, changed: Some(ChangeMark { size_bytes: 4_586_496, modified_ns: -2 }) }
     }
 
-    /// Version 1, for ever: hob has to read what an earlier one wrote.
+    /// Version 1 must remain readable: hob has to read files of earlier versions.
     #[test]
     fn the_golden_file_is_read() {
         let text = concat!(
@@ -242,7 +243,7 @@ mod tests {
         assert!(decode(&[&bytes[..], &[0; 8]].concat()).is_err());
     }
 
-    /// A right checksum makes bytes ours, not sensible.
+    /// A correct checksum does not make the content valid.
     #[test]
     fn what_makes_no_sense_is_refused() {
         let altered = |at: usize, what: u64| {

@@ -1,23 +1,23 @@
-//! The arena: payload buffers of one shard, cut out of one mapping.
+//! The arena: payload buffers of one shard, allocated from one mapping.
 //!
-//! # For what
-//! Every byte that passes through a shard lies here: page-aligned for O_DIRECT, registered with
-//! io_uring once, shared by the front end, the engine and the kernel without a copy. Except what lies in a guest's own memory
-//! ([`Arena::adopt`]).
+//! # Purpose
+//! All payload that passes through a shard lies here: page-aligned for O_DIRECT, registered with io_uring
+//! once, and shared by the front end, the engine and the kernel without a copy. The exception is payload in
+//! a guest's own memory ([`Arena::adopt`]).
 //!
 //! # Rules
-//! * A buffer lives while somebody counts on it: [`Arena::alloc`] gives it one reference,
-//!   [`Arena::retain`] adds one, [`Arena::release`] takes one. Operations in the ring hold one each.
-//! * Fresh buffers hold whatever was there before. Zero the tails that a guest could see.
+//! * A buffer lives while it has references: [`Arena::alloc`] gives it one reference,
+//!   [`Arena::retain`] adds one, [`Arena::release`] drops one. Operations in the ring hold one each.
+//! * New buffers have undefined content. Zero the tails that a guest could see.
 //! * Bytes that the kernel is about to fill cannot be borrowed: that panics, because it is a bug
-//!   of the caller, whoever sent the guest's request. Bytes that the kernel only reads may be.
+//!   of the caller, whatever the guest requested. Bytes that the kernel only reads may be borrowed.
 //!
 //! # Units
-//! Pages of 4 KiB inside, bytes outside. Free space is a buddy system of pages, so that freed
-//! neighbours find each other again; buffers take exactly the pages they need, not a power of two.
-//! When no block is large enough, the buddies are searched for a run of free pages: a 32 MiB request
-//! with its rounding fits a 64 MiB arena whenever such a run exists. A few just-freed
-//! buffers of each small size are kept aside: their memory is still in the CPU's cache.
+//! Pages of 4 KiB inside, bytes outside. A buddy system manages free pages, so that freed neighbours are
+//! joined again. Buffers take exactly the pages they need, not a power of two. If no block is large enough,
+//! a run of free pages is searched across blocks: a 32 MiB request with its rounding fits a 64 MiB arena
+//! whenever such a run exists. A few recently freed buffers of each small size are kept for reuse: their
+//! memory is still in the CPU's cache.
 #![allow(unsafe_code)]
 
 mod buddy;
@@ -37,57 +37,57 @@ pub(crate) use shared::Part;
 pub use shared::Pieces;
 use shared::Shared;
 
-/// Bytes in a page, the arena's unit.
+/// Page size of the arena in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Largest arena, bytes: what one registered buffer of io_uring may have.
+/// Maximum size of an arena in bytes: the limit of a registered buffer of io_uring.
 pub const ARENA_BYTES_MAX: usize = 1 << 30;
 
-/// Size of an arena when nobody says otherwise, bytes.
+/// Default size of an arena in bytes.
 pub const ARENA_BYTES_DEFAULT: usize = 64 << 20;
 
-/// Buffers of up to this many pages are kept aside when freed.
+/// Maximum size of freed buffers that are kept for reuse, pages.
 const RECENT_PAGES_MAX: usize = 33;
 
-/// So many of each size.
+/// Maximum number of kept buffers per size.
 const RECENT_EACH_MAX: usize = 64;
 
-/// One buffer. The slot stays and is used again, together with the memory of `filling`.
+/// One buffer. Its slot is reused, together with the memory of `filling`.
 #[derive(Debug, Default)]
 struct Buffer {
     /// First page.
     page: u32,
-    /// Bytes asked for.
+    /// Requested bytes.
     len: u32,
-    /// References; 0 means that the slot is free.
+    /// Number of references; 0 means that the slot is free.
     refs: u32,
-    /// The disk whose share it is taken from.
+    /// The disk whose share it counts against.
     holder: Option<DiskId>,
     /// Parts that the kernel is filling: first byte, one past the last.
     filling: Vec<(u32, u32)>,
-    /// If it is not the arena's memory.
+    /// Memory outside the arena, if the buffer has any.
     shared: Shared,
 }
 
-/// Payload buffers. See the module's text.
+/// Payload buffers; see the module documentation.
 #[derive(Debug)]
 pub struct Arena {
     memory: Arc<Memory>,
     buddy: Buddy,
     buffers: Vec<Buffer>,
     free_ids: Vec<u32>,
-    /// First pages of just-freed runs, by the run's length in pages.
+    /// First pages of recently freed runs, by the run's length in pages.
     recent: Vec<Vec<u32>>,
     used_pages: usize,
-    /// Pages, by disk.
+    /// Pages by disk.
     shares: Shares,
 }
 
 impl Arena {
-    /// An arena of `bytes`, rounded up to pages.
+    /// Allocates an arena of `bytes`, rounded up to pages.
     ///
     /// # Errors
-    /// The system's, when it has no memory for it; `InvalidInput` above [`ARENA_BYTES_MAX`].
+    /// The system's if there is not enough memory; `InvalidInput` above [`ARENA_BYTES_MAX`].
     pub(crate) fn new(bytes: usize) -> std::io::Result<Arena> {
         if bytes == 0 || bytes > ARENA_BYTES_MAX {
             return Err(std::io::Error::new(
@@ -108,7 +108,7 @@ impl Arena {
         })
     }
 
-    /// A buffer of `len` bytes, with one reference; `None` while there is no room for it.
+    /// Allocates a buffer of `len` bytes, with one reference. Returns `None` while there is no room.
     pub fn alloc(&mut self, len: usize) -> Option<BufferId> {
         if len == 0 || len > self.memory.len() {
             return None;
@@ -118,7 +118,7 @@ impl Arena {
         Some(id)
     }
 
-    /// Adds a disk to those that share the arena. Buffers of [`Arena::alloc`] are nobody's.
+    /// Adds a disk to those that share the arena. Buffers of [`Arena::alloc`] belong to no disk.
     pub fn join(&mut self, disk: DiskId, datastore: DatastoreId) {
         self.shares.join(disk, datastore);
     }
@@ -128,22 +128,24 @@ impl Arena {
         self.shares.leave(disk);
     }
 
-    /// Returns whether a disk's share has room for a buffer of `len` bytes. There may still be no run of free pages for it.
+    /// Returns true if a disk's share has room for a buffer of `len` bytes. There may still be no run of
+    /// free pages for it.
     pub fn may_alloc(&self, disk: DiskId, len: usize) -> bool {
         self.shares.may_take(disk, len.div_ceil(PAGE_BYTES) as u64)
     }
 
-    /// Bytes that a disk's share has room for now.
+    /// Returns the bytes that a disk's share has room for now.
     pub fn room(&self, disk: DiskId) -> usize {
         self.shares.allowance(disk, u64::from(u32::MAX)) as usize * PAGE_BYTES
     }
 
-    /// Bytes of the pages that a disk holds.
+    /// Returns the bytes of the pages that a disk holds.
     pub fn held(&self, disk: DiskId) -> usize {
         self.shares.held(disk) as usize * PAGE_BYTES
     }
 
-    /// A buffer of `len` bytes out of a disk's share, with one reference; `None` while there is no room for it.
+    /// Allocates a buffer of `len` bytes from a disk's share, with one reference. Returns `None` while
+    /// there is no room.
     pub fn alloc_for(&mut self, disk: DiskId, len: usize) -> Option<BufferId> {
         if len == 0 || len > self.memory.len() || !self.may_alloc(disk, len) {
             return None;
@@ -196,7 +198,7 @@ impl Arena {
         }
     }
 
-    /// Gives up the only reference. Where a buffer may be shared, say `release`.
+    /// Frees a buffer with only one reference. Use `release` for buffers that may be shared.
     pub fn free(&mut self, id: BufferId) {
         assert_eq!(self.buffer(id).refs, 1, "buffer {id} is still shared");
         self.release(id);
@@ -208,7 +210,7 @@ impl Arena {
         buffer.refs += 1;
     }
 
-    /// Takes a reference away; the last one frees the buffer.
+    /// Drops a reference; the last one frees the buffer.
     pub fn release(&mut self, id: BufferId) {
         let buffer = self.buffer_mut(id);
         buffer.refs -= 1;
@@ -234,23 +236,23 @@ impl Arena {
         }
     }
 
-    /// Bytes of a buffer.
+    /// Returns the size of a buffer in bytes.
     #[allow(clippy::len_without_is_empty)] // No buffer is empty.
     pub fn len(&self, id: BufferId) -> usize {
         self.buffer(id).len as usize
     }
 
-    /// The whole buffer.
+    /// Returns the whole buffer.
     pub fn bytes(&self, id: BufferId) -> &[u8] {
         self.slice(self.whole(id))
     }
 
-    /// The whole buffer, to be written.
+    /// Returns the whole buffer for writing.
     pub fn bytes_mut(&mut self, id: BufferId) -> &mut [u8] {
         self.slice_mut(self.whole(id))
     }
 
-    /// Part of a buffer.
+    /// Returns part of a buffer.
     pub fn slice(&self, slice: BufferSlice) -> &[u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
@@ -259,7 +261,7 @@ impl Arena {
         unsafe { self.memory.bytes(offset, slice.len as usize) }
     }
 
-    /// Part of a buffer, to be written.
+    /// Returns part of a buffer for writing.
     pub fn slice_mut(&mut self, slice: BufferSlice) -> &mut [u8] {
         let offset = self.locate(slice);
         self.assert_not_filling(slice);
@@ -280,22 +282,22 @@ impl Arena {
         target.copy_from_slice(source);
     }
 
-    /// The slice that is the whole buffer.
+    /// Returns the slice of the whole buffer.
     pub fn whole(&self, id: BufferId) -> BufferSlice {
         BufferSlice { id, offset: 0, len: self.buffer(id).len }
     }
 
-    /// Bytes of all buffers there can be.
+    /// Returns the size of the arena in bytes.
     pub fn capacity(&self) -> usize {
         self.memory.len()
     }
 
-    /// Bytes in buffers, rounding included.
+    /// Returns the bytes in buffers, rounding included.
     pub fn used(&self) -> usize {
         self.used_pages * PAGE_BYTES
     }
 
-    /// Takes note that an operation uses `slice`.
+    /// Records that an operation uses `slice`.
     pub(crate) fn pin(&mut self, slice: BufferSlice, traffic: Traffic) {
         let buffer = self.buffer_mut(slice.id);
         buffer.assert_holds(slice);
@@ -305,7 +307,7 @@ impl Arena {
         }
     }
 
-    /// The operation has ended.
+    /// Records that the operation has ended.
     pub(crate) fn unpin(&mut self, slice: BufferSlice, traffic: Traffic) {
         if traffic == Traffic::KernelWrites {
             let filling = &mut self.buffer_mut(slice.id).filling;
@@ -316,17 +318,17 @@ impl Arena {
         self.release(slice.id);
     }
 
-    /// Address of a slice that is pinned.
+    /// Returns the address of a slice that is pinned.
     pub(crate) fn pinned_address(&self, slice: BufferSlice) -> *mut u8 {
         self.memory.address(self.locate(slice), slice.len as usize)
     }
 
-    /// The mapping, for whoever must see to it that it outlives the kernel's use of it.
+    /// Returns the mapping, for owners that must keep it alive while the kernel uses it.
     pub(crate) fn memory(&self) -> &Arc<Memory> {
         &self.memory
     }
 
-    /// First address and bytes of the whole arena, for registering it.
+    /// Returns the first address and the size of the whole arena, for registering it.
     pub(crate) fn region(&self) -> (*mut u8, usize) {
         (self.memory.address(0, self.memory.len()), self.memory.len())
     }
@@ -358,11 +360,11 @@ impl Arena {
     }
 }
 
-/// What an operation does to the memory it uses.
+/// Direction of an operation's access to memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Traffic {
-    /// It fills it: reading a file, receiving.
+    /// The kernel writes: reading a file, receiving.
     KernelWrites,
-    /// It takes from it: writing a file, sending.
+    /// The kernel reads: writing a file, sending.
     KernelReads,
 }

@@ -1,9 +1,9 @@
-//! One anonymous memory mapping: the bytes behind an [`Arena`](crate::buffers::Arena) or an
+//! An anonymous memory mapping: the bytes of an [`Arena`](crate::buffers::Arena) or an
 //! [`Area`](crate::area::Area).
 //!
-//! Why `unsafe`: the kernel reads and writes these pages through raw addresses while Rust code
-//! holds other parts of them, so they can be no `Vec<u8>`. Every access is bounds-checked here; that
-//! no two of them overlap is the arena's promise.
+//! Why `unsafe`: the kernel reads and writes these pages through raw addresses while Rust code holds other
+//! parts of them, so a `Vec<u8>` is not possible. Every access is bounds-checked here; the arena ensures
+//! that no two of them overlap.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -50,28 +50,29 @@ impl Memory {
         Ok(Memory { map, map_len, base, len })
     }
 
-    /// Bytes.
+    /// Returns its size in bytes.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// Address of byte `offset`, of which `len` bytes are inside. Using it is up to the caller.
+    /// Returns the address of byte `offset`, after checking that `len` bytes are inside. The caller is
+    /// responsible for its use.
     pub(crate) fn address(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(offset <= self.len && len <= self.len - offset, "outside the mapping");
         // SAFETY: inside the mapping, as just checked.
         unsafe { self.base.as_ptr().add(offset) }
     }
 
-    /// A run of bytes.
+    /// Returns a range of bytes.
     ///
     /// # Safety
-    /// While the result lives, nothing, the kernel included, may write to it.
+    /// While the result lives, nothing, including the kernel, may write to it.
     pub(crate) unsafe fn bytes(&self, offset: usize, len: usize) -> &[u8] {
         // SAFETY: initialised (zero pages), in bounds; no writer by the caller's promise.
         unsafe { std::slice::from_raw_parts(self.address(offset, len), len) }
     }
 
-    /// A run of bytes, to be changed.
+    /// Returns a range of bytes for writing.
     ///
     /// # Safety
     /// While the result lives, nothing else may read or write it, except that the kernel may read.
@@ -82,8 +83,8 @@ impl Memory {
     }
 }
 
-// SAFETY: the mapping belongs to no thread, and its bytes are reached only through `unsafe` functions whose
-// callers answer for races.
+// SAFETY: the mapping belongs to no thread, and its bytes are accessed only through `unsafe` functions
+// whose callers prevent races.
 unsafe impl Send for Memory {}
 // SAFETY: as above.
 unsafe impl Sync for Memory {}

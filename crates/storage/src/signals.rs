@@ -1,9 +1,10 @@
-//! A signal that a program must not end of while it becomes another.
+//! A signal that must not end the program while it executes its new version.
 #![allow(unsafe_code)]
 
-/// Ignores SIGHUP, also in the program that is executed next, until something handles it there. Otherwise a second wish for an upgrade
-/// could end that program before it is able to understand it.
+/// Ignores SIGHUP, also in the program that is executed next, until that installs a handler. Otherwise a
+/// second request for an upgrade could end that program before it can handle it.
 pub fn ignore_hang_up() {
-    // SAFETY: no handler is installed, and what was before is not looked at: nothing of ours runs in a signal's context.
+    // SAFETY: no handler is installed, so no code of ours runs in a signal context; the previous handler is
+    // not used.
     unsafe { libc::signal(libc::SIGHUP, libc::SIG_IGN) };
 }

@@ -1,11 +1,13 @@
 //! Swap areas: a part of a pool device that the kernel swaps to.
 //!
-//! hob makes the area, puts a loop device over it and tells the kernel to use that. Swapping then goes past hob, and goes on whether a daemon
-//! runs or not. docs/decisions/0014 says why it is so; `pool` says which segments an area has.
+//! hob prepares the area, creates a loop device over it and activates swap there. Swap I/O then bypasses
+//! hob, and continues whether a daemon runs or not. docs/decisions/0014 gives the reasons; `pool` defines
+//! an area's segments.
 //!
-//! What it refuses: ground that is not known to be good ([`check_ground`]), parts of files that are holes or shared, devices without direct I/O.
+//! Refused: device stacks that are not known to be safe ([`check_ground`]), files with holes or shared
+//! extents, devices without direct I/O.
 //!
-//! Why `unsafe`: `swapon` and `swapoff` have no other way in. They take a path and keep nothing of it.
+//! Why `unsafe`: `swapon` and `swapoff` have no safe wrapper. They take a path and keep no reference to it.
 #![allow(unsafe_code)]
 
 mod ground;
@@ -24,22 +26,22 @@ use std::path::{Path, PathBuf};
 use crate::pool::{AlignedBuffer, Uuid};
 use mapping::Lack;
 
-/// Smallest area, bytes: the kernel wants ten pages, and more than a few of them make sense.
+/// Minimum size of an area in bytes: the kernel needs ten pages, and only larger areas are useful.
 pub const BYTES_MIN: u64 = 1 << 20;
 
-/// Largest area, bytes: pages are counted in 32 bits, and they may be 4 KiB.
+/// Maximum size of an area in bytes: pages are counted in 32 bits, and may be 4 KiB.
 pub const BYTES_MAX: u64 = 1 << 43;
 
-/// Highest priority that can be asked for.
+/// Highest priority that can be set.
 pub const PRIORITY_MAX: u16 = 32_767;
 
-/// What is written at once while an area is prepared, bytes.
+/// Size of the writes that prepare an area, bytes.
 const CHUNK_BYTES: usize = 4 << 20;
 
 /// `SWAP_FLAG_PREFER`: the low 15 bits are a priority.
 const PREFER: i32 = 0x8000;
 
-/// Which file or block device, whatever paths it has.
+/// Identity of a file or block device, independent of its path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileId {
     device: u64,
@@ -49,7 +51,7 @@ pub struct FileId {
 }
 
 impl FileId {
-    /// Of an open one.
+    /// Returns the identity of an open file.
     ///
     /// # Errors
     /// The system's.
@@ -58,7 +60,7 @@ impl FileId {
         Ok(FileId { device: metadata.dev(), inode: metadata.ino(), block_device: metadata.rdev() })
     }
 
-    /// A block device has as many inodes as somebody made nodes for it.
+    /// A block device may have several nodes with different inodes.
     fn is_same(self, other: FileId) -> bool {
         match (self.block_device, other.block_device) {
             (0, 0) => (self.device, self.inode) == (other.device, other.inode),
@@ -67,12 +69,12 @@ impl FileId {
     }
 }
 
-/// Some bytes of a file.
+/// A range of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Range {
-    /// Where they begin.
+    /// First byte.
     pub offset: u64,
-    /// How many.
+    /// Length in bytes.
     pub bytes: u64,
 }
 
@@ -83,66 +85,66 @@ impl Range {
     }
 }
 
-/// Swap that is on.
+/// An active swap device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Active {
     /// The loop device that the kernel swaps to.
     pub path: PathBuf,
-    /// What is swapped out to it, bytes.
+    /// Bytes swapped out to it.
     pub used: u64,
-    /// Higher ones are filled first.
+    /// Priority: devices with higher ones are filled first.
     pub priority: i32,
 }
 
-/// What there is for what comes back from swap.
+/// Memory available for pages that return from swap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
-    /// Of the host, bytes.
+    /// Total memory of the host, bytes.
     pub total: u64,
-    /// That could be had without swapping, bytes.
+    /// Memory available without swapping, bytes.
     pub available: u64,
-    /// Free in all swap of the host, bytes.
+    /// Free space in all swap of the host, bytes.
     pub swap_free: u64,
 }
 
-/// Bit 21 of a mask of capabilities.
+/// Bit 21 of a capability mask.
 const CAP_SYS_ADMIN: u64 = 1 << 21;
 
-/// Why an area cannot be swapped to, or no longer.
+/// Why an area cannot be used as swap, or cannot be deactivated.
 #[derive(Debug, thiserror::Error)]
 pub enum SwapError {
-    /// The device "is …", "lies …".
+    /// The device stack is unsafe; the text continues "The device …".
     #[error("{0}")]
     Unsafe(String),
-    /// Somebody has put another loop device on it.
+    /// Another loop device, not hob's, uses it.
     #[error("it lies under {path}, which hob did not make; detach that first (losetup -d {path})", path = .0.display())]
     Occupied(PathBuf),
-    /// No privilege.
+    /// The process lacks the privilege.
     #[error("hob needs the capability CAP_SYS_ADMIN for swap: run it as root")]
     NotAllowed,
     /// No loop devices.
     #[error("the kernel has no loop devices (modprobe loop)")]
     NoLoopDevices,
-    /// The kernel has no room for what is swapped out.
+    /// The kernel has no room for the swapped-out pages.
     #[error("there is not enough memory for what is swapped out")]
     NoMemory,
-    /// Somebody ended the process that was at it.
+    /// The process that worked on it was killed.
     #[error("the process that turns swap off was ended, perhaps because memory ran out")]
     Killed,
-    /// It was told to stop.
+    /// It was cancelled.
     #[error("it was stopped")]
     Stopped,
-    /// The system refuses.
+    /// A system call failed.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// The answer.
+        /// The system's error.
         source: io::Error,
     },
 }
 
-/// May the kernel swap to what `file` lies on?
+/// Checks that the kernel may swap to the device stack below `file`.
 ///
 /// # Errors
 /// [`SwapError::Unsafe`], or the system's.
@@ -150,7 +152,7 @@ pub fn check_ground(file: impl AsFd) -> Result<(), SwapError> {
     ground::check(file.as_fd())
 }
 
-/// Loop devices over any part of a file or block device.
+/// Returns the loop devices over any part of a file or block device.
 ///
 /// # Errors
 /// The system's.
@@ -159,10 +161,10 @@ pub fn loops_over(file: FileId) -> io::Result<Vec<PathBuf>> {
     Ok(all.into_iter().filter(|device| device.file.is_same(file)).map(|device| device.path).collect())
 }
 
-/// Is an area swapped to?
+/// Returns the active swap on an area, if there is any.
 ///
 /// # Errors
-/// `Occupied` if another loop device lies over it, or the system's.
+/// `Occupied` if another loop device uses it, or the system's.
 pub fn look(file: FileId, range: Range) -> Result<Option<Active>, SwapError> {
     let look = |source| SwapError::System { action: "look at the loop devices of this host", source };
     let mut over = loops::in_use().map_err(look)?;
@@ -182,7 +184,7 @@ pub fn look(file: FileId, range: Range) -> Result<Option<Active>, SwapError> {
     Err(SwapError::Occupied(over.swap_remove(0).path))
 }
 
-/// The line of /proc/swaps about a device.
+/// Returns a device's entry in /proc/swaps.
 fn in_table(table: &[u8], path: &Path) -> Option<Active> {
     let table = std::str::from_utf8(table).ok()?;
     table.lines().find_map(|line| {
@@ -198,7 +200,7 @@ fn in_table(table: &[u8], path: &Path) -> Option<Active> {
     })
 }
 
-/// Has the area been prepared?
+/// Returns true if the area has been prepared.
 ///
 /// # Errors
 /// The system's.
@@ -210,8 +212,8 @@ pub fn is_prepared(file: impl AsFd, range: Range, uuid: Uuid) -> Result<bool, Sw
     Ok(header::is_of(buffer.bytes(), range.bytes, uuid))
 }
 
-/// Makes an area one that can be swapped to; what was in it is lost. Of a file, every byte is written, so that no hole is left. `goes_on` is told
-/// how many bytes are done, and says whether to go on.
+/// Prepares an area for swap; its content is lost. For a file, every byte is written, so that there is no
+/// hole. `goes_on` gets the number of bytes done, and returns whether to go on.
 ///
 /// # Errors
 /// `Stopped`, or the system's.
@@ -235,7 +237,7 @@ pub fn prepare(
         file.write_all_at(&zeroes.bytes()[..len as usize], range.offset + done).map_err(write)?;
         done += len;
     }
-    // The header comes last: it says that all else is done.
+    // The header is written last: it marks the preparation as complete.
     file.sync_data().map_err(write)?;
     let page = header::encode(range.bytes, rustix::param::page_size(), uuid, label);
     let mut buffer = AlignedBuffer::new(page.len());
@@ -244,7 +246,7 @@ pub fn prepare(
     file.sync_data().map_err(write)
 }
 
-/// Lets the kernel swap to an area that was prepared and is not swapped to. Returns the loop device.
+/// Activates swap on a prepared area that is not active. Returns the loop device.
 ///
 /// # Errors
 /// [`SwapError`]; then nothing has changed.
@@ -279,11 +281,12 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
     }
 }
 
-/// Ends swapping to a device, which brings all that is swapped out back to memory or to other swap: it takes long, and a signal that ends
-/// the process stops it. **Not to be called in a daemon**: when memory runs out meanwhile, the kernel ends this process before all others.
+/// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap. It takes
+/// long, and a signal that ends the process stops it. **Do not call it in a daemon**: if memory runs out
+/// meanwhile, the kernel kills this process first.
 ///
 /// # Errors
-/// The system's, which [`SwapError::of_kernel`] understands; then the device is swapped to as before.
+/// The system's, which [`SwapError::of_kernel`] interprets; then the device is still active.
 pub fn turn_off(path: &Path) -> io::Result<()> {
     let path = c_path(path).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
     // SAFETY: `path` ends with a zero byte and lives until the call returns.
@@ -294,7 +297,7 @@ pub fn turn_off(path: &Path) -> io::Result<()> {
 }
 
 impl SwapError {
-    /// What an error number of the kernel means here.
+    /// Interprets an error number of the kernel.
     pub fn of_kernel(action: &'static str, errno: i32) -> SwapError {
         match errno {
             libc::EPERM => SwapError::NotAllowed,
@@ -305,7 +308,7 @@ impl SwapError {
     }
 }
 
-/// May this process make loop devices and swap to them?
+/// Checks that this process may create loop devices and activate swap.
 ///
 /// # Errors
 /// `NotAllowed`, `NoLoopDevices`, or the system's.
@@ -327,7 +330,7 @@ fn c_path(path: &Path) -> Result<CString, SwapError> {
     CString::new(path.as_os_str().as_bytes()).map_err(no_path)
 }
 
-/// How much memory there is.
+/// Returns the state of the host's memory.
 ///
 /// # Errors
 /// The system's.
@@ -344,8 +347,8 @@ fn parse_memory(text: &str) -> Memory {
     Memory { total: of("MemTotal"), available: of("MemAvailable"), swap_free: of("SwapFree") }
 }
 
-/// Another description of the same file: without the locks and the exclusive claim of the one that a pool has, which would last as long as the
-/// kernel swaps.
+/// Opens the same file again: without the locks and the exclusive claim of the pool's descriptor, which
+/// would last as long as the kernel swaps.
 fn reopened(file: BorrowedFd<'_>, flags: i32) -> Result<File, SwapError> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = File::options().read(true).write(true).custom_flags(flags).open(path);

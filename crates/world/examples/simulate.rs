@@ -1,12 +1,15 @@
-//! Lives many histories on all cores, until one breaks a promise: `cargo xtask simulate` is the way to call it.
+//! Runs many simulated histories on all cores until one breaks a promise; normally called by `cargo xtask
+//! simulate`.
 //!
 //! ```text
 //! simulate KIND FROM SEEDS MINUTES REQUESTS
 //! ```
-//! KIND is `lives`, `sound` (lives in which no device fails), `memory` (lives with memory above every cache), `qos` (lives with shares, limits and windows), `single`, or
-//! `hosts` (several hosts that hand a disk over), or `cluster` (several hosts that agree through etcd on who serves it); MINUTES may be 0 for no limit. Progress goes to stderr.
-//! At the first violation, or panic of the engine, it stops with the seed and with how to live it again. With `HOB_TRACE` in
-//! its environment it says everything that crosses the engine's boundary.
+//! KIND is one of: `lives`; `sound` (lives without device failures); `memory` (lives with a memory tier
+//! above every cache); `qos` (lives with shares, limits and windows); `single`; `hosts` (several hosts that
+//! hand a disk over); or `cluster` (several hosts that decide through etcd which of them serves a disk).
+//! MINUTES may be 0 for no limit. Progress goes to stderr. At the first violation, or panic of the engine,
+//! it stops and prints the seed and how to replay it. If `HOB_TRACE` is set in the environment, it prints
+//! everything that crosses the engine's boundary.
 
 #![allow(
     clippy::disallowed_types,
@@ -24,14 +27,14 @@ use hob_engine::outcome::OUTCOMES;
 use hob_world::sim::{Options, Report, Trace, run};
 use hob_world::{Violation, cluster, hosts};
 
-/// What is lived.
+/// Kind of history.
 enum Kind {
     One(Options),
     Hosts(hosts::Options),
     Cluster(cluster::Options),
 }
 
-/// What histories contained.
+/// Total counts of the histories.
 #[derive(Default)]
 struct Total {
     one: Report,
@@ -40,7 +43,7 @@ struct Total {
 }
 
 impl Kind {
-    /// Lives one history.
+    /// Runs one history.
     fn live(&self, seed: u64, total: &mut Total) -> Result<(), Violation> {
         match self {
             Kind::One(options) => total.one.add(&run(seed, options)?),
@@ -59,7 +62,7 @@ impl Kind {
     }
 }
 
-/// What all threads share.
+/// State shared by all threads.
 struct Shared {
     next: AtomicU64,
     end: u64,
@@ -126,7 +129,7 @@ fn main() -> ExitCode {
     conclude(&shared, &options, kind, began)
 }
 
-/// Lives histories until there are no more, time is up, or one failed.
+/// Runs histories until all are done, time is up, or one failed.
 fn work(shared: &Shared, options: &Kind) {
     let mut mine = Total::default();
     loop {

@@ -1,19 +1,24 @@
-//! Histories of two or three hosts that agree through a store with leases on who serves which disk (docs/decisions/0019).
+//! Histories of two or three hosts that decide through a store with leases which of them serves which disk
+//! (docs/decisions/0019).
 //!
-//! Each host has the machines of [`hob_engine::cluster`], and carries out what a daemon does around them: it opens disks, holds answers and changes
-//! while its lease is in doubt, takes disks again, gives them back. Around them are a model of etcd, a network that loses and delays, hosts that are
-//! stopped, killed and cut off, clocks that drift as far as they may, and wall clocks that jump. A guest on each host writes and reads
-//! whatever its host serves, also where no machine should run. What is checked on the way:
+//! Each host has the state machines of [`hob_engine::cluster`], and acts as a daemon does: it opens disks,
+//! holds replies and changes while its lease is in doubt, takes disks again, and gives them back. The
+//! environment is a model of etcd, a network that loses and delays messages, hosts that are stopped, killed
+//! and partitioned, clocks that drift up to the limit, and wall clocks that jump. A guest on each host
+//! writes and reads the disks that its host serves, also where no guest should run. The checkers verify:
 //!
-//! - nothing is acknowledged under a generation after anything was under a later one, nor by two hosts under one;
+//! - nothing is acknowledged under a generation after anything was under a later one, nor by two hosts
+//!   under one;
 //! - no two hosts may acknowledge at the same moment;
-//! - nothing changes a backing that was sent under an earlier generation than anything was acknowledged under;
-//! - reads return what was acknowledged last, or what is in doubt since;
-//! - what is dirty in a host's flash is lost by an operator's force only, also if that host is destroyed and another one has a second copy;
-//! - nobody takes a disk of an owner that vanished before it has settled;
+//! - no change reaches a backing that was sent under an earlier generation than the last acknowledgement's;
+//! - reads return the value acknowledged last, or one in doubt since;
+//! - dirty data in a host's flash is lost only by an operator's force, also if that host is destroyed and
+//!   another one has a replica;
+//! - no host takes a disk of a failed owner before the settling time is over;
 //! - when faults have ceased, every disk is served.
 //!
-//! Refused: engines with their flash and journals (`sim` and `hosts` have those): a cache here is a table that survives its process.
+//! Not included: engines with their flash and journals (`sim` and `hosts` have those). A cache here is a
+//! table that survives its process.
 
 mod adopt;
 mod checker;
@@ -41,26 +46,27 @@ pub use plan::Report;
 use plan::{Fault, MS, Plan};
 use store::{Request, Response, Store};
 
-/// So long after the last fault everything must be served, nanoseconds, leases and settling besides.
+/// Time after the last fault by which everything must be served, nanoseconds, in addition to leases and
+/// settling.
 const HEALING_NS: u64 = 60_000 * MS;
 
-/// No history takes more steps for each of its requests, and so many besides.
+/// Maximum number of steps per request of a history, and in addition to that.
 const STEPS_MAX: u64 = 20_000;
 
-/// What histories may contain.
+/// Options of a history.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Guest requests, about.
+    /// Approximate number of guest requests.
     pub requests: u32,
-    /// Anything goes wrong.
+    /// Injects faults.
     pub faults: bool,
-    /// Something is broken on purpose: some run must fail.
+    /// Breaks something on purpose: some run must fail.
     pub sabotage: Option<Sabotage>,
-    /// Hears of everything that happens, one line each.
+    /// Called for every event with one line.
     pub trace: Option<Trace>,
 }
 
-/// Takes a line of a trace.
+/// Prints a line of a trace.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
 impl Default for Options {
@@ -69,56 +75,56 @@ impl Default for Options {
     }
 }
 
-/// Ways to break the hosts, to see whether the checkers notice.
+/// Defects of the hosts, to test whether the checkers notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// The lease is counted from the answer to its renewal.
     CountsFromAnswer,
-    /// It is counted in full.
+    /// The lease is used in full length, without a margin.
     NoMargin,
-    /// Nobody looks at the clock before answers.
+    /// The clock is not checked before replies.
     UncheckedAnswers,
-    /// Nobody looks at the clock before changes.
+    /// The clock is not checked before changes.
     UncheckedChanges,
-    /// Time is that of the wall clock.
+    /// Leases use the wall clock.
     WallClock,
-    /// A disk is taken though somebody holds it.
+    /// A disk is taken although another host holds it.
     TakesHeld,
-    /// Whoever vanished is given no time for what it has sent.
+    /// A failed owner's writes get no time to settle.
     NoSettling,
-    /// A disk is taken though another host's flash has its newest data.
+    /// A disk is taken although another host's flash has its newest data.
     IgnoresDirty,
-    /// What flash has is believed, whoever had the disk meanwhile.
+    /// Flash content is trusted, whichever host had the disk meanwhile.
     BelievesFlash,
-    /// Writing back begins before the title says so.
+    /// Write-back begins before the ownership record says so.
     EarlyWriteBack,
-    /// What was held is let go with the next lease, and the disk taken again afterwards.
+    /// Held replies are released with the next lease, before the disk is taken again.
     ReleasesEarly,
-    /// A renewal counts whoever answers it.
+    /// A renewal counts even if a deposed leader answers it.
     BelievesDeposed,
-    /// A lease that has ended is not the end of what was taken under it.
+    /// The end of a lease does not end what was taken under it.
     IgnoresEnd,
-    /// Who loses its second copy goes on without it before the title says so.
+    /// A host that loses its replica continues without it before the record says so.
     FailsEarly,
-    /// The title has the word of a second copy before that is complete.
+    /// The record names a replica before that is complete.
     SaysCopyEarly,
-    /// A host that takes its disk anew leaves the word of the copy in the title.
+    /// A host that takes its disk again leaves the replica in the record.
     KeepsWord,
-    /// The same where it holds the disk still.
+    /// The same while it still holds the disk.
     KeepsWordOfHeld,
-    /// A disk counts as adopted when everything was sent to the backing.
+    /// A failover counts as complete when everything was sent to the backing.
     EndsEarly,
-    /// What flash has is believed although another host has adopted it.
+    /// Flash content is trusted although another host has failed over from its replica.
     BelievesAdopted,
-    /// Nobody looks at the clock when a change begins that has waited in its process.
+    /// The clock is not checked when a change that waited in its process starts.
     UncheckedQueue,
     /// The lease is renewed although a shard hangs.
     RenewsWhileHung,
-    /// A process whose shard hangs goes on.
+    /// A process whose shard hangs keeps running.
     NoWatchdog,
 }
 
-/// Tells the trace, if there is one.
+/// Calls the trace, if there is one.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -128,17 +134,17 @@ macro_rules! trace {
 }
 use trace;
 
-/// A disk that a host wants though what is dirty elsewhere is lost by that.
+/// A disk that a host takes by force, with the loss of another host's dirty data.
 #[derive(Debug)]
 struct Forced {
     host: usize,
-    /// In which it has the disk if that happens.
+    /// Generation of the disk if that happens.
     generation: u64,
-    /// It has happened, whether that host has heard of it or not.
+    /// It has happened, whether that host knows it or not.
     happened: bool,
 }
 
-/// What is to happen. Of a process, by its host and life.
+/// A future event. Processes are identified by host and process number.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a simulation has few at a time")]
 enum Event {
@@ -156,13 +162,13 @@ enum Event {
         number: u64,
         response: Option<Response>,
     },
-    /// The keeper has something to do.
+    /// The lease manager has work to do.
     Keep {
         host: usize,
         life: u32,
         at: Instant,
     },
-    /// It hears that something happened to a disk.
+    /// A host gets a watch event of a disk.
     News {
         host: usize,
         life: u32,
@@ -170,7 +176,7 @@ enum Event {
         revision: u64,
         news: News,
     },
-    /// It is time to look at a disk.
+    /// A host checks a disk.
     Poll {
         host: usize,
         life: u32,
@@ -184,7 +190,7 @@ enum Event {
     Think {
         host: usize,
     },
-    /// A change that has waited for its system call begins.
+    /// A change that waited for its system call starts.
     Begin {
         host: usize,
         life: u32,
@@ -192,7 +198,7 @@ enum Event {
         change: Change,
         op: u64,
     },
-    /// The watchdog of a process whose shard hangs ends it.
+    /// The watchdog ends a process whose shard hangs.
     Watchdog {
         host: usize,
         life: u32,
@@ -205,7 +211,7 @@ enum Event {
         change: Change,
         op: u64,
     },
-    /// A borrower's word reaches its lender.
+    /// A request reaches the lending host.
     ToLender {
         host: usize,
         from: usize,
@@ -215,7 +221,7 @@ enum Event {
         op: u64,
         what: PeerOp,
     },
-    /// The lender has done it.
+    /// The lending host has completed it.
     FromLender {
         host: usize,
         life: u32,
@@ -224,7 +230,7 @@ enum Event {
         op: u64,
         what: PeerOp,
     },
-    /// It should have.
+    /// The timeout of such a request.
     LenderSilent {
         host: usize,
         life: u32,
@@ -232,7 +238,7 @@ enum Event {
         loan: u64,
         op: u64,
     },
-    /// An I/O has ended, with what was read.
+    /// An I/O has ended, with the value that was read.
     Done {
         host: usize,
         life: u32,
@@ -240,7 +246,7 @@ enum Event {
         op: u64,
         result: Option<u64>,
     },
-    /// An answer is on the wire.
+    /// A reply is on the wire.
     Answer {
         host: usize,
         life: u32,
@@ -268,20 +274,20 @@ struct World<'a> {
     backings: Vec<Backing>,
     hosts: Vec<Host>,
     checkers: Vec<Checker>,
-    /// By disk: who asked for it by force.
+    /// For each disk: the host that takes it by force.
     forced: Vec<Option<Forced>>,
-    /// By disk: when its hold was deleted last.
+    /// For each disk: when its lock was deleted last.
     gone_at: Vec<Option<Instant>>,
-    /// Numbers of requests and values are used once.
+    /// Numbers of requests and values are unique.
     last: u64,
     healed: bool,
     report: Report,
 }
 
-/// Lives one history.
+/// Runs one history.
 ///
 /// # Errors
-/// When a promise is broken.
+/// If a promise is broken.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     let mut dice = Dice::new(seed);
     let plan = Plan::draw(options, &mut dice);
@@ -351,7 +357,7 @@ impl<'a> World<'a> {
         Err(Violation("it does not end".to_owned()))
     }
 
-    /// Until when the process that an event is for is stopped.
+    /// Returns until when the event's process is stopped.
     fn stopped(&self, event: &Event) -> Option<Instant> {
         let host = match event {
             Event::FromStore { host, .. }
@@ -405,7 +411,8 @@ impl<'a> World<'a> {
             Event::LenderSilent { host, life, disk, loan, op } if self.runs(host, life) => {
                 self.lender_silent(host, disk, loan, op)?;
             }
-            // What waits for a system call is in the kernel or another thread: a shard that hangs does not stop it.
+            // Changes that wait for a system call are in the kernel or another thread: a hanging shard does
+            // not stop them.
             Event::Begin { host, life, disk, change, op } if self.lives(host, life) => {
                 self.begin_change(host, disk, change, op)?;
             }
@@ -431,12 +438,12 @@ impl<'a> World<'a> {
         self.hosts[host].up && self.hosts[host].life == life
     }
 
-    /// The same, and its shard does not hang.
+    /// Returns true if the process lives and its shard does not hang.
     fn runs(&self, host: usize, life: u32) -> bool {
         self.lives(host, life) && !self.hosts[host].is_hung
     }
 
-    /// A host's shard hangs until its process ends.
+    /// Makes a host's shard hang until its process ends.
     fn hang(&mut self, host: usize) {
         if !self.hosts[host].up || self.hosts[host].is_hung {
             return;
@@ -450,7 +457,7 @@ impl<'a> World<'a> {
     }
 
     fn end_hung(&mut self, host: usize) -> Result<(), Violation> {
-        // A renewal may have been on its way when it began to hang.
+        // A renewal may have been in flight when the shard began to hang.
         let is_long = self.plan.silence_ns >= 2 * self.plan.lease_ns;
         let holds = self.hosts[host].tenure.is_some_and(|tenure| tenure.is_valid(self.clock(host)));
         ensure!(!is_long || !holds, "host {host} holds its lease, and its shard has hung for two leases");
@@ -470,7 +477,7 @@ impl<'a> World<'a> {
                 host.paused_until = host.paused_until.max(now + time);
             }
             Fault::Kill(host, time) => self.crash(host, time, false)?,
-            // A machine takes its time to start.
+            // A host takes time to boot.
             Fault::PowerCut(host, time) => {
                 self.crash(host, time + self.plan.settle_ns + self.plan.hesitation_ns_max, true)?;
             }
@@ -518,7 +525,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Faults cease. Says when everything must be in order.
+    /// Ends all faults. Returns when everything must be in order.
     fn heal(&mut self) -> Instant {
         trace!(self, "faults cease");
         self.healed = true;
@@ -543,7 +550,8 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Reads of a host that has a block in its flash do not see what somebody's late change did to the backing.
+    /// A host with a cached block does not notice another host's late change of the backing; this check
+    /// does.
     fn check_backing(&self, disk: usize, owner: usize) -> Result<(), Violation> {
         let cache = &self.hosts[owner].kept[disk].cache;
         for (block, value) in self.backings[disk].blocks() {
@@ -556,12 +564,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// A new number.
+    /// Returns a new number.
     fn next(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 }
 
-/// What a backing's blocks have.
+/// Values of a backing's blocks.
 type Blocks = BTreeMap<u32, u64>;

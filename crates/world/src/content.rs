@@ -1,54 +1,54 @@
-//! What devices and buffers hold: a tag for each unit of 512 bytes, in place of the bytes.
+//! Contents of devices and buffers: a tag for each unit of 512 bytes, instead of the bytes.
 //!
-//! A tag names the change that wrote it and the unit it was written for, so stale, misplaced and
-//! invented data are told apart. Zeroed units hold [`ZERO`].
+//! A tag identifies the change that wrote it and the unit it was written for. So stale, misplaced and
+//! invented data are distinguished. Zeroed units hold [`ZERO`].
 
 use crate::dice::scatter;
 
-/// Bytes in a unit, the smallest thing that is written whole.
+/// Size of a unit in bytes: the smallest part that is written atomically.
 pub const UNIT_BYTES: u64 = 512;
 
-/// Units in a sector.
+/// Units per sector.
 pub const SECTOR_UNITS: usize = (hob_engine::units::SECTOR_BYTES / UNIT_BYTES) as usize;
 
 /// The content of one unit.
 pub type Tag = u64;
 
-/// What a zeroed unit holds.
+/// Content of a zeroed unit.
 pub const ZERO: Tag = 0;
 
-/// What a change (`serial`, 1 and up) writes to a unit of a disk.
+/// Returns the tag that a change (`serial`, from 1) writes to a unit of a disk.
 pub fn tag(serial: u32, disk: u8, unit: u32) -> Tag {
     assert!(serial > 0 && serial < 1 << 30 && unit < 1 << 24);
     u64::from(serial) << 32 | u64::from(disk) << 24 | u64::from(unit)
 }
 
-/// The change that wrote this tag, if it was written for that unit of that disk.
+/// Returns the change that wrote this tag, if it was written for that unit of that disk.
 pub fn serial(tag: Tag, disk: u8, unit: u32) -> Option<u32> {
     (tag as u32 == u32::from(disk) << 24 | unit && tag != ZERO).then_some((tag >> 32) as u32)
 }
 
-/// Something that nobody wrote.
+/// Returns a tag that no change has written.
 pub fn garbage(seed: u64) -> Tag {
     scatter(seed) | 1 << 63
 }
 
-/// Is it something that nobody wrote?
+/// Returns true if no change has written this tag.
 pub fn is_garbage(tag: Tag) -> bool {
     tag >> 63 == 1
 }
 
-/// Contents that were given as bytes: the pages of journals. Each unit of them has a tag.
+/// Contents that were written as bytes: journal pages. Each unit of them has a tag.
 #[derive(Debug, Default)]
 pub struct Written {
     units: Vec<Box<[u8]>>,
 }
 
-/// Tags of units that were given as bytes have this bit; no other tag but garbage may.
+/// Set in tags of units that were written as bytes; of other tags, only garbage may have it.
 const AS_BYTES: Tag = 1 << 62;
 
 impl Written {
-    /// Tags for these bytes, whole units.
+    /// Returns tags for these bytes, whole units.
     pub fn tags(&mut self, bytes: &[u8]) -> Vec<Tag> {
         assert!(bytes.len().is_multiple_of(UNIT_BYTES as usize));
         let mut tag = |unit: &[u8]| {
@@ -61,7 +61,7 @@ impl Written {
         bytes.chunks(UNIT_BYTES as usize).map(&mut tag).collect()
     }
 
-    /// What units with these tags would read as: what is not known here is any bytes, always the same.
+    /// Returns the bytes of units with these tags; unknown tags give arbitrary but fixed bytes.
     pub fn bytes(&self, tags: &[Tag]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(tags.len() * UNIT_BYTES as usize);
         for tag in tags {
@@ -78,7 +78,7 @@ impl Written {
     }
 }
 
-/// What storage would compute as CRC-32C of these bytes: one checksum for each sector.
+/// Returns the modelled CRC-32C of each sector.
 pub fn sums(tags: &[Tag]) -> Vec<u32> {
     tags.chunks(SECTOR_UNITS)
         .map(|sector| sector.iter().fold(17, |sum, tag| scatter(sum ^ tag.wrapping_mul(0x9e37_79b9))) as u32)

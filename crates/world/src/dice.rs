@@ -1,42 +1,42 @@
-//! Seeded dice: the only source of chance in a history.
+//! A seeded random number generator: the only source of randomness in a history.
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
 #[derive(Clone, Debug)]
 pub struct Dice(u64);
 
 impl Dice {
-    /// Dice that always fall the same way for the same seed.
+    /// Creates a generator; equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
         Dice(seed ^ 0x686f_6220_776f_726c)
     }
 
-    /// Any number.
+    /// Returns any number.
     pub fn roll(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         scatter(self.0)
     }
 
-    /// 0 … `n` − 1; `n` is not 0.
+    /// Returns a number in 0 … `n` − 1; `n` is not 0.
     pub fn below(&mut self, n: u64) -> u64 {
         ((u128::from(self.roll()) * u128::from(n)) >> 64) as u64
     }
 
-    /// `low` … `high`, both possible.
+    /// Returns a number in `low` … `high`, both inclusive.
     pub fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high - low + 1)
     }
 
-    /// True `permille` times in a thousand.
+    /// Returns true `permille` times in a thousand.
     pub fn chance(&mut self, permille: u32) -> bool {
         permille > 0 && self.below(1000) < u64::from(permille)
     }
 
-    /// One of these.
+    /// Returns one of these values.
     pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
         from[self.below(from.len() as u64) as usize]
     }
 
-    /// A duration around `mean`, nanoseconds: mostly near it, sometimes far above.
+    /// Returns a duration around `mean`, nanoseconds: usually near it, sometimes far above.
     pub fn latency(&mut self, mean: u64) -> u64 {
         let base = self.between(mean / 4, mean + mean / 2);
         if self.chance(50) { base * self.between(2, 20) } else { base }

@@ -1,17 +1,23 @@
-//! Histories of two or three hosts that see one backing and hand a disk, with its cache, from one to the other (docs/decisions/0013).
+//! Histories of two or three hosts that share a backing and hand a disk, with its cache, from one to
+//! another (docs/decisions/0013).
 //!
-//! Each host has an engine, flash, a durable record, and the two machines of [`hob_engine::migration`]; the world performs their acts, and
-//! carries their calls over a network that loses, delays, repeats, reorders and parts. A machine (the *guest*) runs on one host, moves,
-//! comes back, and its reads are held against a model of the disk. What is checked on the way:
+//! Each host has an engine, flash, a durable record, and the two state machines of
+//! [`hob_engine::migration`]. The simulation performs their acts, and carries their calls over a network
+//! that loses, delays, repeats and reorders messages and is partitioned at times. A guest runs on one host,
+//! moves, and comes back; its reads are compared with a model of the disk. The checkers verify:
 //!
-//! - reads return what the model of a disk allows, and what the backing holds, on whichever host (`model`, `media`);
-//! - an acknowledged change is on the backing, a FUA or flushed one survives a power cut (`model`);
-//! - only the host that owns the disk, by the durable records, sends a change to the backing, and none of another is in flight then;
+//! - reads return what the model of a disk allows, and what the backing holds, on any host (`model`,
+//!   `media`);
+//! - an acknowledged change is on the backing, and a FUA or flushed one survives a power cut (`model`);
+//! - only the host that owns the disk, by the durable records, sends a change to the backing, and no other
+//!   host has one in flight then;
 //! - no two hosts serve the disk, no two records say that they own it, and generations grow;
-//! - each request is answered once, and no guest hears an error for which there is no reason;
-//! - when faults have ceased, one host has the disk and serves it, the others have let go of it, and everything has ended.
+//! - each request is answered once, and a guest gets an error only for a reason;
+//! - when faults have ceased, one host has the disk and serves it, the others have released it, and
+//!   everything has ended.
 //!
-//! Refused: caches that are recovered after a crash (`sim` has those); a host begins with an empty cache.
+//! Not included: caches that are recovered after a crash (`sim` has those); a host begins with an empty
+//! cache.
 
 mod acts;
 mod data;
@@ -42,43 +48,44 @@ use network::{Network, Packet};
 use plan::Plan;
 pub use report::Report;
 
-/// No history takes longer, nanoseconds of virtual time.
+/// Maximum duration of a history, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
-/// No history takes more steps for each of its requests, and so many besides.
+/// Maximum number of steps per request of a history, and in addition to that.
 const STEPS_MAX: u64 = 4000;
 
-/// Tells the dice for journals from those of everything else.
+/// Separates the random numbers for journals from all others.
 const JOURNAL_SALT: u64 = 0x6a6f_7572;
 
-/// What histories may contain.
+/// Options of a history.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Guest requests.
+    /// Number of guest requests.
     pub requests: u32,
     /// Hosts crash, the network is bad, devices and backings fail, acts and records fail.
     pub faults: bool,
-    /// This host crashes at this step, in place of the crashes that the seed has.
+    /// This host crashes at this step, instead of the crashes from the seed.
     pub crash: Option<Crash>,
-    /// Something is broken on purpose: the run must fail.
+    /// Breaks something on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
-    /// Hears of everything that happens, one line each.
+    /// Called for every event with one line.
     pub trace: Option<Trace>,
 }
 
-/// A host crashes at a step of its own: an act begins or ends, a record becomes durable, a call or an answer goes or comes.
+/// A crash of a host at one of its steps: an act begins or ends, a record becomes durable, a call or an
+/// answer is sent or received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Crash {
-    /// Which host.
+    /// The host.
     pub host: usize,
-    /// At which of its steps, from 1 on.
+    /// The step, counted from 1.
     pub step: u64,
 }
 
-/// Takes a line of a trace.
+/// Prints a line of a trace.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
-/// Tells the trace, if there is one.
+/// Calls the trace, if there is one.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -94,36 +101,36 @@ impl Default for Options {
     }
 }
 
-/// Ways to break the hosts, to see whether the checkers notice.
+/// Defects of the hosts, to test whether the checkers notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// The destination says that it has forgotten before it has.
+    /// The destination reports an invalidation before it is done.
     EarlyForgotten,
-    /// The destination forgets nothing.
+    /// The destination invalidates nothing.
     NothingForgotten,
-    /// The source says that its record is durable before it is.
+    /// The source reports a record as durable before it is.
     EarlyRecord,
-    /// The source serves again after its record that the disk has departed.
+    /// The source serves again after its record that the disk was handed over.
     LateThaw,
-    /// Reads in standby are answered with what was pulled before.
+    /// Reads in standby are answered from earlier pulls.
     StandbyFromCache,
-    /// A destination that has restarted believes what it had pulled before.
+    /// A restarted destination trusts data that it had pulled before.
     BelievedAwaited,
-    /// The source answers reads of a standby after the disk has departed.
+    /// The source answers a standby's reads after the disk was handed over.
     AwayServesStandby,
-    /// What was written here after the hand-over is read from the former owner nevertheless.
+    /// Data written here after the hand-over is read from the former owner nevertheless.
     FormerOwnerForAll,
-    /// It is where a page of the former owner's list names it that comes later.
+    /// The same for data that a later page of the former owner's list names.
     LatePages,
-    /// The source does not wait for what is in flight when it freezes.
+    /// The source freezes without waiting for requests in flight.
     HastyFreeze,
-    /// Changes are not noted while the cache is copied.
+    /// Changes during the copy of the cache are not recorded.
     Unwatched,
-    /// A destination that has restarted answers flushes without one of the backing.
+    /// A restarted destination answers flushes without flushing the backing.
     UnflushedStandby,
 }
 
-/// Lives the history of this seed.
+/// Runs the history of this seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     let mut world = World::new(seed, options);
     trace!(world, "{:?}", world.plan);
@@ -132,46 +139,46 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     Ok(world.report)
 }
 
-/// What happens next.
+/// A future event.
 #[derive(Debug)]
 enum Event {
-    /// An I/O of flash ends, on a host in this life of it.
+    /// An I/O of flash ends, of this process of a host.
     Flash(usize, u32, IoId),
     /// An I/O of the backing ends.
     Backing(IoId),
     /// A packet reaches a host.
     Arrives(usize, Packet),
-    /// No answer came to a call.
+    /// The timeout of a call.
     Unanswered(usize, u32, u64),
-    /// The host begins its next act.
+    /// A host begins its next act.
     Act(usize, u32),
-    /// A record was written, or was not.
+    /// A record was written, or failed.
     Recorded(usize, u32),
-    /// A read of another host's flash was not answered in time.
+    /// A read of another host's flash timed out.
     ReadAgain(usize, u32, u64),
     /// More may be pulled.
     Pull(usize, u32),
-    /// This page of the list of what to pull is wanted, or did not come.
+    /// This page of the list to pull is requested, again if it did not come.
     ListAgain(usize, u32, usize),
-    /// The guest's turn.
+    /// The guest makes its next request.
     Guest,
-    /// The guest goes on, on this host.
+    /// The guest resumes on this host.
     Resume(usize),
-    /// The guest, which only reads since it moved, goes back or stays.
+    /// The guest, which has only read since it moved, goes back or stays.
     Decide,
-    /// Somebody uses a host on which the guest does not run.
+    /// A client uses a host on which the guest does not run.
     Rogue,
-    /// The operator has a look.
+    /// The operator acts.
     Operator,
     Crash(usize),
     Restart(usize),
     PowerCut,
-    /// The network is parted, or whole again after this time.
+    /// The network is partitioned, or restored after this time.
     Part(u64),
     Heal,
 }
 
-/// Whose an I/O of the backing is.
+/// The host and purpose of an I/O of the backing.
 #[derive(Clone, Copy, Debug)]
 struct Owned {
     host: usize,
@@ -189,13 +196,13 @@ struct World<'a> {
     hosts: Vec<Host>,
     network: Network,
     backing: Backing,
-    /// I/Os of the backing, by the name that it knows them by.
+    /// I/Os of the backing, by their ids there.
     backing_ios: BTreeMap<IoId, Owned>,
     submitted: u32,
     model: Model,
-    /// On which host each change was made, by its serial.
+    /// The host of each change, by its serial.
     changed_on: BTreeMap<u32, usize>,
-    /// Whose attempt each was.
+    /// The host of each attempt.
     attempts: BTreeMap<Session, usize>,
     guest: Guest,
     /// Migrations that the operator may still begin.
@@ -246,7 +253,7 @@ impl<'a> World<'a> {
         self.finish()
     }
 
-    /// The disk is the first host's, and everybody begins.
+    /// Gives the disk to the first host, and starts all hosts.
     fn begin(&mut self) -> Result<(), Violation> {
         self.hosts[0].record = Some(hob_engine::migration::Record::Owner { generation: 1, attempts: 0 });
         for host in 0..self.hosts.len() {
@@ -269,7 +276,7 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Lets the next thing happen.
+    /// Handles the next event.
     fn turn(&mut self) -> Result<(), Violation> {
         self.steps += 1;
         let steps_max = STEPS_MAX * (50 + u64::from(self.options.requests));
@@ -319,7 +326,7 @@ impl<'a> World<'a> {
                 self.network.heal();
                 Ok(())
             }
-            // Of a life that is over.
+            // Of a process that has ended.
             _ => Ok(()),
         }
     }
@@ -328,12 +335,12 @@ impl<'a> World<'a> {
         self.hosts[host].life == life && self.hosts[host].ram.is_some()
     }
 
-    /// Should the sabotage, if it is this one, strike?
+    /// Returns true if this sabotage should take effect now.
     fn strikes(&self, sabotage: Sabotage) -> bool {
         self.options.sabotage == Some(sabotage)
     }
 
-    /// Who has what, in words.
+    /// Describes the state of all hosts.
     fn state(&self) -> String {
         let hosts = self.hosts.iter().map(|host| {
             let ram = host.ram.as_ref();

@@ -1,8 +1,9 @@
-//! Datastores that hang, and what the disks on others notice of it (promise 4: nothing).
+//! Datastores that hang, and their effect on disks of other datastores (promise 4: none).
 //!
-//! Many disks share one engine. Datastores hang at any moment: none of their I/Os ends before the history does. Guests ask the disks of a hung
-//! datastore for as much as the engine takes. One disk is watched: its requests, no more at once than its guaranteed share, are taken at
-//! once and answered after exactly the time that its backing takes.
+//! Many disks share one engine. Datastores hang at any moment: none of their I/Os ends before the history
+//! does. Guests send the disks of a hung datastore as many requests as the engine accepts. One disk is
+//! watched: its requests, at most its guaranteed share at once, are accepted immediately and answered after
+//! exactly the latency of its backing.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,10 +14,10 @@ use hob_engine::{Engine, Limits};
 
 use crate::dice::Dice;
 
-/// What the watched disk's backing takes for an I/O, nanoseconds.
+/// Latency of the watched disk's backing, nanoseconds.
 const TAKES_NS: u64 = 1_000_000;
 
-/// Steps of a history.
+/// Number of steps of a history.
 const STEPS: u64 = 200;
 
 const WATCHED: DiskId = DiskId(0);
@@ -31,7 +32,7 @@ pub enum Sabotage {
     OneQueue,
 }
 
-/// What happened in a history.
+/// Counts of a history.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Report {
     /// Datastores that hung.
@@ -46,26 +47,26 @@ struct Isolation {
     dice: Dice,
     engine: Engine,
     now: Instant,
-    /// By disk.
+    /// Datastore of each disk.
     datastores: Vec<DatastoreId>,
     hung: BTreeSet<DatastoreId>,
     sabotage: Option<Sabotage>,
-    /// Requests of a hung disk are sent in the watched disk's name.
+    /// Requests of a hung disk are sent with the watched disk's id.
     is_posing: bool,
-    /// I/Os that end, by time.
+    /// I/Os that will end, by time.
     due: BTreeMap<(Instant, u32), Io>,
     /// I/Os of hung datastores.
     stuck: Vec<Io>,
-    /// Requests of the watched disk, and when they came.
+    /// Requests of the watched disk, and their arrival times.
     watched: BTreeMap<RequestId, Instant>,
     made: u64,
     report: Report,
 }
 
-/// Lives the history of a seed.
+/// Runs the history of a seed.
 ///
 /// # Errors
-/// What the watched disk noticed.
+/// The effect on the watched disk.
 pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, String> {
     let mut dice = Dice::new(seed);
     let limits = Limits { requests_max: dice.pick(&[64, 256, 4096]), ..Limits::default() };
@@ -128,7 +129,7 @@ impl Isolation {
         Ok(())
     }
 
-    /// Asks for as much as the engine takes.
+    /// Sends as many requests as the engine accepts.
     fn flood(&mut self, disk: DiskId) -> Result<(), String> {
         self.is_posing = self.sabotage == Some(Sabotage::OneShare);
         let disk = if self.is_posing { WATCHED } else { disk };
@@ -141,11 +142,11 @@ impl Isolation {
         Ok(())
     }
 
-    /// Asks a disk for something. False if the engine does not take it.
+    /// Sends a request. Returns false if the engine does not accept it.
     fn ask(&mut self, disk: DiskId) -> Result<bool, String> {
         self.made += 1;
         let id = RequestId(self.made);
-        // No two requests meet at a sector: they would wait for each other.
+        // No two requests overlap: they would wait for each other.
         let offset = self.made * 4096 % DISK_BYTES;
         let op = match (disk == WATCHED, self.dice.below(3)) {
             (true, _) | (_, 0) => Op::Read,
@@ -187,7 +188,7 @@ impl Isolation {
         overdue.map_or(Ok(()), |arrived| Err(format!("no answer to what was asked at {arrived:?}")))
     }
 
-    /// Everything goes on: nothing is lost.
+    /// Completes all hung I/Os: no request is lost.
     fn end(mut self) -> Result<Report, String> {
         self.report.hung = self.hung.len();
         self.report.held = self.engine.in_flight() - self.watched.len() as u32;

@@ -1,9 +1,8 @@
-//! Devices without bytes: what is on flash and on the backings, and what I/O in flight may do to it.
+//! Devices without bytes: contents of flash and backings, and the effects of I/O in flight.
 //!
-//! A write takes effect unit by unit, some units when it is submitted and some when it completes; a
-//! read looks at each unit at one of these two moments. So whatever overlaps in flight mixes, as on
-//! a real device, and what fails leaves a part behind. What an engine must never let overlap is
-//! refused at submission.
+//! A write takes effect unit by unit, some units when it is submitted and some when it completes; a read
+//! sees each unit at one of these two moments. So overlapping I/Os mix, as on a real device, and a failed
+//! I/O leaves partial effects. Overlaps that an engine must never cause are refused at submission.
 
 mod backing;
 mod flash;
@@ -17,31 +16,31 @@ pub use backing::{Backing, BackingFaults, HOST_SHIFT};
 pub use flash::{Ailment, Flash, FlashFaults};
 use medium::Medium;
 
-/// Lies that a device can be made to tell, to see whether the checkers notice.
+/// Defects of a device, to test whether the checkers notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// Flash loses writes, and delivers what is there with the checksums of what should be.
+    /// Flash loses writes, and returns old data with the checksums of the new data.
     ForgedChecksums,
-    /// Flushes are acknowledged and make nothing durable.
+    /// Flushes are acknowledged and have no effect.
     EmptyFlush,
     /// FUA writes are acknowledged before they are durable.
     IgnoredFua,
     /// Writes are acknowledged and take effect at the next one.
     EarlyAcknowledgement,
-    /// Of long writes only the first half takes effect.
+    /// Only the first half of long writes takes effect.
     HalfWrite,
-    /// Flushes of flash are acknowledged and make nothing durable.
+    /// Flushes of flash are acknowledged and have no effect.
     EmptyFlashFlush,
-    /// Now and then a page of the journal is reported written and was not.
+    /// Some journal pages are reported as written and are not.
     LostJournalPage,
 }
 
-/// How a life of the engine ends.
+/// How a process of the engine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Crash {
-    /// Devices keep what is durable, and any part of the rest.
+    /// Devices keep durable data, and any part of the rest.
     PowerCut,
-    /// The process is killed: devices keep everything that completed, and any part of what was in flight.
+    /// The process is killed: devices keep everything that completed, and any part of the I/O in flight.
     Kill,
 }
 
@@ -52,13 +51,13 @@ pub struct Done {
     pub io: Io,
     /// How it ended.
     pub result: Result<(), hob_engine::io::IoError>,
-    /// What a read delivered.
+    /// Data of a read.
     pub tags: Vec<Tag>,
-    /// The checksums storage computes.
+    /// The checksums that storage computes.
     pub sums: Vec<u32>,
 }
 
-/// A change that was in flight when nobody could be told any more: each part of it may happen.
+/// Handles a change in flight without a recipient of its result: each part of it may happen.
 fn abandon(change: &Transfer, medium: &mut Medium, dice: &mut Dice) {
     let share = dice.pick(&[0, 500, 1000]);
     for unit in change.moving(Moment::Completion) {
@@ -80,9 +79,9 @@ struct Transfer {
     io: Io,
     first: usize,
     count: usize,
-    /// What a write writes; what a read has seen.
+    /// Data of a write; data that a read has seen.
     tags: Vec<Tag>,
-    /// Decides which units move at submission.
+    /// Decides which units take effect at submission.
     mix: u64,
 }
 
@@ -92,7 +91,7 @@ impl Transfer {
         Transfer { io, first, count, tags, mix: dice.roll() }
     }
 
-    /// The units that move at this moment.
+    /// Returns the units that take effect at this moment.
     fn moving(&self, when: Moment) -> impl Iterator<Item = usize> + use<> {
         let mix = self.mix;
         self.units().filter(move |unit| {

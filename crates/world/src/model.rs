@@ -1,33 +1,33 @@
-//! A plain model of a disk: what may a read return, and what must survive a power cut?
+//! A simple model of a disk: which data a read may return, and which must survive a power cut.
 //!
-//! Changes are numbered in the order they began and never forgotten within a history. For each unit
-//! the model keeps the moment before which a change must have ended to be certainly overwritten
-//! (`floor`), so one comparison tells whether a value is stale. Moments are counted, not measured.
+//! Changes are numbered in the order in which they began and are kept for the whole history. For each unit
+//! the model keeps the moment before which a change must have ended to be certainly overwritten (`floor`),
+//! so one comparison decides whether a value is stale. Moments are counted, not measured.
 //!
-//! A disk whose cache writes back *lags*: its backing need not hold what was acknowledged, and is not looked at
-//! until everything has been drained. A crash ends all changes that went on, and takes the floors down to
-//! what is durable; what a read has returned since the crash before stays, and so does what one has returned before a
-//! flush. That makes discards sharp: after one a unit may hold whatever it held before, or zeroes, but once that was
-//! seen, and flushed, it stays.
+//! A disk whose cache writes back *lags*: its backing need not hold acknowledged changes, and is not
+//! compared until everything has been drained. A crash ends all changes in progress, and lowers the floors
+//! to the durable state. Values that a read returned since the last crash stay, and so do values that were
+//! read before a flush. That makes discards precise: after one, a unit may hold its old content or zeroes,
+//! but once that was read, and flushed, it stays.
 //!
-//! Refused: guessing which of several overlapping changes won. Where that is open, each may have.
+//! The model does not guess which of several overlapping changes was last: each may have been.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::content::{self, Tag, ZERO};
 use crate::{Violation, ensure};
 
-/// Not ended yet.
+/// Moment of the end of a change in progress.
 const PENDING: u32 = u32::MAX;
 
-/// What a change does to its units.
+/// Effect of a change on its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Writes its own tag.
     Data,
     /// Zeroes.
     Zero,
-    /// Leaves what was there, or zeroes, or some of each; of a disk that lags, also what the backing had.
+    /// Leaves the old content, or zeroes, or a mixture; on a disk that lags, also the backing's content.
     Discard,
 }
 
@@ -39,34 +39,34 @@ struct Change {
     began: u32,
     ended: u32,
     ok: bool,
-    /// A FUA or a flush promised that it survives.
+    /// A FUA write or a flush promised that it survives.
     durable: bool,
-    /// A discard of a disk that lags: older data may come back.
+    /// A discard on a disk that lags: older data may return.
     reverts: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Unit {
-    /// Values of changes that ended before this are overwritten for certain.
+    /// Values of changes that ended before this are certainly overwritten.
     floor: u32,
     last_began: u32,
     last_ended: u32,
     /// When the last change that may have zeroed it ended.
     zeroed: u32,
-    /// When the last discard ended that may have brought older data back.
+    /// When the last discard that may have restored older data ended.
     reverted: u32,
     active: u32,
     zeroing: u32,
-    /// Seen by a read while nothing changed it: later reads see the same.
+    /// Value read while no change was in progress: later reads must return it.
     pinned: Option<Tag>,
-    /// When it was seen first.
+    /// When it was read first.
     pinned_at: u32,
-    /// A flush has been acknowledged since that began later: a crash leaves it.
+    /// A later flush has been acknowledged: a crash does not lose it.
     kept: bool,
 }
 
 impl Unit {
-    /// Holds what it held from the first.
+    /// Initial content.
     const NEW: Unit = Unit {
         floor: 1,
         last_began: 1,
@@ -81,24 +81,24 @@ impl Unit {
     };
 }
 
-/// A read that began.
+/// A read in progress.
 #[derive(Clone, Debug)]
 pub struct Reading {
     began: u32,
     first: u32,
     floors: Vec<u32>,
-    /// Changes before this one (an index) had ended.
+    /// Changes with a lower index had ended.
     ended_before: usize,
 }
 
-/// What a disk holds, as far as its guests can tell.
+/// The content of a disk as its guests may see it.
 #[derive(Clone, Debug)]
 pub struct Model {
     disk: u8,
     clock: u32,
     /// Indexed by serial − 1; the first is the initial content.
     changes: Vec<Change>,
-    /// Changes before this one (an index) have ended.
+    /// Changes with a lower index have ended.
     ended_before: usize,
     units: Vec<Unit>,
     /// Acknowledged and not durable.
@@ -107,37 +107,39 @@ pub struct Model {
     given_up: Vec<u32>,
     /// Of `unflushed`, those that flash has: a loss of the backing does not concern them.
     in_flash: BTreeSet<u32>,
-    /// Acknowledged, not durable, and in doubt since a loss of the backing, with its number.
+    /// Acknowledged, not durable, and in doubt since a loss of the backing, with the number of the loss.
     doubtful: Vec<(u32, u32)>,
-    /// Losses so far, and the last one of which each session was told.
+    /// Number of losses so far, and the last one reported to each session.
     losses: u32,
     told: BTreeMap<u32, u32>,
-    /// When the last one was.
+    /// When the last loss happened.
     lost: u32,
     lags: bool,
-    /// When the last crash was.
+    /// When the last crash happened.
     crashed: u32,
-    /// What the last crash left is durable: the power failed, or a flush has been acknowledged since.
+    /// The content after the last crash is durable: the power failed, or a flush has been acknowledged
+    /// since.
     settled: bool,
-    /// When that was last.
+    /// When data was last given up.
     forgot: u32,
-    /// Changes before this one (an index) may be lost although they were durable: the owner gave them up.
+    /// Changes with a lower index may be lost although they were durable: the owner gave them up.
     forgotten: usize,
 }
 
-/// What a crash takes from a disk.
+/// Data that a crash loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// Nothing that was acknowledged, but devices still hold it in volatile memory.
+    /// No acknowledged change, but devices still hold some in volatile memory.
     Nothing,
-    /// The process only: what was acknowledged and not durable, if flash had it and the journal did not.
+    /// The process only: acknowledged changes that are not durable, if flash had them and the journal did
+    /// not.
     Unrecorded,
     /// Everything that was not durable.
     Unflushed,
 }
 
 impl Model {
-    /// A disk whose units hold `tag(1, disk, unit)`.
+    /// Creates a disk whose units hold `tag(1, disk, unit)`.
     pub fn new(disk: u8, units: u32) -> Self {
         let initial = Change {
             first: 0,
@@ -170,14 +172,14 @@ impl Model {
         }
     }
 
-    /// The disk has so many units now; those that are new hold `tag(1, disk, unit)`, as the others did at first.
+    /// Sets the number of units; new ones hold `tag(1, disk, unit)`, like the initial ones.
     pub fn grow(&mut self, units: u32) {
         self.changes[0].end = units;
         self.units.resize(units as usize, Unit::NEW);
     }
 
-    /// Does the backing lag behind? Then it is not compared. A discard that goes on may meet dirty data from now on, though
-    /// there was none when it began.
+    /// Sets whether the backing lags, in which case it is not compared. A discard in progress may affect
+    /// dirty data from now on, though there was none when it began.
     pub fn set_lags(&mut self, lags: bool) {
         if lags && !self.lags {
             for change in &mut self.changes[self.ended_before..] {
@@ -193,7 +195,7 @@ impl Model {
         self.lags = lags;
     }
 
-    /// Does the backing lag behind?
+    /// Returns true if the backing lags.
     pub fn lags(&self) -> bool {
         self.lags
     }
@@ -203,7 +205,7 @@ impl Model {
         self.clock
     }
 
-    /// A change is handed in. Returns its serial, for [`content::tag`].
+    /// Records the start of a change. Returns its serial, for [`content::tag`].
     pub fn begin_change(&mut self, kind: Kind, first: u32, count: u32) -> u32 {
         let began = self.tick();
         let end = first + count;
@@ -222,8 +224,8 @@ impl Model {
         self.changes.len() as u32
     }
 
-    /// A change is answered. When it was acknowledged and nothing overlapped it, `now` and `durable`
-    /// (the backing's content, and the part of it that survives a power cut) must show it.
+    /// Records the end of a change. If it was acknowledged and nothing overlapped it, `now` and `durable`
+    /// (the backing's content, and the part of it that survives a power cut) must contain it.
     pub fn end_change(
         &mut self,
         serial: u32,
@@ -272,28 +274,29 @@ impl Model {
         Ok(())
     }
 
-    /// What a unit holds for certain, seen by a read and not changed since; later reads see the same.
+    /// Returns the certain content of a unit: read before and not changed since.
     pub fn pinned(&self, unit: u32) -> Option<Tag> {
         self.units[unit as usize].pinned
     }
 
-    /// A flush is handed in. Returns a token for [`end_flush`](Self::end_flush).
+    /// Records the start of a flush. Returns a token for [`end_flush`](Self::end_flush).
     pub fn begin_flush(&mut self) -> u32 {
         self.tick()
     }
 
-    /// What was acknowledged before a flush began and no other flush covers, by serial.
+    /// Returns the changes, by serial, that were acknowledged before a flush began and are not covered by
+    /// another flush.
     pub fn unflushed(&self, began: u32) -> impl Iterator<Item = u32> {
         let ended = |serial: u32| self.changes[serial as usize - 1].ended;
         self.unflushed.iter().copied().filter(move |serial| ended(*serial) < began)
     }
 
-    /// An acknowledged change went to flash, not to the backing.
+    /// Records that an acknowledged change went to flash, not to the backing.
     pub fn note_in_flash(&mut self, serial: u32) {
         self.in_flash.insert(serial);
     }
 
-    /// The backing lost any part of what no flush covers.
+    /// Records that the backing lost any part of the data that no flush covers.
     pub fn lose(&mut self) {
         let floors = self.durable_floors();
         self.losses += 1;
@@ -302,7 +305,7 @@ impl Model {
             self.unflushed.iter().partition(|serial| self.in_flash.contains(serial));
         self.unflushed = stays;
         for unit in &mut self.units {
-            // What a change did that failed, or that a crash ended, is not durable either.
+            // The effects of changes that failed, or that a crash ended, are not durable either.
             let stays = unit.kept || self.settled && unit.last_began < self.crashed;
             unit.pinned = unit.pinned.filter(|_| stays);
         }
@@ -321,17 +324,18 @@ impl Model {
         }
     }
 
-    /// All sessions end: what is in doubt is not told to those that begin later.
+    /// Ends all sessions: changes in doubt are not reported to later ones.
     pub fn end_sessions(&mut self) {
         self.doubtful.clear();
     }
 
-    /// A flush failed: its session was told of all losses so far.
+    /// Records that a flush failed: its session was told of all losses so far.
     pub fn flush_failed(&mut self, session: u32) {
         self.told.insert(session, self.losses);
     }
 
-    /// A flush of a session is acknowledged: what was in doubt, and of which the session was not told, is said to be there.
+    /// Handles the acknowledged flush of a session: changes in doubt that were not reported to the session
+    /// must be present.
     fn end_doubts(&mut self, session: u32, began: u32, now: &[Tag]) -> Result<(), Violation> {
         let told = self.told.get(&session).copied().unwrap_or(0);
         let disk = self.disk;
@@ -357,7 +361,7 @@ impl Model {
         Ok(())
     }
 
-    /// A flush is acknowledged: what was acknowledged before it began is durable.
+    /// Records an acknowledged flush: changes that were acknowledged before it began are durable.
     pub fn end_flush(
         &mut self,
         session: u32,
@@ -393,14 +397,14 @@ impl Model {
         Ok(())
     }
 
-    /// A read is handed in.
+    /// Records the start of a read.
     pub fn begin_read(&mut self, first: u32, count: u32) -> Reading {
         let units = &self.units[first as usize..(first + count) as usize];
         let floors = units.iter().map(|unit| unit.floor).collect();
         Reading { began: self.tick(), first, floors, ended_before: self.ended_before }
     }
 
-    /// A read is answered with `seen`; the backing holds `now`.
+    /// Checks the result `seen` of a read; the backing holds `now`.
     pub fn end_read(&mut self, reading: &Reading, seen: &[Tag], now: &[Tag]) -> Result<(), Violation> {
         self.tick();
         let disk = self.disk;
@@ -415,7 +419,7 @@ impl Model {
                 self.begun_at(*floor)
             );
             let unit = &mut self.units[at as usize];
-            // A read that began before something was given up may have seen it.
+            // A read that began before data was given up may have seen that data.
             let is_old = reading.began < self.forgot.max(self.lost);
             if unit.active > 0 || unit.last_ended > reading.began || is_old {
                 continue;
@@ -432,16 +436,16 @@ impl Model {
         if reading.began < self.forgot.max(self.lost) { Ok(()) } else { self.check_torn(reading, seen) }
     }
 
-    /// Of one write that went on during the read, the read saw all or nothing — where it saw neither
-    /// the write nor something certainly older, another change may have won.
+    /// Of one write in progress during the read, the read saw all or nothing. Where it saw neither the
+    /// write nor certainly older data, another change may have been last.
     fn check_torn(&self, reading: &Reading, seen: &[Tag]) -> Result<(), Violation> {
         let end = reading.first + seen.len() as u32;
-        // Of what was there when something was given up, any part may be left.
+        // Of data that was given up, any part may be left.
         for (index, change) in self.changes.iter().enumerate().skip(reading.ended_before.max(self.forgotten))
         {
             let may_fail = change.ended != PENDING && !change.ok;
             let overlaps = change.first < end && reading.first < change.end;
-            // A loss may have taken any part of a change that went on.
+            // A loss may have taken any part of a change in progress.
             let is_broken = may_fail || change.began < self.lost;
             if change.kind != Kind::Data || is_broken || !overlaps || change.ended < reading.began {
                 continue;
@@ -467,13 +471,13 @@ impl Model {
         Ok(())
     }
 
-    /// What began at this moment, in words.
+    /// Describes what began at this moment.
     fn begun_at(&self, moment: u32) -> String {
         let found = self.changes.iter().position(|change| change.began == moment);
         found.map_or("nothing".into(), |at| format!("change {:#x}, {:?}", at + 1, self.changes[at].kind))
     }
 
-    /// When the change ended that made a unit hold this; an error when none can have.
+    /// Returns when the change that wrote this value ended; an error if there is no such change.
     fn ended(&self, value: Tag, at: u32) -> Result<u32, Violation> {
         let unit = &self.units[at as usize];
         if value == ZERO {
@@ -490,7 +494,7 @@ impl Model {
         }
     }
 
-    /// Power failed and `media` is what was left: nothing in it may be older than a durable change.
+    /// Checks the content `media` after a power cut: nothing in it may be older than a durable change.
     pub fn check_power_cut(&self, media: &[Tag]) -> Result<(), Violation> {
         for (at, (value, floor)) in media.iter().zip(self.durable_floors()).enumerate() {
             let lost = self.ended(*value, at as u32)? < floor;
@@ -499,8 +503,8 @@ impl Model {
         Ok(())
     }
 
-    /// For each unit, when the last durable change began that no discard can have undone: a discard may take effect at any moment
-    /// until it ends.
+    /// Returns for each unit when the last durable change began that no discard can have undone: a discard
+    /// may take effect at any moment until it ends.
     fn durable_floors(&self) -> Vec<u32> {
         let units = |change: &Change| change.first as usize..change.end as usize;
         let mut undone = vec![0; self.units.len()];
@@ -519,24 +523,24 @@ impl Model {
         floors
     }
 
-    /// Units of the disk.
+    /// Returns the number of units.
     pub fn units(&self) -> usize {
         self.units.len()
     }
 
-    /// Did a unit ever hold this?
+    /// Returns true if a unit ever held this value.
     pub fn may_hold(&self, value: Tag, unit: u32) -> bool {
         self.ended(value, unit).is_ok()
     }
 
-    /// Was the newest change of a unit never made durable?
+    /// Returns true if the newest change of a unit was never made durable.
     pub fn is_loose(&self, unit: u32) -> bool {
         let newest = self.changes.iter().rev().find(|change| (change.first..change.end).contains(&unit));
         newest.is_some_and(|change| !change.durable)
     }
 
-    /// The engine is gone. Changes that went on may have happened, in part or not at all. Of those that
-    /// were acknowledged, what `loss` says may be gone, unit by unit.
+    /// Records a crash of the engine. Changes in progress may have happened, in part or not at all.
+    /// Acknowledged ones may be lost as `loss` says, unit by unit.
     pub fn crash(&mut self, loss: Loss) {
         let moment = self.tick();
         let floors = if loss == Loss::Nothing { vec![] } else { self.durable_floors() };
@@ -573,8 +577,8 @@ impl Model {
         self.told.clear();
     }
 
-    /// The owner gave up what the backing does not hold, which is `backing` at this moment: every unit may read as
-    /// that, or as anything newer.
+    /// Records that the owner gave up all data that is not on the backing, whose content is `backing`:
+    /// every unit may read as that, or as anything newer.
     pub fn forget(&mut self, backing: &[Tag]) -> Result<(), Violation> {
         for (at, value) in backing.iter().enumerate() {
             let ended = self.ended(*value, at as u32)?;
@@ -588,7 +592,7 @@ impl Model {
         Ok(())
     }
 
-    /// Nothing is known to have been durable: every unit may read as anything that it ever held.
+    /// Drops all durability: every unit may read as any value that it ever held.
     pub fn forget_all(&mut self) {
         for unit in &mut self.units {
             (unit.floor, unit.pinned, unit.kept) = (0, None, false);
@@ -598,7 +602,7 @@ impl Model {
         self.given_up.append(&mut self.unflushed);
     }
 
-    /// Nothing goes on, and the disk holds what the backing holds, whatever that is.
+    /// Sets the disk's content to the backing's, while no change is in progress.
     pub fn adopt(&mut self, backing: &[Tag]) -> Result<(), Violation> {
         self.forget(backing)?;
         for (unit, value) in self.units.iter_mut().zip(backing) {
@@ -607,7 +611,8 @@ impl Model {
         Ok(())
     }
 
-    /// Somebody wrote to the backing while nobody looked after the disk: units of one change, there and durable.
+    /// Records another writer's change of the backing while the disk was not served: units of one change,
+    /// durable.
     pub fn changed_behind(&mut self, first: u32, count: u32) -> u32 {
         let serial = self.begin_change(Kind::Data, first, count);
         let ended = self.tick();

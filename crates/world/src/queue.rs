@@ -1,11 +1,11 @@
-//! What happens next: events by virtual time, and those of one moment in the order they were entered.
+//! Future events ordered by virtual time; events of one instant in the order in which they were added.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use hob_engine::units::Instant;
 
-/// Events to come.
+/// The queue.
 #[derive(Debug)]
 pub struct Queue<E> {
     events: BinaryHeap<Entry<E>>,
@@ -19,7 +19,7 @@ struct Entry<E> {
     event: E,
 }
 
-/// The first to happen is the greatest: that is what a heap hands out.
+/// The first event to happen is the greatest, because a heap returns the greatest.
 impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.entered).cmp(&(self.at, self.entered))
@@ -47,33 +47,33 @@ impl<E> Default for Queue<E> {
 }
 
 impl<E> Queue<E> {
-    /// Enters an event.
+    /// Adds an event.
     pub fn push(&mut self, at: Instant, event: E) {
         self.entered += 1;
         self.events.push(Entry { at, entered: self.entered, event });
     }
 
-    /// How many there are.
+    /// Returns the number of events.
     pub fn len(&self) -> usize {
         self.events.len()
     }
 
-    /// Is nothing to come?
+    /// Returns true if there is no event.
     pub fn is_empty(&self) -> bool {
         self.events.is_empty()
     }
 
-    /// When the next event is due.
+    /// Returns the time of the next event.
     pub fn next_at(&self) -> Option<Instant> {
         self.events.peek().map(|entry| entry.at)
     }
 
-    /// Forgets events that will not happen.
+    /// Removes events that will not happen.
     pub fn retain(&mut self, mut keep: impl FnMut(&E) -> bool) {
         self.events.retain(|entry| keep(&entry.event));
     }
 
-    /// Takes the next event.
+    /// Removes and returns the next event.
     pub fn pop(&mut self) -> Option<(Instant, E)> {
         self.events.pop().map(|entry| (entry.at, entry.event))
     }

@@ -1,16 +1,17 @@
-//! Virtual-time replay: the engine as it is, with modelled devices instead of storage, and no payload.
+//! Replay in virtual time: the real engine, with modelled devices instead of storage, and without payload.
 //!
-//! The loop is the shard loop with a priority queue for a ring: take what happens next, tell the engine, ask the device
-//! models when what it wants will be done. Load is *open* ([`Replay::open`]: each request has its time of arrival,
-//! whatever becomes of those before it) or *closed* ([`Replay::closed`]: each of N clients asks again after its reply
-//! and some thought). A request that the engine has no room for waits outside, in order, and its latency counts
-//! from its arrival.
+//! The loop is the shard loop with a priority queue instead of a ring: handle the next event, tell the
+//! engine, and ask the device models when its I/O will be done. Load is *open* ([`Replay::open`]: each
+//! request has its time of arrival, independent of earlier ones) or *closed* ([`Replay::closed`]: each of N
+//! clients sends its next request after its reply and a think time). A request for which the engine has no
+//! room waits outside, in order; its latency counts from its arrival.
 //!
-//! A persistent cache is played whole: journal pages, flushes and destaging take the devices' time, and go on between
-//! runs and after the last answer ([`Replay::pass`] lets time go by).
+//! A persistent cache is simulated completely: journal pages, flushes and destaging take the devices' time,
+//! and continue between runs and after the last answer ([`Replay::pass`] lets time pass).
 //!
-//! Nothing is checked here and nothing fails: contents, faults and crashes are [`sim`](crate::sim)'s part. Memory
-//! is the engine's plus a few words for each request in flight; requests are pulled when they are due, never ahead.
+//! There are no checks and no failures: contents, faults and crashes belong to [`sim`](crate::sim). Memory
+//! is the engine's plus a few words for each request in flight; requests are fetched when they are due,
+//! never ahead.
 //!
 //! Units: bytes, and nanoseconds of virtual time.
 
@@ -34,69 +35,70 @@ use crate::queue::Queue;
 use crate::service::ServiceModel;
 pub use setup::{CacheSetup, DiskSetup, Setup, SetupError, segment_bytes};
 
-/// Buffers lent to the engine, and the length of each. Requests name buffer 0.
+/// Number of the engine's own buffers, and the length of each. Requests name buffer 0.
 const LENT: u32 = 4;
 const LENT_BYTES: u32 = 1 << 20;
 
-/// Every sector has the same checksum: there is no content. One more than the longest aligned request has.
+/// Every sector has the same checksum, since there is no content. One more than the longest aligned request
+/// has.
 static SUMS: [u32; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1] =
     [0; (REQUEST_BYTES_MAX / SECTOR_BYTES) as usize + 1];
 
-/// What is asked of a disk.
+/// A request to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ask {
-    /// Which disk. One that does not exist refuses.
+    /// The disk. One that does not exist refuses.
     pub disk: u32,
-    /// What to do.
+    /// The operation.
     pub op: Op,
     /// First byte.
     pub offset: u64,
-    /// Bytes. Beyond the disk's end, or longer than the engine's longest request: refused.
+    /// Length in bytes. Beyond the disk's end, or above the engine's maximum: refused.
     pub len: u64,
-    /// The caller's mark; handed back with the answer.
+    /// The caller's mark, repeated in the answer.
     pub tag: u32,
 }
 
 /// An answered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// What was asked.
+    /// The request.
     pub ask: Ask,
-    /// Which client of a closed loop asked; 0 in an open one.
+    /// The client of a closed loop; 0 in an open one.
     pub client: u32,
-    /// When it arrived, waiting outside the engine included.
+    /// Time of arrival.
     pub at: Instant,
-    /// From arrival to answer.
+    /// Time from arrival to answer.
     pub latency_ns: u64,
     /// How it was served.
     pub outcome: Outcome,
 }
 
-/// What one run did.
+/// Counts of one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Run {
     /// Requests answered.
     pub requests: u64,
-    /// Of these, how many had to wait outside because the engine was full.
+    /// Number of requests that waited outside because the engine was full.
     pub waited: u64,
     /// When the run began.
     pub began: Instant,
-    /// When its last request ended, fills included. What is destaged later is not part of it.
+    /// When its last request ended, fills included. Later destaging is not part of it.
     pub ended: Instant,
-    /// Most requests unanswered in the engine at a time.
+    /// Maximum number of unanswered requests in the engine.
     pub in_flight_max: u32,
 }
 
-/// What a cache held at one moment of a run; see [`Replay::watch`].
+/// State of a cache at one moment of a run; see [`Replay::watch`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// When.
     pub at: Instant,
-    /// Requests that the run had answered.
+    /// Number of requests that the run had answered.
     pub requests: u64,
-    /// Bytes of data that flash holds, second copies not counted.
+    /// Bytes of valid data on flash, without second copies.
     pub valid_bytes: u64,
-    /// Of these, not on the backing yet.
+    /// Bytes of dirty data.
     pub dirty_bytes: u64,
     /// Bytes destaged since statistics were reset.
     pub destaged_bytes: u64,
@@ -104,9 +106,9 @@ pub struct Sample {
 
 #[derive(Debug)]
 enum Next {
-    /// An I/O ends; flash sectors it moved.
+    /// An I/O ends; number of flash sectors it moved.
     Complete(IoId, u32),
-    /// A client has thought enough.
+    /// The think time of a client ends.
     Client(u32),
 }
 
@@ -117,56 +119,56 @@ struct InFlight {
     at: Instant,
 }
 
-/// The engine, its devices and the clock. Runs may follow each other: time goes on and caches stay warm.
+/// The engine, its devices and the clock. Runs may follow each other: time continues and caches stay warm.
 pub struct Replay {
     engine: Engine,
     disks: Vec<DiskSetup>,
-    /// By the number of the device.
+    /// By device number.
     flash: Vec<ServiceModel>,
     backing: ServiceModel,
     queue: Queue<Next>,
     now: Instant,
     in_flight: Vec<InFlight>,
-    /// Places in `in_flight` to use again.
+    /// Free entries of `in_flight`.
     free: Vec<u32>,
     run: Run,
-    /// How the last command ended.
+    /// Result of the last command.
     done: Option<Result<(), CommandError>>,
-    /// The disk that is watched, after how many answers each time, and after how many next.
+    /// The watched disk, the interval of samples in answers, and the next sample.
     watched: Option<(u32, u64, u64)>,
     samples: Vec<Sample>,
 }
 
 impl Replay {
-    /// The time.
+    /// Returns the virtual time.
     pub fn now(&self) -> Instant {
         self.now
     }
 
-    /// The engine's statistics of a disk, `None` when there is no such disk. Their latencies count from the moment the
-    /// engine took a request.
+    /// Returns the engine's statistics of a disk, `None` if the disk does not exist. Their latencies count
+    /// from the moment the engine accepted a request.
     pub fn stats(&self, disk: u32) -> Option<DiskStats> {
         self.engine.stats(self.now, DiskId(disk))
     }
 
-    /// The engine's histograms of a disk, `None` when there is no such disk.
+    /// Returns the engine's histograms of a disk, `None` if the disk does not exist.
     pub fn histograms(&self, disk: u32) -> Option<&Histograms> {
         self.engine.histograms(DiskId(disk))
     }
 
-    /// What the engine knows of other cache sizes for a disk, `None` when there is no such disk.
+    /// Returns the engine's estimates for other cache sizes, `None` if the disk does not exist.
     pub fn sizing(&self, disk: u32) -> Option<Sizing> {
         self.engine.sizing(self.now, DiskId(disk))
     }
 
-    /// Starts the engine's statistics again, after a warm-up.
+    /// Resets the engine's statistics, after a warm-up.
     pub fn reset_stats(&mut self) {
         for disk in 0..self.disks.len() as u32 {
             self.command(disk, Command::ResetStats).expect("the disk is there");
         }
     }
 
-    /// Changes a disk's cache, and lets time go by until the change is complete.
+    /// Changes a disk's cache, and lets time pass until the change is complete.
     ///
     /// # Errors
     /// As the engine's; nothing was changed.
@@ -174,7 +176,7 @@ impl Replay {
         self.command(disk, Command::Cache(change))
     }
 
-    /// Lets time go by without requests: what the engine does by itself goes on.
+    /// Lets time pass without requests; the engine's own work continues.
     pub fn pass(&mut self, ns: u64) {
         let end = self.now + ns;
         while self.next_at().is_some_and(|at| at <= end) {
@@ -184,19 +186,20 @@ impl Replay {
         self.now = end;
     }
 
-    /// From now on, takes a sample of a disk's cache each time that so many requests have been answered.
+    /// From now on, takes a sample of a disk's cache after every `requests` answers.
     pub fn watch(&mut self, disk: u32, requests: u64) {
         assert!(requests > 0, "not all the time");
         self.watched = Some((disk, requests, requests));
     }
 
-    /// The samples since [`Replay::watch`] was called, in order; those of the last run count its requests.
+    /// Returns the samples since [`Replay::watch`] was called, in order; those of the last run count its
+    /// requests.
     pub fn samples(&self) -> &[Sample] {
         &self.samples
     }
 
-    /// Serves requests that arrive at their own times, nanoseconds after this call; a time before its predecessor's
-    /// counts as the predecessor's. Returns when all of them have ended.
+    /// Serves requests that arrive at given times, nanoseconds after this call; a time before its
+    /// predecessor's counts as the predecessor's. Returns when all of them have ended.
     pub fn open(
         &mut self,
         requests: impl IntoIterator<Item = (u64, Ask)>,
@@ -232,9 +235,9 @@ impl Replay {
         self.end()
     }
 
-    /// Serves `clients` clients. `next` is asked at the start and after each reply, with the time and the client's
-    /// number, for how long the client thinks and what it asks then; `None` ends this client. Returns when all have
-    /// ended.
+    /// Serves `clients` clients. `next` is called at the start and after each reply, with the time and the
+    /// client's number. It returns the think time and the next request; `None` ends this client. Returns
+    /// when all have ended.
     pub fn closed(
         &mut self,
         clients: u32,
@@ -243,10 +246,10 @@ impl Replay {
     ) -> Run {
         self.begin();
         let mut asks: Vec<Option<Ask>> = vec![None; clients as usize];
-        // Clients whose request is due, in order, since when.
+        // Clients whose request has arrived, in order, with its time.
         let mut ready: VecDeque<(u32, Instant)> = VecDeque::new();
         let mut replied: Vec<u32> = (0..clients).collect();
-        // Clients that think, wait or are being served.
+        // Number of clients that think, wait or are being served.
         let mut busy = 0;
         loop {
             for client in replied.drain(..) {
@@ -288,7 +291,7 @@ impl Replay {
         }
     }
 
-    /// Lets time go by until a command has ended.
+    /// Lets time pass until a command has ended.
     fn command(&mut self, disk: u32, command: Command) -> Result<(), CommandError> {
         self.done = None;
         self.engine.handle_command(self.now, CommandId(0), DiskId(disk), command);
@@ -320,7 +323,7 @@ impl Replay {
         self.engine.has_room(DiskId(ask.disk))
     }
 
-    /// When something happens by itself.
+    /// Returns the time of the next event.
     fn next_at(&self) -> Option<Instant> {
         match (self.queue.next_at(), self.engine.poll_timeout()) {
             (Some(event), Some(timeout)) => Some(event.min(timeout)),
@@ -328,7 +331,7 @@ impl Replay {
         }
     }
 
-    /// Lets the next thing happen. Returns the client that has thought enough, if that was it.
+    /// Handles the next event. Returns the client whose think time has ended, if that was the event.
     fn step(&mut self) -> Option<u32> {
         let event_at = self.queue.next_at();
         if let Some(timeout) = self.engine.poll_timeout()
@@ -349,7 +352,7 @@ impl Replay {
         }
     }
 
-    /// Hands a request to the engine, which has room. It names the one buffer there is: no payload moves.
+    /// Passes a request to the engine, which has room. All requests use one buffer: no payload moves.
     fn submit(&mut self, request: InFlight) {
         let InFlight { ask, at, .. } = request;
         self.run.waited += u64::from(at < self.now);
@@ -380,7 +383,7 @@ impl Replay {
         self.run.in_flight_max = self.run.in_flight_max.max(unanswered);
     }
 
-    /// Carries out what the engine asks for.
+    /// Performs the engine's outputs.
     fn drain(&mut self, mut served: impl FnMut(&Served)) {
         while let Some(io) = self.engine.poll_io() {
             let (at, sectors) = self.serve(&io);
@@ -394,7 +397,7 @@ impl Replay {
             served(&Served { ask, client, at, latency_ns: self.now - at, outcome });
         }
         while self.engine.poll_release().is_some() {}
-        // Of stalls and resumptions of an overloaded device the outcomes tell.
+        // The outcomes show stalls and resumptions of an overloaded device.
         while let Some(event) = self.engine.poll_event() {
             if let Event::Done { result, .. } = event {
                 self.done = Some(result.map(|_| ()));
@@ -419,7 +422,7 @@ impl Replay {
         })
     }
 
-    /// When an I/O completes, and how many flash sectors it moves.
+    /// Returns when an I/O completes, and how many flash sectors it moves.
     fn serve(&mut self, io: &Io) -> (u64, u32) {
         let access = match io.op {
             IoOp::Read => Access::Read,

@@ -1,6 +1,6 @@
-//! What serves I/O in virtual time: an array of disks, a flash device, or something of fixed latency.
+//! Models that serve I/O in virtual time: an array of disks, a flash device, or a fixed latency.
 //!
-//! Each model answers at submission with the completion time, is deterministic, and holds no data.
+//! Each model returns the completion time at submission, is deterministic, and holds no data.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -8,7 +8,7 @@ use std::collections::BinaryHeap;
 use crate::disk_model::{Access, ArrayModel};
 use crate::flash_model::FlashModel;
 
-/// A device of known latency and nothing else: for sources that publish a mean and not what lies behind it.
+/// A device with fixed latencies, for sources that publish only a mean.
 #[derive(Clone, Debug)]
 pub struct FixedModel {
     read_ns: u64,
@@ -18,11 +18,11 @@ pub struct FixedModel {
 }
 
 impl FixedModel {
-    /// Each read takes `read_ns`, each write `write_ns`, a flush nothing; at most `parallel_max` at a time, the others
-    /// wait in order of arrival (`usize::MAX`: nobody waits).
+    /// Creates a device. Each read takes `read_ns`, each write `write_ns`, a flush no time. At most
+    /// `parallel_max` run at a time, the others wait in order of arrival (`usize::MAX`: none waits).
     ///
     /// # Panics
-    /// When nothing may be under way.
+    /// If `parallel_max` is 0.
     pub fn new(read_ns: u64, write_ns: u64, parallel_max: usize) -> Self {
         assert!(parallel_max > 0, "a device does one thing at a time at least");
         FixedModel { read_ns, write_ns, parallel_max, under_way: BinaryHeap::new() }
@@ -62,10 +62,11 @@ pub enum ServiceModel {
 }
 
 impl ServiceModel {
-    /// Takes an I/O that arrives at `now_ns` and returns when it completes, in nanoseconds of the same clock.
+    /// Submits an I/O that arrives at `now_ns` and returns when it completes, in nanoseconds of the same
+    /// clock.
     ///
     /// # Panics
-    /// When a read or write reaches beyond [`ServiceModel::capacity_bytes`].
+    /// If a read or write extends beyond [`ServiceModel::capacity_bytes`].
     pub fn submit(&mut self, now_ns: u64, op: Access, offset: u64, len: u64) -> u64 {
         match self {
             ServiceModel::Array(array) => array.submit(now_ns, op, offset, len),
@@ -74,7 +75,7 @@ impl ServiceModel {
         }
     }
 
-    /// Bytes it can address.
+    /// Returns the size of its address space in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         match self {
             ServiceModel::Array(array) => array.config().capacity_bytes,

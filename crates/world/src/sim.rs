@@ -1,17 +1,18 @@
 //! One history: guests, the engine, its devices and the daemon's commands, in virtual time.
 //!
-//! A history has one life of the engine, or several, with crashes between them (`lives`, `recovery`, `finish`).
+//! A history has one or several processes of the engine ("lives"), with crashes between them (`lives`,
+//! `recovery`, `finish`).
 //!
-//! The loop is the shard loop with a priority queue in place of the ring: take what happens next,
-//! tell the engine, carry out what it asks for. What is checked on the way:
+//! The loop is the shard loop with a priority queue instead of the ring: handle the next event, tell the
+//! engine, perform what it requests. The checkers verify:
 //!
 //! - reads return what the model of a disk allows, and what the backing holds (`model`, `media`);
-//! - each accepted request is answered once, refused for the right reason or not at all, and its
-//!   buffer comes back once, after the answer and with no I/O on it (`traffic`);
-//! - an acknowledged change is on the backing, a FUA or flushed one survives a power cut (`model`);
-//! - flash I/O stays inside the segments of its disk's cache, given-up segments are left alone, and
-//!   I/O that must not overlap does not (`pool`, `media`);
-//! - statistics count each request once and add up; misses to the same data are fetched once (`audit`);
+//! - each accepted request is answered once, refused for the right reason or not at all, and its buffer is
+//!   released once, after the answer and with no I/O on it (`traffic`);
+//! - an acknowledged change is on the backing, and a FUA or flushed one survives a power cut (`model`);
+//! - flash I/O stays inside the segments of its disk's cache, released segments are not accessed, and I/O
+//!   that must not overlap does not (`pool`, `media`);
+//! - statistics count each request once and add up; misses of the same data are fetched once (`audit`);
 //! - everything ends, in bounded virtual time, with nothing left over.
 
 mod audit;
@@ -71,27 +72,27 @@ use silent::Silent;
 use tracks::{Track, Tracks};
 use traffic::{Buffer, InFlight};
 
-/// No history takes longer, nanoseconds of virtual time.
+/// Maximum duration of a history, nanoseconds of virtual time.
 const TIME_MAX: Instant = Instant(3_600_000_000_000);
 
-/// An engine to which nothing happens may be left alone after so long, nanoseconds.
+/// An engine without events needs no call for this time, nanoseconds.
 const CALM_NS: u64 = 15_000_000_000;
 
-/// No history has more commands for each of its requests.
+/// Maximum number of commands per request of a history.
 const COMMANDS_MAX: u64 = 20;
 
-/// No history takes more steps for each of its requests.
+/// Maximum number of steps per request of a history.
 const STEPS_MAX: u64 = 2000;
 
-/// Tells the dice for histories with reads that promote nothing from those of everything else.
+/// Separates the random numbers for reads that promote nothing from all others.
 const PASSING_SALT: u64 = 0x7061_7373;
 
-/// What histories may contain.
+/// Options of a history.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Guest requests.
+    /// Number of guest requests.
     pub requests: u32,
-    /// Devices and backings may fail, lie and hang.
+    /// Devices and backings may fail, corrupt data and hang.
     pub faults: bool,
     /// Backings do not fail, even if `faults` are on.
     pub sound_backings: bool,
@@ -99,23 +100,24 @@ pub struct Options {
     pub commands: bool,
     /// Some histories end with a power cut.
     pub power_cuts: bool,
-    /// So many of a thousand histories have memory above caches.
+    /// Per mille of the histories with memory tiers.
     pub memory_permille: u32,
-    /// So many of a thousand histories have shares, limits and windows.
+    /// Per mille of the histories with shares, limits and windows.
     pub qos_permille: u32,
-    /// In so many of a thousand histories some reads promote nothing.
+    /// Per mille of the histories in which some reads promote nothing.
     pub passing_permille: u32,
-    /// So many of a thousand histories have dirty bitmaps.
+    /// Per mille of the histories with dirty bitmaps.
     pub bitmap_permille: u32,
-    /// In so many of a thousand histories disks get larger.
+    /// Per mille of the histories in which disks grow.
     pub growth_permille: u32,
-    /// In so many of a thousand histories some reads go to guests' own memory.
+    /// Per mille of the histories in which some reads go to guests' own memory.
     pub direct_permille: u32,
-    /// In so many of a thousand histories disks are clones, of which another disk keeps what nobody wrote.
+    /// Per mille of the histories in which disks are clones, whose unwritten data another disk serves.
     pub clones_permille: u32,
-    /// In so many of a thousand histories with faults, backings restart and lose what was not flushed; 1000: in all.
+    /// Per mille of the histories with faults in which backings restart and lose unflushed data; 1000: all.
     pub restart_permille: u32,
-    /// In so many of a thousand histories of several lives backings change while no engine runs, without a trace in their identity.
+    /// Per mille of the histories of several lives in which backings change while no engine runs, without a
+    /// change of their identity.
     pub silent_permille: u32,
     /// In so many of a thousand histories of several lives caches give segments back, and backings are away for a while.
     pub shrink_permille: u32,
@@ -123,21 +125,21 @@ pub struct Options {
     pub lives: bool,
     /// In some histories guests use disks whose caches are being recovered.
     pub early: bool,
-    /// Where devices or backings may fail, guests come before a recovered cache is in service nevertheless. A daemon does not let
-    /// them; the engine can do with it as long as that does not fail.
+    /// Guests may use a disk before its recovered cache is in service, even if devices or backings may
+    /// fail. A daemon does not allow this; the engine supports it as long as the recovery succeeds.
     pub hasty: bool,
-    /// The last of several devices takes second copies only, as another host's flash does.
+    /// The last of several devices is for replicas only, like another host's flash.
     pub peer: bool,
-    /// Something is broken on purpose: the run must fail.
+    /// Breaks something on purpose: the run must fail.
     pub sabotage: Option<Sabotage>,
-    /// Hears of everything that crosses the engine's boundary, one line each.
+    /// Called with one line for everything that crosses the engine's boundary.
     pub trace: Option<Trace>,
 }
 
-/// Takes a line of a trace.
+/// Prints a line of a trace.
 pub type Trace = fn(std::fmt::Arguments<'_>);
 
-/// Tells the trace, if there is one.
+/// Calls the trace, if there is one.
 macro_rules! trace {
     ($world:expr, $($what:tt)+) => {
         if let Some(trace) = $world.options.trace {
@@ -182,40 +184,40 @@ impl Options {
     }
 }
 
-/// Ways to break the world, to see whether the checkers notice.
+/// Defects of the simulation, to test whether the checkers notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
-    /// A device lies.
+    /// A device has a defect.
     Lie(Lie),
-    /// Now and then somebody writes to a backing past the engine, so that flash is stale.
+    /// Another writer sometimes changes a backing, so that flash is stale.
     WriteBehind,
-    /// Now and then a reply is delivered twice.
+    /// Some replies are delivered twice.
     RepeatedReply,
-    /// Now and then a reply is lost.
+    /// Some replies are lost.
     LostReply,
-    /// Now and then a buffer is given back twice.
+    /// Some buffers are released twice.
     RepeatedRelease,
-    /// Now and then flash I/O goes to another segment.
+    /// Some flash I/O goes to another segment.
     MisroutedIo,
-    /// Now and then a request is not counted.
+    /// Some requests are not counted.
     Uncounted,
-    /// Now and then a completion is lost.
+    /// Some completions are lost.
     LostCompletion,
-    /// Recovery takes every sector of a tail as proved.
+    /// Recovery accepts every sector of a tail without verification.
     UncheckedTail,
     /// Change records of a page are applied in the wrong order.
     ReorderedRecords,
-    /// Recovery does not look at the newest ring, and old ones are kept.
+    /// Recovery ignores the newest ring, and old ones are kept.
     IgnoredNewestRing,
     /// Clean data is served although the backing has changed.
     ServedStale,
-    /// Clean data of a backing without evidence is not compared before it is served.
+    /// Clean data of a backing without evidence is served without a comparison.
     TrustedUnproven,
-    /// Clean data is compared with what the backing held earlier.
+    /// Clean data is compared with earlier content of the backing.
     StaleComparison,
-    /// A daemon records evidence that a backing is unchanged while not everything in the cache was compared.
+    /// A daemon records evidence that a backing is unchanged before everything in the cache was compared.
     EvidenceTooEarly,
-    /// Now and then memory does not take over what a write wrote.
+    /// The memory tier misses some writes.
     LostRenewal,
     /// Now and then the rest of a sector is not copied next to what a guest wrote of it.
     LostEdge,
@@ -223,25 +225,26 @@ pub enum Sabotage {
     LostZeroes,
     /// Now and then a bitmap that a crash took begins again empty.
     FreshBitmap,
-    /// Rings that were made void, because the backing was changed before their cache was recovered, are read all the same.
+    /// Rings that were invalidated, because the backing was changed before their cache was recovered, are
+    /// used all the same.
     KeptVoidRings,
     /// The engine is not told that a guest writes to the memory that it reads into.
     SecretScribbles,
-    /// The engine is not told that another disk keeps what it reads.
+    /// The engine is not told that another disk serves what it reads.
     UntoldSharing,
     /// The engine is not told that a backing restarted.
     UntoldRestart,
-    /// A flush of a backing that failed, and lost something, is called a success.
+    /// A failed flush of a backing that lost data is reported as a success.
     TrustedFlush,
-    /// A flush of flash that failed, and lost something, is called a success.
+    /// A failed flush of flash that lost data is reported as a success.
     TrustedFlashFlush,
-    /// All guests of a disk are one session: who hears of a failure keeps it from the others.
+    /// All guests of a disk are one session: only the first one gets an error.
     OneSession,
     /// The pool's table gives a segment back when dirty data begins to leave it, and not when none is left.
     EarlyGift,
 }
 
-/// Lives the history of this seed.
+/// Runs the history of this seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     let mut world = World::new(seed, options);
     for (number, device) in world.scenario.devices.iter().enumerate() {
@@ -261,7 +264,7 @@ enum Event {
     /// Of a disk's backing.
     Restart(usize),
     End(End),
-    /// Of a disk, and of which of its caches to come.
+    /// Of a disk, with the serial of its recovering cache.
     Coming(usize, u64, Step),
     /// The backing of a disk is not away any more.
     Back(usize),
@@ -269,7 +272,7 @@ enum Event {
     GiveBack(usize, Vacate),
 }
 
-/// Who performs an I/O.
+/// The device that performs an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Side {
     Flash(usize),
@@ -278,40 +281,40 @@ enum Side {
 
 struct Disk {
     backing: Backing,
-    /// Units that the engine serves. The backing may have more, which it has not been told of.
+    /// Number of units that the engine serves. The backing may have more, unknown to the engine.
     size: u64,
     model: Model,
     access: Access,
-    /// Added and not removed, as far as commands were given.
+    /// Added and not removed, according to the commands given.
     present: bool,
     /// Being removed.
     leaving: bool,
     /// Data segments of its cache.
     segments: BTreeSet<Segment>,
     config: Option<CacheConfig>,
-    /// What the pool's table says of its cache, if that is persistent.
+    /// The pool's table of its cache, if that is persistent.
     owner: Option<Owner>,
-    /// Counts changes of its backing by others, where its identity shows them.
+    /// Number of changes of its backing by others that its identity shows.
     generation: u64,
-    /// It was changed so when this was the highest of its cache's rings.
+    /// The highest ring of its cache at the last such change.
     changed_behind: Option<u32>,
     /// Guests wait for its cache.
     gated: bool,
     /// Its cache is being recovered while guests use it.
     coming: Option<Coming>,
-    /// It is being removed, and what waited for its cache is refused.
+    /// It is being removed, and requests that waited for its cache are refused.
     refuses_waiting: bool,
-    /// Times in a row that its recovered cache did not get into service.
+    /// Number of successive failures to put its recovered cache into service.
     attempts: u32,
     /// Its cache reported dirty data lost.
     dirty_lost: bool,
     /// Since when writes go to the backing, by `World::clock`, if they do.
     writes_through_since: Option<u64>,
-    /// When it had nothing in flight last, by `World::clock`.
+    /// When it last had nothing in flight, by `World::clock`.
     quiet_at: u64,
-    /// When its cache changed last, by `World::clock`.
+    /// When its cache last changed, by `World::clock`.
     changed: u64,
-    /// The area of its memory.
+    /// Content of its memory tier.
     memory: Vec<Tag>,
     tally: Tally,
     fetches: Vec<Fetch>,
@@ -319,12 +322,12 @@ struct Disk {
 }
 
 impl Disk {
-    /// Units of its backing.
+    /// Returns the number of units of its backing.
     fn units(&self) -> u64 {
         self.backing.now().len() as u64
     }
 
-    /// What the daemon knows the backing by.
+    /// Returns the daemon's identity of the backing.
     fn identity(&self) -> [u8; 32] {
         let mut identity = [7; 32];
         identity[..8].copy_from_slice(&self.generation.to_le_bytes());
@@ -340,27 +343,27 @@ struct World<'a> {
     qos: Option<Qos>,
     /// Dirty bitmaps, if this history has them.
     tracks: Option<Tracks>,
-    /// Disks get larger, if this history has that.
+    /// Growth of disks, if this history has it.
     growth: Option<Growth>,
     /// One in four requests promotes nothing.
     passing: bool,
-    /// In this history some reads go to guests' own memory.
+    /// Reads into guests' own memory, if this history has them.
     direct: Option<Direct>,
-    /// In this history disks are clones.
+    /// Clones, if this history has them.
     clones: Option<Clones>,
-    /// In this history backings restart.
+    /// Restarts of backings, if this history has them.
     losses: Option<Losses>,
-    /// Of the requests to come.
+    /// Session of the next requests.
     session: u32,
-    /// In this history backings change silently.
+    /// Silent changes of backings, if this history has them.
     silent: Option<Silent>,
     /// In this history caches give segments back.
     shrinks: Option<Shrinks>,
     dice: Dice,
     now: Instant,
-    /// Counts steps.
+    /// Number of steps.
     clock: u64,
-    /// When a guest or the daemon did something last.
+    /// When a guest or the daemon was last active.
     busy_until: Instant,
     engine: Engine,
     queue: Queue<Event>,
@@ -370,13 +373,13 @@ struct World<'a> {
     fenced: BTreeSet<DeviceId>,
     asked: BTreeMap<CommandId, Asked>,
     commands: u64,
-    /// How commands ended, in a history of several lives.
+    /// Results of commands, in a history of several lives.
     ended: BTreeMap<CommandId, Result<(), CommandError>>,
-    /// Persistent caches made so far.
+    /// Number of persistent caches created so far.
     caches: u64,
-    /// Caches that were expected so far.
+    /// Number of recovering caches announced so far.
     comings: u64,
-    /// Of the segments that a command released, those of rings.
+    /// Number of ring segments among those that a command released.
     ring_segments_released: usize,
     requests: BTreeMap<RequestId, InFlight>,
     /// Requests made so far.
@@ -393,7 +396,7 @@ struct World<'a> {
     stopping: bool,
     ios: BTreeSet<IoId>,
     has_power: bool,
-    /// What is to fail on purpose, and when.
+    /// The planned failure.
     injection: Option<Injection>,
     report: Report,
 }
@@ -403,7 +406,7 @@ impl<'a> World<'a> {
         let mut dice = Dice::new(seed);
         let mut scenario = Scenario::draw(options, &mut dice);
         if let Some(lives) = &mut scenario.lives {
-            // Dice of its own: the other histories are what they were before there were such.
+            // Its own random numbers: histories without this option stay as they were.
             lives.early = options.early && Dice::new(dice::scatter(seed)).chance(400);
         }
         let ram = Ram::draw(seed, options.memory_permille);
@@ -572,12 +575,12 @@ impl<'a> World<'a> {
         Ok(())
     }
 
-    /// Lets happen what is to happen, until nothing more is.
+    /// Handles events until there are none.
     fn run_dry(&mut self) -> Result<(), Violation> {
         self.run_until(|_| false)
     }
 
-    /// The same, or until something is so.
+    /// Handles events until there are none, or the condition holds.
     fn run_until(&mut self, is_enough: impl Fn(&Self) -> bool) -> Result<(), Violation> {
         self.busy_until = self.now;
         while self.has_power && !is_enough(self) {
@@ -587,11 +590,11 @@ impl<'a> World<'a> {
             let rests = self.requests.is_empty() && self.asked.is_empty();
             let calm_ns = if self.ios.is_empty() { CALM_NS } else { 4 * CALM_NS };
             if self.queue.len() == self.ios.len() && rests && self.now >= self.busy_until + calm_ns {
-                // What flash holds is looked after for ever, and where I/O hangs again and again, never without any in flight.
+                // Scrubbing never ends, and if I/O hangs repeatedly, some is always in flight.
                 return Ok(());
             }
             if let Some(due) = due {
-                // What a limit holds back waits for nothing but the time.
+                // I/O that a limit delays waits only for time to pass.
                 let idle = self.ios.is_empty() && self.scenario.lives.is_none() && self.qos.is_none();
                 ensure!(!idle, "a timeout is due with no I/O in flight");
                 self.now = self.now.max(due);
@@ -612,7 +615,8 @@ impl<'a> World<'a> {
             }
             let steps_max = STEPS_MAX * (20 + u64::from(self.options.requests));
             if self.clock >= steps_max && self.requests.is_empty() && self.any_bad() {
-                // A cache whose journal no device takes is tried again for ever, and its disk stays away: nobody waits for it.
+                // The daemon retries a cache whose journal no device accepts for ever, and its disk stays
+                // offline.
                 self.has_power = false;
                 return Ok(());
             }
@@ -675,7 +679,7 @@ impl<'a> World<'a> {
     }
 
     fn schedule_command(&mut self) {
-        // Where guests wait for a cache that does not come back, their requests never run out.
+        // If guests wait for a cache that does not come back, their requests never end.
         if let Some(mean) = self.scenario.command_ns
             && self.left > 0
             && self.commands < COMMANDS_MAX * u64::from(self.options.requests)
@@ -685,7 +689,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Somebody writes to a backing past the engine.
+    /// Changes a backing past the engine.
     fn write_behind(&mut self) -> Result<(), Violation> {
         self.distrust_bitmaps(0);
         let Disk { backing, model, .. } = &mut self.disks[0];
@@ -695,17 +699,17 @@ impl<'a> World<'a> {
         model.end_change(serial, true, false, backing.now(), backing.durable())
     }
 
-    /// Are old rings kept on purpose?
+    /// Returns true if old rings are kept as a sabotage.
     fn keeps_old_rings(&self) -> bool {
         self.options.sabotage == Some(Sabotage::IgnoredNewestRing)
     }
 
-    /// Should the sabotage, if it is this one, strike now?
+    /// Returns true if this sabotage should take effect now.
     fn strikes(&mut self, sabotage: Sabotage, permille: u32) -> bool {
         self.options.sabotage == Some(sabotage) && self.dice.chance(permille)
     }
 
-    /// Bytes to units.
+    /// Converts bytes to units.
     fn units(offset: u64, len: u64) -> (u32, u32) {
         ((offset / UNIT_BYTES) as u32, (len / UNIT_BYTES) as u32)
     }

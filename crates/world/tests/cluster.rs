@@ -1,5 +1,5 @@
-//! Random histories of hosts that agree on who serves a disk. `HOB_SEED=n` replays one, `HOB_SEEDS=n` runs that many;
-//! `HOB_SABOTAGE=Name` tries that one only.
+//! Random histories of hosts that decide which of them serves a disk. `HOB_SEED=n` replays one,
+//! `HOB_SEEDS=n` runs that many; `HOB_SABOTAGE=Name` tries that one only.
 
 use hob_world::cluster::{Options, Report, Sabotage, run};
 
@@ -44,9 +44,10 @@ fn nothing_is_refused_or_held_where_nothing_fails() {
     assert_eq!(total.failed_over + total.lost + total.leases_ended, 0);
 }
 
-/// Seeds that once found something, which was wrong in the world and not in the machines. 6427: an owner names a lender that was
-/// destroyed, and the one that came in its place has the name and not the loan. 66798: a disk is taken by force, and whoever took it dies before it knows. 89624: a
-/// renewal is a little late in the last moment.
+/// Seeds that once failed because of errors in the simulation, not in the state machines. 6427: an owner
+/// names a lending host that was destroyed, and its replacement has the name but not the replica. 66798: a
+/// disk is taken by force, and the new owner crashes before it knows. 89624: a renewal is slightly late at
+/// the last moment.
 #[test]
 fn seeds_that_found_something_hold() {
     for seed in [762, 1710, 6427, 12182, 66798, 89624] {
@@ -54,7 +55,8 @@ fn seeds_that_found_something_hold() {
     }
 }
 
-/// These rules of docs/decisions/0019 and 0023 are needed: without one of them the checkers find something.
+/// Each of these rules of docs/decisions/0019 and 0023 is necessary: without it the checkers find a
+/// violation.
 #[test]
 fn every_sabotage_is_found() {
     let all = [

@@ -1,5 +1,5 @@
-//! The engine's histograms against the same requests counted afterwards, from a list of all of them: bucket by bucket, each
-//! metric, all and reads and writes. Nothing of the engine's counting is used but the bounds.
+//! Compares the engine's histograms with counts from a list of all requests: bucket by bucket, each metric,
+//! for all requests and for reads and writes. Only the bounds of the engine's buckets are used.
 
 use hob_engine::io::{Durability, Op};
 use hob_engine::policy::PolicyKind;
@@ -12,7 +12,7 @@ use hob_world::service::FixedModel;
 const GIB: u64 = 1 << 30;
 const WRITE: Op = Op::Write(Durability::Volatile);
 
-/// Values of a metric, by looking at the whole list.
+/// Returns the values of a metric, computed from the whole list.
 fn values(list: &[&Served], metric: Metric) -> Vec<i128> {
     let first = |served: &Served| i128::from(served.ask.offset / 512);
     let last = |served: &Served| i128::from((served.ask.offset + served.ask.len - 1) / 512);
@@ -51,7 +51,8 @@ fn counts(values: &[i128], bounds: &[i64]) -> Vec<u64> {
     counts
 }
 
-/// Bursts and pauses, sequential and random, small and large, near and far; and what is not counted.
+/// Bursts and pauses, sequential and random, small and large, near and far requests, and requests that are
+/// not counted.
 fn requests(count: u32) -> Vec<(u64, Ask)> {
     let mut dice = Dice::new(17);
     let (mut at, mut next) = (0, [0_u64; 3]);

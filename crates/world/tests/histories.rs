@@ -3,14 +3,14 @@
 use hob_engine::outcome::{OUTCOMES, Outcome};
 use hob_world::sim::{Options, Report, run};
 
-/// Histories of one run of this test.
+/// Number of histories per run of this test.
 const HISTORIES: u64 = 13_000;
 
 fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// Names the seed when the engine itself panics.
+/// Prints the seed if the engine panics.
 struct Named(u64);
 
 impl Drop for Named {
@@ -43,12 +43,12 @@ fn random_histories_keep_every_promise() {
     }
 }
 
-/// Whatever can happen did, often enough to mean something.
+/// Checks that every outcome and event occurred often enough.
 fn check_coverage(total: &Report) {
     const OF_OTHER_HISTORIES: [Outcome; 7] = [
-        // Of disks that go from host to host.
+        // Only of disks that move between hosts.
         Outcome::BypassStandby,
-        // Of persistent caches.
+        // Only of persistent caches.
         Outcome::WriteBack,
         Outcome::FlushCommitted,
         Outcome::BypassMode,
@@ -89,7 +89,7 @@ fn one_seed_is_one_history() {
     }
 }
 
-/// Few histories of many requests: what builds up slowly.
+/// A few histories of many requests, for slowly accumulating errors.
 #[test]
 fn long_histories_keep_every_promise() {
     let options = Options { requests: 5000, ..Options::default() };
@@ -101,8 +101,8 @@ fn long_histories_keep_every_promise() {
     }
 }
 
-/// SYSTEMS §1: "Reliability of the disk is therefore unchanged." With sound backings no guest ever
-/// sees an error, whatever the flash does.
+/// SYSTEMS §1: "Reliability of the disk is therefore unchanged." With sound backings no guest ever gets an
+/// error, whatever flash does.
 #[test]
 fn flash_faults_alone_never_reach_a_guest() {
     let options = Options { sound_backings: true, ..Options::default() };

@@ -2,14 +2,14 @@
 
 use hob_world::hosts::{Crash, Options, Report, Sabotage, run};
 
-/// Histories of one run of this test.
+/// Number of histories per run of this test.
 const HISTORIES: u64 = 3000;
 
 fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// Names the seed when an engine or a machine panics.
+/// Prints the seed if an engine or a state machine panics.
 struct Named(u64);
 
 impl Drop for Named {
@@ -52,7 +52,8 @@ fn one_seed_is_one_history() {
     }
 }
 
-/// Each step of each host, one after the other: an act begins or ends, a record is written, a call or an answer goes or comes.
+/// A crash at each step of each host, in separate runs: an act begins or ends, a record is written, a call
+/// or an answer is sent or received.
 #[test]
 fn a_crash_at_any_step_breaks_no_promise() {
     let mut crashes = 0;
@@ -71,7 +72,7 @@ fn a_crash_at_any_step_breaks_no_promise() {
     assert!(crashes > 500, "only {crashes}");
 }
 
-/// Seeds that found something, with what it was.
+/// Seeds that found errors, with a description.
 #[test]
 fn what_histories_have_found_stays_mended() {
     for (seed, _what) in [
@@ -98,7 +99,8 @@ fn what_histories_have_found_stays_mended() {
     }
 }
 
-/// It takes a crash between the first change at the destination and its record, and a machine that flushes before it is served again.
+/// It takes a crash between the first change at the destination and its record, and a guest that flushes
+/// before the disk is served again.
 #[test]
 fn a_flush_in_standby_that_an_earlier_life_needs_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
@@ -122,10 +124,10 @@ fn expect(sabotage: Sabotage, seeds: u64, reasons: &[&str]) {
     assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
 }
 
-/// What a reader of old data sees.
+/// Messages about stale data.
 const OLD: &[&str] = &["stale", "backing holds", "but not at unit"];
 
-/// What two owners look like.
+/// Messages about two owners.
 const TWO: &[&str] = &["serve the disk at once", "all own the disk", "does not own", "departs with"];
 
 #[test]

@@ -1,7 +1,8 @@
-//! Error injection in OCF's manner: the first, second, third … write or flush of flash of every operation on a persistent
-//! cache fails, until there is none left; after each, the cache serves on, crashes, is recovered and compared with the
-//! model. The same with the backing of a disk that is removed. `HOB_INJECT="Grow Dirty One Device 0 12"` (operation, content, copies,
-//! failure, seed, which) runs that one only and tells what crosses the engine's boundary.
+//! Error injection in the manner of OCF: the first, second, third … write or flush of flash of every
+//! operation on a persistent cache fails, until there is none left. After each, the cache continues to
+//! serve, crashes, is recovered and compared with the model. The same with the backing of a disk that is
+//! removed. `HOB_INJECT="Grow Dirty One Device 0 12"` (operation, content, copies, failure, seed, number)
+//! runs only that case and prints what crosses the engine's boundary.
 
 use hob_engine::command::Copies;
 use hob_world::sim::{
@@ -9,10 +10,10 @@ use hob_world::sim::{
     shrink_in_outage,
 };
 
-/// No operation has more writes and flushes, guests' included.
+/// Maximum number of writes and flushes of an operation, guests' included.
 const CHANGES_MAX: u32 = 400;
 
-/// Runs one, unless another one is asked for.
+/// Runs one case, unless another one was requested.
 fn run(case: &Case, nth: u32) -> Result<Injected, String> {
     let Case { operation, content, copies, failure, seed } = case;
     let mut options = Options::default();
@@ -25,17 +26,17 @@ fn run(case: &Case, nth: u32) -> Result<Injected, String> {
     inject(case, nth, &options).map_err(|violation| violation.0)
 }
 
-/// What a sweep came to.
+/// Counts of a sweep.
 #[derive(Debug, Default)]
 struct Total {
     runs: u32,
-    /// Operations that ended well, and with an error.
+    /// Operations that succeeded, and that failed.
     well: u32,
     refused: u32,
     journals_lost: u32,
 }
 
-/// Tries everything with one kind of failure.
+/// Runs all cases with one kind of failure.
 fn sweep(failure: Failure) -> Total {
     let (mut total, mut wrong) = (Total::default(), vec![]);
     for operation in OPERATIONS {
@@ -72,7 +73,8 @@ fn sweep(failure: Failure) -> Total {
 #[test]
 fn one_failed_change_of_flash_costs_nothing() {
     let total = sweep(Failure::Once);
-    // A flush that fails takes the only journal with it: it is not tried again and believed.
+    // A failed flush of the only journal means that the journal is lost: it must not be retried and
+    // trusted.
     assert!(total.runs > 4000 && total.journals_lost > 10, "{total:?}");
 }
 
@@ -88,7 +90,7 @@ fn flash_that_refuses_all_changes_loses_nothing() {
     assert!(total.runs > 4000 && total.journals_lost > 1000 && total.refused > 100, "{total:?}");
 }
 
-/// Whatever the disk's guests and its removal still wanted of the backing: the disk goes, and what was acknowledged is on flash.
+/// Whatever I/O of the backing fails: the disk is removed, and acknowledged data is on flash.
 #[test]
 fn a_disk_that_loses_its_backing_can_be_removed_and_loses_nothing() {
     for failure in [Failure::Backing, Failure::TakenOver] {
@@ -144,8 +146,9 @@ fn a_power_cut_at_any_change_of_flash_loses_nothing_that_was_flushed() {
     assert!(total.runs > 4000 && total.journals_lost == 0, "{total:?}");
 }
 
-/// Runs every operation with two copies of dirty data while one change of flash fails and its device loses data. Returns the
-/// number of runs, and the violations. `Double` is left out: it starts with one copy, whose loss it may only report.
+/// Runs every operation with two copies of dirty data while one change of flash fails and its device loses
+/// data. Returns the number of runs, and the violations. `Double` is left out: it starts with one copy,
+/// whose loss it can only report.
 fn lose_one_of_two_copies(options: &Options) -> (u32, Vec<String>) {
     let (mut runs, mut violations) = (0, vec![]);
     for operation in OPERATIONS.into_iter().filter(|operation| *operation != Operation::Double) {

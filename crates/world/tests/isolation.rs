@@ -1,4 +1,4 @@
-//! A datastore that hangs, however much is asked of it, delays no disk of another one.
+//! A datastore that hangs delays no disk of another one, however many requests it gets.
 
 use hob_world::isolation::{Sabotage, run};
 

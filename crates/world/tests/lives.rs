@@ -4,10 +4,10 @@
 use hob_engine::outcome::Outcome;
 use hob_world::sim::{Options, Report, run};
 
-/// Histories of one run of this test.
+/// Number of histories per run of this test.
 const HISTORIES: u64 = 2_000;
 
-/// Findings that were understood and mended: whether devices may fail, the seed, its requests, and what it was.
+/// Fixed errors: whether devices may fail, the seed, its requests, and a description.
 const MENDED: [(bool, u64, u32, &str); 29] = [
     (true, 2145, 200, "a new ring that could not be written was told as the loss of the old one"),
     (true, 2546, 200, "a discard met dirty data that was not there when it began"),
@@ -79,7 +79,7 @@ fn from_env(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// Names the seed when the engine itself panics.
+/// Prints the seed if the engine panics.
 struct Named(u64);
 
 impl Drop for Named {
@@ -112,7 +112,7 @@ fn random_lives_keep_every_promise() {
     }
 }
 
-/// Whatever can happen did, often enough to mean something.
+/// Checks that every outcome and event occurred often enough.
 fn check_coverage(total: &Report) {
     for (outcome, least) in [
         (Outcome::Hit, 1000),
@@ -153,7 +153,7 @@ fn one_seed_is_one_history_of_many_lives() {
     }
 }
 
-/// Promise 1 by itself: nothing fails but the power, the process and the daemon's patience.
+/// Promise 1 alone: only power cuts, kills and the daemon's timeouts occur.
 #[test]
 fn sound_devices_lose_nothing_that_was_flushed() {
     let options = Options { faults: false, ..Options::lives() };
@@ -166,7 +166,7 @@ fn sound_devices_lose_nothing_that_was_flushed() {
     assert!(total.recoveries_dirty > 100);
 }
 
-/// Few histories of many requests: what builds up slowly.
+/// A few histories of many requests, for slowly accumulating errors.
 #[test]
 fn long_lives_keep_every_promise() {
     live(6_000_000..6_000_020, &Options { requests: 5000, ..Options::lives() });
@@ -195,7 +195,8 @@ fn what_was_mended_stays_so() {
     }
 }
 
-/// Promises 1 and 2 where disks grow, and crashes come before, while and after their caches learn of it: docs/decisions/0017.
+/// Promises 1 and 2 when disks grow, and crashes come before, during and after the growth of their caches:
+/// docs/decisions/0017.
 #[test]
 fn disks_that_grow_lose_nothing_and_read_nothing_old() {
     let options = Options { growth_permille: 1000, ..Options::lives() };
@@ -204,8 +205,8 @@ fn disks_that_grow_lose_nothing_and_read_nothing_old() {
     assert!(total.recoveries_larger > 500, "{total:?}");
 }
 
-/// A device that takes second copies only, as another host's flash does: it fails, is fenced, left and joined as any other, and
-/// what is dirty has its second copy there or is not dirty.
+/// A device for replicas only, like another host's flash: it fails, is fenced, left and joined like any
+/// other, and dirty data has its second copy there.
 #[test]
 fn a_peer_keeps_the_second_copy() {
     let options = Options { peer: true, ..Options::lives() };
@@ -214,7 +215,7 @@ fn a_peer_keeps_the_second_copy() {
     assert!(total.recoveries_dirty > 100, "{total:?}");
 }
 
-/// The same with devices that are sound: nothing that was flushed is lost.
+/// The same with sound devices: flushed data is never lost.
 #[test]
 fn a_peer_and_sound_devices_lose_nothing() {
     let options = Options { peer: true, faults: false, ..Options::lives() };
@@ -223,8 +224,8 @@ fn a_peer_and_sound_devices_lose_nothing() {
     assert!(total.dirty_lost == 0 && total.recoveries_dirty > 50, "{total:?}");
 }
 
-/// A bitmap has every change that was acknowledged since it began, over crashes, and wherever the disk reads differently for another
-/// reason.
+/// A bitmap has every change that was acknowledged since it began, over crashes, and every range that reads
+/// differently for another reason.
 #[test]
 fn bitmaps_miss_nothing() {
     let options = Options { bitmap_permille: 1000, ..Options::lives() };

@@ -1,5 +1,5 @@
-//! Presets in virtual time: bandwidth over what was written, where the sentences of the sources are about bandwidth. What
-//! goes where in which order is shown by `engine/tests/presets.rs`.
+//! Presets in virtual time: bandwidth over the amount written, for sentences of the sources about
+//! bandwidth. `engine/tests/presets.rs` tests the destination and order of data.
 
 use hob_engine::command::Copies;
 use hob_engine::io::{Durability, Op};
@@ -14,17 +14,18 @@ const SPAN: u64 = 400 << 20;
 const IO: u64 = 4096;
 const CLIENTS: u32 = 64;
 
-/// Part of what was written.
+/// A part of the written data.
 #[derive(Clone, Copy, Debug, Default)]
 struct Portion {
     per_second: f64,
-    /// Share of the writes that flash took.
+    /// Share of the writes that flash accepted.
     to_flash: f64,
-    /// Share of the room that is not on the backing, at its end.
+    /// Share of the cache that is dirty at its end.
     dirty: f64,
 }
 
-/// Writes every place of the disk once, at random, and returns forty portions of it. Without a preset there is no cache.
+/// Writes every block of the disk once, at random, and returns forty portions. Without a preset there is no
+/// cache.
 fn written(name: Option<&str>) -> Vec<Portion> {
     const PORTIONS: u64 = 40;
     let cache = name.map(|name| CacheSetup::preset(ROOM, preset(name).expect("a preset")));
@@ -40,7 +41,7 @@ fn written(name: Option<&str>) -> Vec<Portion> {
     replay.closed(
         CLIENTS,
         |_, _| {
-            // An odd factor: every block once.
+            // An odd factor visits every block once.
             let block = next.next()? * 48_271 % blocks;
             let op = Op::Write(Durability::Volatile);
             Some((0, Ask { disk: 0, op, offset: block * IO, len: IO, tag: 0 }))
@@ -67,8 +68,9 @@ fn mean(portions: &[Portion]) -> f64 {
     portions.len() as f64 / seconds
 }
 
-/// SYSTEMS §4, the figure, and §3: "Writes are acknowledged by the buffer […] a full buffer sends writes straight to disk
-/// ("cache breakdown")": as fast as flash until 30 % of the room are full, then as slow as the disks.
+/// SYSTEMS §4, the figure, and §3: "Writes are acknowledged by the buffer […] a full buffer sends writes
+/// straight to disk ("cache breakdown")": as fast as flash until 30 % of the cache are full, then as slow
+/// as the disks.
 #[test]
 fn vsan_falls_to_its_disks_when_the_buffer_is_full() {
     let (vsan, disks) = (written(Some("vsan")), written(None));
@@ -76,13 +78,13 @@ fn vsan_falls_to_its_disks_when_the_buffer_is_full() {
     assert!(vsan[full - 1].dirty <= 0.301 && vsan[full].dirty >= 0.295, "{vsan:?}");
     assert!(vsan[..full].iter().all(|portion| portion.to_flash == 1.0 && portion.per_second > 20_000.0));
     let (after, alone) = (mean(&vsan[full + 1..]), mean(&disks));
-    // The elevator's writes are in order: more than the disks do at random.
+    // The elevator's writes are in order, so faster than random writes to the disks.
     assert!((1.5..5.0).contains(&(after / alone)), "{after} a second after the fall, {alone} by the disks");
     assert!(after < 0.1 * mean(&vsan[..full]));
 }
 
-/// SYSTEMS §4: "**One unified space** for reads and writes": where vSAN has fallen ZBS has not, and it does not before
-/// all of its space is taken by what is not on disk, and by its second copies.
+/// SYSTEMS §4: "**One unified space** for reads and writes": ZBS slows down later than vSAN, when all of
+/// its space is taken by dirty data and its second copies.
 #[test]
 fn zbs_does_not_fall_before_its_one_space_is_exhausted() {
     assert_eq!(preset("zbs").expect("it is there").copies, Copies::TwoOfDirty);

@@ -1,5 +1,5 @@
-//! Do the checkers notice? Each test breaks the world in one way and expects histories to fail for
-//! the right reason.
+//! Tests of the checkers: each test breaks the simulation in one way and expects histories to fail for the
+//! right reason.
 
 use hob_world::Violation;
 use hob_world::media::Lie;
@@ -14,7 +14,7 @@ fn caught(sabotage: Sabotage) -> String {
         .0
 }
 
-/// The failure of the sabotage has to contain one of these.
+/// The message of the failure must contain one of these.
 fn expect(sabotage: Sabotage, reasons: &[&str]) {
     let what = caught(sabotage);
     assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
@@ -88,7 +88,7 @@ fn a_request_counted_wrongly_is_noticed() {
     expect(Sabotage::Uncounted, &["counts"]);
 }
 
-/// The same for histories of several lives, in which every seed but the sabotage's is sound.
+/// As `caught`, for histories of several lives that are otherwise sound.
 fn caught_over_crashes(sabotage: Sabotage) -> String {
     caught_with(sabotage, Options::lives())
 }
@@ -118,7 +118,7 @@ fn without_sabotage_the_same_lives_pass() {
     }
 }
 
-/// Promise 2 above flash: what memory holds is what the last write left there.
+/// Promise 2 for the memory tier: it holds what the last write left.
 #[test]
 fn memory_that_does_not_follow_writes_is_noticed() {
     expect(Sabotage::LostRenewal, &["stale", "was never written there", "backing holds", "but not at unit"]);
@@ -206,12 +206,12 @@ fn what_another_disk_keeps_is_found_where_it_was_promoted() {
     expect(Sabotage::UntoldSharing, &["another disk keeps it"]);
 }
 
-/// Where backings restart, and flushes fail and lose something.
+/// Options with restarts of backings, and failing flushes that lose data.
 fn losing() -> Options {
     Options { faults: false, restart_permille: 1000, requests: 150, ..Options::lives() }
 }
 
-/// The same for a rule about flushes that fail: it is broken, and histories fail for the right reason.
+/// As `expect`, for rules about failed flushes.
 fn expect_where_flushes_fail(sabotage: Sabotage, reasons: &[&str]) {
     let options = Options { sabotage: Some(sabotage), ..losing() };
     let caught = (0..1000).find_map(|seed| Some((seed, run(seed, &options).err()?)));
@@ -220,7 +220,7 @@ fn expect_where_flushes_fail(sabotage: Sabotage, reasons: &[&str]) {
     assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");
 }
 
-/// What it looks like when something that was flushed is gone.
+/// Messages about lost data that was flushed.
 const GONE: &[&str] =
     &["a flush says it is there", "stale", "durable change lost", "not durable", "backing holds"];
 
@@ -246,7 +246,7 @@ fn a_failed_flush_that_only_one_of_several_guests_hears_of_is_noticed() {
     expect_where_flushes_fail(Sabotage::OneSession, &["a flush says it is there", "stale"]);
 }
 
-/// The same where backings change silently.
+/// As `expect`, with silent changes of backings.
 fn expect_silent(sabotage: Sabotage, reasons: &[&str]) {
     let what = caught_with(sabotage, Options { silent_permille: 1000, ..Options::lives() });
     assert!(reasons.iter().any(|reason| what.contains(reason)), "{sabotage:?} was noticed as: {what}");

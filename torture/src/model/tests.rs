@@ -1,4 +1,4 @@
-//! The model on short histories worked out by hand: what it must let pass, and what not.
+//! Tests of the model on short histories worked out by hand: what it must accept and reject.
 
 use super::*;
 

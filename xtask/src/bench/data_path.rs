@@ -1,14 +1,14 @@
-//! `cargo xtask bench data-path`: what hob's data path costs when every read is a hit.
+//! `cargo xtask bench data-path`: the cost of hob's data path when every read is a hit.
 //!
-//! Several settings, because they answer different questions. *Device-bound*: data and pool lie on a
-//! disk and are opened with O_DIRECT; hob is compared with `qemu-nbd` on a copy of the same data,
-//! and both with fio on the bare file. *Software-bound*: data and pool lie in memory (tmpfs), so
-//! that only software is measured; hob is compared with `nbdkit`, with and without its cache. *Write-back*: writes that
-//! flash takes, against the same writes to a file on the same disk. *A file*: the device-bound setting through FUSE, against
+//! Several settings answer different questions. *Device-bound*: data and pool are on a disk and opened with
+//! O_DIRECT; hob is compared with `qemu-nbd` on a copy of the same data, and both with fio on the bare
+//! file. *Software-bound*: data and pool are in memory (tmpfs), so that only software is measured; hob is
+//! compared with `nbdkit`, with and without its cache. *Write-back*: writes to flash, compared with the
+//! same writes to a file on the same disk. *A file*: the device-bound setting through FUSE, compared with
 //! `qemu-storage-daemon`.
 //!
-//! All servers of a setting run at the same time; each round measures every workload on every
-//! server, one after the other, in an order that rotates. The result is the median over the rounds.
+//! All servers of a setting run at the same time. Each round measures every workload on every server, one
+//! after the other, in an order that rotates. The result is the median over the rounds.
 
 use std::path::{Path, PathBuf};
 
@@ -53,7 +53,7 @@ const WRITES: [Workload; 3] = [
     Workload { name: FLUSH_16, rw: "randwrite", block: "4k", depth: 16, flushes: true },
 ];
 
-/// What hob's write-back must reach against a flash file behind qemu-nbd.
+/// Required ratios of hob's write-back to a flash file behind qemu-nbd.
 const WRITE_BARS: [Bar; 4] = [
     Bar { workload: WRITE_16, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
     Bar { workload: FLUSH_1, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(0.8) },
@@ -61,7 +61,7 @@ const WRITE_BARS: [Bar; 4] = [
     Bar { workload: WRITE_16, measure: Measure::Journal, against: "bare file", limit: Limit::AtMost(1.10) },
 ];
 
-/// What hob must reach against qemu-nbd on a device.
+/// Required ratios of hob to qemu-nbd on a device.
 const DEVICE_BARS: [Bar; 6] = [
     Bar { workload: DEPTH_16, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(1.2) },
     Bar { workload: DEPTH_64, measure: Measure::Iops, against: "qemu-nbd", limit: Limit::AtLeast(1.2) },
@@ -71,7 +71,7 @@ const DEVICE_BARS: [Bar; 6] = [
     Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "qemu-nbd", limit: Limit::AtMost(0.5) },
 ];
 
-/// What hob must reach against each nbdkit in memory.
+/// Required ratios of hob to each nbdkit in memory.
 const SOFTWARE_BARS: [Bar; 10] = [
     Bar { workload: DEPTH_16, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.0) },
     Bar { workload: DEPTH_64, measure: Measure::Iops, against: "nbdkit file", limit: Limit::AtLeast(1.0) },
@@ -85,14 +85,14 @@ const SOFTWARE_BARS: [Bar; 10] = [
     Bar { workload: DEPTH_1, measure: Measure::Mean, against: "nbdkit cache", limit: Limit::AtMost(0.9) },
 ];
 
-/// What a disk that is a file must reach against the same of qemu-storage-daemon.
+/// Required ratios of hob's FUSE file to that of qemu-storage-daemon.
 const FUSE_BARS: [Bar; 3] = [
     Bar { workload: DEPTH_16, measure: Measure::Iops, against: QEMU_FUSE, limit: Limit::AtLeast(1.0) },
     Bar { workload: DEPTH_64, measure: Measure::Iops, against: QEMU_FUSE, limit: Limit::AtLeast(1.0) },
     Bar { workload: DEPTH_16, measure: Measure::Cpu, against: QEMU_FUSE, limit: Limit::AtMost(1.0) },
 ];
 
-/// What hob must reach through vhost-user-blk against qemu-storage-daemon.
+/// Required ratios of hob to qemu-storage-daemon through vhost-user-blk.
 const VHOST_USER_BARS: [Bar; 6] = [
     Bar {
         workload: DEPTH_16,
@@ -112,9 +112,9 @@ const VHOST_USER_BARS: [Bar; 6] = [
     Bar { workload: DEPTH_64, measure: Measure::Cpu, against: "storage-daemon", limit: Limit::AtMost(0.9) },
 ];
 
-/// Share of a warm-up pass that must be hits before anything is measured.
+/// Minimum hit ratio of a warm-up pass before measurements.
 const WARM_MIN: f64 = 0.999;
-/// Passes a warm-up may take.
+/// Maximum number of warm-up passes.
 const WARM_PASSES_MAX: u32 = 8;
 
 #[derive(Debug, clap::Args)]
@@ -159,7 +159,7 @@ enum Which {
     VhostUser,
 }
 
-/// How something is measured: which hob, how often, for how long.
+/// Parameters of a measurement: hob's binary, number and duration of runs.
 pub(super) struct Bench {
     pub(super) hob: PathBuf,
     pub(super) rounds: u32,
@@ -265,7 +265,7 @@ impl Bench {
         Ok(Setting { name: "software-bound", size, seconds: self.seconds, runs, bars: &SOFTWARE_BARS })
     }
 
-    /// As `device`, through queues in memory that is shared.
+    /// As `device`, through vhost-user-blk.
     fn vhost_user(&self, dir: &Path) -> Result<Setting> {
         let scratch = scratch(dir)?;
         let size = if self.quick { 64 } else { 512 } * MIB;
@@ -284,8 +284,8 @@ impl Bench {
         Ok(Setting { name: "vhost-user", size, seconds: self.seconds, runs, bars: &VHOST_USER_BARS })
     }
 
-    /// Writes to flash, with one copy and with two, against a file on the same disk. The backing lies in memory, so that
-    /// destaging does not use the disk too.
+    /// Writes to flash, with one copy and with two, compared with a file on the same disk. The backing is
+    /// in memory, so that destaging does not use the disk too.
     fn write_back(&self, dir: &Path) -> Result<Setting> {
         let (scratch, memory) = (scratch(dir)?, scratch(Path::new("/dev/shm"))?);
         let size = if self.quick { 64 } else { 256 } * MIB;
@@ -306,7 +306,7 @@ impl Bench {
         Ok(Setting { name: "write-back", size, seconds: self.seconds, runs, bars: &WRITE_BARS })
     }
 
-    /// Disks that are files. All of them are opened with O_DIRECT and asked by libaio.
+    /// Disks as files. All are opened with O_DIRECT and used through libaio.
     fn fuse(&self, dir: &Path) -> Result<Setting> {
         if !packages::present("qemu-storage-daemon") {
             bail!("qemu-storage-daemon is not installed; `cargo xtask install` does that");
@@ -327,7 +327,7 @@ impl Bench {
         Ok(Setting { name: "a file", size, seconds: self.seconds, runs, bars: &FUSE_BARS })
     }
 
-    /// All workloads on all servers, which are warm then.
+    /// Runs all workloads on all servers after a warm-up.
     pub(super) fn measure(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         for server in servers {
             self.warm(server, size)?;
@@ -335,7 +335,7 @@ impl Bench {
         self.rounds(servers, workloads, size)
     }
 
-    /// The same on servers as they are.
+    /// As `measure`, without a warm-up.
     pub(super) fn rounds(&self, servers: &[Server], workloads: &[Workload], size: u64) -> Result<Vec<Run>> {
         let mut runs = Vec::new();
         for round in 0..self.rounds {
@@ -351,7 +351,8 @@ impl Bench {
         Ok(runs)
     }
 
-    /// Reads everything, hob until a whole pass consists of hits: its flash copies trail the replies.
+    /// Reads everything; hob until a whole pass consists of hits, because its flash copies are written
+    /// after the replies.
     fn warm(&self, server: &Server, size: u64) -> Result<()> {
         for pass in 1..=WARM_PASSES_MAX {
             let before = server.stats()?;
@@ -378,7 +379,8 @@ impl Bench {
     }
 }
 
-/// What is written to flash with the journal, for what would be without it: `ios` writes of 4 KiB since `before`.
+/// Returns the bytes written to flash with the journal, relative to those without it: `ios` writes of 4 KiB
+/// since `before`.
 fn journal_factor(server: &Server, before: Option<&Stats>, ios: u64) -> Result<Option<f64>> {
     let (Some(before), Some(after)) = (before, server.stats()?) else { return Ok(None) };
     let bytes = |stats: &Stats| stats.number("journal_bytes").unwrap_or(0.0);
@@ -386,12 +388,13 @@ fn journal_factor(server: &Server, before: Option<&Stats>, ios: u64) -> Result<O
     Ok((written > 0.0).then(|| 1.0 + written / (ios as f64 * 4096.0)))
 }
 
-/// The cache holds the working set and a quarter more.
+/// Returns the cache size: the working set and a quarter more.
 pub(super) fn cache_bytes(size: u64) -> u64 {
     size / 4 * 5
 }
 
-/// The part of `ios` requests that were hits since `before`, in flash or in memory; nothing when the server keeps no count.
+/// Returns the share of `ios` requests that were hits since `before`, in flash or in memory; `None` if the
+/// server does not count them.
 fn hit_share(server: &Server, before: Option<&Stats>, ios: u64) -> Result<Option<f64>> {
     let (Some(before), Some(after)) = (before, server.stats()?) else { return Ok(None) };
     debug_assert!(server.name.starts_with(HOB));

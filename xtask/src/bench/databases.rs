@@ -1,10 +1,11 @@
-//! `cargo xtask bench databases`: databases and file workloads on a slow backing, and what a cache does for them.
+//! `cargo xtask bench databases`: databases and file workloads on a slow backing, with and without a cache.
 //!
-//! Each workload runs on four disks: hob without a cache, with preset `vfrc`, with preset `auto`, and a file on the local
-//! flash without hob. The backing answers reads and writes after 4 ms; in a second set, flushes take 50 ms. The disks of
-//! hob are files (FUSE); ext4 is on a loop device with direct I/O. Page cache is limited by a control group, to less than
-//! the data. All disks of a set exist at the same time. Rounds measure each workload on every disk, one after the other, in an
-//! order that rotates. Results are medians of the rounds, after a round that is not counted.
+//! Each workload runs on four disks: hob without a cache, with preset `vfrc`, with preset `auto`, and a
+//! file on the local flash without hob. The backing answers reads and writes after 4 ms; in a second set,
+//! flushes take 50 ms. The disks of hob are files (FUSE); ext4 is on a loop device with direct I/O. A
+//! control group limits the page cache to less than the data. All disks of a set exist at the same time.
+//! Rounds measure each workload on every disk, one after the other, in an order that rotates. Results are
+//! medians of the rounds, after a round that is not counted.
 
 mod disk;
 mod table;
@@ -52,7 +53,7 @@ pub(crate) struct Arguments {
     hob: Option<PathBuf>,
 }
 
-/// A backing, by how long it takes.
+/// A backing with its latencies.
 struct Set {
     name: &'static str,
     file: &'static str,
@@ -80,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let mut tables = Vec::new();
     for set in &SETS {
         let scratch = scratch(&dir)?;
-        // The database's user has to reach the mount points.
+        // The database's user must be able to reach the mount points.
         shell::run(std::process::Command::new("chmod").arg("0711").arg(scratch.path()))?;
         let ms = Duration::from_millis;
         let delays = Delays { read: ms(4), write: ms(4), flush: ms(set.flush_ms) };
@@ -90,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             interrupt.check()?;
             disks.push(Disk::new(way, &hob, &scratch.path().join(way.key()), delays, &scale)?);
         }
-        // A short run has no round that warms the caches.
+        // A short run has no warm-up round.
         let first = u32::from(arguments.quick);
         let table = measure(set, &mut disks, &scale, first..=rounds, &interrupt)?;
         println!("\n{table}");

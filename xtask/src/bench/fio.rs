@@ -1,4 +1,4 @@
-//! Calling fio and reading its report. Latencies are microseconds.
+//! Runs fio and parses its report. Latencies are in microseconds.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,27 +13,27 @@ use crate::shell::Interrupt;
 /// One pattern of I/O.
 #[derive(Debug)]
 pub(crate) struct Workload {
-    /// As it stands in the table.
+    /// Name in the table.
     pub(crate) name: &'static str,
     /// fio's name of the pattern.
     pub(crate) rw: &'static str,
     /// fio's notation of the request size.
     pub(crate) block: &'static str,
-    /// Requests in flight.
+    /// Queue depth.
     pub(crate) depth: u32,
-    /// A flush after each write.
+    /// True to flush after each write.
     pub(crate) flushes: bool,
 }
 
-/// What fio talks to.
+/// Target of fio's I/O.
 #[derive(Debug, Clone)]
 pub(crate) enum Target {
     /// An NBD export.
     Uri(String),
     /// A file, opened with O_DIRECT.
     File(String),
-    /// A file that a server has mounted, opened with O_DIRECT. FUSE does not know io_uring's way of not waiting, which would
-    /// hand each request to a thread.
+    /// A file that a server has mounted, opened with O_DIRECT. FUSE does not support io_uring's
+    /// non-blocking mode, so each request would be handed to a thread.
     Mounted(String),
     /// An image of the pool `rbd`, through librbd, with the cluster's configuration in this file.
     Rbd {
@@ -42,11 +42,11 @@ pub(crate) enum Target {
         /// The file.
         conf: String,
     },
-    /// A socket that speaks vhost-user-blk, which is not fio's matter.
+    /// A socket for vhost-user-blk, which fio does not support.
     VhostUser(PathBuf),
 }
 
-/// What one run showed.
+/// Results of one run.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Figures {
     pub(crate) ios: u64,
@@ -124,7 +124,7 @@ fn call(
 }
 
 fn figures(report: &str, workload: &Workload) -> Result<Figures> {
-    // The nbd engine prints a line of its own before the document.
+    // The nbd engine prints a line before the document.
     let document = report.find('{').map_or("", |at| &report[at..]);
     let document: Value = serde_json::from_str(document).context("fio's JSON")?;
     let job = &document["jobs"][0];
@@ -139,7 +139,7 @@ fn figures(report: &str, workload: &Workload) -> Result<Figures> {
     })
 }
 
-/// Whether files in `dir` can be opened with O_DIRECT, and a block read.
+/// Returns true if files in `dir` can be opened with O_DIRECT, and a block can be read.
 pub(crate) fn direct_works(dir: &Path) -> bool {
     use rustix::fs::{Mode, OFlags};
     let path = dir.join("direct.probe");

@@ -1,9 +1,11 @@
-//! `cargo xtask bench lab`: how fast the lab simulates, and how close its miss ratios come to libCacheSim's.
+//! `cargo xtask bench lab`: the lab's simulation speed, and its miss ratios compared with those of
+//! libCacheSim.
 //!
-//! Twenty million reads of 4 KiB over a million blocks by Zipf's law (exponent 1), in hob's trace format; caches of
-//! 1 % and 10 % of the blocks touched; one thread, one cache at a time, reading the trace included. The
-//! reference figures were measured with libCacheSim on a machine of this class, on a stream of its own; they are
-//! not measured here. Where they are a range, the lower one is taken for the small cache, which misses more.
+//! Twenty million reads of 4 KiB over a million blocks by Zipf's law (exponent 1), in hob's trace format;
+//! caches of 1 % and 10 % of the blocks touched; one thread, one cache at a time, reading the trace
+//! included. The reference figures were measured with libCacheSim on a machine of this class, on a stream
+//! of its own; they are not measured here. For ranges, the lower figure is used for the small cache, which
+//! misses more.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,11 +17,11 @@ use serde_json::{Value, json};
 use super::{hob, median};
 use crate::shell;
 
-/// What libCacheSim does with a policy at 1 % and 10 %: million requests a second, and miss ratios.
+/// libCacheSim's results for a policy at 1 % and 10 %: million requests a second, and miss ratios.
 struct Reference {
     policy: &'static str,
     speeds: Option<[f64; 2]>,
-    /// Times as fast hob must be.
+    /// Required factor of hob's speed.
     times: f64,
     misses: Option<[f64; 2]>,
 }
@@ -38,10 +40,10 @@ const REFERENCES: [Reference; 11] = [
     Reference { policy: "optimum", speeds: None, times: 0.0, misses: Some([0.287, 0.134]) },
 ];
 
-/// Policies without a reference: measured, held to nothing.
+/// Policies without a reference: measured, without requirements.
 const OTHERS: [&str; 3] = ["lfu", "larc", "two-level-lru"];
 const SHARES: [&str; 2] = ["1%", "10%"];
-/// How far a miss ratio may lie from the reference's: its stream was another.
+/// Maximum difference of a miss ratio from the reference's, whose stream differed.
 const MISSES_OFF_MAX: f64 = 0.01;
 
 #[derive(Debug, clap::Args)]
@@ -66,7 +68,7 @@ pub(crate) struct Arguments {
     strict: bool,
 }
 
-/// What was measured of one policy, by share.
+/// Measurements of one policy, by cache size.
 #[derive(Default)]
 struct Measured {
     /// Million requests a second, per round.
@@ -91,7 +93,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         .status()?;
     ensure!(made.success(), "hob lab generate failed");
 
-    // One run for all sizes tells what the shares are in bytes.
+    // One run for all sizes gives the cache sizes in bytes.
     let first = simulate(&hob, &trace, "fifo", "1%,10%")?;
     let sizes: Vec<String> = first["results"]
         .as_array()
@@ -146,7 +148,7 @@ fn simulate(hob: &Path, trace: &Path, policy: &str, size: &str) -> Result<Value>
 }
 
 impl Measured {
-    /// None for the optimum, which is not timed.
+    /// Returns `None` for the optimum, which is not timed.
     fn best(&self, share: usize) -> Option<f64> {
         self.speeds[share].iter().copied().max_by(f64::total_cmp)
     }

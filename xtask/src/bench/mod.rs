@@ -1,4 +1,4 @@
-//! Measurements against other programs, one file per bench and a few for what they share.
+//! Measurements against other programs: one file per bench, and shared modules.
 
 mod data_path;
 mod databases;
@@ -41,12 +41,12 @@ pub(crate) fn run(bench: &Bench) -> Result<()> {
     }
 }
 
-/// The hob to measure: the one named, or what HOB_BIN names, or else a fresh release build.
+/// Returns the hob to measure: the named one, or HOB_BIN, or else a fresh release build.
 fn hob(named: Option<&Path>) -> Result<PathBuf> {
     hob_with(named, &[])
 }
 
-/// The same with these arguments for the build.
+/// As `hob`, with these arguments for the build.
 fn hob_with(named: Option<&Path>, more: &[&str]) -> Result<PathBuf> {
     if let Some(path) = named.map(PathBuf::from).or_else(|| std::env::var_os("HOB_BIN").map(PathBuf::from)) {
         return path.canonicalize().with_context(|| format!("find {}", path.display()));

@@ -1,8 +1,8 @@
-//! Shares, limits, reservations and throttling in real time: three fio clients on three disks whose backings one slow
-//! server has. What each received stands beside what it was due.
+//! Shares, limits, reservations and throttling in real time: three fio clients on three disks whose
+//! backings are on one slow server. The rate of each is compared with its entitlement.
 //!
-//! The server is nbdkit, which lets one request at a time through and takes two milliseconds for it: an array of some
-//! 450 IOPS, of which the first scenario measures how many there are.
+//! The server is nbdkit, which handles one request at a time and takes two milliseconds for it. It acts as
+//! an array of some 450 IOPS; the first scenario measures the exact number.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -13,12 +13,12 @@ use conformance::process::Process;
 use super::fio::{self, Figures, Target, Workload};
 use crate::shell::{self, Interrupt};
 
-/// How far from its due a disk may be.
+/// Tolerance of a disk's rate.
 const WITHIN: f64 = 0.10;
 
 const DISK_BYTES: u64 = 64 << 20;
 
-/// What every client does, at its own depth.
+/// Load of every client, at its own queue depth.
 const READS: Workload =
     Workload { name: "4 KiB random read", rw: "randread", block: "4k", depth: 16, flushes: false };
 
@@ -35,24 +35,24 @@ pub(crate) struct Arguments {
     strict: bool,
 }
 
-/// What a disk is to receive.
+/// Entitlement of a disk.
 #[derive(Clone, Copy)]
 enum Due {
-    /// So much of what all receive.
+    /// A share of the total rate.
     Part(f64),
-    /// So many IOPS.
+    /// A rate in IOPS.
     Iops(f64),
-    /// At least so many.
+    /// A minimum rate in IOPS.
     AtLeast(f64),
-    /// Nothing is asked of it.
+    /// No requirement.
     Any,
 }
 
 struct Scenario {
     name: &'static str,
-    /// Of the datastore.
+    /// Control settings of the datastore.
     control: &'static str,
-    /// Of each disk: its rules, the depth of its client (0: it is idle), and its due.
+    /// For each disk: its settings, the queue depth of its client (0: idle), and its entitlement.
     disks: [(&'static [&'static str], u32, Due); 3],
 }
 
@@ -109,7 +109,7 @@ struct Bench {
     control: String,
     seconds: u32,
     interrupt: Interrupt,
-    /// In this order they end.
+    /// In the order in which they must end.
     _hob: Process,
     _server: Process,
     directory: tempfile::TempDir,
@@ -166,7 +166,7 @@ impl Bench {
         shell::output(Command::new(&self.binary).args(arguments).args(["--control", &self.control]))
     }
 
-    /// Plays one scenario; how many disks did not get their due.
+    /// Runs one scenario; returns the number of disks below their entitlement.
     fn play(&self, scenario: &Scenario) -> Result<u32> {
         println!("\n{} (control {})", scenario.name, scenario.control);
         for (disk, (rules, ..)) in scenario.disks.iter().enumerate() {

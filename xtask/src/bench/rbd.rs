@@ -1,9 +1,11 @@
-//! `cargo xtask bench rbd`: a disk on Ceph RBD, side by side with librbd itself.
+//! `cargo xtask bench rbd`: a disk on Ceph RBD, compared with librbd itself.
 //!
-//! A cluster of one monitor and three OSDs runs on this machine, with an image of the same data for each of hob, librbd with its cache
-//! (`rbd_cache`) and librbd without. fio's rbd engine asks librbd, its nbd engine hob. The settings: *hits*, which hob reads from
-//! flash; the same as a machine reads them, through vhost-user-blk, and with memory above flash that holds them; *write-back*, writes that flash
-//! takes; and *cold*, with an empty cache before each run, so that nearly all of hob's reads go to the cluster and to flash besides. OSDs, hob and fio share the processors, so that absolute figures are those of a small machine.
+//! A cluster of one monitor and three OSDs runs on this machine. It has an image of the same data for each
+//! of hob, librbd with its cache (`rbd_cache`) and librbd without. fio uses its rbd engine for librbd, and
+//! its nbd engine for hob. The settings are: *hits*, which hob reads from flash; the same through
+//! vhost-user-blk, also with a memory tier that holds them; *write-back*, writes to flash; and *cold*, with
+//! an empty cache before each run, so that nearly all of hob's reads go to the cluster and are written to
+//! flash too. OSDs, hob and fio share the processors, so absolute figures are those of a small machine.
 
 use std::path::{Path, PathBuf};
 
@@ -20,7 +22,7 @@ use crate::shell::{self, Interrupt};
 
 const MIB: u64 = 1 << 20;
 
-/// librbd with its cache, and without.
+/// librbd with and without its cache.
 const CACHED: &str = "librbd, cache";
 const PLAIN: &str = "librbd";
 
@@ -145,14 +147,14 @@ fn size(bench: &Bench) -> u64 {
     if bench.quick { 32 * MIB } else { 256 * MIB }
 }
 
-/// How hits are asked for, and where they are.
+/// Protocol of hits, and where they are.
 #[derive(Clone, Copy)]
 enum Way {
-    /// By an NBD client, in flash.
+    /// NBD, in flash.
     Nbd,
-    /// By a machine, in flash.
+    /// vhost-user-blk, in flash.
     Machine,
-    /// By a machine, in memory.
+    /// vhost-user-blk, in memory.
     Memory,
 }
 

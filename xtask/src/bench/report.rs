@@ -1,4 +1,4 @@
-//! What a bench found: medians, ratios, and the bars they meet or miss.
+//! Results of a bench: medians, ratios, and the bars that they reach or miss.
 
 use std::fmt;
 
@@ -14,15 +14,15 @@ pub(crate) struct Run {
     pub(crate) workload: &'static str,
     pub(crate) server: &'static str,
     pub(crate) figures: Figures,
-    /// CPU time of the server per request; a bare file has none.
+    /// CPU time of the server per request; `None` for a bare file.
     pub(crate) cpu_us: Option<f64>,
-    /// Share of the reads that were hits, where the server tells.
+    /// Share of the reads that were hits, if the server reports it.
     pub(crate) hits: Option<f64>,
-    /// Bytes written to flash with the journal, for each byte without it, where there is one.
+    /// Bytes written to flash with the journal, for each byte without it, if there is a journal.
     pub(crate) journal: Option<f64>,
 }
 
-/// What is compared.
+/// The compared figure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Measure {
     Iops,
@@ -32,14 +32,14 @@ pub(crate) enum Measure {
     Journal,
 }
 
-/// The side of a bar that is good.
+/// Direction of a bar.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Limit {
     AtLeast(f64),
     AtMost(f64),
 }
 
-/// A ratio of hob to another server that has to be reached.
+/// A required ratio of hob to another server.
 #[derive(Debug)]
 pub(crate) struct Bar {
     pub(crate) workload: &'static str,
@@ -133,7 +133,7 @@ impl fmt::Display for Run {
 }
 
 impl Setting {
-    /// The names in the order in which they first ran.
+    /// Returns the names in the order in which they first ran.
     fn in_order(&self, name: impl Fn(&Run) -> &'static str) -> Vec<&'static str> {
         let mut names = Vec::new();
         for run in &self.runs {
@@ -159,7 +159,7 @@ impl Setting {
         (other > 0.0).then(|| own / other)
     }
 
-    /// The worst share of hits any run of hob had.
+    /// Returns the lowest hit ratio of all runs of hob.
     fn hits_min(&self) -> Option<f64> {
         self.runs.iter().filter_map(|r| r.hits).min_by(f64::total_cmp)
     }
@@ -236,18 +236,18 @@ impl fmt::Display for Setting {
 }
 
 impl Report {
-    /// One of the bench of that name, without settings so far.
+    /// Creates a report of that bench, without settings.
     pub(crate) fn of(bench: &'static str) -> Report {
         Report { bench, settings: Vec::new() }
     }
 
-    /// Bars that were not reached.
+    /// Returns the number of bars that were missed.
     pub(crate) fn missed(&self) -> usize {
         let bars = self.settings.iter().flat_map(|s| s.bars.iter().map(move |bar| (s, bar)));
         bars.filter(|(s, bar)| !s.ratio(bar).is_some_and(|r| bar.limit.met(r))).count()
     }
 
-    /// Every figure.
+    /// Returns all figures.
     pub(crate) fn json(&self) -> Value {
         let cpus = std::thread::available_parallelism().map_or(0, std::num::NonZero::get);
         let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();

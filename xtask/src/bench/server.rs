@@ -1,4 +1,4 @@
-//! The servers a bench compares, the CPU time they use, and hob's own word on its hits.
+//! The servers that a bench compares, their CPU time, and hob's hit counters.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,34 +13,34 @@ use conformance::stats::Stats;
 use super::fio::Target;
 use crate::shell::Interrupt;
 
-/// How long a server may take to open its socket.
+/// Maximum time until a server opens its socket.
 const READY_MAX: Duration = Duration::from_secs(60);
 
-/// Something fio can be pointed at.
+/// A target of fio.
 #[derive(Debug)]
 pub(crate) struct Server {
-    /// As it stands in the table.
+    /// Name in the table.
     pub(crate) name: &'static str,
-    /// What fio is told.
+    /// The target for fio.
     pub(crate) target: Target,
-    /// The process behind it; a bare file has none.
+    /// Its process; `None` for a bare file.
     process: Option<Process>,
-    /// hob's binary and control address, when this is hob.
+    /// hob's binary and control address, if this is hob.
     control: Option<(PathBuf, String)>,
-    /// Its cache is emptied before each run.
+    /// True if its cache is emptied before each run.
     is_cold: bool,
-    /// Takes a file away that a process which is killed leaves behind; dropped after the process.
+    /// Unmounts a file that a killed process leaves behind; dropped after the process.
     unmount: Option<Unmount>,
 }
 
-/// The name of the server everything else is compared with.
+/// Name of the server that all others are compared with.
 pub(crate) const HOB: &str = "hob";
 
-/// The name of qemu-storage-daemon, whose disks are files as hob's are.
+/// Name of qemu-storage-daemon with FUSE exports.
 pub(crate) const QEMU_FUSE: &str = "qemu fuse";
 
 impl Server {
-    /// `hob serve` with everything in `dir`: the disk `data`, a pool that holds all of it and more.
+    /// `hob serve` with everything in `dir`: the disk `data`, and a pool that is larger than the data.
     pub(crate) fn hob(
         binary: &Path,
         dir: &Path,
@@ -56,7 +56,7 @@ impl Server {
         Ok(server)
     }
 
-    /// The same, used through vhost-user-blk, with `ram_bytes` of memory above flash.
+    /// As `hob`, used through vhost-user-blk, with a memory tier of `ram_bytes`.
     pub(crate) fn hob_vhost_user(
         binary: &Path,
         dir: &Path,
@@ -90,7 +90,7 @@ impl Server {
         Ok(server)
     }
 
-    /// `hob` writing back to one pool device or to two, with as many copies of what is dirty.
+    /// `hob` writing back to one pool device or to two, with as many copies of dirty data.
     pub(crate) fn write_back(
         binary: &Path,
         dir: &Path,
@@ -103,7 +103,7 @@ impl Server {
         let control = format!("unix:{}", at("ctl").display());
         let listen = format!("unix:{}", at("sock").display());
         let pools = ["a", "b"].map(at);
-        // Room for the cache, its journals, and those of a change.
+        // Room for the cache, its journals, and those of a cache change.
         let device_bytes = cache_bytes + cache_bytes / 4 + (256 << 20);
         let devices: Vec<String> =
             pools[..copies as usize].iter().map(|p| format!("{:?}", p.display().to_string())).collect();
@@ -135,7 +135,7 @@ impl Server {
         Self::start("qemu-nbd", &mut command, &socket, "disk", interrupt)
     }
 
-    /// `nbdkit file` on `data`, with nbdkit's cache in front of it or without.
+    /// `nbdkit file` on `data`, with or without nbdkit's cache.
     pub(crate) fn nbdkit(dir: &Path, data: &Path, cache: bool, interrupt: &Interrupt) -> Result<Self> {
         let (name, file) = if cache { ("nbdkit cache", "kitc.sock") } else { ("nbdkit file", "kit.sock") };
         let socket = dir.join(file);
@@ -153,7 +153,7 @@ impl Server {
         Self::start(name, &mut command, &socket, "", interrupt)
     }
 
-    /// As [`Server::hob`], its disk a file.
+    /// As [`Server::hob`], with the disk as a file.
     pub(crate) fn hob_fuse(
         binary: &Path,
         dir: &Path,
@@ -165,7 +165,7 @@ impl Server {
         let (mut command, control) = serve(binary, dir, data, cache_bytes);
         let socket = dir.join("hob.sock");
         command.arg("--fuse").arg(&file).arg("--listen").arg(format!("unix:{}", socket.display()));
-        // It is mounted before NBD clients are let in.
+        // It is mounted before NBD clients are accepted.
         let mut server = Self::mounted(HOB, &mut command, &file, &socket, interrupt)?;
         server.control = Some((binary.to_owned(), control));
         Ok(server)
@@ -181,11 +181,11 @@ impl Server {
         command.arg("--blockdev").arg(format!("{blockdev}{}", data.display()));
         let export = "type=fuse,id=export,node-name=data,writable=on,mountpoint=";
         command.arg("--export").arg(format!("{export}{}", file.display()));
-        // Its process number is the last thing that it writes before it serves.
+        // Its pid file is the last thing that it writes before it serves.
         Self::mounted(QEMU_FUSE, &mut command, &file, &pid, interrupt)
     }
 
-    /// A server that mounts `file`, and has done so when `sign` is there.
+    /// A server that mounts `file`, and is ready when `sign` exists.
     fn mounted(
         name: &'static str,
         command: &mut Command,
@@ -200,7 +200,7 @@ impl Server {
         Ok(server)
     }
 
-    /// `data` itself, without any server.
+    /// `data` itself, without a server.
     pub(crate) fn bare(data: &Path) -> Self {
         let target = Target::File(data.display().to_string());
         Self { name: "bare file", target, process: None, control: None, is_cold: false, unmount: None }
@@ -212,12 +212,12 @@ impl Server {
         Self { name, target, process: None, control: None, is_cold: false, unmount: None }
     }
 
-    /// The same, whose cache is emptied before each run.
+    /// Returns the same server with an empty cache before each run.
     pub(crate) fn cold(self) -> Self {
         Self { is_cold: true, ..self }
     }
 
-    /// What is to be done before a run.
+    /// Prepares a run.
     pub(crate) fn prepare(&self) -> Result<()> {
         let (true, Some((binary, control))) = (self.is_cold, &self.control) else { return Ok(()) };
         let args = ["cache", "clear", "disk", "--control", control];
@@ -248,7 +248,7 @@ impl Server {
         Ok(Self { name, target, process, control: None, is_cold: false, unmount: None })
     }
 
-    /// CPU time of the server and everything it started, all threads, user and system.
+    /// Returns the CPU time of the server and all its child processes, all threads, user and system.
     pub(crate) fn cpu(&self) -> Result<Option<Duration>> {
         let Some(process) = &self.process else { return Ok(None) };
         let mut ticks = 0;
@@ -259,7 +259,7 @@ impl Server {
         Ok(Some(Duration::from_secs_f64(seconds)))
     }
 
-    /// hob's counters; nothing for other servers.
+    /// Returns hob's counters; `None` for other servers.
     pub(crate) fn stats(&self) -> Result<Option<Stats>> {
         let Some((binary, control)) = &self.control else { return Ok(None) };
         let args = ["stats", "disk", "-o", "json", "--control", control];
@@ -268,7 +268,7 @@ impl Server {
     }
 }
 
-/// `hob serve` but for its ways in, and where it is controlled.
+/// Returns the command `hob serve` without front ends, and its control address.
 fn serve(binary: &Path, dir: &Path, data: &Path, cache_bytes: u64) -> (Command, String) {
     let control = format!("unix:{}", dir.join("hob.ctl").display());
     let mut command = Command::new(binary);
@@ -277,11 +277,11 @@ fn serve(binary: &Path, dir: &Path, data: &Path, cache_bytes: u64) -> (Command, 
     (command, control)
 }
 
-/// `utime + stime` of a process: fields 14 and 15 of `/proc/PID/stat`, the time of threads that
-/// have ended included.
+/// Returns `utime + stime` of a process: fields 14 and 15 of `/proc/PID/stat`, including the time of
+/// threads that have ended.
 fn cpu_ticks(pid: u32) -> Result<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).context("a server has died")?;
-    // The second field is a name in parentheses that may hold spaces; the third comes after it.
+    // The second field is a name in parentheses that may contain spaces; the third comes after it.
     let (_, rest) = stat.rsplit_once(')').context("a name in /proc/PID/stat")?;
     let fields: Vec<&str> = rest.split_whitespace().collect();
     let field =

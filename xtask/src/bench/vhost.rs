@@ -1,4 +1,5 @@
-//! Load on a vhost-user-blk server without a guest: one thread that works one queue, as fio would if it could. Latencies are microseconds.
+//! Load on a vhost-user-blk server without a guest: one thread that drives one queue, as fio would.
+//! Latencies are in microseconds.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -10,17 +11,17 @@ use conformance::vhost_driver::{Driver, Kind, SLOTS};
 use super::fio::{Figures, Workload};
 use crate::shell::Interrupt;
 
-/// A request takes no longer than that.
+/// Timeout of a request.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Where the next request goes.
+/// Position of the next request.
 enum Walk {
     Random(Noise),
     Straight(u64),
 }
 
 impl Walk {
-    /// The next offset; nothing at the end of a single pass.
+    /// Returns the next offset; `None` at the end of a single pass.
     fn next(&mut self, size: u64, len: u64, once: bool) -> Option<u64> {
         let blocks = size / len;
         match self {
@@ -35,7 +36,8 @@ impl Walk {
     }
 }
 
-/// Runs `workload` on the first `size` bytes of the disk at `socket`, for so long or once over all of it.
+/// Runs `workload` on the first `size` bytes of the disk at `socket`, for the given time or once over all
+/// of it.
 pub(super) fn run(
     socket: &Path,
     workload: &Workload,

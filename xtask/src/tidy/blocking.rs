@@ -1,16 +1,18 @@
-//! No shard waits for a filesystem: code that runs on a shard's thread makes no system call that may block for as long as one hangs.
+//! No shard waits for a filesystem: code on a shard's thread makes no system call that may block while a
+//! filesystem hangs.
 
 use super::source::code_only;
 use super::{none, sources};
 
-/// Sources of which everything outside tests runs on a shard.
+/// Sources whose code, except tests, runs on a shard.
 const ON_SHARDS: [&str; 3] =
     ["crates/hob/src/daemon/shard/", "crates/storage/src/ring/mod.rs", "crates/storage/src/ring/uring.rs"];
 
-/// A backing whose methods run on a shard, while its functions run where it is opened, or on its helper thread.
+/// A backing whose methods run on a shard, while its functions run where it is opened, or on its helper
+/// thread.
 const FILE_BACKING: &str = "crates/storage/src/backing/file.rs";
 
-/// Calls that open, look at, change or flush a file themselves. The ring's operations have other names.
+/// Calls that open, examine, change or flush a file. The ring's operations have other names.
 const CALLS: [&str; 18] = [
     "std::fs::",
     "rustix::fs::seek",
@@ -32,7 +34,7 @@ const CALLS: [&str; 18] = [
     "libc::fallocate",
 ];
 
-/// The code that runs on a shard, of a source's.
+/// Returns the part of a source's code that runs on a shard.
 fn on_shard(path: &str, code: &str) -> String {
     if path != FILE_BACKING {
         return code.to_owned();
@@ -45,7 +47,7 @@ fn on_shard(path: &str, code: &str) -> String {
     blocks.map(block).concat()
 }
 
-/// A `statx` for what the kernel knows already does not wait for the filesystem.
+/// A `statx` for cached attributes does not wait for the filesystem.
 const STATX: &str = "rustix::fs::statx(";
 const KNOWN_ALREADY: &str = "STATX_DONT_SYNC";
 

@@ -1,11 +1,11 @@
-//! Who may name whom, from `cargo metadata`.
+//! Checks which crates may depend on which, with `cargo metadata`.
 
 use serde_json::Value;
 
 use super::none;
 use crate::shell;
 
-/// A crate of the workspace, and the crates of the workspace it may depend on.
+/// A crate of the workspace, and its permitted dependencies in the workspace.
 struct Rule {
     name: &'static str,
     may_name: &'static [&'static str],
@@ -33,11 +33,12 @@ const RULES: &[Rule] = &[
     },
     Rule { name: "conformance", may_name: &[] },
     Rule { name: "torture", may_name: &["conformance"] },
-    // Benches draw with the lab's pictures.
+    // Benches use the lab's pictures.
     Rule { name: "xtask", may_name: &["conformance", "hob-lab"] },
 ];
 
-/// Crates that know JSON and HTTP. The test programs read other people's JSON and are not part of the product.
+/// Crates that may use JSON and HTTP. The test programs parse other programs' JSON and are not part of the
+/// product.
 const MAY_SPEAK_HTTP: [&str; 5] = ["hob-control", "hob", "xtask", "conformance", "torture"];
 const HTTP: [&str; 6] = ["serde_json", "axum", "hyper", "hyper-util", "http-body-util", "utoipa"];
 
@@ -65,7 +66,7 @@ fn every_crate_has_a_rule() {
     none("every crate of the workspace stands in RULES", &unruly);
 }
 
-/// Development dependencies count: a wall with a door for tests is no wall.
+/// Development dependencies count too.
 #[test]
 fn crates_name_only_whom_they_may() {
     let packages = packages();
@@ -93,7 +94,7 @@ fn only_control_and_hob_know_json_and_http() {
     none("only control and hob know JSON and HTTP", &broken);
 }
 
-/// The crates that must replay have clippy forbid what cannot be replayed.
+/// Clippy forbids nondeterministic calls in the crates whose runs must be reproducible.
 #[test]
 fn the_deterministic_crates_are_fenced() {
     for name in ["engine", "nbd", "world"] {

@@ -1,4 +1,4 @@
-//! Rules about the pages: generated ones are fresh, faults and promises are backed by tests.
+//! Rules about pages: generated pages are current; faults and promises have tests.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -6,9 +6,9 @@ use std::process::Command;
 use super::{Text, none, sources, texts};
 use crate::shell;
 
-/// Promises of docs/ARCHITECTURE.md that the product already gives and a test must cite.
+/// Promises of docs/ARCHITECTURE.md that the product keeps and a test must cite.
 const PROMISES: [u32; 6] = [1, 2, 3, 4, 5, 6];
-/// How many lines may lie between `Promise N` and the test it speaks of.
+/// Maximum number of lines between `Promise N` and its test.
 const NEAR: usize = 25;
 
 fn page(path: &str) -> String {
@@ -26,7 +26,7 @@ fn the_changelog_exists_and_says_something() {
 
 #[test]
 fn generated_pages_are_fresh() {
-    // `cargo xtask test` has built one already.
+    // `cargo xtask test` has built a binary already.
     let mut command = match std::env::var_os("HOB_BUILT") {
         Some(hob) => Command::new(hob),
         None => shell::cargo(&["run", "--quiet", "-p", "hob", "--"]),
@@ -41,7 +41,7 @@ fn generated_pages_are_fresh() {
     );
 }
 
-/// The names of all test functions: every `fn name` in a file that holds tests.
+/// Returns the names of all test functions: every `fn name` in a file with tests.
 fn test_names(sources: &[Text]) -> BTreeSet<&str> {
     const MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
     let holds_tests = |s: &&Text| MARKS.iter().any(|mark| s.text.contains(mark));
@@ -57,14 +57,14 @@ fn word(text: &str) -> &str {
     &text[..end]
 }
 
-/// The words between backquotes in `cell`, the last part of each path only.
+/// Returns the words between backquotes in `cell`, only the last part of each path.
 fn cited(cell: &str) -> Vec<&str> {
     let quoted = cell.split('`').skip(1).step_by(2);
     quoted.map(|q| q.rsplit("::").next().unwrap_or(q).trim_end_matches("()")).collect()
 }
 
-/// docs/FAULTS.md holds tables; the last column of each row names the tests that inject the fault, and
-/// the files they are in.
+/// docs/FAULTS.md consists of tables; the last column of each row names the tests that inject the fault,
+/// and their files.
 #[test]
 fn every_fault_cites_a_test_that_exists() {
     let (page, sources) = (page("docs/FAULTS.md"), sources());
@@ -93,7 +93,7 @@ fn every_fault_cites_a_test_that_exists() {
     none("each fault cites the test that injects it, in the last column", &broken);
 }
 
-/// The promises that a comment near a test cites.
+/// Returns the promises that comments near tests cite.
 fn promises_cited(text: &str) -> BTreeSet<u32> {
     let lines: Vec<&str> = text.lines().collect();
     let is_test = |line: &&str| line.contains("#[test]") || line.contains("proptest!");

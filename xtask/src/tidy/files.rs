@@ -1,13 +1,13 @@
-//! Rules about single files: how long, how they begin, what may not stand in them.
+//! Rules about single files: length, first lines, forbidden content.
 
 use super::source::{code_only, has_word};
 use super::{none, sources, texts};
 
-/// Lines after which a file is mentioned.
+/// Number of lines above which a file is reported.
 const LINES_WARN: usize = 500;
-/// Lines no file may have.
+/// Maximum number of lines of a file.
 const LINES_MAX: usize = 800;
-/// Where `unsafe` may stand.
+/// Directories where `unsafe` is permitted.
 const UNSAFE_ALLOWED: [&str; 2] = ["crates/storage/", "crates/frontends/"];
 
 #[test]
@@ -66,7 +66,7 @@ fn no_file_names_a_place_on_one_machine() {
     none("no path of one developer's machine", &broken);
 }
 
-/// Bytes of all committed corpora of fuzz targets.
+/// Maximum size of all committed fuzz corpora in bytes.
 const SEEDS_BYTES_MAX: u64 = 1 << 20;
 
 #[test]

@@ -1,4 +1,5 @@
-//! Rules about the documentation site: each page is in the table of contents, each link and anchor resolves.
+//! Rules about the documentation site: each page is in the table of contents, each link and anchor
+//! resolves.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,13 +9,13 @@ use crate::shell;
 /// The table of contents of the site.
 const CONTENTS: &str = "docs/SUMMARY.md";
 
-/// The Markdown files that readers of the repository and the site see, by path.
+/// Returns the Markdown files of the repository and the site, by path.
 fn pages() -> BTreeMap<String, String> {
     let is_page = |path: &str| path.ends_with(".md") && (path.starts_with("docs/") || !path.contains('/'));
     texts().into_iter().filter(|text| is_page(&text.path)).map(|text| (text.path, text.text)).collect()
 }
 
-/// The text without code: fenced blocks become empty lines, code spans lose their content.
+/// Returns the text without code: fenced blocks become empty lines, code spans lose their content.
 fn prose(text: &str) -> String {
     let mut fenced = false;
     let mut prose = String::new();
@@ -22,7 +23,7 @@ fn prose(text: &str) -> String {
         if line.trim_start().starts_with("```") {
             fenced = !fenced;
         } else if !fenced {
-            // Every second part stands between backquotes.
+            // Every second part is between backquotes.
             prose.extend(line.split('`').step_by(2));
         }
         prose.push('\n');
@@ -30,7 +31,7 @@ fn prose(text: &str) -> String {
     prose
 }
 
-/// The targets of inline links and images with their line numbers, without links to other sites.
+/// Returns the targets of inline links and images with their line numbers, without links to other sites.
 fn links(text: &str) -> Vec<(usize, String)> {
     let prose = prose(text);
     let mut found = Vec::new();
@@ -46,7 +47,7 @@ fn links(text: &str) -> Vec<(usize, String)> {
     found
 }
 
-/// The anchors of a page's headings, as mdBook and GitHub make them.
+/// Returns the anchors of a page's headings, as mdBook and GitHub generate them.
 fn anchors(text: &str) -> BTreeSet<String> {
     let mut fenced = false;
     let mut anchors = BTreeSet::new();
@@ -59,7 +60,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
         let kept = title.trim().chars().filter(|c| c.is_alphanumeric() || "-_ ".contains(*c));
         let anchor: String =
             kept.flat_map(char::to_lowercase).map(|c| if c == ' ' { '-' } else { c }).collect();
-        // The second heading of one name gets a number.
+        // Further headings of the same name get a number.
         let repeated = (1..).map(|n| format!("{anchor}-{n}"));
         let free = std::iter::once(anchor.clone()).chain(repeated).find(|a| !anchors.contains(a));
         anchors.extend(free);
@@ -67,7 +68,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
     anchors
 }
 
-/// The path of `target`, a link in the file `from`, relative to the root. `None` if it leaves the repository.
+/// Returns the path of `target`, a link in the file `from`, relative to the root. `None` if it leaves the
+/// repository.
 fn resolved(from: &str, target: &str) -> Option<String> {
     let mut parts: Vec<&str> = from.split('/').collect();
     parts.pop();
@@ -83,7 +85,7 @@ fn resolved(from: &str, target: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// Why the link does not resolve.
+/// Returns why the link does not resolve.
 fn broken(pages: &BTreeMap<String, String>, from: &str, link: &str) -> Option<String> {
     let (target, anchor) = link.split_once('#').unwrap_or((link, ""));
     let path = if target.is_empty() { Some(from.to_owned()) } else { resolved(from, target) };

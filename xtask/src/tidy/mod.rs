@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     shell::run_tests(&mut suite::cargo_test(&["--bin", "xtask", "tidy"]))
 }
 
-/// Directories that hold what was built or downloaded, not written.
+/// Directories of generated or downloaded files.
 const NOT_OURS: [&str; 6] = ["target", ".git", "corpus", "artifacts", "node_modules", "proptest-regressions"];
 
 /// How a page begins that `hob docs` writes.

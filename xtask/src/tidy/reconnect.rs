@@ -2,13 +2,13 @@
 
 use super::{none, texts};
 
-/// Where examples for operators are.
+/// Files with examples for operators.
 const PLACES: [&str; 3] = ["README.md", "docs/", "packaging/"];
 
-/// An example, and what is missing in it.
+/// Returns the missing parts of an example.
 fn broken(text: &str) -> Vec<&'static str> {
     let mut broken = Vec::new();
-    // A command goes on after a backslash.
+    // A backslash continues a command on the next line.
     for command in text.replace("\\\n", " ").lines() {
         let has_nbd_drive = ["-drive ", "-blockdev "].iter().any(|option| {
             command.split(option).skip(1).any(|rest| {
@@ -36,7 +36,7 @@ fn broken(text: &str) -> Vec<&'static str> {
     broken
 }
 
-/// The elements that begin so, up to the end of their source.
+/// Returns the elements that begin with `start`, up to the end of their source.
 fn elements<'a>(text: &'a str, start: &str) -> Vec<&'a str> {
     let begins = text.match_indices(start).map(|(at, _)| &text[at..]);
     begins.map(|rest| rest.split("</source>").next().unwrap_or(rest)).collect()

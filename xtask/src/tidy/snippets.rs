@@ -1,10 +1,10 @@
-//! Examples of pages use commands and options that `hob` has, as the generated docs/cli.md lists them.
+//! Examples on pages use existing commands and options of `hob`, as listed in the generated docs/cli.md.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{none, texts};
 
-/// The options of each command, by its full name; options of every command have the name "".
+/// Returns the options of each command, by its full name; global options have the name "".
 fn commands(cli: &str) -> BTreeMap<String, BTreeSet<String>> {
     let mut commands = BTreeMap::from([(String::new(), BTreeSet::new())]);
     let mut command = String::new();
@@ -23,7 +23,7 @@ fn commands(cli: &str) -> BTreeMap<String, BTreeSet<String>> {
     commands
 }
 
-/// The calls of `hob` in fenced blocks, without comments, with their line numbers.
+/// Returns the calls of `hob` in fenced blocks, without comments, with their line numbers.
 fn calls(text: &str) -> Vec<(usize, String)> {
     let mut calls = Vec::new();
     let mut fenced = false;
@@ -42,7 +42,7 @@ fn calls(text: &str) -> Vec<(usize, String)> {
     calls
 }
 
-/// Why `hob` would not take the call.
+/// Returns why `hob` would refuse the call.
 fn wrong(commands: &BTreeMap<String, BTreeSet<String>>, call: &str) -> Option<String> {
     let words: Vec<&str> = call.split_whitespace().skip(1).collect();
     let known = |n: &usize| commands.contains_key(&words[..*n].join(" "));

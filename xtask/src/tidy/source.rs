@@ -96,7 +96,7 @@ pub(crate) fn has_word(code: &str, word: &str) -> bool {
 }
 
 fn word_before(bytes: &[u8], at: usize) -> bool {
-    // `br"…"` counts as raw as well; any other letter before the r makes it part of a name.
+    // `br"…"` is a raw string too; any other letter before the r makes it part of a name.
     let before = if at > 0 && bytes[at - 1] == b'b' { at.checked_sub(2) } else { at.checked_sub(1) };
     before.is_some_and(|i| bytes[i].is_ascii_alphanumeric() || bytes[i] == b'_')
 }
@@ -123,7 +123,7 @@ fn string(rest: &[u8]) -> usize {
 }
 
 fn character(rest: &[u8]) -> usize {
-    // A lifetime has no closing quote near; a literal has one after one character or an escape.
+    // A lifetime has no closing quote nearby; a literal has one after one character or an escape.
     match rest.get(1) {
         Some(b'\\') => rest[2..].iter().skip(1).position(|&b| b == b'\'').map_or(1, |n| n + 4),
         Some(_) => {

@@ -1,9 +1,9 @@
-//! Admission: which blocks may come into a cache that does not hold them. What is refused is served
-//! from the backing and costs no flash write and no eviction.
+//! Admission: decides which blocks enter a cache that does not hold them. A refused block is served from
+//! the backing and costs no flash write and no eviction.
 //!
-//! Two parts that combine: how popular a block must be, and how long a sequential run may get before
-//! it passes by the cache. Users write `always`, `while-free`, `nth-access:3`, `ghost`, each with
-//! `+not-sequential:512K` if they like.
+//! An admission has two parts: how popular a block must be, and the length of a sequential run above which
+//! requests bypass the cache. Users write `always`, `while-free`, `nth-access:3` or `ghost`, each
+//! optionally with `+not-sequential:512K`.
 
 mod popularity;
 mod streams;
@@ -17,44 +17,46 @@ use crate::units::{BlockNo, SECTOR_BYTES};
 use popularity::Recent;
 use streams::Streams;
 
-/// Most accesses that `nth-access` may ask for.
+/// Maximum count of `nth-access`.
 pub const ACCESSES_MAX: u8 = 8;
 
-/// What may come in. The default lets everything in.
+/// Settings of an admission. The default admits every block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Admission {
-    /// How popular a block must be.
+    /// Required popularity of a block.
     pub popularity: Popularity,
-    /// Requests that belong to a sequential run of at least so many bytes bring nothing in.
+    /// Requests of a sequential run of at least this many bytes are not admitted.
     pub sequential_bytes_max: Option<u64>,
 }
 
-/// How popular a block must be to come in.
+/// How popular a block must be to be admitted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Popularity {
-    /// Not at all.
+    /// No requirement.
     #[default]
     Always,
-    /// Not at all, but nothing leaves for what the backing has too. SmartX ZBS reads past a full cache, and makes room
-    /// for what is written.
+    /// No requirement, but clean blocks are admitted only while there are free frames. SmartX ZBS reads
+    /// past a full cache, and evicts for writes.
     WhileFree,
-    /// It must have been asked for that many times (2 to [`ACCESSES_MAX`]), this time included, while
-    /// no more other blocks than the cache holds were refused in between. EMC FAST Cache promotes at the third.
+    /// The block must have been accessed this many times (2 to [`ACCESSES_MAX`]), the present access
+    /// included, while at most as many other blocks as the cache holds were refused in between. EMC FAST
+    /// Cache promotes at the third access.
     NthAccess(u8),
-    /// It must have left the cache, or have been refused, not long ago; anything goes while there is room.
+    /// The block must have been evicted or refused recently; every block is admitted while there are free
+    /// frames.
     Ghost,
 }
 
 /// A row of [`ADMISSIONS`].
 #[derive(Debug)]
 pub struct AdmissionInfo {
-    /// As users type it.
+    /// The form that users type.
     pub form: &'static str,
-    /// What it does.
+    /// Its effect.
     pub summary: &'static str,
 }
 
-/// What [`Admission`] parses, for help and docs.
+/// The forms that [`Admission`] parses, for help and docs.
 pub const ADMISSIONS: &[AdmissionInfo] = &[
     AdmissionInfo { form: "always", summary: "every block that is asked for comes in" },
     AdmissionInfo {
@@ -75,7 +77,7 @@ pub const ADMISSIONS: &[AdmissionInfo] = &[
     },
 ];
 
-/// Why an [`Admission`] does not parse.
+/// An [`Admission`] that does not parse.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownAdmission(String);
 
@@ -140,37 +142,37 @@ fn parse_bytes(text: &str) -> Option<u64> {
     (bytes >= SECTOR_BYTES).then_some(bytes)
 }
 
-/// One cache's admission at work.
+/// State of one cache's admission.
 #[derive(Debug)]
 pub(crate) struct Gate {
     popularity: Popularity,
-    /// What was refused, and for `Ghost` what left.
+    /// Recently refused blocks, and for `Ghost` also evicted ones.
     recent: Option<Recent>,
     sequential: Option<(u64, Streams)>,
 }
 
-/// What a block is to hold when it comes in.
+/// The data that an admitted block will hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Brings {
-    /// A copy of what is on the backing.
+    /// A copy of data on the backing.
     Clean,
-    /// What the backing gets later.
+    /// Dirty data.
     Dirty,
-    /// What the cache of another host had: it comes in.
+    /// Data from the cache of another host: always admitted.
     Pulled,
 }
 
-/// May blocks of a request come in?
+/// Result of the sequential run check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Run {
-    /// It is part of a sequential run that passes by.
+    /// The request is part of a sequential run that bypasses the cache.
     Sequential,
-    /// As far as the run goes.
+    /// Any other request.
     Other,
 }
 
 impl Gate {
-    /// For a cache of that many frames.
+    /// Creates the admission of a cache of `frames` frames.
     pub(crate) fn new(admission: Admission, frames: u32) -> Gate {
         let remembers = matches!(admission.popularity, Popularity::NthAccess(_) | Popularity::Ghost);
         Gate {
@@ -180,7 +182,7 @@ impl Gate {
         }
     }
 
-    /// Takes note of a read or write of the disk's sectors `first..end`, hits included.
+    /// Records a read or write of the disk's sectors `first..end`, hits included.
     #[inline]
     pub(crate) fn observe(&mut self, first: u64, end: u64) -> Run {
         let Some((bytes_max, streams)) = &mut self.sequential else { return Run::Other };
@@ -188,7 +190,7 @@ impl Gate {
         if run_bytes >= *bytes_max { Run::Sequential } else { Run::Other }
     }
 
-    /// May this block come in, which was asked for and is not in the cache?
+    /// Returns true if this block, which was accessed and is not in the cache, is admitted.
     pub(crate) fn admit(&mut self, block: BlockNo, brings: Brings, has_room: bool) -> bool {
         match (self.popularity, &mut self.recent) {
             (Popularity::WhileFree, _) => has_room || brings == Brings::Dirty,
@@ -198,12 +200,12 @@ impl Gate {
         }
     }
 
-    /// Does nothing leave for what is clean?
+    /// Returns true if clean data is never evicted for new data.
     pub(crate) fn only_while_free(&self) -> bool {
         self.popularity == Popularity::WhileFree
     }
 
-    /// A block leaves the cache.
+    /// Records that a block was evicted.
     pub(crate) fn evicted(&mut self, block: BlockNo) {
         if let (Popularity::Ghost, Some(recent)) = (self.popularity, &mut self.recent) {
             recent.remember(block, 1);

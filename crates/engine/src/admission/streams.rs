@@ -1,6 +1,6 @@
-//! Sequential runs: requests that go on where one of the last few runs ended.
+//! Detects sequential runs: requests that start where one of the last few runs ended.
 
-/// Runs followed at a time.
+/// Number of runs that are tracked.
 const RUNS: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -8,7 +8,7 @@ struct Run {
     /// The sector after its last.
     end: u64,
     sectors: u64,
-    /// When it was last continued, in requests.
+    /// Request number of its last continuation.
     used: u64,
 }
 
@@ -20,8 +20,8 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Takes note of a request for the sectors `first..end`. Returns the length of the run it
-    /// belongs to, itself included, in sectors.
+    /// Records a request for the sectors `first..end`. Returns the length of the run it belongs to, itself
+    /// included, in sectors.
     pub(super) fn observe(&mut self, first: u64, end: u64) -> u64 {
         self.requests += 1;
         let sectors = end - first;

@@ -1,4 +1,4 @@
-//! Admissions by hand.
+//! Tests of admissions with hand-written accesses.
 
 use super::*;
 
@@ -48,7 +48,7 @@ fn the_third_access_promotes() {
         ],
         [false, false, true]
     );
-    // Once in and out again, it has to prove itself anew.
+    // After an eviction, the block must reach the count again.
     gate.evicted(block);
     assert!(!gate.admit(block, Brings::Clean, true));
 }

@@ -1,4 +1,4 @@
-//! Claims against a list that is searched from end to end.
+//! Compares claims with a list that is searched linearly.
 
 use proptest::prelude::*;
 
@@ -42,7 +42,7 @@ fn disks_do_not_meet() {
     assert!(!claims.is_busy(&range(9, 10)));
 }
 
-/// The rule itself: in order of arrival, each waits for earlier overlapping conflicts.
+/// The rule itself: in order of arrival, each claim waits for earlier overlapping conflicts.
 #[derive(Default)]
 struct Model(Vec<(u32, Range, Kind)>);
 

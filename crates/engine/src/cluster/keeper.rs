@@ -1,105 +1,106 @@
-//! The lease of a host: granted, put to the host's name, renewed, lost, and had again.
+//! Manages the lease of a host: grants it, registers the host's name under it, renews it, and gets a new
+//! one after a loss.
 //!
-//! Call order: [`Keeper::poll_call`] until it has nothing, [`Keeper::handle_answer`] when a call has ended, however, and
-//! [`Keeper::poll_call`] again at [`Keeper::poll_timeout`]. One call is under way at a time; whoever makes it gives up in time by itself
-//! ([`Keeper::call_ns_max`]) and answers [`Answer::Lost`].
+//! Call order: [`Keeper::poll_call`] until it returns `None`, [`Keeper::handle_answer`] when a call has
+//! ended in any way, and [`Keeper::poll_call`] again at [`Keeper::poll_timeout`]. One call is in flight at
+//! a time. The caller limits its duration to [`Keeper::call_ns_max`], and then answers [`Answer::Lost`].
 //!
-//! Times are counted from when a call was *sent*: what the store did, it did after that.
+//! Times are counted from when a call was *sent*: the store acted after that.
 
 use super::{Change, Is, Key, LeaseId, Member, Tenure, Txn, Value, usable_ns};
 use crate::units::Instant;
 
-/// Pause after a call that had no answer, nanoseconds.
+/// Pause after a call without an answer, nanoseconds.
 const AGAIN_NS: u64 = 200_000_000;
 
-/// Pause after the name was taken, nanoseconds.
+/// Pause after another host was found to have the name, nanoseconds.
 const TAKEN_NS: u64 = 1_000_000_000;
 
-/// What is asked of the store.
+/// A request to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// A lease of so many nanoseconds.
+    /// Grant a lease of this many nanoseconds.
     Grant(u64),
-    /// Read what the host's key has.
+    /// Read the host's key.
     LookUp,
     /// Put the host's key.
     Register(Txn),
-    /// Keep the lease alive; then read the host's key, with a read that the majority of the store confirms, and see that both answers come from one
-    /// term of the store and that the key goes with the lease.
+    /// Keep the lease alive. Then read the host's key, with a read that the majority of the store confirms.
+    /// Check that both answers come from one term of the store, and that the key is bound to the lease.
     Renew(LeaseId),
-    /// End a lease that is of no use any more. How that ends does not matter.
+    /// Revoke a lease that is not needed any more. The result does not matter.
     Revoke(LeaseId),
 }
 
 /// One call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Tells it from others.
+    /// Identifies the call.
     pub number: u64,
-    /// What is asked.
+    /// The request.
     pub ask: Ask,
 }
 
-/// How a call ended.
+/// Result of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// There is a lease.
+    /// A lease was granted.
     Granted {
-        /// Which.
+        /// The lease.
         lease: LeaseId,
-        /// How long it is, nanoseconds.
+        /// Its length, nanoseconds.
         lease_ns: u64,
     },
-    /// What the host's key has: whose it is, its revision, and its lease.
+    /// The host's key: its member, its revision, and its lease.
     LookedUp(Option<(Member, u64, LeaseId)>),
     /// The key is put.
     Registered,
-    /// The conditions did not hold.
+    /// The conditions of the transaction did not hold.
     NotRegistered,
-    /// It is alive, and was put to its full length, nanoseconds.
+    /// The lease was renewed to this length, nanoseconds.
     Renewed(u64),
-    /// There is no such lease.
+    /// The lease does not exist.
     NoLease,
-    /// Something that is of no consequence has ended.
+    /// A call ended whose result does not matter.
     Done,
-    /// No answer, or none that says anything.
+    /// No answer, or one without information.
     Lost,
 }
 
-/// What others should know.
+/// An event for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// There is a lease: disks can be taken under it.
+    /// The host is a member: disks can be taken under this lease.
     Joined(Tenure),
-    /// It holds for longer.
+    /// The lease was extended.
     Renewed(Tenure),
-    /// It has ended: what was taken under it is not held any more.
+    /// The lease has ended: locks that were taken under it are lost.
     Ended(LeaseId),
-    /// Another host has this host's name.
+    /// Another host uses this host's name.
     NameTaken(Member),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// It has none.
+    /// No lease.
     Without,
-    /// It has one that nobody knows of yet: it is to be put to the name.
+    /// A lease that no key is bound to yet: the host's key must be registered under it.
     Granted(Tenure),
-    /// As before, and what has the name now is this: nothing, or a key of its own earlier life.
+    /// As `Granted`, with the present key of the name: none, or one of this host's earlier process.
     Found(Tenure, Option<(u64, LeaseId)>),
-    /// It is a member.
+    /// The host is a member.
     Member(Tenure),
 }
 
-/// See the module's text.
+/// The lease manager of one host; see the module documentation.
 #[derive(Clone, Debug)]
 pub struct Keeper {
     me: Member,
     lease_ns: u64,
     state: State,
-    /// The length that the store granted.
+    /// The lease length that the store granted.
     granted_ns: u64,
-    /// Leases of earlier lives.
+    /// A lease of an earlier process, to be revoked.
     to_revoke: Option<LeaseId>,
     number: u64,
     in_flight: Option<(Call, Instant)>,
@@ -108,7 +109,7 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// A host that is no member yet.
+    /// Creates a host that is not a member yet.
     pub fn new(me: Member, lease_ns: u64) -> Self {
         Keeper {
             me,
@@ -123,17 +124,17 @@ impl Keeper {
         }
     }
 
-    /// Who this is.
+    /// Returns this host's member identity.
     pub fn me(&self) -> &Member {
         &self.me
     }
 
-    /// A call without an answer for so long has none.
+    /// Returns the time limit of a call, nanoseconds. After it, the call counts as lost.
     pub fn call_ns_max(&self) -> u64 {
         self.lease_ns / 6
     }
 
-    /// The lease, if the host is a member; it may have run out.
+    /// Returns the lease term if the host is a member; it may have expired.
     pub fn tenure(&self) -> Option<Tenure> {
         match self.state {
             State::Member(tenure) => Some(tenure),
@@ -141,7 +142,7 @@ impl Keeper {
         }
     }
 
-    /// What is to be asked now, if anything.
+    /// Returns the next call, if there is one.
     pub fn poll_call(&mut self, now: Instant) -> Option<Call> {
         if self.in_flight.is_some() || now < self.next_at {
             return None;
@@ -159,23 +160,24 @@ impl Keeper {
         Some(call)
     }
 
-    /// When [`poll_call`](Self::poll_call) has something, if nothing is under way.
+    /// Returns when [`poll_call`](Self::poll_call) has a call, if none is in flight.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.in_flight.is_none().then_some(self.next_at)
     }
 
-    /// What others should know, first things first.
+    /// Returns the next event, in order.
     pub fn poll_event(&mut self) -> Option<Event> {
         (!self.events.is_empty()).then(|| self.events.remove(0))
     }
 
-    /// A call has ended. Answers to calls that are not under way are ignored.
+    /// Handles the result of a call. Results of calls that are not in flight are ignored.
     pub fn handle_answer(&mut self, now: Instant, number: u64, answer: Answer) {
         let Some((call, sent_at)) = self.in_flight.take_if(|(call, _)| call.number == number) else { return };
         self.next_at = now;
         match (call.ask, answer) {
             (Ask::Grant(_), Answer::Granted { lease, lease_ns }) if lease != LeaseId(0) => {
-                // Whoever grants longer ones has its reasons; ours are renewed as if they were what was asked for.
+                // A store may grant longer leases than requested. They are renewed as if they had the
+                // requested length.
                 self.granted_ns = lease_ns.min(self.lease_ns);
                 self.state = State::Granted(self.tenure_of(lease, sent_at, self.granted_ns));
             }
@@ -187,7 +189,7 @@ impl Keeper {
                 self.events.push(Event::Joined(tenure));
             }
             (Ask::Register(_), _) => {
-                // It may have been put all the same: then the next look finds it.
+                // The key may have been put all the same: then the next look-up finds it.
                 let State::Found(tenure, _) = self.state else { return };
                 self.state = State::Granted(tenure);
                 self.next_at = now + AGAIN_NS;
@@ -196,7 +198,7 @@ impl Keeper {
             (Ask::Renew(lease), Answer::Renewed(lease_ns)) => {
                 let State::Member(before) = self.state else { return };
                 let renewed = self.tenure_of(lease, sent_at, lease_ns.min(self.granted_ns));
-                // A late answer to an early call says nothing new.
+                // A late answer to an earlier call must not shorten the term.
                 let until = renewed.until.max(before.until);
                 self.state = State::Member(Tenure { lease, until });
                 self.events.push(Event::Renewed(Tenure { lease, until }));
@@ -222,13 +224,13 @@ impl Keeper {
                 self.next_at = now + TAKEN_NS;
                 self.give_up_late(now);
             }
-            // An earlier life put it, or this one, whose answer was lost.
+            // An earlier process put it, or this one did and the answer was lost.
             Some((_, revision, lease)) => self.state = State::Found(tenure, Some((revision, lease))),
             None => self.state = State::Found(tenure, None),
         }
     }
 
-    /// A lease that was never put to use and has nearly run out is left alone.
+    /// Abandons a lease that was never used and has nearly expired.
     fn give_up_late(&mut self, now: Instant) {
         if let State::Granted(tenure) = self.state
             && !tenure.is_valid(now)

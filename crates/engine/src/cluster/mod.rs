@@ -1,14 +1,17 @@
-//! Whose a disk is, among hosts that share its backing: decided with a store that all of them see (docs/decisions/0019).
+//! Disk ownership among hosts that share a backing, decided with a store that all of them reach
+//! (docs/decisions/0019).
 //!
-//! The store is linearizable and has leases: etcd, or its model in a simulation. [`Keeper`] keeps this host's lease and knows until when
-//! it may acknowledge anything; [`Seat`] decides about one disk; [`Waiting`] says when disks of other hosts are worth a try. The first two say what is to be asked of the store, as values ([`Ask`], [`Txn`]), and are told
-//! what it answered. Nothing here knows how the store is reached, and times are of the host's own clock, whatever that shows.
+//! The store is linearizable and has leases: etcd, or its model in a simulation. [`Keeper`] keeps this
+//! host's lease and knows until when the host may acknowledge requests. [`Seat`] decides about one disk.
+//! [`Waiting`] says when to try disks of other hosts. The first two return requests to the store as values
+//! ([`Ask`], [`Txn`]) and handle its answers. How the store is reached is the caller's matter. Times are of
+//! the host's own clock.
 //!
-//! | key | lives as long as | says |
+//! | key | lifetime | content |
 //! |---|---|---|
 //! | `Host` | the lease | a member |
-//! | `Hold` | the lease | it serves the disk at present |
-//! | `Title` | for ever | who had the disk last |
+//! | `Hold` (ownership lock) | the lease | the member that serves the disk now |
+//! | `Title` (ownership record) | unlimited | the last owner of the disk |
 
 mod keeper;
 mod seat;
@@ -22,87 +25,88 @@ pub use waiting::{CHECK_NS, LOOK_NS, LOOKS_PER_SECOND_MAX, News, SPREAD_NS, Trie
 
 use crate::units::Instant;
 
-/// Shortest lease, nanoseconds: etcd grants none shorter with its usual settings.
+/// Shortest lease, nanoseconds: etcd with its default settings grants no shorter one.
 pub const LEASE_NS_MIN: u64 = 3_000_000_000;
 
 /// Longest lease, nanoseconds.
 pub const LEASE_NS_MAX: u64 = 600_000_000_000;
 
-/// From a look at the clock to the answer on the wire, at most, nanoseconds.
+/// Maximum time from the lease check to the answer on the wire, nanoseconds.
 pub const SCHEDULING_NS_MAX: u64 = 500_000_000;
 
-/// One in so many: how far the rates of two clocks may be apart.
+/// Maximum difference between the rates of two clocks, as a fraction: one in this number.
 pub const DRIFT_ONE_IN: u64 = 50;
 
-/// How long a host may go on after it has sent what renewed a lease of that length.
+/// Returns how long a host may rely on a lease of this length after it sent the renewal, nanoseconds.
 pub const fn usable_ns(lease_ns: u64) -> u64 {
     (lease_ns - lease_ns / DRIFT_ONE_IN).saturating_sub(SCHEDULING_NS_MAX)
 }
 
-/// Names a lease in its store. 0 is none.
+/// Identifies a lease in its store. 0 means no lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LeaseId(pub u64);
 
 /// A host of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
-    /// For people, and taken once at a time.
+    /// Name for users; unique at any time.
     pub name: String,
-    /// Random, kept with the host's state: a host that lost its state is another one.
+    /// Random id, kept with the host's state: a host that lost its state is a new member.
     pub id: String,
 }
 
-/// Who had a disk last.
+/// The ownership record of a disk: its last owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Title {
     /// The member.
     pub member: Member,
-    /// Grows whenever the disk changes hands.
+    /// Generation: grows whenever the owner changes.
     pub generation: u64,
-    /// It was taken and not given back: where there is no hold, its owner vanished.
+    /// The disk was taken and not given back. If there is no lock, its owner failed.
     pub taken: bool,
-    /// Data that is not on the backing may be in that member's flash.
+    /// That member's flash may hold data that is not on the backing.
     pub dirty: bool,
-    /// Who has a second copy of all of it, if somebody has.
+    /// The replica of all dirty data, if there is one.
     pub copy: Option<SecondCopy>,
-    /// The member has taken the disk for the sake of that copy, and brings it to the backing: until that is done, its own flash has nothing.
+    /// The member has taken the disk by failover from that replica and writes it to the backing. Until that
+    /// is done, its own flash holds nothing valid.
     pub adopts: Option<Served>,
-    /// Whose dirty data reached the backing that way: what those members have of it is outdated.
+    /// Former owners whose dirty data reached the backing by failover: their flash content is outdated.
     pub adopted: Vec<Served>,
 }
 
-/// A second copy of everything that is dirty of a disk, in the flash of another member (docs/decisions/0023).
+/// A replica of all dirty data of a disk, in the flash of another member (docs/decisions/0023).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecondCopy {
-    /// In whose flash.
+    /// The member whose flash holds it.
     pub member: Member,
-    /// Which of its loans: a number that is never used again.
+    /// Which of its exports: a number that is never used again.
     pub loan: String,
-    /// Which cache of the loan it is of.
+    /// The cache in the export.
     pub cache: String,
 }
 
-/// That a member served a disk.
+/// A record that a member served a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// Which member.
+    /// The member.
     pub by: Member,
-    /// In which generation.
+    /// The generation.
     pub generation: u64,
 }
 
-/// So many members are remembered that had dirty data which another one brought to the backing. An operator decides about that of
-/// others.
+/// Maximum number of remembered members whose dirty data another member wrote to the backing. An operator
+/// decides about further ones.
 pub const ADOPTED_MAX: usize = 16;
 
-/// What a key has.
+/// The content of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<T> {
     /// Its value.
     pub value: T,
-    /// When it was changed last: no two changes have the same number.
+    /// Revision of the last change: no two changes have the same number.
     pub revision: u64,
-    /// What it goes with, if anything.
+    /// The lease that the key is bound to, if any.
     pub lease: LeaseId,
 }
 
@@ -111,64 +115,64 @@ pub struct Found<T> {
 pub enum Key {
     /// A member, by name.
     Host(String),
-    /// Who serves a disk.
+    /// The ownership lock of a disk.
     Hold(String),
-    /// Who had it last.
+    /// The ownership record of a disk.
     Title(String),
 }
 
-/// What is put there.
+/// Value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// This host. Whoever reaches the store adds what else there is to say of it.
+    /// This host. The code that reaches the store adds its other properties.
     Host(Member),
-    /// This host.
+    /// The member that holds the lock.
     Hold(Member),
-    /// As it says.
+    /// The ownership record.
     Title(Title),
 }
 
-/// What must be so for a transaction to happen.
+/// A condition of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Is {
-    /// There is no such key.
+    /// The key does not exist.
     Absent,
-    /// It has not been changed since.
+    /// The key has this revision.
     At(u64),
-    /// It is there and goes with this lease.
+    /// The key exists and is bound to this lease.
     Under(LeaseId),
 }
 
-/// One change of a transaction.
+/// A change of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "a transaction has two or three, and lives for one question")]
 pub enum Change {
-    /// Puts a value, which goes with a lease or stays for ever.
+    /// Puts a value that is bound to a lease, or permanent.
     Put(Key, Value, Option<LeaseId>),
-    /// Takes a key away, if it is there.
+    /// Deletes a key, if it exists.
     Delete(Key),
 }
 
-/// All conditions hold and all changes happen, or none does.
+/// A transaction: if all conditions hold, all changes are made; otherwise none.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Txn {
-    /// What must be so.
+    /// The conditions.
     pub conditions: Vec<(Key, Is)>,
-    /// What happens then.
+    /// The changes.
     pub changes: Vec<Change>,
 }
 
-/// A lease that this host has, and until when it may count on it.
+/// A lease of this host, and until when the host may rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tenure {
     /// The lease.
     pub lease: LeaseId,
-    /// Not at this moment any more.
+    /// The first instant at which the host must not rely on it.
     pub until: Instant,
 }
 
 impl Tenure {
-    /// May anything be acknowledged?
+    /// Returns true if requests may be acknowledged.
     #[inline]
     pub fn is_valid(&self, now: Instant) -> bool {
         now < self.until

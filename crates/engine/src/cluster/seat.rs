@@ -1,59 +1,64 @@
-//! One disk at one host: may it be taken, is it held, is it lost; and the transactions for all of that.
+//! Ownership of one disk at one host: whether it can be taken, is held, or is lost; and the transactions
+//! for each change.
 //!
-//! | title | hold | another member may take it | the member that it names may |
+//! | record (title) | lock (hold) | may another member take it? | may the recorded member take it? |
 //! |---|---|---|---|
 //! | none | none | yes | – |
 //! | given back | none | yes | yes |
-//! | taken, nothing dirty | none: it vanished | after `settle_ns` without a hold | yes |
+//! | taken, nothing dirty | none: the owner failed | after `settle_ns` without a lock | yes |
 //! | dirty | none | with force, after `settle_ns` | yes |
-//! | dirty, with a second copy at a member | none | that member may adopt it after `settle_ns`; others with force | yes |
-//! | being adopted | none | with force, after `settle_ns` | it goes on adopting |
+//! | dirty, with a replica at a member | none | that member may fail over after `settle_ns`; others with force | yes |
+//! | failover in progress | none | with force, after `settle_ns` | it continues the failover |
 //! | any | another member's | no | no |
-//! | any | its own | – | yes; where it is opened anew and the title names a second copy, by a title that names none |
+//! | any | its own | – | yes; if it is opened again and the record names a replica, by a record that names none |
 //!
-//! A cache that a host has of a disk counts if the title names this host with the generation that it kept with the cache.
+//! A host's cache of a disk is valid if the record names this host, with the generation that is stored with
+//! the cache.
 //!
-//! # Adopting
-//! A member that has the second copy of what is dirty takes the hold, and puts the title as it is ([`Verdict::Adopt`]): as long as it merely looks at the copy, its owner's
-//! flash counts as before, and [`Seat::leave_alone`] undoes everything. Before the first byte goes to the backing the title becomes the adopter's
-//! ([`Seat::begin_adopting`]), and when the backing has everything durably, [`Seat::end_adopting`] says so. Whoever is
-//! interrupted in between begins anew.
+//! # Failover from a replica
+//! A member that has the replica of the dirty data takes the lock, and puts the record unchanged
+//! ([`Verdict::Adopt`]). While it only reads the replica, its owner's flash stays valid, and
+//! [`Seat::leave_alone`] undoes everything. Before the first byte goes to the backing, the record changes
+//! to the new owner ([`Seat::begin_adopting`]). When the backing has everything durably,
+//! [`Seat::end_adopting`] records that. A member that is interrupted in between starts again.
 
 use super::{ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Member, SecondCopy, Served, Title, Txn, Value};
 use crate::units::Instant;
 
-/// What the store has of a disk, all of one moment.
+/// The store's keys of a disk, all read at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Look {
-    /// Who had it last.
+    /// The ownership record.
     pub title: Option<Found<Title>>,
-    /// Who has it.
+    /// The ownership lock.
     pub hold: Option<Found<Member>>,
 }
 
-/// What a host wants of a disk.
+/// A host's request for a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wish {
-    /// The generation that is kept with what this host has of the disk, if it ever had it.
+    /// The generation stored with this host's data of the disk, if it ever had the disk.
     pub known: Option<u64>,
-    /// Dirty data may be in its flash, now or as soon as it serves.
+    /// Its flash may hold dirty data, now or as soon as it serves.
     pub dirty: bool,
-    /// Take it even if what another host has not destaged is lost.
+    /// Take the disk even if data that another host has not destaged is lost.
     pub force: bool,
-    /// It is served already, and nothing was acknowledged without the second copy that its title names.
+    /// The disk is served already, and every acknowledged write reached the replica that the record names.
     pub keeps_copy: bool,
 }
 
-/// What becomes of that.
+/// The decision on a [`Wish`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is held already, under this lease, in this generation, and its title says what is wished.
+    /// This host holds the disk already, under this lease, in this generation, and the record has the
+    /// wished content.
     Mine(Found<Title>),
-    /// This may take it.
+    /// The disk may be taken with this transaction.
     Take(Box<Taking>),
-    /// This takes the hold; then the second copy that is here has to be brought to the backing.
+    /// The disk may be locked with this transaction; then the replica at this host must be written to the
+    /// backing.
     Adopt(Box<Adopting>),
-    /// Its owner vanished: not before this moment.
+    /// The owner failed: not before this instant.
     Wait(Instant),
     /// It cannot be taken.
     Refused(Refusal),
@@ -62,35 +67,35 @@ pub enum Verdict {
 /// An attempt to take a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taking {
-    /// What is asked of the store. If it does not happen, look again.
+    /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
-    /// What the title is then.
+    /// The ownership record after it.
     pub title: Title,
-    /// Nobody else has had the disk since this host had it: what its flash holds counts.
+    /// No other host had the disk since this host had it: its flash content is valid.
     pub continued: bool,
-    /// Who brought to the backing what this host's flash has of it and was dirty.
+    /// The member that wrote this host's dirty data to the backing, if one did.
     pub outdated_by: Option<Member>,
-    /// Who may have data that is lost by this.
+    /// The member whose dirty data may be lost by this.
     pub lost_by: Option<Member>,
 }
 
-/// An attempt to have a disk for the sake of its second copy.
+/// An attempt to fail a disk over from its replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adopting {
-    /// What is asked of the store. If it does not happen, look again.
+    /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
-    /// The title, which stays as it is so far, but for its revision.
+    /// The ownership record, unchanged so far except for its revision.
     pub title: Found<Title>,
-    /// Where the copy is.
+    /// The replica.
     pub copy: SecondCopy,
 }
 
 /// Why a disk cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// This member has it.
+    /// This member holds it, in this generation.
     Held(Member, u64),
-    /// Only this member's flash may have all of it.
+    /// Only this member's flash may have all of its data; last in this generation.
     Dirty(Member, u64),
 }
 
@@ -99,17 +104,18 @@ pub enum Refusal {
 pub struct Seat {
     disk: String,
     settle_ns: u64,
-    /// Since when there has been no hold, as far as was seen, with that revision of the title.
+    /// Revision of the record, and since when there has been no lock with it, as far as was seen.
     absent: Option<(u64, Instant)>,
 }
 
 impl Seat {
-    /// A disk of which nothing was seen. Whoever vanishes is given `settle_ns` for what it has sent to the backing.
+    /// Creates the state of a disk that was not read yet. After an owner's failure, its writes in flight to
+    /// the backing get `settle_ns` to arrive or be lost.
     pub fn new(disk: String, settle_ns: u64) -> Self {
         Seat { disk, settle_ns, absent: None }
     }
 
-    /// Decides about a disk at which was looked just now.
+    /// Decides about a disk whose keys were just read.
     pub fn decide(&mut self, now: Instant, me: &Member, lease: LeaseId, look: &Look, wish: Wish) -> Verdict {
         if let (Some(hold), Some(title)) = (&look.hold, &look.title) {
             self.absent = None;
@@ -117,14 +123,16 @@ impl Seat {
                 return Verdict::Refused(Refusal::Held(hold.value.clone(), title.value.generation));
             }
             let is_mine = title.value.member.id == me.id && title.value.adopts.is_none();
-            // It may have been closed with its hold kept: opened anew, it begins without a copy.
+            // The disk may have been closed while its lock was kept. Opened again, it starts without a
+            // replica.
             let is_current = wish.keeps_copy || title.value.copy.is_none();
             if hold.lease == lease && is_mine && is_current {
                 return Verdict::Mine(title.clone());
             }
         }
         let Some(title) = &look.title else {
-            // A hold without a title was put by nobody; whoever wants the disk finds out when it is gone.
+            // No transaction puts a lock without a record. A host that wants the disk finds out when the
+            // lock is gone.
             let continued = wish.known.is_none();
             let title = Title::new(me, wish.known.unwrap_or(0) + 1, wish.dirty);
             return self.take(me, lease, look, title, continued, None);
@@ -141,7 +149,7 @@ impl Seat {
             self.note_absent(now, title.revision);
             return Verdict::Refused(Refusal::Dirty(member.clone(), *generation));
         }
-        // One's own earlier life sends nothing any more that this one does not send too.
+        // Requests of this host's own earlier process need no time to settle.
         if *taken && member.id != me.id && !holds(look, me) {
             let since = self.note_absent(now, title.revision);
             if now.nanos_since(since) < self.settle_ns {
@@ -151,7 +159,7 @@ impl Seat {
         if let Some(copy) = here {
             let txn = Txn {
                 conditions: self.as_seen(me, lease, look),
-                // As it is, but anew: no hold is put without its title.
+                // The same content with a new revision: no lock is put without its record.
                 changes: vec![
                     Change::Put(self.hold(), Value::Hold(me.clone()), Some(lease)),
                     Change::Put(self.title(), Value::Title(title.value.clone()), None),
@@ -171,10 +179,10 @@ impl Seat {
         verdict
     }
 
-    /// Somebody has heard that the hold was deleted, and heard it at that moment, at a revision after that of the title.
+    /// Records that the deletion of the lock was heard of at `at`, at a revision after that of the record.
     ///
-    /// It has been absent since if the title is still that one: no hold is put without its title, in one transaction. If it is not, this
-    /// says nothing.
+    /// If the record still has that revision, the lock has been absent since: no lock is put without its
+    /// record, in one transaction. If it has another revision, this has no effect.
     pub fn saw_gone(&mut self, title_revision: u64, at: Instant) {
         if self
             .absent
@@ -184,7 +192,7 @@ impl Seat {
         }
     }
 
-    /// Since when the hold has been absent with a title of that revision.
+    /// Returns since when the lock has been absent with a record of that revision.
     fn note_absent(&mut self, now: Instant, revision: u64) -> Instant {
         match self.absent {
             Some((known, since)) if known == revision => since,
@@ -214,7 +222,8 @@ impl Seat {
         Verdict::Take(Box::new(Taking { txn, title, continued, outdated_by: None, lost_by }))
     }
 
-    /// Gives the disk back. `title` is as it was last seen or put; `dirty` says whether data stays in this host's flash.
+    /// Returns the transaction that gives the disk back. `title` is as it was last read or put; `dirty`
+    /// says whether data stays in this host's flash.
     pub fn give_back(&self, lease: LeaseId, title: &Found<Title>, dirty: bool) -> Txn {
         let Txn { conditions, mut changes } = self.put(lease, title, title.value.clone().with_dirty(dirty));
         changes.iter_mut().for_each(|change| {
@@ -226,20 +235,22 @@ impl Seat {
         Txn { conditions, changes }
     }
 
-    /// Says whether dirty data may be in this host's flash, while it has the disk. Where it is not known whether that happened, look first:
-    /// it may still happen.
+    /// Returns the transaction that records, while this host has the disk, whether its flash may hold dirty
+    /// data. If the result of an earlier one is unknown, read the keys first: it may still happen.
     pub fn mark(&self, lease: LeaseId, title: &Found<Title>, dirty: bool) -> Txn {
         self.put(lease, title, title.value.clone().with_dirty(dirty))
     }
 
-    /// Says who has a second copy of all that is dirty, or that nobody has, while this host has the disk. The former after it is so, the
-    /// latter before it is not so any more, and that is known to have happened. As for [`Seat::mark`], it may still happen later.
+    /// Returns the transaction that records, while this host has the disk, the replica of all dirty data,
+    /// or that there is none. Record a replica only after it is complete. Record its absence, and know that
+    /// this has happened, before it becomes incomplete. As for [`Seat::mark`], it may still happen later.
     pub fn say_copy(&self, lease: LeaseId, title: &Found<Title>, copy: Option<SecondCopy>) -> Txn {
         self.put(lease, title, Title { copy, ..title.value.clone() })
     }
 
-    /// What the title says from when the second copy counts, which this host holds the disk for, and no other: before the backing is changed.
-    /// Nothing where it says so already.
+    /// Returns the transaction, and the record after it, that makes the replica valid, instead of the
+    /// former owner's flash. This host holds the disk for the failover. It comes before any change of the
+    /// backing. Returns `None` if the record has this content already.
     pub fn begin_adopting(&self, me: &Member, lease: LeaseId, title: &Found<Title>) -> Option<(Txn, Title)> {
         let Title { member, generation, .. } = &title.value;
         if title.value.adopts.is_some() {
@@ -256,7 +267,8 @@ impl Seat {
         Some((self.put(lease, title, begun.clone()), begun))
     }
 
-    /// What it says when the backing has everything, durably: before the disk is served. `dirty` as in a [`Wish`].
+    /// Returns the transaction, and the record after it, for when the backing has everything durably:
+    /// before the disk is served. `dirty` as in a [`Wish`].
     pub fn end_adopting(&self, lease: LeaseId, title: &Found<Title>, dirty: bool) -> (Txn, Title) {
         let mut ended = Title { dirty, copy: None, adopts: None, ..title.value.clone() };
         if let Some(from) = &title.value.adopts {
@@ -268,19 +280,20 @@ impl Seat {
         (self.put(lease, title, ended.clone()), ended)
     }
 
-    /// Lets go of a disk that was held for the sake of its second copy and is not adopted: its title is what it was.
+    /// Returns the transaction that releases a disk that was locked for a failover that does not happen;
+    /// its record stays as it was.
     pub fn leave_alone(&self, lease: LeaseId, title: &Found<Title>) -> Txn {
         let conditions = self.as_known(lease, title.revision);
         Txn { conditions, changes: vec![Change::Delete(self.hold())] }
     }
 
-    /// Another title, while this host has the disk.
+    /// Puts another record while this host has the disk.
     fn put(&self, lease: LeaseId, known: &Found<Title>, title: Title) -> Txn {
         let conditions = self.as_known(lease, known.revision);
         Txn { conditions, changes: vec![Change::Put(self.title(), Value::Title(title), None)] }
     }
 
-    /// This host is a member, and nothing changed since that look.
+    /// Conditions: this host is a member, and nothing changed since the keys were read.
     fn as_seen(&self, me: &Member, lease: LeaseId, look: &Look) -> Vec<(Key, Is)> {
         let is = |revision: Option<u64>| revision.map_or(Is::Absent, Is::At);
         vec![
@@ -290,7 +303,8 @@ impl Seat {
         ]
     }
 
-    /// The disk is held, and nothing was put since: what was sent before and arrives late does nothing.
+    /// Conditions: the disk is held, and no record was put since. A transaction that was sent before and
+    /// arrives late then has no effect.
     fn as_known(&self, lease: LeaseId, revision: u64) -> Vec<(Key, Is)> {
         vec![(self.hold(), Is::Under(lease)), (self.title(), Is::At(revision))]
     }
@@ -305,7 +319,7 @@ impl Seat {
 }
 
 impl Title {
-    /// Of a disk that this member takes, of which nothing else is to be said.
+    /// Creates the record of a disk that this member takes, with default values for the rest.
     fn new(member: &Member, generation: u64, dirty: bool) -> Title {
         Title {
             member: member.clone(),
@@ -318,13 +332,13 @@ impl Title {
         }
     }
 
-    /// Where nothing is dirty, nobody has a copy of it either: what becomes dirty later may have none.
+    /// Sets `dirty`. Without dirty data there is no replica either: later dirty data may have none.
     fn with_dirty(self, dirty: bool) -> Title {
         Title { dirty, copy: self.copy.filter(|_| dirty), ..self }
     }
 }
 
-/// Does this member hold the disk, under whatever lease?
+/// Returns true if this member holds the disk, under any lease.
 fn holds(look: &Look, me: &Member) -> bool {
     look.hold.as_ref().is_some_and(|hold| hold.value.id == me.id)
 }

@@ -1,4 +1,4 @@
-//! The machines by themselves; what they do together is in `crates/world/src/cluster`.
+//! Tests of each state machine alone; `crates/world/src/cluster` tests them together.
 
 use super::*;
 
@@ -13,7 +13,7 @@ fn at(seconds: u64) -> Instant {
     Instant(seconds * S)
 }
 
-/// Makes the next call and answers it at another time.
+/// Makes the next call and answers it at a later time.
 #[track_caller]
 fn answer(keeper: &mut Keeper, sent: Instant, answered: Instant, answer: Answer) -> Ask {
     let call = keeper.poll_call(sent).expect("there is a call");
@@ -71,7 +71,7 @@ fn renewals_without_answer_are_repeated_and_extend_nothing() {
         assert_eq!(keeper.poll_call(at(second)), None, "not at once");
     }
     assert_eq!(keeper.tenure().unwrap().until, until);
-    // It was alive all the time: whoever holds anything under it may go on.
+    // The lease was alive all the time: locks under it stay valid.
     answer(&mut keeper, at(20), at(20), Answer::Renewed(LEASE));
     assert!(keeper.tenure().unwrap().is_valid(at(21)));
 }
@@ -135,7 +135,7 @@ fn answers_to_other_calls_are_ignored() {
     assert_eq!(keeper.poll_call(at(4)), None, "it is still under way");
 }
 
-// Seats.
+// Ownership of one disk.
 
 const SETTLE: u64 = 5 * S;
 const MINE: LeaseId = LeaseId(9);
@@ -173,13 +173,14 @@ fn taken(verdict: Verdict) -> Taking {
     }
 }
 
-/// The module's table, and what becomes of generations and flash.
+/// The module's table, with generations and validity of flash.
 #[test]
 fn who_may_take_a_disk() {
-    // Title, hold, what this host knows; then the generation it takes, and whether its flash counts.
+    // Record, lock, generation known to this host; then the generation it takes, and whether its flash is
+    // valid.
     let table = [
         (None, None, None, Some((1, true))),
-        // The store was emptied: who knows what happened meanwhile.
+        // The store was emptied: changes since are unknown.
         (None, None, Some(4), Some((5, false))),
         (title("b", 3, false, false), None, None, Some((4, false))),
         (title("b", 3, false, false), None, Some(3), Some((4, false))),
@@ -191,7 +192,7 @@ fn who_may_take_a_disk() {
         (title("a", 3, false, false), None, Some(3), Some((3, true))),
         (title("a", 3, true, false), None, Some(2), Some((3, false))),
         (title("a", 3, true, false), None, None, Some((3, false))),
-        // An earlier life's, under its own lease.
+        // The lock of an earlier process, under its own lease.
         (title("a", 3, true, false), hold("a", 1), Some(3), Some((3, true))),
     ];
     for (title, hold, known, expected) in table {
@@ -243,10 +244,10 @@ fn whoever_vanished_is_given_time_from_when_that_was_seen() {
     let mut decide = |second, look: &Look| seat.decide(at(second), &me, MINE, look, wish(None));
     assert_eq!(decide(10, &gone), Verdict::Wait(at(15)));
     assert_eq!(decide(12, &gone), Verdict::Wait(at(15)));
-    // It came back, and vanished again.
+    // The owner returned, and failed again.
     assert_eq!(decide(13, &held), Verdict::Refused(Refusal::Held(member("b"), 3)));
     assert_eq!(decide(14, &gone), Verdict::Wait(at(19)));
-    // Unseen, it was somebody's in between.
+    // Another host had it in between, unseen.
     let other = Look { title: title("c", 4, true, false), hold: None };
     assert_eq!(decide(18, &other), Verdict::Wait(at(23)));
     assert!(matches!(decide(23, &other), Verdict::Take(_)));
@@ -270,7 +271,7 @@ fn what_was_heard_to_be_gone_has_settled_since_then_if_the_title_is_still_that_o
             other => panic!("{revision} {heard} {first_look}: {other:?}"),
         }
     }
-    // What was seen earlier counts, and of a later title.
+    // Earlier observations count, also with a later record.
     let mut seat = new();
     assert_eq!(decide(&mut seat, 10), Verdict::Wait(at(15)));
     seat.saw_gone(43, at(12));
@@ -309,7 +310,7 @@ fn what_is_given_back_or_marked_late_does_nothing() {
     }
 }
 
-// Second copies.
+// Replicas.
 
 fn copy_at(name: &str) -> SecondCopy {
     SecondCopy { member: member(name), loan: "loan".to_owned(), cache: "cache".to_owned() }
@@ -352,14 +353,14 @@ fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
     assert_eq!(adopting.txn.changes, [held, same], "the title says what it said");
     assert!(adopting.txn.conditions.contains(&(Key::Hold(key.clone()), Is::Absent)));
     assert!(adopting.txn.conditions.contains(&(Key::Title(key), Is::At(43))));
-    // Given back there is nothing to wait for; and where nothing is dirty, nothing is to be adopted.
+    // A disk that was given back needs no waiting; without dirty data there is no failover.
     let given = Look { title: with_copy(title("b", 3, false, true), "a"), hold: None };
     adopts(decide(&given, wish(None)));
     let clean = Look { title: with_copy(title("b", 3, false, false), "a"), hold: None };
     taken(decide(&clean, wish(None)));
     let held = Look { hold: hold("b", 1), ..gone.clone() };
     assert!(matches!(decide(&held, wish(None)), Verdict::Refused(Refusal::Held(..))));
-    // The word of an operator goes before the copy.
+    // An operator's force takes precedence over the replica.
     let forced = taken(decide(&given, Wish { force: true, ..wish(None) }));
     assert_eq!((forced.lost_by, forced.title.copy), (Some(member("b")), None));
 }
@@ -368,13 +369,13 @@ fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
 fn the_owner_may_have_the_disk_until_the_adopter_begins() {
     let seat = Seat::new("d".to_owned(), SETTLE);
     let known = with_copy(title("b", 3, true, true), "a").unwrap();
-    // The adopter looks at its copy, and lets go: nothing has changed for the owner.
+    // The host reads its replica and releases the disk: nothing has changed for the owner.
     assert_eq!(seat.leave_alone(MINE, &known).changes, [Change::Delete(Key::Hold("d".to_owned()))]);
     let mut owner = Seat::new("d".to_owned(), SETTLE);
     let look = Look { title: Some(known.clone()), hold: None };
     let back = taken(owner.decide(at(1), &member("b"), MINE, &look, wish(Some(3))));
     assert!(back.continued && back.title.dirty && back.title.copy.is_none());
-    // It has begun: the owner's flash counts no more, and the copy is still what counts.
+    // The failover has begun: the owner's flash is invalid, and the replica is still needed.
     let (txn, begun) = seat.begin_adopting(&member("a"), MINE, &known).unwrap();
     assert_eq!(put_title(&txn), begun);
     assert!(txn.conditions.contains(&(Key::Title("d".to_owned()), Is::At(known.revision))));
@@ -386,7 +387,7 @@ fn the_owner_may_have_the_disk_until_the_adopter_begins() {
     let look = Look { title: Some(begun.clone()), hold: None };
     let refused = owner.decide(at(2), &member("b"), MINE, &look, wish(Some(3)));
     assert_eq!(refused, Verdict::Refused(Refusal::Dirty(member("a"), 4)));
-    // The adopter was interrupted: whatever it knows, it begins anew, at once.
+    // The failover was interrupted: whatever the host knows, it starts again immediately.
     for hold in [None, hold("a", 1), hold("a", MINE.0)] {
         let look = Look { hold, ..look.clone() };
         assert_eq!(adopts(decide(&look, wish(Some(4)))).title, begun);
@@ -401,7 +402,7 @@ fn what_was_adopted_is_outdated_where_it_came_from() {
     let (txn, ended) = seat.end_adopting(MINE, &known, false);
     assert_eq!(put_title(&txn), ended);
     assert_eq!((ended.dirty, &ended.copy, &ended.adopts), (false, &None, &None));
-    // Whoever has it meanwhile hands that on.
+    // Later owners keep the record of it.
     let mut at_c = Seat::new("d".to_owned(), 0);
     let given =
         Look { title: Some(Found { value: Title { taken: false, ..ended }, ..known.clone() }), hold: None };
@@ -442,7 +443,7 @@ fn the_word_of_a_copy_goes_whenever_it_may_be_wrong() {
     assert_eq!(copy_after(wish(Some(3))), None, "it is opened anew");
     assert_eq!(copy_after(Wish { keeps_copy: true, ..wish(Some(3)) }), Some(copy_at("b")));
     assert_eq!(copy_after(Wish { keeps_copy: true, ..wish(Some(2)) }), None);
-    // Its hold was kept meanwhile.
+    // Its lock was kept meanwhile.
     let held = Look { hold: hold("a", MINE.0), ..look.clone() };
     let anew = taken(decide(&held, wish(Some(3))));
     assert_eq!((&anew.title, anew.continued), (&title("a", 3, true, true).unwrap().value, true));

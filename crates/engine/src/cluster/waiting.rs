@@ -1,87 +1,90 @@
-//! Disks that a host waits for because another one has them: when is each to be tried?
+//! Schedules attempts to take disks that other hosts have.
 //!
-//! A cluster has many disks and each is known to many hosts; if all of them looked at each every second, the store would do nothing else. So a
-//! host *hears* of what changes ([`Waiting::handle_news`]) and tries a disk when it has come free. What is heard is a hint and no more: whoever tries looks
-//! first, and takes in a transaction. News may be late, twice, in another order, or missing. Tries are spread, differently on each host: most
-//! hosts hear that a disk was taken before it is their turn.
+//! A cluster has many disks, and each is known to many hosts. If every host read every disk's keys each
+//! second, the store would do nothing else. So a host *watches* changes ([`Waiting::handle_news`]) and
+//! tries a disk when its lock is released. Watch events are only hints: an attempt first reads the keys,
+//! and takes the disk in a transaction. Events may be late, repeated, reordered or missing. Attempts are
+//! spread over time, differently on each host: most hosts learn that a disk was taken before their turn
+//! comes.
 //!
-//! Call order: [`Waiting::handle_waits`] with all disks that are waited for, now and then; [`Waiting::poll`] until it has nothing, and again at
-//! [`Waiting::poll_timeout`]; [`Waiting::handle_look`] and [`Waiting::handle_tried`] with what came of a try.
+//! Call order: [`Waiting::handle_waits`] with all disks that the host waits for, at intervals;
+//! [`Waiting::poll`] until it returns `None`, and again at [`Waiting::poll_timeout`];
+//! [`Waiting::handle_look`] and [`Waiting::handle_tried`] with the results of an attempt.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Look, Member};
 use crate::units::Instant;
 
-/// Those who wait for a disk that has come free try it within so long, nanoseconds.
+/// Attempts on a released disk are spread over this time, nanoseconds.
 pub const SPREAD_NS: u64 = 1_000_000_000;
 
-/// A disk of which nothing is heard is looked at that often, nanoseconds.
+/// Interval of reads of a disk without watch events, nanoseconds.
 pub const CHECK_NS: u64 = 60_000_000_000;
 
-/// Disks are looked at together, so many times in that.
+/// Number of batches per interval in which these disks are read.
 const CHECKS: u64 = 12;
 
-/// Where no news can be had, every disk is looked at that often, nanoseconds, ...
+/// Interval of reads of every disk while there are no watch events, nanoseconds, ...
 pub const LOOK_NS: u64 = 1_000_000_000;
 
-/// ... but no more of them in a second.
+/// ... but at most this many reads per second.
 pub const LOOKS_PER_SECOND_MAX: u64 = 200;
 
-/// So many disks in a second are looked at because news had been missed.
+/// Maximum number of disks per second that are read because events had been missed.
 const CATCH_UP_PER_SECOND_MAX: u64 = 1000;
 
-/// Pause after a try that found nothing out, nanoseconds.
+/// Pause after an attempt without a result, nanoseconds.
 const AGAIN_NS: u64 = 1_000_000_000;
 
-/// A try of which nothing is heard came to nothing, nanoseconds.
+/// Time after which an attempt without a report counts as failed, nanoseconds.
 const TRY_NS_MAX: u64 = 10_000_000_000;
 
-/// What is heard of a disk.
+/// A watch event of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// Its title was put: it is `taken`, or given back.
+    /// The ownership record was put: the disk was `taken`, or given back.
     Title {
         /// See [`Title::taken`](super::Title::taken).
         taken: bool,
     },
-    /// Its hold is gone: given back, or its lease has ended.
+    /// The ownership lock is gone: given back, or its lease has ended.
     HoldGone,
 }
 
-/// What came of a try.
+/// Result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
-    /// It is this host's.
+    /// This host has the disk.
     Taken,
-    /// Another host has it, or something that it cannot do without.
+    /// Another host has it, or data that this host needs.
     Elsewhere,
-    /// It may be had at that moment.
+    /// It can be taken at that instant.
     Settles(Instant),
-    /// Nobody knows.
+    /// The result is unknown.
     Unknown,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Wait {
-    /// In `due`.
+    /// Its key in `due`.
     due: Instant,
-    /// The newest revision of its title that was seen or heard of.
+    /// Newest known revision of its record.
     title: u64,
-    /// When its hold was deleted last: the revision, and when that was heard.
+    /// Last deletion of its lock: the revision, and when the event was heard.
     hold_gone: Option<(u64, Instant)>,
-    /// The newest revision at which it was looked at.
+    /// Newest revision at which its keys were read.
     looked: u64,
 }
 
 impl Wait {
-    /// The newest that was heard.
+    /// Returns the newest revision of an event.
     fn heard(&self) -> u64 {
         self.hold_gone.map_or(0, |(revision, _)| revision).max(self.title)
     }
 }
 
-/// See the module's text.
+/// The attempts of one host; see the module documentation.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     seed: u64,
@@ -92,7 +95,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Nothing is waited for. Whoever vanishes is given `settle_ns`.
+    /// Creates an empty schedule. A failed owner's writes get `settle_ns` to arrive.
     pub fn new(me: &Member, settle_ns: u64) -> Self {
         Waiting {
             seed: scatter(0, &me.id),
@@ -103,7 +106,7 @@ impl Waiting {
         }
     }
 
-    /// All disks that are waited for. News of others is not kept.
+    /// Sets the disks that the host waits for. Events of other disks are not kept.
     pub fn handle_waits<'a>(&mut self, now: Instant, disks: impl Iterator<Item = &'a str>) {
         let mut gone: BTreeSet<String> = self.disks.keys().cloned().collect();
         for disk in disks {
@@ -123,12 +126,12 @@ impl Waiting {
         }
     }
 
-    /// Is anything waited for?
+    /// Returns true if the host waits for no disk.
     pub fn is_idle(&self) -> bool {
         self.disks.is_empty()
     }
 
-    /// News is heard from now on, or not any more. What happened before is not known.
+    /// Records that watch events arrive from now on, or stop. Changes before this are unknown.
     pub fn handle_hearing(&mut self, now: Instant, hears: bool) {
         self.hears = hears;
         let spread = match hears {
@@ -144,7 +147,7 @@ impl Waiting {
         }
     }
 
-    /// Something happened to a disk, at that revision.
+    /// Handles a watch event of a disk, at that revision.
     pub fn handle_news(&mut self, now: Instant, disk: &str, revision: u64, news: News) {
         let Some(wait) = self.disks.get_mut(disk) else { return };
         match news {
@@ -167,7 +170,7 @@ impl Waiting {
         }
     }
 
-    /// This was seen of a disk by whoever tries it.
+    /// Handles the keys that an attempt read.
     pub fn handle_look(&mut self, disk: &str, look: &Look) {
         let Some(wait) = self.disks.get_mut(disk) else { return };
         let title = look.title.as_ref().map_or(0, |title| title.revision);
@@ -175,11 +178,11 @@ impl Waiting {
         wait.looked = wait.looked.max(title).max(look.hold.as_ref().map_or(0, |hold| hold.revision));
     }
 
-    /// A disk was tried.
+    /// Handles the result of an attempt.
     pub fn handle_tried(&mut self, now: Instant, disk: &str, tried: Tried) {
         let Some(wait) = self.disks.get(disk) else { return };
         match tried {
-            // What was heard meanwhile has said already when it is to be tried.
+            // An event heard meanwhile has already scheduled the next attempt.
             Tried::Elsewhere if wait.heard() > wait.looked => {}
             Tried::Elsewhere => self.check_later(now, disk),
             Tried::Taken => self.forget(disk),
@@ -188,19 +191,21 @@ impl Waiting {
         }
     }
 
-    /// Since when nobody has had a disk, as far as was heard, with that revision of its title. See [`Seat::saw_gone`](super::Seat::saw_gone).
+    /// Returns since when the disk has had no lock, as far as is known, with that revision of its record.
+    /// See [`Seat::saw_gone`](super::Seat::saw_gone).
     pub fn gone(&self, disk: &str) -> Option<(u64, Instant)> {
         let wait = self.disks.get(disk)?;
         let (revision, at) = wait.hold_gone?;
         (wait.title > 0 && revision > wait.title).then_some((wait.title, at))
     }
 
-    /// Has it been heard that a disk's title was put after this revision of it was seen? Then nothing that was decided by that can happen.
+    /// Returns true if a later record than this revision is known. Then a transaction based on this
+    /// revision cannot succeed.
     pub fn has_moved(&self, disk: &str, title_revision: u64) -> bool {
         self.disks.get(disk).is_some_and(|wait| wait.title > title_revision)
     }
 
-    /// A disk that is to be tried now.
+    /// Returns a disk to try now.
     pub fn poll(&mut self, now: Instant) -> Option<String> {
         let (at, disk) = self.due.first()?;
         if *at > now {
@@ -211,22 +216,22 @@ impl Waiting {
         Some(disk)
     }
 
-    /// When [`poll`](Self::poll) has something.
+    /// Returns when [`poll`](Self::poll) has a disk.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// It is somebody's: nothing is to be done before something is heard of it.
+    /// Another host has it: the next attempt follows an event, or a periodic read.
     fn check_later(&mut self, now: Instant, disk: &str) {
         let every = if self.hears { CHECK_NS } else { self.look_ns() };
         let at = now + every / 2 + self.part(disk, now.0, every);
-        // Not one by one: many are looked at in one question.
+        // Read in batches: many disks are read with one request.
         let together = every / CHECKS;
         let phase = self.seed % together;
         self.try_at(Instant((at.0 - phase.min(at.0)).next_multiple_of(together) + phase), disk);
     }
 
-    /// How often each disk is looked at where no news can be had.
+    /// Returns the interval of reads of each disk while there are no watch events.
     fn look_ns(&self) -> u64 {
         LOOK_NS.max(self.disks.len() as u64 * 1_000_000_000 / LOOKS_PER_SECOND_MAX)
     }
@@ -242,13 +247,14 @@ impl Waiting {
         self.due.insert((at, disk.to_owned()));
     }
 
-    /// This host's part of a time, for this disk and this once: other hosts have others.
+    /// Returns this host's offset within a time, for this disk and this occasion; other hosts have other
+    /// offsets.
     fn part(&self, disk: &str, once: u64, of_ns: u64) -> u64 {
         ((u128::from(scatter(self.seed ^ once, disk)) * u128::from(of_ns)) >> 64) as u64
     }
 }
 
-/// FNV-1a, with splitmix64's end, whose upper bits are good.
+/// FNV-1a, with the finalizer of splitmix64, whose upper bits are well distributed.
 fn scatter(seed: u64, text: &str) -> u64 {
     let hash = text.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
@@ -274,7 +280,7 @@ mod tests {
         Member { name: name.to_owned(), id: format!("{name}-id") }
     }
 
-    /// A host that hears, and waits for disks that another one has.
+    /// A host that gets watch events, and waits for disks that another host has.
     fn waiting(name: &str, disks: &[&str]) -> Waiting {
         let mut waiting = Waiting::new(&member(name), SETTLE);
         waiting.handle_waits(at(0), disks.iter().copied());
@@ -303,7 +309,7 @@ mod tests {
         Look { title: Some(title), hold: Some(found(member("o"))) }
     }
 
-    /// When the next one is tried, from then on.
+    /// Returns the time from `from` to the next attempt.
     fn next_ns(waiting: &Waiting, from: Instant) -> u64 {
         waiting.poll_timeout().expect("something is waited for").nanos_since(from)
     }
@@ -316,7 +322,7 @@ mod tests {
         assert!(next_ns(&waiting, at(9)) < SPREAD_NS);
         assert_eq!(waiting.poll(at(10)).as_deref(), Some("d"));
         assert_eq!(waiting.poll(at(10)), None);
-        // Somebody was faster.
+        // Another host was faster.
         waiting.handle_news(at(9), "e", 8, News::Title { taken: false });
         waiting.handle_news(at(9), "e", 9, News::Title { taken: true });
         assert!(next_ns(&waiting, at(9)) > SPREAD_NS);
@@ -330,7 +336,7 @@ mod tests {
         waiting.handle_news(at(20), "d", 7, News::HoldGone);
         assert_eq!(waiting.gone("d"), Some((3, at(20))));
         assert!((SETTLE..SETTLE + SPREAD_NS).contains(&next_ns(&waiting, at(20))));
-        // The same again, and what is older.
+        // Repeated and older events.
         waiting.handle_news(at(24), "d", 7, News::HoldGone);
         waiting.handle_news(at(24), "d", 2, News::Title { taken: true });
         assert_eq!(waiting.gone("d"), Some((3, at(20))));
@@ -343,7 +349,7 @@ mod tests {
     #[test]
     fn news_in_another_order_is_understood() {
         let mut waiting = waiting("a", &["d", "e"]);
-        // Given back: both changes are of one moment.
+        // Given back: both changes have one revision.
         waiting.handle_news(at(20), "d", 7, News::HoldGone);
         waiting.handle_news(at(20), "d", 7, News::Title { taken: false });
         assert_eq!(waiting.gone("d"), None);
@@ -399,7 +405,7 @@ mod tests {
         }
         let first = names.len() as u64;
         assert!((15_000 + first..25_000 + first).contains(&looks), "{looks}");
-        // Few disks are looked at every second.
+        // Few disks are read every second.
         waiting.handle_waits(at(102), names[..2].iter().map(String::as_str));
         waiting.handle_hearing(at(102), false);
         assert!(next_ns(&waiting, at(102)) <= LOOK_NS);

@@ -1,11 +1,11 @@
-//! One bit for each sector.
+//! A bitmap with one bit for each sector.
 
 /// Bits 0 … n − 1.
 #[derive(Clone, Debug)]
 pub(super) struct Bitmap(Vec<u64>);
 
 impl Bitmap {
-    /// `bits` zeroes.
+    /// Creates a bitmap of `bits` zeroes.
     pub(super) fn new(bits: u64) -> Bitmap {
         Bitmap(vec![0; bits.div_ceil(64) as usize])
     }
@@ -20,7 +20,7 @@ impl Bitmap {
         self.0[(bit / 64) as usize] |= 1 << (bit % 64);
     }
 
-    /// How many of the `count` bits from `first` on are set.
+    /// Returns how many of the `count` bits from `first` on are set.
     #[inline]
     pub(super) fn count(&self, first: u64, count: u64) -> u64 {
         if count == 1 {
@@ -31,7 +31,7 @@ impl Bitmap {
         total
     }
 
-    /// Is any of these bits set?
+    /// Returns true if any of these bits is set.
     #[inline]
     pub(super) fn any(&self, first: u64, count: u64) -> bool {
         if count == 1 {
@@ -42,14 +42,14 @@ impl Bitmap {
         any
     }
 
-    /// Makes these bits zero.
+    /// Clears these bits.
     #[inline]
     pub(super) fn clear(&mut self, first: u64, count: u64) {
         let words = &mut self.0;
         for_words(first, count, |word, mask| words[word] &= !mask);
     }
 
-    /// The first bit that is set, from this one on.
+    /// Returns the first set bit at or after `from`.
     pub(super) fn next_one(&self, from: u64) -> Option<u64> {
         next_one(&self.0, from)
     }
@@ -60,14 +60,14 @@ impl Bitmap {
         (from < end).then(|| next_one(&self.0[..words], from)).flatten().filter(|bit| *bit < end)
     }
 
-    /// The bits that are set.
+    /// Returns the set bits.
     pub(super) fn ones(&self) -> impl Iterator<Item = u64> {
         self.0.iter().enumerate().filter(|(_, word)| **word != 0).flat_map(|(i, word)| {
             (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| i as u64 * 64 + bit)
         })
     }
 
-    /// Memory, bytes.
+    /// Returns the memory used, bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.0.capacity() as u64 * 8
     }

@@ -1,4 +1,4 @@
-//! Frames in no use: a list for each *place*, linked through the block numbers that free frames do not have.
+//! Free frames: a list for each *place*, linked through the unused block numbers of free frames.
 //!
 //! Frames of one place lie on one device. Only a cache that keeps second copies, on other devices, has more than one. Some places
 //! may be for second copies only; they come after the others. The last list has the frames of segments that leave: nobody gets them.
@@ -9,17 +9,18 @@ use super::Leaving;
 
 const NONE: u32 = u32::MAX;
 
-/// A place is left for one that has so many more free frames: long enough for neighbours to stay together.
+/// Allocation moves to another place if that has this many more free frames: enough for adjacent blocks to
+/// stay together.
 const STAY: u32 = 256;
 
-/// The free frames of an index, whose links their owner keeps.
+/// The free frames of an index. The index stores the links.
 #[derive(Clone, Debug)]
 pub(super) struct FreeFrames {
     lists: Vec<List>,
-    /// The place of each segment; one segment for all without places.
+    /// The place of each segment; without places, one entry for all.
     places: Vec<u8>,
     frame_shift: u32,
-    /// The places for blocks that come in.
+    /// Number of places for first copies.
     firsts: usize,
     /// The places for second copies.
     seconds: Range<usize>,
@@ -28,18 +29,18 @@ pub(super) struct FreeFrames {
     leaving: Option<Leaving>,
 }
 
-/// Where the segments of a cache lie, for its free frames.
+/// The places of a cache's segments.
 #[derive(Clone, Debug)]
 pub(crate) struct Places {
     /// The place of each segment.
     pub(crate) of_segments: Vec<u8>,
     /// log2 of the frames in a segment.
     pub(crate) frame_shift: u32,
-    /// How many places there are.
+    /// Number of places.
     pub(crate) count: usize,
-    /// So many of them, the first ones, take blocks that come in; the others second copies only.
+    /// Number of places for first copies, which come first. The others are for second copies only.
     pub(crate) firsts: usize,
-    /// Second copies go to those others only.
+    /// Second copies go only to those other places.
     pub(crate) apart: bool,
 }
 
@@ -53,7 +54,7 @@ struct List {
 const EMPTY: List = List { head: NONE, tail: NONE, len: 0 };
 
 impl FreeFrames {
-    /// None free, and one place.
+    /// Creates an empty list with one place.
     pub(super) fn none() -> FreeFrames {
         let places = Vec::new();
         FreeFrames {
@@ -67,7 +68,7 @@ impl FreeFrames {
         }
     }
 
-    /// None free, in these places.
+    /// Creates empty lists for these places.
     pub(super) fn with_places(places: Places) -> FreeFrames {
         let Places { of_segments, frame_shift, count, firsts, apart } = places;
         assert!(firsts <= count && of_segments.iter().all(|place| usize::from(*place) < count));
@@ -83,7 +84,7 @@ impl FreeFrames {
         }
     }
 
-    /// Do second copies go where no other block does?
+    /// Returns true if second copies have places of their own.
     pub(super) fn are_seconds_apart(&self) -> bool {
         self.seconds.start > 0 || self.seconds.is_empty()
     }
@@ -107,13 +108,13 @@ impl FreeFrames {
         self.places.get((frame >> self.frame_shift) as usize).map_or(0, |place| usize::from(*place))
     }
 
-    /// Is none free?
+    /// Returns true if no frame is free.
     #[inline]
     pub(super) fn is_empty(&self) -> bool {
         self.lists[..self.firsts].iter().all(|list| list.head == NONE)
     }
 
-    /// Takes a frame out for a block that comes in.
+    /// Allocates a frame for a first copy.
     #[inline]
     pub(super) fn pop(&mut self, links: &[u32]) -> Option<u32> {
         if self.firsts != 1 {
@@ -126,7 +127,7 @@ impl FreeFrames {
         self.pop_from(self.turn, links)
     }
 
-    /// Takes a frame out for a second copy, that lies elsewhere than `other`.
+    /// Allocates a frame for a second copy, at another place than frame `other`.
     pub(super) fn pop_apart(&mut self, links: &[u32], other: u32) -> Option<u32> {
         let not = self.place(other);
         let places = self.seconds.clone().filter(|place| *place != not);
@@ -148,7 +149,7 @@ impl FreeFrames {
         Some(frame)
     }
 
-    /// Gives a frame back; it is the next to be taken.
+    /// Frees a frame, which is allocated next.
     #[inline]
     pub(super) fn push(&mut self, links: &mut [u32], frame: u32) {
         let place = self.list_of(frame);
@@ -161,7 +162,7 @@ impl FreeFrames {
         list.len += 1;
     }
 
-    /// Gives a frame back; it is the last to be taken.
+    /// Frees a frame, which is allocated last.
     pub(super) fn push_last(&mut self, links: &mut [u32], frame: u32) {
         let place = self.list_of(frame);
         let list = &mut self.lists[place];
@@ -174,7 +175,7 @@ impl FreeFrames {
         list.len += 1;
     }
 
-    /// Takes all frames out, into an order in which they would have been taken from one place after the other.
+    /// Removes all frames, in the order of allocation, one place after the other.
     pub(super) fn drain(&mut self, links: &[u32]) -> Vec<u32> {
         let mut frames = Vec::new();
         for place in 0..self.lists.len() {

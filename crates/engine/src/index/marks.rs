@@ -1,5 +1,5 @@
-//! What an index knows beyond validity in a cache with a journal: what is dirty, what the durable journal says of it, and of whose checksum
-//! nothing is known.
+//! Marks of sectors in a cache with a journal, besides validity: which are dirty, what the durable journal
+//! records of them, and which have an unknown checksum.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,30 +7,30 @@ use super::bitmap::Bitmap;
 use super::{Index, NO_FRAME};
 use crate::units::{BlockNo, FrameNo};
 
-/// What is known of the sectors of a cache with a journal.
+/// Marks of the sectors of a cache with a journal.
 #[derive(Clone, Debug)]
 pub(super) struct Marks {
     /// Valid, and not on the backing.
     pub(super) dirty: Bitmap,
-    /// May be dirty in the durable journal: what lies there is not to be replaced by another block's data, and to be
-    /// overwritten only where it is unproven.
+    /// The durable journal may record them as dirty. Another block's data must not replace them, and they
+    /// may be overwritten only if they are unproven.
     pub(super) held: Bitmap,
     /// Dirty in the durable journal, without a checksum.
     pub(super) unproven: Bitmap,
-    /// Frames used since somebody asked.
+    /// Frames used since the last query.
     pub(super) used: Bitmap,
     pub(super) dirty_sectors: u64,
     /// Of these, those in segments that leave.
     pub(super) dirty_leaving: u64,
     /// Of unknown checksum until they are read: unproven when the cache was recovered.
     pub(super) unknown: BTreeSet<u64>,
-    /// Frames that hold a second copy, by the frame that holds the first, and the other way round.
+    /// The second copy's frame of each first copy's frame, and the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,
     pub(super) first_of: BTreeMap<FrameNo, FrameNo>,
 }
 
 impl Marks {
-    /// Memory; of trees, half as much again as their entries take.
+    /// Returns the memory used; for trees, one and a half times the size of their entries.
     pub(super) fn bytes(&self) -> u64 {
         let frames = (self.second_of.len() + self.first_of.len()) * size_of::<(FrameNo, FrameNo)>();
         let trees = (frames + self.unknown.len() * size_of::<u64>()) * 3 / 2;
@@ -39,12 +39,12 @@ impl Marks {
 }
 
 impl Index {
-    /// Can sectors be dirty and held?
+    /// Returns true if the index has marks.
     pub(crate) fn keeps_marks(&self) -> bool {
         self.marks.is_some()
     }
 
-    /// From now on sectors can be dirty and held.
+    /// Adds marks to the index.
     pub(crate) fn keep_marks(&mut self) {
         let sectors = self.sums.len() as u64;
         self.marks.get_or_insert_with(|| {
@@ -62,7 +62,7 @@ impl Index {
         });
     }
 
-    /// Sectors that are dirty.
+    /// Returns the number of dirty sectors.
     #[inline]
     pub(crate) fn dirty_sectors(&self) -> u64 {
         self.marks.as_ref().map_or(0, |marks| marks.dirty_sectors)
@@ -73,13 +73,13 @@ impl Index {
         self.marks.as_ref().is_some_and(|marks| marks.dirty.get(sector))
     }
 
-    /// How many of these sectors are dirty.
+    /// Returns how many of these sectors are dirty.
     #[inline]
     pub(crate) fn count_dirty(&self, first: u64, count: u64) -> u64 {
         self.marks.as_ref().map_or(0, |marks| marks.dirty.count(first, count))
     }
 
-    /// Makes a valid sector dirty.
+    /// Marks a valid sector dirty.
     pub(crate) fn set_dirty(&mut self, sector: u64) {
         debug_assert!(self.is_valid(sector));
         let frame = FrameNo((sector >> self.block_shift) as u32);
@@ -95,7 +95,7 @@ impl Index {
         }
     }
 
-    /// Makes sectors clean. Returns how many were dirty.
+    /// Marks sectors clean. Returns how many were dirty.
     pub(crate) fn clear_dirty(&mut self, first: u64, count: u64) -> u64 {
         let frame = FrameNo((first >> self.block_shift) as u32);
         let Some(marks) = &mut self.marks else { return 0 };
@@ -115,13 +115,13 @@ impl Index {
         before
     }
 
-    /// Is this sector dirty without a checksum in the durable journal?
+    /// Returns true if this sector is dirty without a checksum in the durable journal.
     #[inline]
     pub(crate) fn is_unproven(&self, sector: u64) -> bool {
         self.marks.as_ref().is_some_and(|marks| marks.unproven.get(sector))
     }
 
-    /// The durable journal has no checksum of this dirty sector, or has one again.
+    /// Sets whether the durable journal lacks a checksum of this dirty sector.
     pub(crate) fn set_unproven(&mut self, sector: u64, unproven: bool) {
         let marks = self.marks.as_mut().expect("only a persistent cache has dirty data");
         match unproven {
@@ -130,17 +130,17 @@ impl Index {
         }
     }
 
-    /// Nobody knows the checksum of this sector before it is read or written.
+    /// Marks the checksum of this sector unknown until it is read or written.
     pub(crate) fn forget_sum(&mut self, sector: u64) {
         self.marks.as_mut().expect("only a persistent cache has dirty data").unknown.insert(sector);
     }
 
-    /// Is the checksum of this sector known to nobody?
+    /// Returns true if the checksum of this sector is unknown.
     pub(crate) fn is_sum_unknown(&self, sector: u64) -> bool {
         self.marks.as_ref().is_some_and(|marks| marks.unknown.contains(&sector))
     }
 
-    /// Has a sector this checksum? One of unknown checksum has any, and has this one from now on.
+    /// Returns true if a sector has this checksum. An unknown checksum matches, and is set to this one.
     #[inline]
     pub(crate) fn matches(&mut self, sector: u64, sum: u32) -> bool {
         if let Some(marks) = &mut self.marks
@@ -152,13 +152,13 @@ impl Index {
         self.sum(sector) == sum
     }
 
-    /// Is this known to be a sector's checksum? Learns nothing.
+    /// Returns true if this is known to be a sector's checksum. Does not set an unknown one.
     #[inline]
     pub(crate) fn is_known_as(&self, sector: u64, sum: u32) -> bool {
         !self.is_sum_unknown(sector) && self.sum(sector) == sum
     }
 
-    /// May new data of its own block be written over a sector?
+    /// Returns true if new data of the same block may overwrite a sector.
     #[inline]
     pub(crate) fn may_overwrite(&self, sector: u64) -> bool {
         self.marks.as_ref().is_none_or(|marks| !marks.held.get(sector) || marks.unproven.get(sector))
@@ -169,7 +169,7 @@ impl Index {
         self.marks.as_ref().is_some_and(|marks| marks.held.get(sector))
     }
 
-    /// A request used a frame.
+    /// Records that a request used a frame.
     #[inline]
     pub(crate) fn note_use(&mut self, frame: FrameNo) {
         if let Some(marks) = &mut self.marks {
@@ -177,7 +177,7 @@ impl Index {
         }
     }
 
-    /// Was a frame used since this was asked last?
+    /// Returns true if a frame was used since the last call.
     pub(crate) fn take_use(&mut self, frame: FrameNo) -> bool {
         let Some(marks) = &mut self.marks else { return false };
         let was_used = marks.used.get(frame.0.into());
@@ -185,13 +185,13 @@ impl Index {
         was_used
     }
 
-    /// Is any of these sectors held?
+    /// Returns true if any of these sectors is held.
     #[inline]
     pub(crate) fn any_held(&self, first: u64, count: u64) -> bool {
         self.marks.as_ref().is_some_and(|marks| marks.held.any(first, count))
     }
 
-    /// The durable journal says that a sector is dirty, or that it is not.
+    /// Sets whether the durable journal records a sector as dirty.
     pub(crate) fn set_held(&mut self, sector: u64, held: bool) {
         let marks = self.marks.as_mut().expect("only a persistent cache holds sectors");
         match held {
@@ -200,12 +200,12 @@ impl Index {
         }
     }
 
-    /// The sectors that the durable journal has no checksum of.
+    /// Returns the sectors without a checksum in the durable journal.
     pub(crate) fn unproven_sectors(&self) -> Vec<u64> {
         self.marks.as_ref().map_or_else(Vec::new, |marks| marks.unproven.ones().collect())
     }
 
-    /// The sectors that are dirty.
+    /// Returns the dirty sectors.
     pub(crate) fn all_dirty(&self) -> Vec<u64> {
         self.marks.as_ref().map_or_else(Vec::new, |marks| marks.dirty.ones().collect())
     }
@@ -226,7 +226,7 @@ impl Index {
         marks.held = marks.dirty.clone();
     }
 
-    /// The blocks with dirty sectors.
+    /// Returns the blocks with dirty sectors.
     pub(crate) fn dirty_blocks(&self) -> impl Iterator<Item = BlockNo> {
         let shift = self.block_shift;
         let dirty = self.marks.iter().flat_map(|marks| marks.dirty.ones());
@@ -238,7 +238,7 @@ impl Index {
         })
     }
 
-    /// Takes the marks of a frame's sectors over from another index.
+    /// Copies the marks of a frame's sectors from another index.
     pub(super) fn adopt_marks(&mut self, other: &Index, from: u64, to: u64) {
         let (Some(mine), Some(theirs)) = (&mut self.marks, &other.marks) else { return };
         if theirs.dirty.get(from) {
@@ -254,7 +254,7 @@ impl Index {
         }
     }
 
-    /// Must the frame of this sector stay as it is, for dirty data that is or may be there?
+    /// Returns true if this frame must not be changed because it may hold dirty data.
     #[inline]
     pub(crate) fn is_pinned(&self, frame: FrameNo) -> bool {
         let Some(marks) = &self.marks else { return false };
@@ -265,7 +265,7 @@ impl Index {
         pins(frame) || marks.second_of.get(&frame).is_some_and(|second| pins(*second))
     }
 
-    /// Counts dirty sectors anew: pairs have become known.
+    /// Recounts dirty sectors after pairs of copies have become known.
     pub(crate) fn recount_dirty(&mut self) {
         let Some(marks) = &mut self.marks else { return };
         let shift = self.block_shift;

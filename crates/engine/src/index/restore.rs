@@ -1,24 +1,25 @@
-//! Building an index out of what a journal says, in any order, and giving parts of it up again.
+//! Builds an index from journal records, in any order, and can remove parts of it again.
 //!
-//! Unlike an index in use, a [`Restoring`] may show two frames for one block, the first and the second copy, in the same
-//! table, and has no list of free frames: [`Restoring::finish`] makes both as they belong.
+//! Unlike an index in use, a [`Restoring`] may have two frames for one block, the first and the second
+//! copy, in the same table, and it has no list of free frames. [`Restoring::finish`] creates the final form
+//! of both.
 
 use super::bitmap::Bitmap;
 use super::free::FreeFrames;
 use super::{Index, hash};
 use crate::units::{BlockNo, FrameNo};
 
-/// Stands for a frame without a block: blocks of a cache with a journal are below it.
+/// Marks a frame without a block. Blocks of a cache with a journal have smaller numbers.
 const NO_BLOCK: u32 = u32::MAX;
 
-/// Which of two copies of a block.
+/// First or second copy of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Copy {
     First,
     Second,
 }
 
-/// See the module's text.
+/// An index under construction; see the module documentation.
 #[derive(Clone, Debug)]
 pub(crate) struct Restoring {
     index: Index,
@@ -26,7 +27,7 @@ pub(crate) struct Restoring {
 }
 
 impl Restoring {
-    /// `frames` empty frames.
+    /// Creates an index of `frames` empty frames.
     pub(crate) fn new(frames: u32, block_shift: u32) -> Restoring {
         let mut index = Index::new(frames, block_shift);
         index.keep_marks();
@@ -35,30 +36,30 @@ impl Restoring {
         Restoring { index, second: Bitmap::new(u64::from(frames)) }
     }
 
-    /// What is known so far. Only for its sectors.
+    /// Returns the present state; only its sectors are meaningful.
     pub(crate) fn index(&self) -> &Index {
         &self.index
     }
 
-    /// The block in a frame.
+    /// Returns the block in a frame.
     #[inline]
     pub(crate) fn block(&self, frame: FrameNo) -> Option<BlockNo> {
         Some(self.index.block(frame)).filter(|block| block.0 != NO_BLOCK)
     }
 
-    /// Of a frame that holds a block.
+    /// Returns which copy a used frame holds.
     #[inline]
     pub(crate) fn copy(&self, frame: FrameNo) -> Copy {
         if self.second.get(u64::from(frame.0)) { Copy::Second } else { Copy::First }
     }
 
-    /// A word from where a block is looked up.
+    /// Returns a word from the look-up of a block, to prefetch the cache line.
     #[inline]
     pub(crate) fn touch_block(&self, block: BlockNo) -> u32 {
         self.index.peek(block)
     }
 
-    /// Words that tell of a frame.
+    /// Returns words of a frame's state, to prefetch the cache lines.
     #[inline]
     pub(crate) fn touch_frame(&self, frame: FrameNo) -> u32 {
         let sector = self.index.first_sector(frame);
@@ -66,7 +67,7 @@ impl Restoring {
         self.index.block(frame).0 ^ self.index.sum(sector) ^ bits
     }
 
-    /// The frame of one copy of a block.
+    /// Returns the frame of one copy of a block.
     #[inline]
     pub(crate) fn find(&self, block: BlockNo, copy: Copy) -> Option<FrameNo> {
         self.index
@@ -74,7 +75,7 @@ impl Restoring {
             .find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
     }
 
-    /// The other copy of the block in this frame, and where this sector lies in it.
+    /// Returns the frame of the other copy of this sector's block, and the corresponding sector there.
     pub(crate) fn twin(&self, sector: u64) -> Option<(FrameNo, u64)> {
         let frame = FrameNo((sector >> self.index.block_shift) as u32);
         let others = if self.copy(frame) == Copy::First { Copy::Second } else { Copy::First };
@@ -82,8 +83,8 @@ impl Restoring {
         Some((other, self.index.first_sector(other) + (sector - self.index.first_sector(frame))))
     }
 
-    /// Puts this copy of a block into a frame. Another frame that held it holds nothing any more; nor does this one
-    /// hold anything yet, unless it held just that.
+    /// Assigns a frame to this copy of a block. Another frame that held the copy becomes empty. The frame
+    /// itself is emptied too, unless it held the same copy.
     #[inline]
     pub(crate) fn place(&mut self, frame: FrameNo, block: BlockNo, copy: Copy) {
         if self.block(frame) == Some(block) && self.copy(frame) == copy {
@@ -99,8 +100,8 @@ impl Restoring {
         }
     }
 
-    /// The two copies of a block change places, if the second has everything dirty that the first has. What is clean in the first is
-    /// given up.
+    /// Exchanges the two copies of a block, if the second has all dirty sectors of the first. Clean sectors
+    /// of the first are dropped.
     pub(crate) fn swap(&mut self, first: FrameNo, second: FrameNo) -> bool {
         let (one, two) = (self.index.first_sector(first), self.index.first_sector(second));
         let sectors = 1 << self.index.block_shift;
@@ -126,7 +127,7 @@ impl Restoring {
         self.second.clear(u64::from(frame.0), 1);
     }
 
-    /// Makes a sector valid, and either dirty or clean.
+    /// Marks a sector valid, and either dirty or clean.
     #[inline]
     pub(crate) fn set(&mut self, sector: u64, sum: u32, dirty: bool) {
         self.index.clear_dirty(sector, 1);
@@ -136,29 +137,30 @@ impl Restoring {
         }
     }
 
-    /// The checksum of a dirty sector is not known.
+    /// Marks the checksum of a dirty sector as unknown.
     pub(crate) fn set_unproven(&mut self, sector: u64) {
         self.index.set_unproven(sector, true);
         self.index.forget_sum(sector);
     }
 
-    /// Makes sectors of a frame clean.
+    /// Marks sectors of a frame clean.
     pub(crate) fn clean(&mut self, first: u64, count: u64) {
         self.index.clear_dirty(first, count);
     }
 
-    /// Makes sectors of a frame invalid.
+    /// Marks sectors of a frame invalid.
     #[inline]
     pub(crate) fn clear(&mut self, first: u64, count: u64) {
         self.index.clear_valid(first, count);
     }
 
-    /// Makes the only copy of a block the first one.
+    /// Turns the only copy of a block into the first one.
     pub(crate) fn promote(&mut self, frame: FrameNo) {
         self.second.clear(u64::from(frame.0), 1);
     }
 
-    /// The index of the first `frames` frames, all others being empty. Frames without valid sectors are free; what is dirty is held.
+    /// Returns the index of the first `frames` frames; all others are empty. Frames without valid sectors
+    /// are free; dirty sectors are held.
     pub(crate) fn finish(mut self, frames: u32) -> Index {
         if frames < self.index.frames() {
             self = self.shortened(frames);
@@ -183,7 +185,7 @@ impl Restoring {
         index
     }
 
-    /// Takes second copies out of the table.
+    /// Removes second copies from the table.
     fn pair(&mut self) {
         for second in (0..self.index.frames()).map(FrameNo) {
             let Some(block) = self.block(second).filter(|_| self.copy(second) == Copy::Second) else {
@@ -200,7 +202,7 @@ impl Restoring {
         }
     }
 
-    /// The same in fewer frames.
+    /// Returns the same index with fewer frames.
     fn shortened(&self, frames: u32) -> Restoring {
         let mut shorter = Restoring::new(frames, self.index.block_shift);
         for frame in (0..frames).map(FrameNo) {
@@ -219,8 +221,9 @@ impl Restoring {
 }
 
 impl Index {
-    /// Gives up every sector of frames in use for which `is_wanted` does not hold, given which of the disk's it is and whether it
-    /// is dirty, and frames in which none is left. Nothing is held afterwards but what is dirty.
+    /// Invalidates every sector of used frames for which `is_wanted` is false, given its sector on the disk
+    /// and whether it is dirty. Frames without valid sectors are freed. Afterwards only dirty sectors are
+    /// held.
     pub(crate) fn retain(&mut self, is_wanted: impl Fn(u64, bool) -> bool) {
         let sectors = 1 << self.block_shift;
         for frame in (0..self.frames()).map(FrameNo) {
@@ -241,7 +244,7 @@ impl Index {
         self.hold_dirty();
     }
 
-    /// Frees a frame without valid sectors, and parts it from the other copy of its block.
+    /// Frees a frame without valid sectors, and separates it from the other copy of its block.
     fn give_up(&mut self, frame: FrameNo) {
         let block = self.block(frame);
         let marks = self.marks.as_mut().expect("a cache with a journal");
@@ -253,7 +256,7 @@ impl Index {
             if let Some(second) = second {
                 marks.first_of.remove(&second);
                 self.table.insert(hash(block), second);
-                // It counts from now on.
+                // It becomes the first copy.
                 let first = u64::from(second.0) << self.block_shift;
                 marks.dirty_sectors += marks.dirty.count(first, 1 << self.block_shift);
             }

@@ -1,17 +1,17 @@
-//! Which frame holds a block: a hash table over frame numbers, 5.3 bytes for each frame.
+//! Finds the frame of a block: a hash table over frame numbers, 5.3 bytes per frame.
 //!
-//! Buckets of a cache line: 15 entries and a count. An entry is a frame number; the bits that frame
-//! numbers do not need hold a tag of the block's hash, so that a search seldom looks at another
-//! block's number. An entry that finds its home bucket full goes to the next that has room, and each
-//! bucket that it passes by counts it; a search goes on only from buckets that count someone. So an
-//! entry is removed without moving others, and most searches see one cache line.
+//! Each bucket is a cache line: 15 entries and a count. An entry is a frame number. The bits that frame
+//! numbers do not need hold a tag of the block's hash, so that a search seldom reads another block's
+//! number. If an entry's home bucket is full, it goes to the next bucket with room. Each full bucket on the
+//! way counts it, and a search continues only past buckets with a count above 0. So an entry is removed
+//! without moving others, and most searches read one cache line.
 
 use crate::units::{BlockNo, FrameNo};
 
 const EMPTY: u32 = u32::MAX;
 const ENTRIES: usize = 15;
 
-/// 15 entries, and how many others passed by.
+/// 15 entries, and the number of entries that were placed in later buckets.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Bucket([u32; ENTRIES + 1]);
@@ -23,7 +23,7 @@ const VACANT: Bucket = {
 };
 
 impl Bucket {
-    /// A bit for each entry of which those bits that `mask` leaves equal `tag`.
+    /// Returns a bit for each entry whose bits under `mask` equal `tag`.
     #[inline]
     fn matching(&self, mask: u32, tag: u32) -> u32 {
         let mut bits = 0;
@@ -38,29 +38,29 @@ impl Bucket {
     }
 }
 
-/// See the module's text. Whoever owns it knows which block lies in a frame.
+/// The hash table; see the module documentation. Its owner knows the block of each frame.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     buckets: Vec<Bucket>,
-    /// The bits of an entry that are its frame's.
+    /// Mask of the frame number in an entry.
     frame_mask: u32,
 }
 
 impl Table {
-    /// Room for frames `0..frames`.
+    /// Creates a table for frames `0..frames`.
     pub(super) fn new(frames: u32) -> Table {
-        // Four fifths full when all frames are in use.
+        // The table is four fifths full when all frames are in use.
         let buckets = (u64::from(frames) * 5).div_ceil(4 * ENTRIES as u64);
         let frame_bits = 32 - frames.leading_zeros();
         Table { buckets: vec![VACANT; buckets as usize], frame_mask: ((1u64 << frame_bits) - 1) as u32 }
     }
 
-    /// The frame of the block with this hash for which `is_it` holds.
+    /// Returns the frame of the block with this hash for which `is_it` returns true.
     #[inline]
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(FrameNo) -> bool) -> Option<FrameNo> {
         let tag = self.tag(hash);
         let mut at = self.home(hash);
-        // In a small table each bucket may count someone: a search ends where it began.
+        // In a small table every bucket may have a count, so a search ends where it started.
         for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[at];
             let mut bits = bucket.matching(!self.frame_mask, tag);
@@ -80,7 +80,7 @@ impl Table {
         None
     }
 
-    /// Enters the frame of a block that has none yet.
+    /// Adds the frame of a block that has none yet.
     #[inline]
     pub(super) fn insert(&mut self, hash: u64, frame: FrameNo) {
         let entry = self.tag(hash) | frame.0;
@@ -97,7 +97,7 @@ impl Table {
         }
     }
 
-    /// Takes an entry out that is there.
+    /// Removes an existing entry.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, frame: FrameNo) {
         let entry = self.tag(hash) | frame.0;
@@ -115,7 +115,7 @@ impl Table {
         }
     }
 
-    /// A word of the bucket where a search begins.
+    /// Returns a word of the bucket where a search starts.
     #[inline]
     pub(super) fn peek(&self, hash: u64) -> u32 {
         self.buckets[self.home(hash)].0[0]
@@ -140,7 +140,7 @@ impl Table {
     }
 }
 
-/// Scatters block numbers over 64 bits (the finalizer of SplitMix64).
+/// Hashes a block number to 64 bits (the finalizer of SplitMix64).
 #[inline]
 pub(crate) fn hash(block: BlockNo) -> u64 {
     let mut x = u64::from(block.0).wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -153,7 +153,7 @@ pub(crate) fn hash(block: BlockNo) -> u64 {
 mod tests {
     use super::*;
 
-    /// Until an entry passes by each of the buckets, and beyond.
+    /// Adds entries until each bucket has a count, and more.
     #[test]
     fn a_search_ends_when_every_bucket_counts_someone() {
         let frames = 24;

@@ -1,4 +1,4 @@
-//! Clean sectors of a recovered cache that nobody has compared with the backing yet (docs/decisions/0033).
+//! Clean sectors of a recovered cache that were not compared with the backing yet (docs/decisions/0033).
 //!
 //! Memory: one bit for each sector while any is unverified, nothing otherwise.
 
@@ -6,7 +6,7 @@ use super::Index;
 use super::bitmap::Bitmap;
 use crate::units::FrameNo;
 
-/// Which sectors are unverified, and how many: at least one. All of them are valid and clean.
+/// The unverified sectors, and their number, at least one. All of them are valid and clean.
 #[derive(Clone, Debug)]
 pub(super) struct Unverified {
     bits: Bitmap,
@@ -31,7 +31,7 @@ impl Index {
         self.unverified.as_ref().is_some_and(|unverified| unverified.bits.get(sector))
     }
 
-    /// How many of the `count` sectors from `first` on flash may serve.
+    /// Returns how many of the `count` sectors from `first` on may be served from flash.
     #[inline]
     pub(crate) fn count_servable(&self, first: u64, count: u64) -> u64 {
         let valid = self.count_valid(first, count);
@@ -41,12 +41,12 @@ impl Index {
         }
     }
 
-    /// The first unverified sector from this one on.
+    /// Returns the first unverified sector at or after `from`.
     pub(crate) fn next_unverified(&self, from: u64) -> Option<u64> {
         self.unverified.as_ref()?.bits.next_one(from)
     }
 
-    /// Sectors are verified, or hold nothing any more.
+    /// Marks sectors as verified, or as invalid.
     #[inline]
     pub(crate) fn set_verified(&mut self, first: u64, count: u64) {
         let Some(unverified) = &mut self.unverified else { return };
@@ -57,7 +57,7 @@ impl Index {
         }
     }
 
-    /// Makes every clean sector unverified, and gives up second copies of clean sectors.
+    /// Marks every clean sector unverified, and drops second copies of clean sectors.
     pub(crate) fn distrust_clean(&mut self) {
         self.drop_clean_seconds();
         let mut bits = Bitmap::new(self.sums.len() as u64);
@@ -83,7 +83,7 @@ impl Index {
         }
     }
 
-    /// A sector of another index comes here: is it unverified there, so it is here.
+    /// Copies the unverified state of a sector from another index.
     pub(super) fn adopt_unverified(&mut self, other: &Index, from: u64, to: u64) {
         if !other.is_unverified(from) {
             return;

@@ -1,5 +1,5 @@
-//! The two copies of a block, when a cache is recovered: they are made to agree, sector by sector, and of what only one of them
-//! has right, that one counts. `proof.rs` says which is believed where the journal does not.
+//! Reconciles the two copies of each block when a cache is recovered, sector by sector. If only one copy is
+//! correct, it is used. `proof.rs` decides where the journal does not.
 
 use super::Replay;
 use super::proof::Proof;
@@ -7,8 +7,8 @@ use crate::index::restore::Copy;
 use crate::units::FrameNo;
 
 impl Replay {
-    /// Of a dirty sector that one copy has as it is to be, and the other not, the other is given up. A first copy changes
-    /// places with the second before.
+    /// If one copy of a dirty sector is correct and the other is not, drops the other. If the second copy
+    /// is the correct one, the copies are exchanged first.
     pub(super) fn prefer_what_is_there(&mut self, proof: &Proof<'_>) {
         for (sector, sum) in proof.all() {
             let index = self.restoring.index();
@@ -30,8 +30,8 @@ impl Replay {
         }
     }
 
-    /// Makes the copies of each block agree, and empties frames that are not there. Returns how many sectors were
-    /// dirty in those, and nowhere else.
+    /// Makes the copies of each block agree, and empties frames on missing devices. Returns how many
+    /// sectors were dirty only in those.
     pub(super) fn reconcile(&mut self, proof: &Proof<'_>) -> u64 {
         let all = self.restoring.index().frames();
         for second in (0..all).map(FrameNo) {
@@ -44,7 +44,7 @@ impl Replay {
                     self.agree(first, second, proof)
                 }
                 Some(first) if first.0 >= self.frames => {
-                    // The second copy, here or not, has all that matters of it.
+                    // The second copy, present or missing, has all dirty data of it.
                     self.forget_common(first, second);
                 }
                 Some(first) => self.forget_common(second, first),
@@ -60,8 +60,8 @@ impl Replay {
         missing
     }
 
-    /// The second copy has no sector of which the first has another version. Where only one of them has a known
-    /// checksum, both are to have that; where none has, what flash holds decides.
+    /// Makes the second copy hold no sector of which the first has another version. If only one has a known
+    /// checksum, both get it; if neither has, the content of flash decides.
     fn agree(&mut self, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();
@@ -87,7 +87,7 @@ impl Replay {
         }
     }
 
-    /// Takes sectors out of the copy in a frame that is not there, if the other copy has them too.
+    /// Drops sectors of a copy on a missing device if the other copy has them too.
     fn forget_common(&mut self, gone: FrameNo, other: FrameNo) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();

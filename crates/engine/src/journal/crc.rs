@@ -1,8 +1,9 @@
-//! CRC-32C of a page (Castagnoli, reflected, as in iSCSI), eight bytes at a time: S. Gopal et al., "Fast CRC
-//! Computation for iSCSI Polynomial Using CRC32 Instruction" (Intel, 2011) describes this way by tables as well.
+//! CRC-32C of a page (Castagnoli, reflected, as in iSCSI), eight bytes at a time. The method with tables is
+//! also in S. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction" (Intel,
+//! 2011).
 //!
-//! Storage computes checksums of data with the CPU's instruction; the engine sees only journal
-//! pages, has no `unsafe` and no dependency, and is fast enough so.
+//! Storage computes checksums of data with the CPU's instruction. The engine computes those of journal
+//! pages only, without `unsafe` or a dependency, and tables are fast enough for that.
 
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 
@@ -32,7 +33,7 @@ const TABLES: [[u32; 256]; 8] = {
     tables
 };
 
-/// A checksum under way.
+/// A checksum in progress.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Crc(u32);
 

@@ -1,8 +1,8 @@
-//! Bytes of a journal page, as docs/FORMAT.md has them: made here, and judged here.
+//! Encodes and decodes journal pages; docs/FORMAT.md specifies their bytes.
 //!
-//! [`PageBuilder`] writes a page. [`Page::read`] refuses whatever is not a page of ours from end to end: magic, checksum,
-//! and then every number, so that who goes through its records and frames meets nothing out of range. All integers
-//! are little-endian.
+//! [`PageBuilder`] writes a page. [`Page::read`] refuses invalid pages: it checks the magic, the checksum,
+//! and then every number, so that all records and frames of a valid page are in range. All integers are
+//! little-endian.
 
 use super::crc::Crc;
 use super::{CHANGES_MAX, PAGE_BYTES, ZONES};
@@ -26,13 +26,13 @@ const SEGMENT_FRAMES_AT: usize = 0x60;
 const DUMP_RUNS_AT: usize = 0x64;
 const DUMP_END_AT: usize = 0x68;
 const ZONES_AT: usize = 0x80;
-/// Where change records begin.
+/// Offset of the change records.
 const RECORDS_AT: usize = 0x280;
 
 pub(super) const RECORD_BYTES: usize = 16;
-/// What precedes the frames of a run.
+/// Size of the header of a run of frames in bytes.
 pub(super) const RUN_BYTES: usize = 8;
-/// Of the dump at least, in each page.
+/// Minimum size of the dump in each page, bytes.
 pub(super) const DUMP_BYTES_MIN: usize = PAGE_BYTES - RECORDS_AT - CHANGES_MAX * RECORD_BYTES;
 
 const FLAG_CLEAN: u8 = 1;
@@ -57,14 +57,14 @@ pub(super) fn zone_shift(disk_bytes: u64) -> u32 {
     disk_bytes.div_ceil(ZONES as u64).max(1 << 20).next_power_of_two().trailing_zeros()
 }
 
-/// Bytes of a frame with all its sectors valid, in a dump.
+/// Returns the size of a frame in a dump with all its sectors valid, bytes.
 pub(super) fn frame_bytes_max(block_shift: u32) -> usize {
     let sectors = 1usize << block_shift;
     let state = if block_shift == 0 { 0 } else { 3 * sectors.div_ceil(8) };
     4 + 1 + state + 4 * sectors
 }
 
-/// What a page says besides records and dump.
+/// Content of a page besides records and dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) sequence: u64,
@@ -81,7 +81,7 @@ pub(super) struct Header {
     pub(super) zones: Zones,
 }
 
-/// What a change record says.
+/// Kind of a change record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Set { sum: u32, dirty: bool, second: bool },
@@ -90,19 +90,19 @@ pub(super) enum Kind {
     Unproven,
 }
 
-/// A change record. `frame` is numbered by ordinals.
+/// A change record. Frames are numbered by ordinals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) kind: Kind,
     /// First sector inside the block.
     pub(super) first: u8,
-    /// Sectors, 1 to 256; 1 of *set*.
+    /// Number of sectors, 1 to 256; 1 for *set*.
     pub(super) count: u16,
     pub(super) frame: u32,
     pub(super) block: u32,
 }
 
-/// Bits of the sectors of one block.
+/// One bit for each sector of a block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SectorBits([u64; SECTORS_MAX / 64]);
 
@@ -127,7 +127,7 @@ impl SectorBits {
         (self.0[at / 8] >> (at % 8 * 8)) as u8
     }
 
-    /// `None` if a bit beyond `sectors` is set.
+    /// Returns `None` if a bit beyond `sectors` is set.
     fn read(bytes: &[u8], sectors: usize) -> Option<SectorBits> {
         let mut bits = SectorBits::default();
         for (at, byte) in bytes.iter().enumerate() {
@@ -138,7 +138,7 @@ impl SectorBits {
     }
 }
 
-/// A frame as a dump has it.
+/// State of a frame in a dump.
 #[derive(Clone, Debug)]
 pub(super) struct FrameState {
     pub(super) block: u32,
@@ -146,7 +146,7 @@ pub(super) struct FrameState {
     pub(super) valid: SectorBits,
     pub(super) dirty: SectorBits,
     pub(super) unproven: SectorBits,
-    /// Of valid sectors, by sector; the others mean nothing.
+    /// Checksums by sector; undefined for invalid sectors.
     pub(super) sums: [u32; SECTORS_MAX],
 }
 
@@ -162,7 +162,7 @@ impl FrameState {
         }
     }
 
-    /// A frame that holds nothing.
+    /// Resets to a frame without valid sectors.
     pub(super) fn clear(&mut self, block: u32, second: bool) {
         self.block = block;
         self.second = second;
@@ -175,12 +175,12 @@ impl FrameState {
         self.block == NO_BLOCK || self.valid.is_empty()
     }
 
-    /// Is any sector dirty?
+    /// Returns true if any sector is dirty.
     pub(super) fn has_dirty(&self) -> bool {
         !self.dirty.is_empty()
     }
 
-    /// Is no sector valid from this one on?
+    /// Returns true if no sector from this one on is valid.
     fn ends_within(&self, sectors: u16) -> bool {
         let word = |at: u16| match sectors.saturating_sub(64 * at) {
             0 => 0,
@@ -190,7 +190,7 @@ impl FrameState {
         self.valid.is_within(&SectorBits([word(0), word(1), word(2), word(3)]))
     }
 
-    /// Its bytes, at the end of `out`.
+    /// Appends the frame's bytes to `out`.
     fn write(&self, block_shift: u32, out: &mut Vec<u8>) {
         if self.is_empty() {
             out.extend(NO_BLOCK.to_le_bytes());
@@ -214,7 +214,7 @@ impl FrameState {
         }
     }
 
-    /// Reads a frame, and how many bytes it has. `None` if it makes no sense.
+    /// Decodes a frame and returns its length in bytes; `None` if it is malformed.
     fn read(&mut self, bytes: &[u8], block_shift: u32) -> Option<usize> {
         let block = u32::from_le_bytes(*bytes.first_chunk()?);
         self.clear(block, false);
@@ -245,7 +245,7 @@ impl FrameState {
         Some(at)
     }
 
-    /// The rest of a frame of one sector. There are millions of them, so it is short.
+    /// Decodes the rest of a frame of one sector: a fast path, since there are millions of them.
     fn read_single(&mut self, flags: u8, rest: &[u8]) -> Option<usize> {
         let bit = |mask| u64::from(flags & mask != 0);
         let (valid, dirty, unproven) = (bit(FRAME_VALID), bit(FRAME_DIRTY), bit(FRAME_UNPROVEN));
@@ -261,7 +261,7 @@ impl FrameState {
     }
 }
 
-/// A page that was judged sound.
+/// A page that passed all checks.
 #[derive(Debug)]
 pub(super) struct Page<'a> {
     pub(super) header: Header,
@@ -272,8 +272,9 @@ pub(super) struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// `None` for whatever is no page, or speaks of what cannot be. By the way it shows which segments' frames are dumped, by
-    /// the first of each run, and all frames, though the page may turn out to be none of ours yet.
+    /// Decodes a page; `None` if it is malformed. During the checks it reports the segments whose frames
+    /// are dumped, by the first frame of each run, and all frames. The page may turn out to be invalid
+    /// afterwards.
     pub(super) fn read(
         bytes: &'a [u8],
         run: impl FnMut(u32),
@@ -292,7 +293,7 @@ impl<'a> Page<'a> {
         Some(page)
     }
 
-    /// The checksum of what has the length, the magic and the checksum of a page.
+    /// Returns the page's checksum if its length, magic and checksum are correct.
     pub(super) fn sound_checksum(bytes: &[u8]) -> Option<u32> {
         if bytes.len() != PAGE_BYTES || bytes[MAGIC_AT..][..4] != MAGIC {
             return None;
@@ -301,12 +302,12 @@ impl<'a> Page<'a> {
         (crc == checksum(bytes)).then_some(crc)
     }
 
-    /// Its change records, in order.
+    /// Calls `each` with the change records, in order.
     pub(super) fn records(&self, each: impl FnMut(Record)) {
         self.walk_records(each).expect("judged before");
     }
 
-    /// Its frames, in order.
+    /// Calls `each` with the dumped frames, in order.
     pub(super) fn dump(&self, state: &mut FrameState, each: impl FnMut(u32, &FrameState)) {
         self.walk_dump(state, |_| (), each).expect("judged before");
     }
@@ -385,7 +386,7 @@ impl Header {
             segment_frames: u32_at(bytes, SEGMENT_FRAMES_AT),
             zones: *bytes[ZONES_AT..].first_chunk()?,
         };
-        // Either a dump is named, and lies before what is committed, or nothing is.
+        // Either a dump is named, and lies before the committed sequence number, or none is.
         let in_order = match header.dump_begin {
             0 => header.dump_end == 0 && header.committed == 0 && header.sequence > 0,
             begin => begin <= header.dump_end && header.dump_end <= header.committed,
@@ -399,7 +400,7 @@ impl Header {
         sound.then_some(header)
     }
 
-    /// Sectors of a block that lie on the disk.
+    /// Returns the number of a block's sectors that lie on the disk.
     fn sectors_of(&self, block: u32) -> u16 {
         let sectors = self.disk_bytes.div_ceil(SECTOR_BYTES);
         let before = u64::from(block) << self.block_shift;
@@ -419,14 +420,14 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..][..8].try_into().expect("eight bytes"))
 }
 
-/// A page in the making, at the end of a vector.
+/// A page under construction at the end of a vector.
 pub(super) struct PageBuilder<'a> {
     out: &'a mut Vec<u8>,
     start: usize,
     block_shift: u32,
     changes: u16,
     runs: u16,
-    /// Where the run that is being written begins, its next frame, and how many it has.
+    /// Start of the run that is being written, its next frame, and its length.
     run: Option<(usize, u32, u32)>,
     segment_frames: u32,
 }
@@ -453,7 +454,7 @@ impl<'a> PageBuilder<'a> {
         PageBuilder { out, start, block_shift, changes: 0, runs: 0, run: None, segment_frames }
     }
 
-    /// Before the first frame.
+    /// Adds a record; all records come before the first frame.
     pub(super) fn record(&mut self, record: &Record) {
         assert!(usize::from(self.changes) < CHANGES_MAX && self.runs == 0, "records come first");
         self.changes += 1;
@@ -473,7 +474,7 @@ impl<'a> PageBuilder<'a> {
         self.out.extend(sum.to_le_bytes());
     }
 
-    /// Adds a frame to the dump; `false` when it has no room.
+    /// Adds a frame to the dump; returns false if there is no room.
     pub(super) fn frame(&mut self, number: u32, state: &FrameState) -> bool {
         let before = self.out.len();
         let run = match self.run {
@@ -499,7 +500,7 @@ impl<'a> PageBuilder<'a> {
         true
     }
 
-    /// Fills the page up and adds its checksum.
+    /// Pads the page and adds its checksum.
     pub(super) fn finish(self) {
         self.out.resize(self.start + PAGE_BYTES, 0);
         let page = &mut self.out[self.start..];
@@ -510,7 +511,7 @@ impl<'a> PageBuilder<'a> {
     }
 }
 
-/// Makes a page out of what a fuzzer made: of this cache and ring 3, with the right magic and checksum.
+/// Makes a valid page from a fuzzer's bytes: of this cache and ring 3, with the right magic and checksum.
 pub(super) fn seal_bytes(page: &mut [u8; PAGE_BYTES], cache: &[u8; 16]) {
     page[MAGIC_AT..][..4].copy_from_slice(&MAGIC);
     page[CACHE_AT..][..16].copy_from_slice(cache);
@@ -519,7 +520,7 @@ pub(super) fn seal_bytes(page: &mut [u8; PAGE_BYTES], cache: &[u8; 16]) {
     page[CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Of a page, its own four bytes taken as zeroes.
+/// Returns the checksum of a page, with its own four bytes taken as zeroes.
 fn checksum(page: &[u8]) -> u32 {
     Crc::new().add(&page[..CRC_AT]).add(&[0; 4]).add(&page[CRC_AT + 4..]).finish()
 }

@@ -1,8 +1,9 @@
-//! The journal of a persistent cache: what its pages say, and how an index is made of them again.
+//! The journal of a persistent cache: its pages, and recovery of the index from them.
 //!
-//! docs/FORMAT.md has the bytes, docs/decisions/0006 the reasons. Pure: pages come in as bytes and go out as bytes.
-//! Writing: [`Writer`]. Reading: [`Survey`] looks at every page of a ring and finds out which count;
-//! [`Replay`] applies those, and names the sectors that have to be proved; the end is a [`Recovered`].
+//! docs/FORMAT.md specifies the bytes, docs/decisions/0006 gives the reasons. No I/O: pages come in and go
+//! out as bytes. Writing: [`Writer`]. Reading: [`Survey`] reads every page of a ring and determines which
+//! are valid. [`Replay`] applies those, and lists the sectors whose checksums must be verified. The result
+//! is a [`Recovered`].
 
 mod copies;
 mod crc;
@@ -22,17 +23,17 @@ pub use survey::{Plan, Ring, Survey};
 pub use writer::ring_pages_min;
 pub(crate) use writer::{Change, Descriptor, Writer};
 
-/// Bytes of a page.
+/// Size of a page in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Change records in a page at most: the rest of it moves the dump on.
+/// Maximum number of change records per page; the rest of the page continues the dump.
 pub const CHANGES_MAX: usize = 54;
 
-/// Zones of a disk at most.
+/// Maximum number of zones of a disk.
 pub const ZONES: usize = 4096;
 
-/// Recovers from a ring of arbitrary bytes, a page for each 4096 of them: what a fuzzer calls. With `sealed`, each page gets
-/// the magic and the checksum it should have, and belongs where it is. Returns what was found, if anything was.
+/// Recovers from a ring of arbitrary bytes, 4096 per page; for fuzzers. With `sealed`, each page gets the
+/// correct magic, checksum and position first. Returns the summary, if recovery succeeded.
 #[doc(hidden)]
 pub fn replay_bytes(bytes: &[u8], sealed: bool) -> Option<Summary> {
     let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();
@@ -48,7 +49,7 @@ pub fn replay_bytes(bytes: &[u8], sealed: bool) -> Option<Summary> {
         survey.page(0, sequence % count, page);
     }
     let Ring::Whole(plan) = survey.finish() else { return None };
-    // In earnest the pool says how large a segment is, and how many there are.
+    // In the daemon the pool defines the size and number of segments.
     if plan.segment_frames > 1 << 12 {
         return None;
     }

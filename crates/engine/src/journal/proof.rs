@@ -1,29 +1,29 @@
-//! What flash holds of sectors about which the journal leaves a doubt, and what follows from it.
+//! Decides, from the content of flash, about sectors that the journal leaves in doubt.
 //!
-//! A dirty sector that is overwritten in place has no checksum until the next commit. Where it has two copies, a crash leaves
-//! two that may differ, and nothing says which is right. Both are read then:
+//! A dirty sector that is overwritten in place has no checksum until the next commit. If it has two copies,
+//! they may differ after a crash, and the journal does not say which is right. Both are read then:
 //!
-//! | the copies | what counts |
+//! | the copies | decision |
 //! |---|---|
-//! | are equal | what they hold |
+//! | are equal | their content |
 //! | one cannot be read | the other |
-//! | differ, and one's segment is worse | the other: of the sectors with known checksums that were read, more of its own are right |
-//! | differ, and one is what was committed last | that one: the change after it was never answered, or is lost with the other device |
-//! | differ otherwise | the first: none was ever called durable |
+//! | differ, and one's segment is worse | the other: more of its segment's sectors with known checksums are right |
+//! | differ, and one matches the last commit | that one: the change after it was never answered, or is lost with the other device |
+//! | differ otherwise | the first: neither was ever reported durable |
 
 use crate::index::Index;
 
-/// Sectors with known checksums that are read in a segment, to learn how far it can be believed.
+/// Number of sectors with known checksums that are read per segment, to estimate its reliability.
 const PROBES: usize = 32;
 
-/// Sectors of flash that were read, and what they hold.
+/// Sectors that were read from flash, and their content.
 pub(super) struct Proof<'a> {
     /// Cache sectors, in order.
     sectors: Vec<u64>,
-    /// Of each its checksum, `None` where it cannot be read.
+    /// The checksum of each sector; `None` if it is unreadable.
     sums: &'a [Option<u32>],
     sectors_in_segment: u64,
-    /// By segment: sectors that are wrong, and all that were looked at.
+    /// By segment: the number of wrong sectors, and of all compared ones.
     wrong: Vec<(u64, u64)>,
 }
 
@@ -33,17 +33,17 @@ impl<'a> Proof<'a> {
         Proof { sectors, sums, sectors_in_segment, wrong: Vec::new() }
     }
 
-    /// What a sector holds; `None` where it was not read, or cannot be.
+    /// Returns the checksum of a sector; `None` if it was not read or is unreadable.
     pub(super) fn sum(&self, sector: u64) -> Option<u32> {
         self.sums[self.sectors.binary_search(&sector).ok()?]
     }
 
-    /// All sectors that were read.
+    /// Returns all sectors that were read.
     pub(super) fn all(&self) -> impl Iterator<Item = (u64, Option<u32>)> + '_ {
         self.sectors.iter().copied().zip(self.sums.iter().copied())
     }
 
-    /// Compares what was read with an index that says what it should be.
+    /// Compares the sectors read with the checksums in an index.
     pub(super) fn judge(&mut self, index: &Index) {
         for (sector, sum) in self.sectors.iter().zip(self.sums) {
             if !index.is_valid(*sector) || index.is_unproven(*sector) {
@@ -58,7 +58,7 @@ impl<'a> Proof<'a> {
         }
     }
 
-    /// The checksum of a sector with two copies, of which the journal has `last`.
+    /// Returns the checksum of a sector with two copies, whose committed checksum is `last`.
     pub(super) fn choose(&self, first: u64, second: u64, last: u32) -> Option<u32> {
         let (one, two) = match (self.sum(first), self.sum(second)) {
             (Some(one), Some(two)) => (one, two),
@@ -69,14 +69,14 @@ impl<'a> Proof<'a> {
             self.wrong.get(segment).copied().unwrap_or((0, 0))
         };
         let ((wrong_one, all_one), (wrong_two, all_two)) = (wrong(first), wrong(second));
-        // Fractions without division; nothing known is nothing wrong.
+        // Compares the fractions without division; no compared sector counts as no error.
         let badness = (wrong_one * all_two.max(1)).cmp(&(wrong_two * all_one.max(1)));
         let is_second = badness.then_with(|| (two == last).cmp(&(one == last))).is_gt();
         Some(if is_second { two } else { one })
     }
 }
 
-/// Sectors of known checksum, a few in each segment that holds one of `doubtful`.
+/// Returns sectors with known checksums, a few in each segment that holds one of `doubtful`.
 pub(super) fn probes(index: &Index, doubtful: &[u64], sectors_in_segment: u64) -> Vec<u64> {
     let mut segments: Vec<u64> = doubtful.iter().map(|sector| sector / sectors_in_segment).collect();
     segments.sort_unstable();
@@ -102,7 +102,8 @@ mod tests {
         restoring.finish(8)
     }
 
-    /// What counts when flash has `known` of sectors 0, 1, 2 and 4, and `one` and `two` of the copies in 3 and 7.
+    /// Returns the decision if flash has `known` in sectors 0, 1, 2 and 4, and `one` and `two` in the
+    /// copies 3 and 7.
     fn chosen(known: [u32; 4], one: Option<u32>, two: Option<u32>) -> Option<u32> {
         let [a, b, c, d] = known.map(Some);
         let sums = [a, b, c, one, d, two];

@@ -1,70 +1,71 @@
-//! What an earlier journal tells of a cache, and what its owner may ask of it before it is used.
+//! A cache recovered from its journal, and queries and changes before it is used.
 
 use super::format::SECTORS_MAX;
 use crate::index::Index;
 use crate::regions::Regions;
 use crate::units::{FrameNo, SECTOR_BYTES};
 
-/// What an earlier journal tells of a cache: its index, and what is to be known of it.
+/// A cache recovered from its journal: its index, and its summary.
 #[derive(Clone, Debug)]
 pub struct Recovered {
     pub(crate) index: Index,
-    /// What was found.
+    /// Summary of the recovery.
     pub summary: Summary,
     pub(super) block_shift: u32,
     pub(super) segment_frames: u32,
 }
 
-/// A recovered cache in figures.
+/// Counts of a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// The cache was closed cleanly.
     pub clean: bool,
-    /// Sectors that hold data.
+    /// Number of valid sectors.
     pub sectors_valid: u64,
-    /// Of these, not on the backing.
+    /// Number of dirty sectors among them.
     pub sectors_dirty: u64,
-    /// Sectors whose last write before the crash did not reach flash whole, and were not flushed.
+    /// Number of sectors whose last write before the crash did not reach flash completely, and was not
+    /// flushed.
     pub sectors_undone: u64,
-    /// Sectors whose two copies differed where nothing was committed of either: one of them was chosen.
+    /// Number of sectors whose two copies differed where no commit decided: one of them was chosen.
     pub sectors_parted: u64,
-    /// Clean sectors given up because the backing was being written near them.
+    /// Number of clean sectors that were dropped because writes to the backing near them were in progress.
     pub sectors_distrusted: u64,
-    /// Sectors that are dirty in segments that are not there: acknowledged writes that are lost unless those segments
-    /// come back.
+    /// Number of dirty sectors in missing segments: acknowledged writes that are lost unless those segments
+    /// return.
     pub sectors_missing: u64,
-    /// Bytes of the disk that the cache was of.
+    /// Size of the cached disk in bytes.
     pub disk_bytes: u64,
-    /// What the daemon knew its backing by.
+    /// The daemon's identity of the backing.
     pub identity: [u8; 32],
-    /// Cache block, bytes.
+    /// Size of a cache block in bytes.
     pub block_bytes: u32,
 }
 
-/// A sector that is not on the backing.
+/// A dirty sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtySector {
-    /// Of the disk.
+    /// Sector of the disk.
     pub sector: u64,
-    /// Where it is.
+    /// Position of the first copy.
     pub place: FlashSector,
-    /// Where it is too.
+    /// Position of the second copy, if there is one.
     pub second: Option<FlashSector>,
 }
 
-/// A place of a sector on flash.
+/// Position of a sector on flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlashSector {
-    /// The segment, by its place among the ordinals that [`Replay`](super::Replay) was given.
+    /// The segment, as an index into the ordinals that [`Replay`](super::Replay) was given.
     pub segment: u32,
-    /// In the segment.
+    /// Sector in the segment.
     pub sector: u64,
     /// CRC-32C, if it is known.
     pub sum: Option<u32>,
 }
 
 impl Recovered {
-    /// Up to `count` clean sectors of the disk and their checksums, spread evenly over the cache.
+    /// Returns up to `count` clean sectors of the disk and their checksums, spread evenly over the cache.
     pub fn samples(&self, count: usize) -> Vec<(u64, u32)> {
         let is_clean = |sector: &u64| self.index.is_valid(*sector) && !self.index.is_dirty(*sector);
         let clean = || {
@@ -74,7 +75,7 @@ impl Recovered {
         };
         let total = clean().count();
         let wanted = count.min(total);
-        // Every place of the list that begins a new one of `wanted` equal parts.
+        // True at each position that starts a new one of `wanted` equal parts.
         let begins_part = |i: usize| (i as u128 * wanted as u128) / total as u128;
         clean()
             .enumerate()
@@ -83,7 +84,7 @@ impl Recovered {
             .collect()
     }
 
-    /// Dirty sectors, in the order of the disk.
+    /// Returns the dirty sectors, in the order of the disk.
     pub fn dirty(&self) -> impl Iterator<Item = DirtySector> + use<'_> {
         let is_dirty =
             |frame: &FrameNo| self.index.count_dirty(self.index.first_sector(*frame), self.per_block()) > 0;
@@ -105,31 +106,31 @@ impl Recovered {
         })
     }
 
-    /// Gives up everything that is on the backing too.
+    /// Drops all clean sectors.
     pub fn drop_clean(&mut self) {
         self.index.retain(|_, dirty| dirty);
         self.count();
     }
 
-    /// Nothing says that the backing is unchanged: clean sectors are served only after they were compared with it.
+    /// The backing may have changed: clean sectors are served only after they were compared with it.
     pub fn distrust_clean(&mut self) {
         self.index.distrust_clean();
         self.count();
     }
 
-    /// Sectors that are to be compared with the backing.
+    /// Returns the number of sectors that must be compared with the backing.
     pub fn sectors_unverified(&self) -> u64 {
         self.index.unverified_sectors()
     }
 
-    /// Gives up everything in these places of the disk.
+    /// Drops all sectors in these regions of the disk.
     pub fn drop_regions(&mut self, regions: &Regions) {
         self.index.retain(|sector, _| !regions.contains(sector));
         self.count();
     }
 
-    /// The disk has got larger since: it has so many bytes now, and a cache that takes this over is for them. The sector that
-    /// the old end lies in, if that is not a whole one, is given up; it is on the backing.
+    /// Adapts to a disk that has grown to `disk_bytes`, so that a cache for the new size can use this
+    /// index. A partial sector at the old end is dropped; it is on the backing.
     pub fn grow(&mut self, disk_bytes: u64) {
         let before = std::mem::replace(&mut self.summary.disk_bytes, disk_bytes);
         assert!(before <= disk_bytes, "disks do not shrink");
@@ -140,7 +141,7 @@ impl Recovered {
         }
     }
 
-    /// Gives up everything that is not on the backing: acknowledged writes are lost.
+    /// Drops all dirty sectors: acknowledged writes are lost.
     pub fn discard_dirty(&mut self) {
         self.index.retain(|_, dirty| !dirty);
         self.count();
@@ -161,13 +162,13 @@ impl Recovered {
         first..first + self.per_block()
     }
 
-    /// Of a cache sector in use.
+    /// Returns the disk sector of a used cache sector.
     fn disk_sector(&self, sector: u64) -> u64 {
         let block = self.index.block(FrameNo((sector >> self.block_shift) as u32));
         (u64::from(block.0) << self.block_shift) + sector % self.per_block()
     }
 
-    /// Of a cache sector, if it is dirty.
+    /// Returns the position of a cache sector, if it is dirty.
     fn flash_sector(&self, sector: u64) -> Option<FlashSector> {
         let per_segment = u64::from(self.segment_frames) << self.block_shift;
         self.index.is_dirty(sector).then(|| FlashSector {

@@ -1,7 +1,7 @@
-//! Second reading of a ring: its records and its dump make an index.
+//! Second reading of a ring: builds an index from its records and its dump.
 //!
-//! Up to the last commit that the ring knows of, everything counts. After it comes the *tail*: pages that may have
-//! reached flash before the data they speak of, or long after, when what they speak of had been overwritten already.
+//! Records up to the last known commit are all valid. The records after it are the *tail*: their pages may
+//! have reached flash before the data that they describe, or after that data had been overwritten.
 //!
 //! | record in the tail | condition | outcome |
 //! |---|---|---|
@@ -11,9 +11,10 @@
 //! | *clean* | the frame holds the block | as before a commit; a sector that is undone there holds nothing |
 //! | *drop* | the frame holds the block | as before a commit |
 //! | *unproven* | the frame holds the block, and the sector is dirty | as before a commit |
-//! | *set* clean, *clean*, *drop* | the sector of the block is undone in that frame | what an older frame has of it holds nothing either |
+//! | *set* clean, *clean*, *drop* | the sector of the block is undone in that frame | an older frame's copy of it is invalid too |
 //!
-//! The last row is what makes an old copy go that a *set* had replaced: the record says that the backing has what was newer.
+//! The last row removes an old copy that a *set* had replaced: the record shows that the backing has newer
+//! data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -27,21 +28,21 @@ use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
 /// Why a ring cannot be replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplayError {
-    /// A page is not what it was at the first reading.
+    /// A page differs from the first reading.
     Changed {
         /// Its sequence number.
         sequence: u64,
     },
-    /// Segments of this size are not what the journal is of.
+    /// The journal is of segments of another size.
     SegmentBytes {
-        /// Bytes in a segment, as the journal has it.
+        /// Segment size in the journal, bytes.
         expected: u64,
     },
-    /// There is no data segment at all.
+    /// There is no data segment.
     NoSegments,
     /// Two segments have this ordinal.
     SegmentTwice(u32),
-    /// The journal speaks of more frames than there can be, or of frames in no segment.
+    /// The journal has more frames than possible, or frames in no segment.
     Senseless,
 }
 
@@ -63,35 +64,35 @@ impl fmt::Display for ReplayError {
 
 impl std::error::Error for ReplayError {}
 
-/// See the module's text. First [`page`](Replay::page) for each of [`Plan::reads`], then
-/// [`to_prove`](Replay::to_prove), then [`finish`](Replay::finish).
+/// The replay of a ring; see the module documentation. First [`page`](Replay::page) for each of
+/// [`Plan::reads`], then [`to_prove`](Replay::to_prove), then [`finish`](Replay::finish).
 #[derive(Debug)]
 pub struct Replay {
     pub(super) plan: Plan,
-    /// Ordinals, and the first frame of each segment in memory; segments that are not there come last.
+    /// Ordinal and first frame in memory of each segment; missing segments come last.
     segments: Vec<(u32, u32)>,
-    /// Frames of segments that are there.
+    /// Number of frames in present segments.
     pub(super) frames: u32,
     pub(super) restoring: Restoring,
     /// The sequence number of the next page.
     next: u64,
-    /// Frames described by the dump, and how many they must be at least.
+    /// Number of frames described by the dump, and its required minimum.
     dumped: u64,
     dumped_min: u64,
-    /// With frames as in memory.
+    /// Records of the tail, with frames as in memory.
     tail: Vec<Record>,
     zones: Zones,
     scratch: Box<FrameState>,
-    /// What is to be proved, cache sectors in order.
+    /// Cache sectors whose checksums must be verified, in order.
     doubtful: Vec<u64>,
-    /// Sectors without a checksum whose copies differ.
+    /// Number of sectors without a checksum whose copies differ.
     pub(super) parted: u64,
-    /// Blocks of the page at hand, and frames of its records.
+    /// Blocks of the current page, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
 
 impl Replay {
-    /// `ordinals` are those of all data segments that are there, in the order of memory.
+    /// `ordinals` are those of all present data segments, in the order of memory.
     pub fn new(plan: Plan, segment_bytes: u64, ordinals: &[u32]) -> Result<Replay, ReplayError> {
         let segment_frames = plan.segment_frames;
         let expected = u64::from(segment_frames) * u64::from(plan.block_bytes);
@@ -108,7 +109,7 @@ impl Replay {
         }
         let absent: Vec<u32> =
             plan.ordinals.iter().copied().filter(|ordinal| sorted.binary_search(ordinal).is_err()).collect();
-        // A dump describes every frame. So a page that invents segments takes no memory to speak of.
+        // A dump describes every frame. So a page that invents segments causes no large allocation.
         let dumped_min = absent.len() as u64 * u64::from(segment_frames);
         let entries_max = plan.chosen.len() as u64 * (super::PAGE_BYTES / 4) as u64;
         let all = (ordinals.len() + absent.len()) as u64 * u64::from(segment_frames);
@@ -135,7 +136,7 @@ impl Replay {
         })
     }
 
-    /// The next page.
+    /// Applies the next page.
     pub fn page(&mut self, bytes: &[u8]) -> Result<(), ReplayError> {
         let sequence = self.next;
         assert!(sequence <= self.plan.end, "no more pages than were asked for");
@@ -187,8 +188,8 @@ impl Replay {
         if all_known { Ok(()) } else { Err(ReplayError::Senseless) }
     }
 
-    /// Looks at all places of the index that a page is about to change. In a large index each of them is a cache
-    /// miss; here nothing depends on any of them, so that they are waited for together. Saves a third of a replay.
+    /// Reads all index entries that a page is about to change. In a large index each of them is a cache
+    /// miss; these reads are independent, so that the misses overlap. Saves a third of a replay.
     fn look_ahead(&mut self, page: &Page<'_>) {
         let (blocks, frames) = &mut self.ahead;
         page.records(|record| {
@@ -200,8 +201,8 @@ impl Replay {
         std::hint::black_box(seen);
     }
 
-    /// Cache sectors to be read, in order: those that dirty *sets* of the tail speak of, those that may differ in two copies, and
-    /// some that tell how good their segments are.
+    /// Returns cache sectors to read, in order: those of dirty *sets* in the tail, those whose two copies
+    /// may differ, and samples of their segments.
     fn find_doubtful(&self) -> Vec<u64> {
         let index = self.restoring.index();
         let unproven = self.tail.iter().filter(|record| record.kind == Kind::Unproven);
@@ -219,26 +220,28 @@ impl Replay {
         sectors
     }
 
-    /// Does the other copy of its block have this sector too?
+    /// Returns true if the other copy of its block has this sector too.
     fn has_twin(&self, sector: u64) -> bool {
         self.restoring.twin(sector).is_some_and(|(_, twin)| self.restoring.index().is_valid(twin))
     }
 
-    /// Sectors to be read from flash, whose checksums decide about the tail: the segment, by its place among the
-    /// ordinals, and the sector in the segment.
+    /// Returns sectors to read from flash, whose checksums decide about the tail: the segment, as an index
+    /// into the ordinals, and the sector in the segment.
     pub fn to_prove(&mut self) -> Vec<(u32, u64)> {
         let per_segment = self.sectors_in_segment();
         self.doubtful = self.find_doubtful();
         self.doubtful.iter().map(|sector| ((sector / per_segment) as u32, sector % per_segment)).collect()
     }
 
-    /// `sums`: for each of [`to_prove`](Replay::to_prove) the CRC-32C of what flash holds, `None` when it is unreadable.
+    /// `sums`: the CRC-32C of the flash content of each of [`to_prove`](Replay::to_prove); `None` if it is
+    /// unreadable.
     pub fn finish(mut self, sums: &[Option<u32>]) -> Recovered {
         assert!(self.next > self.plan.end, "all pages were read");
         let mut proof = Proof::new(std::mem::take(&mut self.doubtful), sums, self.sectors_in_segment());
         let sectors_undone = self.apply_tail(|sector| proof.sum(sector));
         proof.judge(self.restoring.index());
-        // What is clean and known to be something else on flash need not be found out again.
+        // A clean sector with another checksum on flash is dropped now; later verification would find it
+        // too.
         for (sector, sum) in proof.all() {
             let index = self.restoring.index();
             if index.is_valid(sector) && !index.is_dirty(sector) && sum != Some(index.sum(sector)) {
@@ -248,7 +251,7 @@ impl Replay {
         self.prefer_what_is_there(&proof);
         let sectors_distrusted = if self.plan.clean { 0 } else { self.distrust() };
         let sectors_missing = self.reconcile(&proof);
-        // Again, for what has got its checksum only now.
+        // Again, for sectors whose checksum is known only now.
         self.prefer_what_is_there(&proof);
         let index = self.restoring.finish(self.frames);
         let summary = Summary {
@@ -271,14 +274,14 @@ impl Replay {
         }
     }
 
-    /// Applies the tail. Returns how many sectors are undone.
+    /// Applies the tail. Returns the number of undone sectors.
     fn apply_tail(&mut self, on_flash: impl Fn(u64) -> Option<u32>) -> u64 {
-        // By sector of the disk and copy: the frame that should have got it.
+        // By disk sector and copy: the frame of the undone *set*.
         let mut undone: BTreeMap<(u64, bool), u32> = BTreeMap::new();
         let shift = self.plan.block_shift;
         let disk_sector = |record: &Record, i: u16| (u64::from(record.block) << shift) + u64::from(i);
         let tail = std::mem::take(&mut self.tail);
-        // One copy that reached flash proves what the other, which may be spoilt, was to hold.
+        // If one copy reached flash, it proves the content of the other, which may be damaged.
         let proofs = tail.iter().filter_map(|record| match record.kind {
             Kind::Set { sum, dirty: true, .. } if on_flash(self.sector(record)) == Some(sum) => {
                 Some((disk_sector(record, u16::from(record.first)), sum))
@@ -316,7 +319,7 @@ impl Replay {
         undone.len() as u64
     }
 
-    /// This sector of this copy of a block holds nothing.
+    /// Invalidates this sector of this copy of a block.
     fn forget(&mut self, block: BlockNo, copy: Copy, sector: u16) {
         if let Some(frame) = self.restoring.find(block, copy) {
             let first = self.restoring.index().first_sector(frame);
@@ -324,7 +327,7 @@ impl Replay {
         }
     }
 
-    /// Gives up what is clean in marked zones. Returns how many sectors.
+    /// Drops clean sectors in marked zones. Returns their number.
     fn distrust(&mut self) -> u64 {
         if self.zones == [0; ZONES / 8] {
             return 0;
@@ -348,7 +351,7 @@ impl Replay {
         given_up
     }
 
-    /// Sectors in segments that are there.
+    /// Returns the number of sectors in present segments.
     fn sectors(&self) -> u64 {
         u64::from(self.frames) << self.plan.block_shift
     }
@@ -357,13 +360,13 @@ impl Replay {
         u64::from(self.plan.segment_frames) << self.plan.block_shift
     }
 
-    /// The first cache sector of a record.
+    /// Returns the first cache sector of a record.
     fn sector(&self, record: &Record) -> u64 {
         (u64::from(record.frame) << self.plan.block_shift) + u64::from(record.first)
     }
 }
 
-/// The frame in memory of a frame on flash.
+/// Returns the frame in memory of a frame on flash.
 fn place(segments: &[(u32, u32)], segment_frames: u32, number: u32) -> Option<u32> {
     let at = segments.binary_search_by_key(&(number / segment_frames), |(ordinal, _)| *ordinal).ok()?;
     Some(segments[at].1 + number % segment_frames)
@@ -373,7 +376,7 @@ fn is_dirty_set(record: &Record) -> bool {
     matches!(record.kind, Kind::Set { dirty: true, .. })
 }
 
-/// What a record says is so.
+/// Applies a record.
 fn apply(restoring: &mut Restoring, record: &Record) {
     let (frame, block) = (FrameNo(record.frame), BlockNo(record.block));
     let first = restoring.index().first_sector(frame) + u64::from(record.first);
@@ -386,7 +389,8 @@ fn apply(restoring: &mut Restoring, record: &Record) {
     if restoring.block(frame) != Some(block) {
         return;
     }
-    // What is so of the first copy is so of the second, whose record may have been lost. Not the other way round.
+    // The state of the first copy applies to the second, whose record may have been lost; the reverse does
+    // not hold.
     let second = Some(block).filter(|_| restoring.copy(frame) == Copy::First);
     let second = second.and_then(|block| restoring.find(block, Copy::Second));
     let too = second.map(|second| restoring.index().first_sector(second) + u64::from(record.first));
@@ -408,7 +412,7 @@ fn apply(restoring: &mut Restoring, record: &Record) {
 }
 
 impl Restoring {
-    /// A frame is as a dump has it.
+    /// Sets a frame to its state in a dump.
     fn show(&mut self, frame: FrameNo, state: &FrameState) {
         if state.is_empty() {
             self.vacate(frame);
@@ -431,7 +435,7 @@ impl Restoring {
 }
 
 impl Plan {
-    /// Do this page and the plan speak of the same cache?
+    /// Returns true if this page belongs to the plan's cache.
     fn is_of(&self, page: &Page<'_>) -> bool {
         let header = &page.header;
         header.block_shift == self.block_shift

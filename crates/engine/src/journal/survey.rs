@@ -1,15 +1,17 @@
-//! First reading of a ring: which pages are there, where the journal ends, and from where on it is to be read.
+//! First reading of a ring: finds the valid pages, the end of the journal, and where the second reading
+//! starts.
 //!
 //! | pages | outcome |
 //! |---|---|
-//! | an end, and none that knows of a commit after it | [`Ring::Whole`] up to the end |
-//! | any that knows of a commit after the end, or of one and there is no end | [`Ring::Damaged`] |
-//! | none of both | [`Ring::Unfinished`] |
+//! | an end, and no page that records a commit after it | [`Ring::Whole`] up to the end |
+//! | a page that records a commit after the end, or a commit without an end | [`Ring::Damaged`] |
+//! | neither | [`Ring::Unfinished`] |
 //!
-//! Pages come in any order and from both copies; garbage is no page. Takes 40 bytes for each page of each copy.
+//! Pages come in any order and from both copies; invalid pages are ignored. Takes 40 bytes for each page of
+//! each copy.
 //!
-//! By the way it learns where on the disk something may be dirty: whatever any page calls so. What the second reading finds dirty
-//! is all in there, as it reads the same pages again.
+//! It also collects the regions of the disk that may be dirty: all that any page records as dirty. They
+//! include everything that the second reading finds dirty, as it reads the same pages again.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +19,7 @@ use super::format::{FrameState, Header, Kind, Page};
 use crate::regions::Regions;
 use crate::units::SECTOR_BYTES;
 
-/// What is remembered of a page.
+/// State of a page.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     /// 0: no page.
@@ -29,7 +31,8 @@ struct Seen {
     clean: bool,
 }
 
-/// See the module's text. First [`page`](Survey::page) for each page, then [`finish`](Survey::finish).
+/// The survey of a ring; see the module documentation. First [`page`](Survey::page) for each page, then
+/// [`finish`](Survey::finish).
 #[derive(Clone, Debug)]
 pub struct Survey {
     cache: [u8; 16],
@@ -37,60 +40,60 @@ pub struct Survey {
     pages: u64,
     /// By copy and page number.
     seen: Vec<Vec<Seen>>,
-    /// The newest page's; what of it is the same in all pages is what counts.
+    /// Header of the newest page, whose fields that are equal in all pages are used.
     newest: Option<Box<Header>>,
     ordinals: BTreeSet<u32>,
-    /// What may be dirty; none before the first page.
+    /// Regions that may be dirty; `None` before the first page.
     doubtful: Option<Regions>,
-    /// Blocks that the current page calls dirty.
+    /// Blocks that the current page records as dirty.
     dirty: Vec<u32>,
 }
 
-/// What a ring turned out to be.
+/// State of a ring.
 #[derive(Clone, Debug)]
 pub enum Ring {
-    /// It was never brought into being: the next lower ring counts.
+    /// It was never completed: the ring with the next lower number is valid.
     Unfinished,
-    /// Something that was durable is not there.
+    /// A durable page is missing.
     Damaged {
-        /// A page that is missing, by its sequence number.
+        /// Sequence number of a missing page.
         missing: u64,
     },
-    /// It can be read.
+    /// It is readable.
     Whole(Plan),
 }
 
-/// Which pages to read again, and what is known before.
+/// The pages to read again, and facts known before that.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Cache block, bytes.
+    /// Size of a cache block in bytes.
     pub block_bytes: u32,
-    /// Of the disk.
+    /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// What the daemon knew the backing by.
+    /// The daemon's identity of the backing.
     pub identity: [u8; 32],
     /// The cache was closed cleanly.
     pub clean: bool,
-    /// Whatever may be dirty is in here.
+    /// Regions that include all dirty data.
     pub doubtful: Regions,
     pub(super) block_shift: u32,
     pub(super) segment_frames: u32,
-    /// Sequence numbers: of the first and last page to be read, the last one that is known to be durable, and the
-    /// last one of the dump.
+    /// Sequence numbers: first and last page to read, last page known to be durable, and last page of the
+    /// dump.
     pub(super) begin: u64,
     pub(super) end: u64,
     pub(super) committed: u64,
     pub(super) dump_end: u64,
-    /// Pages of the ring.
+    /// Number of pages of the ring.
     pages: u64,
-    /// Of each page from `begin` on: which copy, and its checksum.
+    /// For each page from `begin` on: the copy to read, and its checksum.
     pub(super) chosen: Vec<(u8, u32)>,
-    /// Of all segments that dumps speak of.
+    /// Ordinals of all segments in dumps.
     pub(super) ordinals: Vec<u32>,
 }
 
 impl Survey {
-    /// Of a ring of `pages` pages in each of its `copies` copies.
+    /// Creates a survey of a ring of `pages` pages in each of its `copies` copies.
     pub fn new(cache: [u8; 16], ring: u32, copies: usize, pages: u64) -> Survey {
         assert!((1..=2).contains(&copies), "a ring has one or two copies");
         let nothing = Seen { sequence: 0, committed: 0, dump_begin: 0, dump_end: 0, crc: 0, clean: false };
@@ -107,10 +110,10 @@ impl Survey {
         }
     }
 
-    /// What a copy holds at a page number. An unreadable page is not shown.
+    /// Adds a page of a copy. Unreadable pages are not added.
     pub fn page(&mut self, copy: usize, number: u64, bytes: &[u8]) {
         if let Some(twin) = self.twin(copy, number, bytes) {
-            // The other copy has told everything that this one would.
+            // The other copy has the same bytes, so nothing new is in this one.
             self.seen[copy][number as usize] = twin;
             return;
         }
@@ -144,19 +147,19 @@ impl Survey {
         }
     }
 
-    /// What was seen in the other copy, if these are the same bytes.
+    /// Returns the state of the page in the other copy, if its bytes are equal.
     fn twin(&self, copy: usize, number: u64, bytes: &[u8]) -> Option<Seen> {
         let others = self.seen.get(1usize.checked_sub(copy)?)?;
         let twin = others.get(number as usize).filter(|twin| twin.sequence > 0)?;
         (Page::sound_checksum(bytes) == Some(twin.crc)).then_some(*twin)
     }
 
-    /// Notes what a page of ours calls dirty, or may have.
+    /// Records what a valid page describes as dirty, or possibly dirty.
     fn note_doubtful(&mut self, page: &Page<'_>) {
         let header = &page.header;
         let doubtful = self.doubtful.get_or_insert_with(|| Regions::new(header.disk_bytes));
         if doubtful.disk_bytes() != header.disk_bytes {
-            // Of two disks: it will not be read a second time.
+            // The pages are of different disks: the second reading refuses them.
             doubtful.insert_all();
             return;
         }
@@ -172,7 +175,7 @@ impl Survey {
         });
     }
 
-    /// What another one was shown of the same ring is as if this one had been: two can share the work.
+    /// Merges the result of another survey of the same ring: two can share the work.
     pub fn merge(&mut self, other: Survey) {
         assert!((self.cache, self.ring, self.pages) == (other.cache, other.ring, other.pages), "one ring");
         for (seen, others) in self.seen.iter_mut().flatten().zip(other.seen.into_iter().flatten()) {
@@ -191,7 +194,7 @@ impl Survey {
         }
     }
 
-    /// All pages were shown.
+    /// Returns the result after all pages were added.
     pub fn finish(self) -> Ring {
         let mut found: Vec<(u8, Seen)> = Vec::new();
         for (copy, seen) in self.seen.iter().enumerate() {
@@ -228,7 +231,7 @@ impl Survey {
     }
 }
 
-/// The last page up to `durable` that is not there.
+/// Returns the last missing page up to `durable`.
 fn missing(found: &[(u8, Seen)], durable: u64) -> u64 {
     let mut at = durable;
     while at > 0 && found.binary_search_by_key(&at, |(_, seen)| seen.sequence).is_ok() {
@@ -238,7 +241,7 @@ fn missing(found: &[(u8, Seen)], durable: u64) -> u64 {
 }
 
 impl Plan {
-    /// `found` ends with the last page that counts.
+    /// `found` ends with the last valid page.
     fn new(found: &[(u8, Seen)], header: &Header, pages: u64, ordinals: Vec<u32>, doubtful: Regions) -> Plan {
         let (_, last) = found[found.len() - 1];
         let count = (last.sequence - last.dump_begin + 1) as usize;
@@ -261,7 +264,7 @@ impl Plan {
         }
     }
 
-    /// The pages that [`Replay`](super::Replay) wants, in its order: copy and page number.
+    /// Returns the pages that [`Replay`](super::Replay) needs, in its order: copy and page number.
     pub fn reads(&self) -> impl Iterator<Item = (usize, u64)> + use<'_> {
         let sequences = self.begin..=self.end;
         sequences.zip(&self.chosen).map(|(sequence, (copy, _))| (usize::from(*copy), sequence % self.pages))

@@ -1,4 +1,4 @@
-//! The journal against models of it.
+//! Compares the journal with models of it.
 
 mod bytes;
 mod golden;
@@ -16,7 +16,7 @@ const CACHE: [u8; 16] = *b"cache of a test!";
 const RING: u32 = 3;
 const DISK_BYTES: u64 = 64 << 20;
 
-/// Chance for tests (SplitMix64), from a seed.
+/// Random numbers for tests (SplitMix64), from a seed.
 struct Dice(u64);
 
 impl Dice {
@@ -31,7 +31,7 @@ impl Dice {
         (self.next() % n as u64) as usize
     }
 
-    /// Once in `n` times.
+    /// Returns true once in `n` times.
     fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
@@ -49,7 +49,7 @@ fn descriptor(block_shift: u32, segment_frames: u32, ordinals: &[u32]) -> Descri
     }
 }
 
-/// What a ring turns out to be, of which these pages are there.
+/// Returns the state of a ring with these pages.
 fn survey(copies: &[Vec<Option<Vec<u8>>>]) -> Ring {
     let mut survey = Survey::new(CACHE, RING, copies.len(), copies[0].len() as u64);
     for (copy, pages) in copies.iter().enumerate() {
@@ -60,7 +60,7 @@ fn survey(copies: &[Vec<Option<Vec<u8>>>]) -> Ring {
     survey.finish()
 }
 
-/// Replays a plan up to the proof.
+/// Replays a plan up to the verification of checksums.
 fn replay(
     plan: Plan,
     copies: &[Vec<Option<Vec<u8>>>],

@@ -1,23 +1,26 @@
-//! Writing a journal: changes go in, pages come out, and the ring always holds what recovery needs.
+//! Writes a journal: takes changes, produces pages, and keeps in the ring everything that recovery needs.
 //!
-//! # What its owner promises
+//! # Duties of the owner
 //!
 //! - A change is pushed after the index shows it, and a *set* after its data was written (not flushed).
-//! - [`Writer::committed`] is told of a page when it, all before it, and all data written before it was sealed are durable.
-//! - A dirty sector is *held* from the push of its *set* on: a dump may speak of it before its record is in a page. It is
-//!   released when a record that makes it clean or drops it is committed.
+//! - [`Writer::committed`] is called for a page when it, all pages before it, and all data written before
+//!   it was sealed are durable.
+//! - A dirty sector is *held* from the push of its *set* on: a dump may include it before its record is in
+//!   a page. It is released when a record that makes it clean or drops it is committed.
 //! - The *sets* of a dirty sector's two copies are pushed one after the other, first copy first.
-//! - Dirty data stays in its frame. Dumps show what is pushed though no page has it yet; a block that went from frame to frame
-//!   could be in neither, as far as a crash leaves pages.
-//! - Dirty data is destaged, and *unproven* is pushed, when the *set* is committed ([`Writer::is_committed`]). Else a crash may
-//!   find pages that ask for a checksum which flash had and has no more, or the backing ahead of what the journal takes for clean.
-//! - Whatever was clean and is given up is recorded before the mark of its zone goes away, evictions too.
+//! - Dirty data stays in its frame. Dumps include pushed changes that no page has yet. If a block moved
+//!   between frames, the pages that survive a crash could show it in neither.
+//! - Dirty data is destaged, and *unproven* is pushed, only when the *set* is committed
+//!   ([`Writer::is_committed`]). Otherwise a crash could leave pages with a checksum that flash does not
+//!   match any more, or a backing that is newer than data that the journal takes for clean.
+//! - Dropped clean data is recorded before the mark of its zone is removed; this includes evictions.
 //!
 //! # Why the ring is long enough
 //!
-//! Let a dump take at most P pages, and at most U pages be sealed and not committed. A page *C* that is committed names the newest dump that had ended
-//! by the commit that *C* knew, at most U pages before it. The next dump had not ended then, so the named one began less than
-//! 2P pages before that. The page to be sealed is at most U after *C*. So no more than 2P + 2U pages back are ever needed.
+//! Let a dump take at most P pages, and let at most U pages be sealed and not committed. A committed page
+//! *C* names the newest dump that had ended by the commit that *C* knew, at most U pages before it. The
+//! next dump had not ended then, so the named one began less than 2P pages before that. The page to be
+//! sealed is at most U after *C*. So recovery never needs pages more than 2P + 2U back.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,32 +32,32 @@ use super::{CHANGES_MAX, ZONES};
 use crate::index::Index;
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
 
-/// Pages that are sealed and not committed, at most, in any ring; small ones allow fewer.
+/// Maximum number of sealed pages that are not committed, in any ring; small rings allow fewer.
 const UNCOMMITTED_MAX: u64 = 256;
 
-/// One thing to be recorded. Frames are numbered as in memory.
+/// A change to record. Frames are numbered as in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     /// A sector has this checksum.
     Set {
         frame: FrameNo,
         block: BlockNo,
-        /// Inside the block.
+        /// Sector inside the block.
         sector: u8,
         sum: u32,
         dirty: bool,
-        /// It is the second copy.
+        /// True for the second copy.
         second: bool,
     },
-    /// Sectors are on the backing too.
+    /// Sectors are clean now.
     Clean { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
-    /// Sectors hold nothing.
+    /// Sectors are invalid now.
     Drop { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
-    /// Sectors stay dirty, and their checksums will not hold.
+    /// Sectors stay dirty, and their checksums become invalid.
     Unproven { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
 }
 
-/// What a ring is of.
+/// Properties of the cache that a ring describes.
 #[derive(Clone, Debug)]
 pub(crate) struct Descriptor {
     pub(crate) cache: [u8; 16],
@@ -63,59 +66,62 @@ pub(crate) struct Descriptor {
     pub(crate) block_shift: u32,
     pub(crate) disk_bytes: u64,
     pub(crate) identity: [u8; 32],
-    /// A power of two.
+    /// Frames per segment, a power of two.
     pub(crate) segment_frames: u32,
-    /// By position of the segment in memory.
+    /// Ordinals by position of the segment in memory.
     pub(crate) ordinals: Vec<u32>,
 }
 
-/// See the module's text.
+/// The journal writer of one ring; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct Writer {
     of: Descriptor,
     pages: u64,
     pub(super) limits: Limits,
     pending: VecDeque<Change>,
-    /// Sectors that became dirty, by the number of the change, until that is committed; and the newest such change of each.
+    /// Sectors that became dirty, by the number of the change, until that is committed; and the newest such
+    /// change of each sector.
     fresh: VecDeque<(u64, (FrameNo, u8))>,
     newest: BTreeMap<(FrameNo, u8), u64>,
-    /// Changes pushed, and those of them in sealed pages.
+    /// Number of changes pushed, and of those in sealed pages.
     pushed: u64,
     recorded: u64,
     sealed: u64,
     committed: u64,
-    /// Of each page that is sealed and not committed: the `dump_begin` it names, and the last change recorded by then.
+    /// For each sealed page that is not committed: the `dump_begin` it names, and the last change recorded
+    /// by then.
     uncommitted: VecDeque<(u64, u64)>,
-    /// The `dump_begin` that the newest committed page names; 0: none, the ring does not exist yet.
+    /// The `dump_begin` that the newest committed page names; 0: none, the ring is not valid yet.
     keep_from: u64,
-    /// The next frame to be dumped, and the page in which this dump began.
+    /// The next frame to dump, and the page in which this dump began.
     cursor: u32,
     dump_begin: u64,
     /// Dumps (first and last page) that are complete and not committed.
     complete: VecDeque<(u64, u64)>,
-    /// The newest one that is committed, or zeroes.
+    /// The newest committed dump, or zeroes.
     named: (u64, u64),
     zones: Zones,
-    /// Marks to go away once so many changes are recorded.
+    /// Marks to remove once this many changes are recorded.
     unmarks: VecDeque<(u64, usize)>,
     closing: bool,
     scratch: Box<FrameState>,
 }
 
-/// What a page and a ring take at most.
+/// Limits of a page and a ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
-    /// Changes in a page.
+    /// Maximum number of changes in a page.
     pub(super) changes: usize,
-    /// Frames in a page; tests have dumps of many pages with few frames.
+    /// Maximum number of frames in a page; tests use small values to get dumps of many pages.
     pub(super) frames: u32,
-    /// Pages sealed and not committed.
+    /// Maximum number of sealed pages that are not committed.
     pub(super) uncommitted: u64,
 }
 
-/// Pages that a dump takes at most.
+/// Returns the maximum number of pages of a dump.
 fn dump_pages_max(frames: u64, block_shift: u32, segment_frames: u64) -> u64 {
-    // How many frames fit into any page, wherever segments end in it: n frames in a row lie in at most so many segments.
+    // The number of frames that fit into any page depends on segment borders: n consecutive frames lie in
+    // at most this many segments.
     let runs = |n: u64| if n < 2 { n } else { n.min((n - 2) / segment_frames + 2) };
     let bytes = |n: u64| n * frame_bytes_max(block_shift) as u64 + runs(n) * RUN_BYTES as u64;
     let mut n = DUMP_BYTES_MIN as u64 / frame_bytes_max(block_shift) as u64;
@@ -126,8 +132,8 @@ fn dump_pages_max(frames: u64, block_shift: u32, segment_frames: u64) -> u64 {
     frames.div_ceil(n)
 }
 
-/// Pages that each copy of a ring must have for so many frames, so that a complete dump is always in it.
-/// `block_bytes` and `segment_bytes` are powers of two.
+/// Returns the number of pages that each copy of a ring needs for this many frames, so that it always holds
+/// a complete dump. `block_bytes` and `segment_bytes` are powers of two.
 pub fn ring_pages_min(frames: u64, block_bytes: u32, segment_bytes: u64) -> u64 {
     let block_shift = (block_bytes / crate::units::SECTOR_BYTES as u32).trailing_zeros();
     let dump = dump_pages_max(frames, block_shift, (segment_bytes / u64::from(block_bytes)).max(1));
@@ -135,7 +141,7 @@ pub fn ring_pages_min(frames: u64, block_bytes: u32, segment_bytes: u64) -> u64 
 }
 
 impl Writer {
-    /// For a ring of `pages` pages, at least [`ring_pages_min`].
+    /// Creates the writer of a ring of `pages` pages, at least [`ring_pages_min`].
     pub(crate) fn new(of: Descriptor, pages: u64) -> Writer {
         let segment_frames = u64::from(of.segment_frames);
         assert!(of.segment_frames.is_power_of_two());
@@ -169,13 +175,13 @@ impl Writer {
         }
     }
 
-    /// Of a shorter ring than real ones are.
+    /// Sets a shorter ring than the daemon uses, for tests.
     #[cfg(test)]
     pub(super) fn set_pages(&mut self, pages: u64) {
         self.pages = pages;
     }
 
-    /// Something has changed.
+    /// Adds a change.
     pub(crate) fn push(&mut self, change: Change) {
         self.pushed += 1;
         if let Change::Set { frame, sector, dirty: true, .. } = change {
@@ -185,77 +191,79 @@ impl Writer {
         self.pending.push_back(change);
     }
 
-    /// Is the last dirty *set* of this sector durable, and its data?
+    /// Returns true if the last dirty *set* of this sector is durable, with its data.
     pub(crate) fn is_committed(&self, frame: FrameNo, sector: u8) -> bool {
         !self.newest.contains_key(&(frame, sector))
     }
 
-    /// Changes in no page yet.
+    /// Returns the number of changes that are in no page yet.
     pub(crate) fn pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Would a page be full of changes?
+    /// Returns true if the pending changes fill a page.
     pub(crate) fn has_full_page(&self) -> bool {
         self.pending.len() >= self.limits.changes
     }
 
-    /// Changes pushed so far: the number of the last one.
+    /// Returns the number of the last change pushed.
     #[cfg(test)]
     pub(crate) fn pushed(&self) -> u64 {
         self.pushed
     }
 
-    /// The last change that is in a sealed page. All before it are too.
+    /// Returns the number of the last change in a sealed page. All changes before it are in sealed pages
+    /// too.
     #[cfg(test)]
     pub(crate) fn recorded(&self) -> u64 {
         self.recorded
     }
 
-    /// The sequence number of the last page sealed, or 0.
+    /// Returns the sequence number of the last sealed page, or 0.
     pub(crate) fn sealed(&self) -> u64 {
         self.sealed
     }
 
-    /// Which page of the ring that one is.
+    /// Returns the page number in the ring for a sequence number.
     pub(crate) fn page_number(&self, sequence: u64) -> u64 {
         sequence % self.pages
     }
 
-    /// Has every frame been dumped once?
+    /// Returns true if every frame has been dumped once.
     pub(crate) fn first_dump_done(&self) -> bool {
         self.named.1 > 0 || !self.complete.is_empty()
     }
 
-    /// Would recovery find this ring? From now on it does.
+    /// Returns true if recovery would find this ring. Once true, it stays so.
     pub(crate) fn exists(&self) -> bool {
         self.keep_from > 0
     }
 
-    /// Must pages be committed before another may be sealed?
+    /// Returns true if pages must be committed before another may be sealed.
     pub(crate) fn must_wait(&self) -> bool {
         let uncommitted = self.sealed - self.committed;
         match (self.first_dump_done(), self.exists()) {
             (false, _) => false,
-            // The page that names the first dump comes when this is durable, and others when that page is: were it
-            // lost and a later one kept, the ring would look damaged.
+            // The page that names the first dump is sealed only when the dump is durable, and later pages
+            // when that page is. If it were lost and a later page kept, the ring would look damaged.
             (true, false) => uncommitted > 0,
             (true, true) => uncommitted >= self.limits.uncommitted,
         }
     }
 
-    /// Is it time to commit, before somebody has to wait?
+    /// Returns true if a commit should start now, before requests must wait for it.
     pub(crate) fn wants_commit(&self) -> bool {
         self.first_dump_done() && self.sealed - self.committed >= self.limits.uncommitted / 2
     }
 
-    /// Appends one page to `out`: as many pending changes as it holds, and as much of the dump. Returns its
+    /// Appends one page to `out`, with as many pending changes and as much of the dump as fit. Returns its
     /// sequence number.
     pub(crate) fn seal(&mut self, index: &Index, out: &mut Vec<u8>) -> u64 {
         assert!(!self.must_wait(), "a page is sealed before others are committed");
         assert_eq!(u64::from(index.frames()), self.frames());
         let sequence = self.sealed + 1;
-        // Page numbers repeat: what is overwritten is of no use to recovery, whatever becomes of this write.
+        // Page numbers repeat: recovery never needs the overwritten page, whatever the result of this
+        // write.
         let overwritten = sequence.saturating_sub(self.pages);
         assert!(overwritten < self.keep_from.max(1), "page {overwritten} is overwritten, and needed");
 
@@ -291,8 +299,8 @@ impl Writer {
         sequence
     }
 
-    /// Changes that the next page takes. The *sets* of a dirty sector's two copies stay together: a crash that leaves one
-    /// of two pages must not leave one of two copies.
+    /// Returns the number of changes in the next page. The *sets* of a dirty sector's two copies stay
+    /// together: a crash that leaves one of two pages must not leave one of two copies.
     fn changes_in_page(&self) -> usize {
         let most = self.pending.len().min(self.limits.changes);
         let splits = most > 1
@@ -308,7 +316,7 @@ impl Writer {
             ring: self.of.ring,
             block_shift: self.of.block_shift,
             clean: self.closing && nothing_left,
-            // A ring that does not exist has nothing that could be missing.
+            // A ring that is not valid yet cannot miss a page.
             committed: if self.named.0 > 0 { self.committed } else { 0 },
             dump_begin: self.named.0,
             dump_end: self.named.1,
@@ -323,7 +331,8 @@ impl Writer {
         self.of.ordinals.len() as u64 * u64::from(self.of.segment_frames)
     }
 
-    /// Every page up to this one is durable, with the data that was written before it was sealed.
+    /// Records that every page up to this one is durable, with the data that was written before it was
+    /// sealed.
     pub(crate) fn committed(&mut self, sequence: u64) {
         assert!(sequence <= self.sealed);
         while self.committed < sequence {
@@ -342,49 +351,49 @@ impl Writer {
         }
     }
 
-    /// The disk that the ring is of has so many bytes.
+    /// Returns the size of the disk in bytes.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.of.disk_bytes
     }
 
-    /// Sectors of a block that lie on the disk.
+    /// Returns the number of a block's sectors that lie on the disk.
     pub(crate) fn sectors_of(&self, block: BlockNo) -> u16 {
         let sectors = self.of.disk_bytes.div_ceil(SECTOR_BYTES);
         let before = u64::from(block.0) << self.of.block_shift;
         sectors.saturating_sub(before).min(1 << self.of.block_shift) as u16
     }
 
-    /// The zone of a byte of the disk.
+    /// Returns the zone of a byte of the disk.
     pub(crate) fn zone_of(disk_bytes: u64, offset: u64) -> usize {
         debug_assert!(offset < disk_bytes);
         (offset >> zone_shift(disk_bytes)) as usize
     }
 
-    /// From the next page on: a crash drops what is clean in this zone.
+    /// Marks a zone from the next page on: a crash drops clean data in it.
     pub(crate) fn mark(&mut self, zone: usize) {
         self.unmarks.retain(|(_, unmarked)| *unmarked != zone);
         self.zones[zone / 8] |= 1 << (zone % 8);
     }
 
-    /// Is it marked, and to stay so?
+    /// Returns true if the zone is marked and its mark is not being removed.
     pub(crate) fn is_marked(&self, zone: usize) -> bool {
         self.zones[zone / 8] >> (zone % 8) & 1 == 1
             && self.unmarks.iter().all(|(_, unmarked)| *unmarked != zone)
     }
 
-    /// The mark goes away, in the first page by which everything pushed until now is recorded.
+    /// Removes the mark in the first page by which everything pushed until now is recorded.
     pub(crate) fn unmark(&mut self, zone: usize) {
         if self.is_marked(zone) {
             self.unmarks.push_back((self.pushed, zone));
         }
     }
 
-    /// The next page by which everything is recorded says that nothing follows it.
+    /// Marks the journal as closed cleanly in the next page by which everything is recorded.
     pub(crate) fn set_clean(&mut self) {
         self.closing = true;
     }
 
-    /// Memory, bytes.
+    /// Returns the memory used, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         let pending = self.pending.capacity() * size_of::<Change>();
         let fresh = self.fresh.capacity() * 16 + self.newest.len() * 32;
@@ -395,7 +404,7 @@ impl Writer {
 }
 
 impl Descriptor {
-    /// What flash calls a frame.
+    /// Returns the number of a frame on flash.
     fn number(&self, frame: FrameNo) -> u32 {
         let segment = (frame.0 / self.segment_frames) as usize;
         self.ordinals[segment] * self.segment_frames + frame.0 % self.segment_frames
@@ -416,7 +425,7 @@ impl Descriptor {
 }
 
 impl FrameState {
-    /// As the index has it.
+    /// Copies a frame's state from the index.
     fn show(&mut self, index: &Index, frame: FrameNo, block_shift: u32) {
         let first = index.first_sector(frame);
         if index.block_is_empty(first) {

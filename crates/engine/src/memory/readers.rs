@@ -1,19 +1,20 @@
-//! Sequential readers of one disk, and how far ahead of them is to be read.
+//! Detects sequential readers of one disk, and decides how far to read ahead.
 //!
-//! After Linux's on-demand readahead (Fengguang Wu et al., "On the Design of a New Linux Readahead Framework", ACM SIGOPS Operating
-//! Systems Review 42(5), 2008): no timers and no settings; a run shows itself by its requests, its window doubles while the reader comes
-//! back for more, and shrinks when pages were gone before they were read.
+//! After Linux's on-demand readahead (Fengguang Wu et al., "On the Design of a New Linux Readahead
+//! Framework", ACM SIGOPS Operating Systems Review 42(5), 2008): no timers and no settings. A run is
+//! detected by its requests. Its window doubles while the reader continues, and shrinks if pages were
+//! evicted before they were read.
 
-/// Runs followed at a time.
+/// Number of runs that are tracked.
 const RUNS: usize = 16;
 
-/// Requests in a row that make a run: two neighbours happen by chance.
+/// Consecutive requests that make a run: two adjacent requests may be chance.
 const REQUESTS_MIN: u32 = 3;
 
-/// First window, sectors, or four requests if that is more.
+/// Minimum of the first window, sectors; four requests if that is more.
 const WINDOW_MIN: u64 = 16;
 
-/// Largest window, sectors: what a transfer's buffer holds.
+/// Maximum window, sectors: the size of a transfer's buffer.
 const WINDOW_MAX: u64 = 256;
 
 /// A window is at most this part of the whole area.
@@ -24,33 +25,33 @@ struct Run {
     /// The sector after its last.
     end: u64,
     requests: u32,
-    /// When it was last continued, in requests.
+    /// Request number of its last continuation.
     used: u64,
-    /// Up to where was read ahead, or is being.
+    /// Sector up to which data was, or is being, read ahead.
     ahead: u64,
-    /// Sectors that were read ahead last; 0 before.
+    /// Number of sectors of the last read-ahead; 0 before the first.
     window: u64,
 }
 
-/// Sectors to be read ahead, or a read that should have found what was.
+/// Sectors to read ahead, or sectors of a read that should have found them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {
     pub(crate) first: u64,
     pub(crate) end: u64,
 }
 
-/// What is to be known about a read.
+/// Result of the detection for one read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// It is part of a run.
+    /// The read belongs to a run.
     pub(crate) is_run: bool,
-    /// It was to be found in memory.
+    /// Its data should have been in memory.
     pub(crate) expected: bool,
-    /// What to read now.
+    /// Sectors to read ahead now.
     pub(crate) wanted: Option<Ahead>,
 }
 
-/// See the module's text.
+/// The readers of one disk; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct Readers {
     runs: [Run; RUNS],
@@ -60,14 +61,14 @@ pub(crate) struct Readers {
 }
 
 impl Readers {
-    /// For an area of that many sectors in pages of `page_sectors`.
+    /// Creates the state for an area of `sectors` sectors in pages of `page_sectors`.
     pub(crate) fn new(sectors: u64, page_sectors: u64) -> Readers {
         let window_max = (sectors / SHARE_MAX).clamp(page_sectors.min(sectors), WINDOW_MAX.max(page_sectors));
         let window_min = WINDOW_MIN.min(window_max);
         Readers { runs: [Run::default(); RUNS], requests: 0, window_min, window_max }
     }
 
-    /// Takes note of a read of the sectors `first..end`.
+    /// Records a read of the sectors `first..end`.
     pub(crate) fn observe(&mut self, first: u64, end: u64) -> Seen {
         self.requests += 1;
         // Requests smaller than a sector, or not aligned to one, touch the run's last sector again.
@@ -96,7 +97,8 @@ impl Readers {
         Seen { is_run: true, expected, wanted }
     }
 
-    /// These sectors were to be read ahead, and were not or are gone: less is read ahead for their reader from now on.
+    /// Records that these sectors were not read ahead in time, or were evicted: the read-ahead for their
+    /// reader shrinks.
     pub(crate) fn missed(&mut self, what: Ahead) {
         let reads_there = |run: &&mut Run| {
             let behind = run.ahead.saturating_sub(2 * self.window_max);
@@ -121,7 +123,7 @@ mod tests {
         let mut readers = Readers::new(1 << 16, 16);
         for i in 0..1000u64 {
             let first = i.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
-            // Pairs of neighbours among them are no run.
+            // Pairs of adjacent requests are no run.
             assert_eq!(read(&mut readers, first, 8), None);
             assert_eq!(read(&mut readers, first + 8, 8), None);
         }

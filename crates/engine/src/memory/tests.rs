@@ -1,4 +1,4 @@
-//! Pages come, serve, are renewed and leave.
+//! Tests of the memory tier: pages are added, served, updated and evicted.
 
 use super::*;
 
@@ -68,7 +68,7 @@ fn a_full_memory_evicts_and_large_requests_pass() {
     assert!(memory.holds(0, 2));
 }
 
-/// A page of a former occupant that was read ahead leaves no mark to the next.
+/// The read-ahead mark of an evicted page does not apply to the next content.
 #[test]
 fn marks_leave_with_their_page() {
     let mut memory = memory(4, 4 << 10);

@@ -1,87 +1,91 @@
-//! The host that is to have the disk: it awaits it, forgets what changes, and serves once it is told that the disk is its own.
+//! The destination of a migration: it prepares for the disk, invalidates cached ranges that change, and
+//! serves the disk once the source has handed it over.
 //!
-//! Of a disk of which nothing was heard it records that it awaits it before it says so; so a restart finds out, believes nothing of
-//! what flash holds, and answers the source's calls as before. Whatever is cached here of an awaited disk was read from the owner since
-//! this machine was made, and everything that the owner changed after that is forgotten before `changed` is answered.
+//! The destination records that it awaits an unknown disk before it answers so. After a restart it
+//! therefore knows, trusts nothing in flash, and answers the source's calls as before. Cached data of an
+//! awaited disk was read from the owner since this state machine was created. Ranges that the owner changed
+//! after that are invalidated before `changed` is answered.
 //!
-//! A disk that was given up here, and is handed over in that very attempt all the same, is taken: who says `yours` will never serve it again.
+//! If the disk was given up here, and is handed over in the same attempt nevertheless, it is taken: a
+//! source that has sent `yours` never serves it again.
 //!
-//! Call order: any `handle_*`; then `poll_act` and `poll_answer` until they have nothing. One act is under way at most, besides any
-//! number of `Forget`s, which end in any order.
+//! Call order: any `handle_*`; then `poll_act` and `poll_answer` until they return nothing. At most one act
+//! is in progress, besides any number of `Forget`s, which end in any order.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket, View};
 use crate::units::Instant;
 
-/// A question to which nothing new is to be said is held back for so long, nanoseconds.
+/// A question without a new answer is held for this time, nanoseconds.
 const HOLD_NS: u64 = 1_000_000_000;
 
-/// Calls that wait for their answers, at most; the oldest is refused for the newest.
+/// Maximum number of calls that wait for answers. Above it, the oldest is refused.
 const CALLS_MAX: usize = 16;
 
-/// What the destination's owner is to do. Each ends with [`Destination::handle_done`].
+/// An act for the destination's owner. Each ends with [`Destination::handle_done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DestinationAct {
-    /// Make this durable.
+    /// Store this record durably.
     Record(Record),
-    /// The disk is there, in `Role::Standby`, with an empty cache into which it may pull. It may be there already, for an earlier
-    /// session: nothing is pulled for that one any more, and nothing is left of what was. In a life that began with the record
-    /// `Awaiting`, the backing is flushed first: the life before it may have served the disk, and have acknowledged changes, and a
-    /// flush in standby is answered at once.
+    /// Add the disk in `Role::Standby`, with an empty cache into which it may pull. If it exists already
+    /// for an earlier session, nothing more is pulled for that session, and its data is dropped. In a
+    /// process that started with the record `Awaiting`, the backing is flushed first: the process before
+    /// may have served the disk and acknowledged changes, and a flush in standby is answered immediately.
     Prepare,
-    /// `Op::Forget` of these ranges of sectors, and later pull them again if they were there. An error: not all was forgotten.
+    /// Run `Op::Forget` on these ranges of sectors, and pull them again later if they were cached. An error
+    /// means that not all was invalidated.
     Forget(Vec<(u64, u64)>),
-    /// The backing is this host's: `Role::Here`.
+    /// This host owns the backing: set `Role::Here`.
     Activate,
-    /// Everything that was forgotten is durably so.
+    /// Make all invalidations durable.
     Commit,
-    /// The mode that the cache is to have; whatever is pulled after a hand-over is pulled now. It cannot fail.
+    /// Set the cache's mode, and pull what is to be pulled after a hand-over. It cannot fail.
     Settle,
-    /// Take the disk out of service: it does not come.
+    /// Remove the disk: it is not handed over.
     Remove,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// Nothing is known of the disk, or it is another's: what the record says.
+    /// The disk is unknown, or another host's, according to the record.
     Not,
     /// Awaited; the disk is being prepared.
     Preparing(Session),
     /// Awaited, and in standby.
     Ready(Session),
-    /// It is this host's, and serves; that is not durable yet.
+    /// Owned and served; that is not durable yet.
     Serving(Session),
-    /// It is this host's, of this generation.
+    /// Owned, with this generation.
     Owner(u64),
 }
 
-/// See the module's text.
+/// The destination's state; see the module documentation.
 pub struct Destination {
     state: State,
     record: Option<Record>,
-    /// The session that this life was the first to await.
+    /// The session that this process was the first to await.
     begun: Option<Session>,
-    /// It may be on record that the disk did not come, though it is awaited.
+    /// The record may say that the disk did not arrive, though it is awaited.
     doubtful: bool,
-    /// It is not to come, once what is being done has ended.
+    /// The disk is to be given up once the act in progress has ended.
     gives_up: bool,
-    /// The latest session that was to be recorded, and may have been, as awaited.
+    /// The latest session whose `Awaiting` record was written, or may have been.
     tried: Option<Session>,
     act: Option<(Ticket, DestinationAct)>,
     /// Acts to be polled.
     acts_out: Vec<(Ticket, DestinationAct)>,
     answers_out: Vec<(Ticket, Answer)>,
-    /// `Forget`s under way, each with the call that it serves.
+    /// `Forget`s in progress, each with the call that it serves.
     forgetting: Vec<(Ticket, Ticket)>,
-    /// Calls that wait for what is being done.
+    /// Calls that wait for the act in progress.
     calls: Vec<(Ticket, Message)>,
-    /// A call that is held back until then.
+    /// A call that is held until that instant.
     held: Option<(Ticket, Instant)>,
     next: u64,
     view: View,
 }
 
 impl Destination {
-    /// Of a disk of which the state says this. One that is awaited is prepared anew.
+    /// Creates the state for a stored record. An awaited disk is prepared again.
     pub fn new(record: Option<Record>) -> Destination {
         let mut destination = Destination {
             state: State::Not,
@@ -106,7 +110,8 @@ impl Destination {
             }
             Some(Record::Owner { generation, .. } | Record::Leaving(Session { generation, .. })) => {
                 destination.state = State::Owner(generation);
-                // What was changed here since the hand-over is not known any more: nothing is read from the former owner.
+                // Changes here since the hand-over are unknown now, so nothing is read from the former
+                // owner.
                 destination.view.done = true;
             }
             Some(Record::Away { .. } | Record::Gone(_)) | None => {}
@@ -114,28 +119,29 @@ impl Destination {
         destination
     }
 
-    /// The next act, to be told of in `handle_done`.
+    /// Returns the next act; its result goes to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, DestinationAct)> {
         if self.acts_out.is_empty() { None } else { Some(self.acts_out.remove(0)) }
     }
 
-    /// The next answer, and to which call.
+    /// Returns the next answer, and the call that it answers.
     pub fn poll_answer(&mut self) -> Option<(Ticket, Answer)> {
         self.answers_out.pop()
     }
 
-    /// When `handle_timeout` wants to be called.
+    /// Returns when to call `handle_timeout`.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.held.map(|(_, at)| at)
     }
 
-    /// Of a disk that is about to be served: is all known that was changed here since the hand-over? A life before this one may have served
-    /// it, and crashed before that was on record; then the former owner's flash may be older than the backing.
+    /// For a disk that is about to be served: returns true if all changes here since the hand-over are
+    /// known. An earlier process may have served it, and crashed before that was recorded; then the former
+    /// owner's flash may be older than the backing.
     pub fn knows_changes(&self) -> bool {
         matches!((self.record, self.begun), (Some(Record::Awaiting(now)), Some(begun)) if now == begun)
     }
 
-    /// In which session the disk is awaited, if it is.
+    /// Returns the session in which the disk is awaited, if it is.
     pub fn awaits(&self) -> Option<Session> {
         match self.state {
             State::Preparing(session) | State::Ready(session) => Some(session),
@@ -143,28 +149,29 @@ impl Destination {
         }
     }
 
-    /// Is the disk nothing to this host, as far as it knows, and nothing being done about it? A call may change that.
+    /// Returns true if this host has no part in the disk, as far as it knows, and no act is in progress. A
+    /// call may change that.
     pub fn is_idle(&self) -> bool {
         self.state == State::Not && self.act.is_none()
     }
 
-    /// Does this host own the disk, durably?
+    /// Returns true if this host owns the disk durably.
     pub fn is_owner(&self) -> bool {
         matches!(self.state, State::Owner(_))
     }
 
-    /// A guest's change waits for the disk.
+    /// Handles the first guest change that waits for the disk.
     pub fn handle_wanted(&mut self) {
         self.view.wants = self.awaits().is_some();
         self.answer_held();
     }
 
-    /// How far pulling is.
+    /// Handles the progress of pulling.
     pub fn handle_progress(&mut self, pulled_bytes: u64, left_bytes: u64, done: bool) {
         self.view = View { pulled_bytes, left_bytes, done, ..self.view };
     }
 
-    /// The disk was removed here, or the operator says that it does not come.
+    /// Handles the removal of the disk here, or the operator's decision that it will not arrive.
     pub fn handle_give_up(&mut self) {
         self.gives_up = self.awaits().is_some();
         self.go_on_giving_up();
@@ -177,14 +184,15 @@ impl Destination {
         }
     }
 
-    /// Time has passed.
+    /// Handles the passing of time.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.held.is_some_and(|(_, at)| at <= now) {
             self.answer_held();
         }
     }
 
-    /// The source calls. `ticket` names the call in its answer: of this life of the machine, each is new.
+    /// Handles a call of the source. `ticket` identifies the call in its answer; it is unique in this
+    /// process.
     pub fn handle_call(&mut self, now: Instant, ticket: Ticket, message: Message) {
         match self.immediately(now, ticket, &message) {
             Some(answer) => self.answers_out.push((ticket, answer)),
@@ -199,7 +207,7 @@ impl Destination {
         }
     }
 
-    /// The answer to a call, if it can be given; or what has to be done for it begins.
+    /// Returns the answer to a call if it is known already; otherwise starts the necessary act.
     fn immediately(&mut self, now: Instant, ticket: Ticket, message: &Message) -> Option<Answer> {
         let session = message.session;
         if let State::Owner(generation) = self.state {
@@ -213,7 +221,7 @@ impl Destination {
         if let Some(generation) = self.record.map(Record::generation).max(tried)
             && session.generation < generation
         {
-            // Whoever calls has been overtaken: his disk was taken, and perhaps handed on. He may not have heard that it was.
+            // The caller is outdated: its disk was taken, and perhaps handed on, without its knowledge.
             return Some(Err(Refusal::Owner(generation)));
         }
         match (&message.call, self.state) {
@@ -252,7 +260,7 @@ impl Destination {
                 } else if self.view.wants {
                     return Some(Ok(self.view));
                 } else if !self.is_held(ticket) {
-                    // One of an earlier attempt, or that was repeated: nobody waits for it any more.
+                    // A call of an earlier attempt, or a repeated one: its caller waits for it no longer.
                     self.answer_held();
                     self.held = Some((ticket, now + HOLD_NS));
                 }
@@ -260,8 +268,9 @@ impl Destination {
             }
             (Call::Look, State::Ready(awaited)) if awaited == session => Some(Ok(self.view)),
             (Call::Yours, State::Ready(awaited)) if awaited == session => {
-                // Whoever says so has been told that all is forgotten. What is being forgotten yet is so for a call that was repeated, and
-                // waits perhaps for a read that nobody answers before the disk is this host's.
+                // The source was told that all ranges are invalidated. A `Forget` still in progress belongs
+                // to a repeated call. It may wait for a read that is answered only when the disk is this
+                // host's.
                 if self.act.is_none() {
                     self.answer_held();
                     self.act(DestinationAct::Activate);
@@ -274,7 +283,7 @@ impl Destination {
                 }
                 None
             }
-            // It is about to be awaited.
+            // The disk is about to be awaited.
             (Call::Cancel, State::Not) if self.act.is_some() => None,
             (Call::Cancel, State::Not) => Some(Ok(self.view)),
             (_, State::Serving(taken)) => Some(Err(Refusal::Owner(taken.generation + 1))),
@@ -284,11 +293,11 @@ impl Destination {
 
     fn await_first(&mut self, session: Session) -> Option<Answer> {
         match self.record {
-            // A call that was long on its way: who has the disk now is further than that.
+            // A delayed call: the present owner is past that session.
             Some(Record::Away { session: past, .. } | Record::Gone(past)) if session <= past => {
                 Some(Err(Refusal::NotAwaited))
             }
-            // A later one may be on record, though writing it failed.
+            // A later session may be on record, though writing it failed.
             _ if self.tried > Some(session) => Some(Err(Refusal::NotAwaited)),
             _ => {
                 if self.act.is_none() {
@@ -304,11 +313,11 @@ impl Destination {
         self.act(DestinationAct::Record(Record::Awaiting(session)));
     }
 
-    /// An act has ended.
+    /// Handles the end of an act.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if let Some(at) = self.forgetting.iter().position(|(act, _)| *act == ticket) {
             let (_, call) = self.forgetting.swap_remove(at);
-            // A call that nobody remembers was answered already.
+            // A call that is not found was answered already.
             if let Some(at) = self.calls.iter().position(|(waiting, _)| *waiting == call) {
                 self.calls.remove(at);
                 let answer = result.map(|()| self.view).map_err(|()| Refusal::Failed);
@@ -319,7 +328,8 @@ impl Destination {
         let Some((_, act)) = self.act.take_if(|(under_way, _)| *under_way == ticket) else { return };
         match (act, result) {
             (DestinationAct::Record(record @ Record::Awaiting(session)), Ok(())) => {
-                // The source had the disk when it first asked; not so if the disk was awaited before, and perhaps given up.
+                // The source had the disk when it first called. That is not certain if the disk was awaited
+                // before, and perhaps given up.
                 if !matches!(self.record, Some(Record::Awaiting(past) | Record::Gone(past)) if past == session)
                 {
                     self.begun = Some(session);
@@ -358,7 +368,7 @@ impl Destination {
                 if let Some(session) = self.awaits() {
                     self.state = State::Preparing(session);
                     self.doubtful = true;
-                    // No record is replaced by one of an earlier session.
+                    // A record is never replaced by one of an earlier session.
                     let latest = self.tried.map_or(session, |tried| tried.max(session));
                     self.act(DestinationAct::Record(Record::Gone(latest)));
                 }
@@ -370,14 +380,14 @@ impl Destination {
                 self.view = View::default();
             }
             (DestinationAct::Settle, _) => {}
-            // Whoever asked for it is told, and asks again.
+            // The caller gets an error, and calls again.
             (_, Err(())) => self.refuse_all(),
             (DestinationAct::Forget(_), Ok(())) => {}
         }
         self.go_on(now);
     }
 
-    /// Looks at the calls that wait again.
+    /// Retries the calls that wait.
     fn go_on(&mut self, now: Instant) {
         for (ticket, message) in std::mem::take(&mut self.calls) {
             let is_forgetting = self.forgetting.iter().any(|(_, call)| *call == ticket);

@@ -1,24 +1,26 @@
-//! The list of what a cache holds, hottest first, in few bytes.
+//! A compact list of a cache's content, hottest first.
 //!
-//! A list is a sequence of *pages*; inside a page, ranges lie in the order of the disk, so that they can be joined and the distances
-//! between them are short. A page is bytes without a frame; whoever sends it says how long it is:
+//! A list is a sequence of *pages*. Inside a page, ranges are in the order of the disk, so that they can be
+//! joined and the distances between them are short. A page has no length field; the sender transmits its
+//! length:
 //!
-//! | bytes | what |
+//! | bytes | content |
 //! |---|---|
 //! | varint | ranges in the page, at most [`RANGES_MAX`] |
 //! | for each: varint, varint | sectors from the end of the range before it (from 0 for the first) to its first; its sectors, at least 1 |
 //!
-//! A varint is little-endian, seven bits a byte, the highest bit set in all but the last, at most ten bytes.
+//! A varint is little-endian, seven bits per byte, with the highest bit set in all bytes but the last, at
+//! most ten bytes.
 
-/// Ranges of one page, at most.
+/// Maximum number of ranges per page.
 pub const RANGES_MAX: usize = 4096;
 
-/// A page that says what no list can say.
+/// Error: a malformed page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonsense;
 
-/// One page, of ranges `first..end` of sectors in any order; those that meet or touch are joined. Panics if there are more
-/// than [`RANGES_MAX`].
+/// Encodes one page of ranges `first..end` of sectors, in any order; overlapping and adjacent ranges are
+/// joined. Panics if there are more than [`RANGES_MAX`].
 pub fn encode(ranges: &[(u64, u64)]) -> Vec<u8> {
     assert!(ranges.len() <= RANGES_MAX);
     let mut sorted: Vec<(u64, u64)> = ranges.iter().copied().filter(|(first, end)| first < end).collect();
@@ -41,7 +43,7 @@ pub fn encode(ranges: &[(u64, u64)]) -> Vec<u8> {
     bytes
 }
 
-/// The ranges of a page, in the order of the disk, of a disk of so many sectors.
+/// Decodes the ranges of a page, in the order of the disk, for a disk of `disk_sectors` sectors.
 pub fn decode(mut bytes: &[u8], disk_sectors: u64) -> Result<Vec<(u64, u64)>, Nonsense> {
     let count = take(&mut bytes)?;
     if count > RANGES_MAX as u64 || count * 2 > bytes.len() as u64 {

@@ -1,18 +1,21 @@
-//! What the host that had a disk may still be asked for, after it gave the disk away: what it listed, less what was changed since.
+//! The ranges that may still be read from the former owner after a hand-over: those that it listed, without
+//! those changed since.
 //!
-//! The list comes page by page, most of it after the hand-over perhaps, and begins anew when its connection breaks. A page says what the
-//! other host has in flash, and not what was changed here meanwhile; so what is changed stays changed, whatever is listed later.
-//! Nothing is changed here before the hand-over, so it is enough that each change is noted before it is issued.
+//! The list arrives page by page, perhaps mostly after the hand-over, and starts again when its connection
+//! breaks. A page lists the other host's flash content and ignores changes made here. So changed ranges
+//! stay excluded, whatever is listed later. No change is made here before the hand-over, so it is
+//! sufficient to record each change before it is issued.
 //!
-//! Takes up to 1 MiB. On a large disk places are rounded out to regions of equal length, 2²² at most: what is put in may bring
-//! neighbours with it, which the other host does not have and says so, and what is changed takes neighbours out.
+//! Takes up to 1 MiB. On a large disk, ranges are rounded out to regions of equal length, at most 2²². An
+//! added range may include neighbours, which the other host reports as not cached. A changed range excludes
+//! neighbours.
 
 use crate::units::SECTOR_BYTES;
 
-/// Regions of a disk at most.
+/// Maximum number of regions per disk.
 const REGIONS_MAX: u64 = 1 << 22;
 
-/// See the module's text. The default has nothing, and takes nothing in.
+/// The readable ranges; see the module documentation. The default is empty and stays so.
 #[derive(Debug, Default)]
 pub struct LeftBehind {
     /// log2 of the sectors in a region.
@@ -22,7 +25,8 @@ pub struct LeftBehind {
 }
 
 impl LeftBehind {
-    /// Nothing is listed yet, of a disk of so many bytes. What the disk grows by is never left behind.
+    /// Creates an empty set for a disk of `disk_bytes`. Parts by which the disk grows later are never
+    /// included.
     pub fn new(disk_bytes: u64) -> LeftBehind {
         let sectors = disk_bytes.div_ceil(SECTOR_BYTES).max(1);
         let shift = sectors.div_ceil(REGIONS_MAX).next_power_of_two().ilog2();
@@ -30,19 +34,19 @@ impl LeftBehind {
         LeftBehind { shift, listed: vec![0; words], changed: vec![0; words] }
     }
 
-    /// The other host says that it has the sectors from `first` to before `end`.
+    /// Adds the sectors `first..end`, which the other host has listed.
     pub fn listed(&mut self, first: u64, end: u64) {
         let regions = self.regions(first, end);
         set(&mut self.listed, regions);
     }
 
-    /// They are about to be changed here.
+    /// Excludes sectors that are about to be changed here.
     pub fn changed(&mut self, first: u64, end: u64) {
         let regions = self.regions(first, end);
         set(&mut self.changed, regions);
     }
 
-    /// May the other host be asked for all of them?
+    /// Returns true if the other host may be asked for all of these sectors.
     pub fn has_all(&self, first: u64, end: u64) -> bool {
         let is_known = end.div_ceil(1 << self.shift) <= self.listed.len() as u64 * 64;
         let has = |region: u64| {

@@ -1,12 +1,14 @@
-//! The hand-over of a disk from one host to another, with its cache: the two machines that decide it (docs/decisions/0013).
+//! The hand-over of a disk with its cache from one host to another: the two state machines that decide it
+//! (docs/decisions/0013).
 //!
-//! [`Source`] is with the host that has the disk, [`Destination`] with the one that is to have it. The source calls, the destination
-//! answers; calls and answers may be lost, repeated, late and out of order. Both ask their owner to act ([`Source::poll_act`],
-//! [`Destination::poll_act`]) and are told how that ended. Nothing is believed of the other host but what it says, and what a host says
-//! it has made durable before, where the other relies on it.
+//! [`Source`] runs on the host that has the disk, [`Destination`] on the one that will get it. The source
+//! calls, the destination answers; calls and answers may be lost, repeated, late and reordered. Both
+//! request acts of their owner ([`Source::poll_act`], [`Destination::poll_act`]) and get the results. Each
+//! side trusts only what the other host has said. A host says something on which the other relies only
+//! after it is durable.
 //!
-//! [`Puller`] says what the destination reads from the source next, [`heat`] is the list that it begins with, [`LeftBehind`] says what it may
-//! still read there after the hand-over.
+//! [`Puller`] selects what the destination reads from the source next, [`heat`] is the list that it starts
+//! with, and [`LeftBehind`] is what it may still read there after the hand-over.
 
 mod destination;
 pub mod heat;
@@ -21,42 +23,44 @@ pub use left_behind::LeftBehind;
 pub use puller::{Pull, Pulled, Puller};
 pub use source::{Order, Phase, Source, SourceAct, SourceOptions};
 
-/// One attempt to hand a disk over. Later ones of the same owner are greater, and so are those of later owners.
+/// One attempt to hand a disk over. Later attempts of the same owner are greater, and so are those of later
+/// owners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Session {
     /// The owner's generation: it grows by one with each hand-over.
     pub generation: u64,
-    /// Counts the owner's attempts.
+    /// Number of the owner's attempt.
     pub attempt: u32,
 }
 
-/// What a host's state says of a disk, durably. A host of which it says nothing has no such disk.
+/// A host's durable record of a disk. Without a record, the host has no such disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// It is this host's.
+    /// This host owns it.
     Owner {
-        /// Since so many hand-overs.
+        /// Number of hand-overs so far.
         generation: u64,
-        /// Attempts to hand it over so far.
+        /// Number of attempts to hand it over so far.
         attempts: u32,
     },
-    /// It is this host's, and on its way: a restart begins the next attempt.
+    /// This host owns it and is handing it over: a restart begins the next attempt.
     Leaving(Session),
     /// It was handed over, or may have been: this host never serves it again by itself.
     Away {
-        /// In this session; the other host has the generation after it.
+        /// The session; the other host has the next generation.
         session: Session,
-        /// The other host said that it has it.
+        /// The other host confirmed that it has it.
         taken: bool,
     },
-    /// It is to come: this host serves it if the session's owner says so, and believes nothing that flash holds of it after a restart.
+    /// It will arrive: this host serves it if the session's owner hands it over, and trusts nothing in
+    /// flash after a restart.
     Awaiting(Session),
-    /// It was awaited in this session, and did not come.
+    /// It was awaited in this session, and did not arrive.
     Gone(Session),
 }
 
 impl Record {
-    /// Of which generation of the disk it speaks.
+    /// Returns the generation of the disk that the record is about.
     pub fn generation(self) -> u64 {
         match self {
             Record::Owner { generation, .. } => generation,
@@ -68,59 +72,60 @@ impl Record {
     }
 }
 
-/// What the source asks of the destination.
+/// A call of the source to the destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Await the disk.
+    /// Prepare for the disk.
     Arrive,
-    /// Forget what is cached of these ranges of sectors, `first..end`: they were changed.
+    /// Invalidate cached data of these ranges of sectors, `first..end`: they were changed.
     Changed(Vec<(u64, u64)>),
-    /// The disk is yours.
+    /// The disk is handed over.
     Yours,
-    /// The disk does not come.
+    /// The hand-over is cancelled.
     Cancel,
-    /// Say how far you are.
+    /// Report the progress.
     Look,
 }
 
-/// A call on its way.
+/// A call in transit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Of which attempt.
+    /// The attempt.
     pub session: Session,
-    /// What is asked.
+    /// The call.
     pub call: Call,
 }
 
-/// How far the destination is.
+/// Progress of the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// A change waits for the disk: its machine runs there now.
+    /// A change waits for the disk: its guest runs there now.
     pub wants: bool,
-    /// It has pulled everything it is going to pull, for now.
+    /// Everything that it intends to pull, for now, is pulled.
     pub done: bool,
-    /// Bytes it has pulled.
+    /// Bytes pulled.
     pub pulled_bytes: u64,
-    /// Bytes that it still has to pull.
+    /// Bytes left to pull.
     pub left_bytes: u64,
 }
 
-/// Why the destination does not do what it is asked.
+/// Why the destination refuses a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// It awaits the disk in another session, or not at all.
     NotAwaited,
-    /// It owns the disk, of this generation; or it knows of an owner of it, who is further than the caller.
+    /// It owns the disk, with this generation; or it knows of an owner with a later generation than the
+    /// caller's.
     Owner(u64),
-    /// It could not; the same call may succeed later.
+    /// An act failed; the same call may succeed later.
     Failed,
-    /// It has a disk of that name of its own, or cannot have this one. Nothing will change that.
+    /// It has another disk of that name, or cannot take this one. A repetition is pointless.
     Never,
 }
 
-/// What the destination answers.
+/// The destination's answer.
 pub type Answer = Result<View, Refusal>;
 
-/// Names a call, or an act, among those of its machine.
+/// Identifies a call or an act of one state machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Ticket(pub u64);

@@ -1,7 +1,7 @@
-//! What is to be read from the owner next: a list, hottest first, and what was changed since.
+//! Selects what to read from the owner next: a list, hottest first, and ranges changed since.
 //!
-//! It moves no data. Whoever drives it asks for the [`next`](Puller::next) range whenever there is room for another read in flight, and
-//! says how each [ended](Puller::ended).
+//! It moves no data. The caller asks for the [`next`](Puller::next) range whenever another read may be in
+//! flight, and reports how each [ended](Puller::ended).
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,25 +22,25 @@ impl Pull {
     }
 }
 
-/// How a pull ended.
+/// Result of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
-    /// It is in flash, or will not be, and why does not matter.
+    /// It is in flash, or will never be.
     Done,
-    /// Flash is busy, or the owner did not answer: again, later.
+    /// Flash is busy, or the owner did not answer: try again later.
     Again,
 }
 
-/// See the module's text.
+/// The state of pulling one disk; see the module documentation.
 #[derive(Debug, Default)]
 pub struct Puller {
-    /// Most sectors in one pull.
+    /// Maximum number of sectors per pull.
     sectors_max: u64,
-    /// What is to be read yet, in order.
+    /// Ranges still to be read, in order.
     list: VecDeque<Pull>,
-    /// Changed, after it had been pulled or asked for: after the list. By first sector, disjoint.
+    /// Changed after they had been pulled or requested; read after the list. By first sector, disjoint.
     again: BTreeMap<u64, u64>,
-    /// Asked for, and whether it has been changed since.
+    /// Requested ranges, and whether each has been changed since.
     in_flight: BTreeMap<Pull, bool>,
     /// Pulled and not changed since. By first sector, disjoint.
     pulled: BTreeMap<u64, u64>,
@@ -48,19 +48,19 @@ pub struct Puller {
 }
 
 impl Puller {
-    /// Nothing to pull yet; pulls have at most so many bytes.
+    /// Creates an empty list; pulls have at most `bytes_max` bytes.
     pub fn new(bytes_max: u64) -> Puller {
         Puller { sectors_max: (bytes_max / SECTOR_BYTES).max(1), ..Puller::default() }
     }
 
-    /// Adds to the end of the list.
+    /// Appends to the list.
     pub fn add(&mut self, ranges: impl IntoIterator<Item = (u64, u64)>) {
         self.list.extend(
             ranges.into_iter().filter(|(first, end)| first < end).map(|(first, end)| Pull { first, end }),
         );
     }
 
-    /// The owner has changed this; what was pulled of it is forgotten.
+    /// Handles a change by the owner; the pulled data of the range was invalidated.
     pub fn changed(&mut self, first: u64, end: u64) {
         for gone in take_out(&mut self.pulled, first, end) {
             put_in(&mut self.again, gone.0, gone.1);
@@ -92,7 +92,7 @@ impl Puller {
         Pull { end, ..pull }
     }
 
-    /// A pull has ended.
+    /// Handles the end of a pull.
     pub fn ended(&mut self, pull: Pull, how: Pulled) {
         let Some(changed) = self.in_flight.remove(&pull) else { return };
         if changed || how == Pulled::Again {
@@ -102,22 +102,22 @@ impl Puller {
         put_in(&mut self.pulled, pull.first, pull.end);
     }
 
-    /// Bytes that have been pulled, what was pulled again included.
+    /// Returns the bytes that have been pulled, repeated pulls included.
     pub fn pulled_bytes(&self) -> u64 {
         self.pulled_sectors * SECTOR_BYTES
     }
 
-    /// Bytes that have been pulled and not been changed since.
+    /// Returns the bytes that have been pulled and not been changed since.
     pub fn valid_bytes(&self) -> u64 {
         self.pulled.iter().map(|(first, end)| end - first).sum::<u64>() * SECTOR_BYTES
     }
 
-    /// Ranges that are still to be asked for.
+    /// Returns the number of ranges still to be requested.
     pub fn ranges(&self) -> usize {
         self.list.len() + self.again.len()
     }
 
-    /// Bytes that are still to be pulled, for all that is known.
+    /// Returns the bytes still to be pulled, as far as is known.
     pub fn left_bytes(&self) -> u64 {
         let listed: u64 = self.list.iter().map(Pull::sectors).sum();
         let again: u64 = self.again.iter().map(|(first, end)| end - first).sum();
@@ -125,13 +125,13 @@ impl Puller {
         (listed + again + in_flight) * SECTOR_BYTES
     }
 
-    /// Is nothing left?
+    /// Returns true if nothing is left.
     pub fn is_done(&self) -> bool {
         self.list.is_empty() && self.again.is_empty() && self.in_flight.is_empty()
     }
 }
 
-/// Takes `first..end` out of disjoint ranges; returns what was there.
+/// Removes `first..end` from disjoint ranges; returns the removed ones.
 fn take_out(ranges: &mut BTreeMap<u64, u64>, first: u64, end: u64) -> Vec<(u64, u64)> {
     let before = ranges.range(..first).next_back().filter(|(_, until)| **until > first);
     let start = before.map_or(first, |(at, _)| *at);
@@ -151,7 +151,7 @@ fn take_out(ranges: &mut BTreeMap<u64, u64>, first: u64, end: u64) -> Vec<(u64, 
     taken
 }
 
-/// Puts `first..end` into disjoint ranges, joined with what it meets or touches.
+/// Adds `first..end` to disjoint ranges, joined with overlapping and adjacent ones.
 fn put_in(ranges: &mut BTreeMap<u64, u64>, mut first: u64, mut end: u64) {
     if let Some((at, until)) = ranges.range(..=first).next_back().map(|(at, until)| (*at, *until))
         && until >= first

@@ -1,4 +1,5 @@
-//! The host that has the disk: when it is frozen, when it is the other's, and what to do if nobody answers.
+//! The source of a migration: when the disk is frozen, when it is handed over, and how lost calls are
+//! handled.
 //!
 //! ```text
 //! record "leaving" → prepare (write through, drain, watch) → arrive ┐
@@ -8,10 +9,12 @@
 //! freeze → settle → take changes → changed ┬→ record "away" → leave → yours … → serve what is cached → give up
 //!                                          └→ (no answer in time) thaw, and go on as before
 //! ```
-//! Up to the record "away" every failure ends in "this host owns the disk and serves it"; from there on in "it never does again".
+//! Before the record "away", every failure ends in "this host owns the disk and serves it". After it, this
+//! host never serves the disk again.
 //!
-//! Call order: any `handle_*`; then `poll_act` and `poll_call` until they have nothing; then wait for an answer, the end of an act,
-//! or `poll_timeout`. One act and one call are under way at most; what was given up is not listened to any more.
+//! Call order: any `handle_*`; then `poll_act` and `poll_call` until they return nothing; then wait for an
+//! answer, the end of an act, or `poll_timeout`. At most one act and one call are in progress; results of
+//! abandoned ones are ignored.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket};
 use crate::regions::Regions;
@@ -23,27 +26,28 @@ const PAUSE_NS_MIN: u64 = 50_000_000;
 /// Longest pause after a call that was lost, nanoseconds.
 const PAUSE_NS_MAX: u64 = 2_000_000_000;
 
-/// Time between looks at a destination that still reads what is cached here, nanoseconds.
+/// Interval of progress calls to a destination that still reads this host's cache, nanoseconds.
 const LOOK_NS: u64 = 500_000_000;
 
-/// Changes are gathered for so long before the destination is told of them, nanoseconds.
+/// Changes are collected for this time before the destination is notified, nanoseconds.
 const GATHER_NS: u64 = 50_000_000;
 
-/// A call that takes the disk back at the destination is repeated for so long, nanoseconds.
+/// The call that cancels the hand-over is repeated for this time, nanoseconds.
 const CANCEL_NS_MAX: u64 = 30_000_000_000;
 
-/// What may be chosen.
+/// Options of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceOptions {
-    /// A change that waits at the destination makes this host hand over.
+    /// A change that waits at the destination triggers the hand-over.
     pub on_demand: bool,
-    /// The guest waits no longer than this for a destination that does not answer, nanoseconds.
+    /// Maximum time that the guest waits for a destination that does not answer, nanoseconds.
     pub freeze_ns_max: u64,
-    /// What is cached here is served to the destination after the hand-over, until it has all it wants.
+    /// After the hand-over, this host's cache is served to the destination until that has pulled all it
+    /// wants.
     pub serves_after: bool,
 }
 
-/// What the operator wants.
+/// An operator's order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// Hand over now.
@@ -52,14 +56,14 @@ pub enum Order {
     Cancel,
 }
 
-/// What the source's owner is to do. Each ends with [`Source::handle_done`].
+/// An act for the source's owner. Each ends with [`Source::handle_done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAct {
-    /// Make this durable.
+    /// Store this record durably.
     Record(Record),
-    /// Let writes go through, and nothing be dirty; then watch where the disk is changed.
+    /// Write through and drain; then record where the disk is changed.
     Prepare,
-    /// Say what was changed since the last time: [`Source::handle_changes`], then `handle_done`.
+    /// Report the changes since the last report: [`Source::handle_changes`], then `handle_done`.
     TakeChanges,
     /// `Role::Frozen`.
     Freeze,
@@ -67,36 +71,36 @@ pub enum SourceAct {
     Settle,
     /// `Role::Here`.
     Thaw,
-    /// `Role::Away`, and no hold on the backing any more.
+    /// Set `Role::Away`, and release the backing.
     Leave,
-    /// Watch no more, and let the cache have the mode again that it had.
+    /// Stop recording changes, and restore the cache's mode.
     Restore,
-    /// Give the cache up.
+    /// Release the cache.
     GiveUp,
 }
 
-/// How far it is.
+/// Phase of the migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The state is being written.
+    /// The record is being written.
     Recording,
-    /// Dirty data goes to the backing.
+    /// Dirty data is being destaged.
     Preparing,
     /// The destination prepares.
     Announcing,
     /// The destination pulls.
     Copying,
-    /// The guest waits.
+    /// The guest's requests wait.
     Frozen,
-    /// The disk is the other host's, which may not know yet.
+    /// The other host owns the disk, and may not know yet.
     HandingOver,
-    /// The other host has it, and reads what is cached here.
+    /// The other host has it, and reads this host's cache.
     Serving,
-    /// It has ended: handed over.
+    /// Ended: handed over.
     Over,
-    /// The disk stays; the destination is being told.
+    /// The disk stays; the destination is being notified.
     Cancelling,
-    /// It has ended: the disk is this host's.
+    /// Ended: the disk stays.
     Kept,
 }
 
@@ -104,7 +108,7 @@ pub enum Phase {
 enum Step {
     Act(SourceAct),
     Call(Kind),
-    /// Until `due`.
+    /// Waiting until `due`.
     Pause(Kind),
     Nothing,
 }
@@ -118,43 +122,44 @@ enum Kind {
     Look,
 }
 
-/// See the module's text.
+/// The source's state; see the module documentation.
 pub struct Source {
     session: Session,
     options: SourceOptions,
     phase: Phase,
     step: Step,
-    /// What was asked for and has not ended.
+    /// The act or call in progress.
     under_way: Option<Ticket>,
     act_out: Option<(Ticket, SourceAct)>,
     call_out: Option<(Ticket, Message)>,
     next: u64,
-    /// When to go on.
+    /// When to continue.
     due: Option<Instant>,
     pause_ns: u64,
-    /// When the guest has waited for too long, or the destination has been told often enough.
+    /// When the freeze times out, or the repetition of a cancel ends.
     limit: Option<Instant>,
     order: Option<Order>,
     /// The destination wants the disk.
     wanted: bool,
-    /// Changed, and not told to the destination.
+    /// Changed, and the destination was not notified yet.
     changed: Option<Regions>,
-    /// Told to the destination, and not known to be forgotten there.
+    /// The destination was notified, and has not confirmed the invalidation.
     told: Option<Regions>,
-    /// Why it was kept.
+    /// The refusal because of which the disk was kept.
     refused: Option<Refusal>,
     view: super::View,
 }
 
 impl Source {
-    /// Begins an attempt; `session.attempt` is greater than in any record before.
+    /// Begins an attempt; `session.attempt` is greater than in any earlier record.
     pub fn start(session: Session, options: SourceOptions) -> Source {
         let mut source = Source::new(session, options, Phase::Recording);
         source.act(SourceAct::Record(Record::Leaving(session)));
         source
     }
 
-    /// Goes on after a restart whose state said [`Record::Away`] and not taken. The disk is away already, and nothing is cached.
+    /// Continues after a restart with the record [`Record::Away`], not confirmed. The disk is away already,
+    /// and nothing is cached.
     pub fn resume_away(session: Session) -> Source {
         let options = SourceOptions { on_demand: false, freeze_ns_max: 0, serves_after: false };
         let mut source = Source::new(session, options, Phase::HandingOver);
@@ -184,47 +189,47 @@ impl Source {
         }
     }
 
-    /// Which attempt it is.
+    /// Returns the session.
     pub fn session(&self) -> Session {
         self.session
     }
 
-    /// How far it is.
+    /// Returns the phase.
     pub fn phase(&self) -> Phase {
         self.phase
     }
 
-    /// What the destination said last.
+    /// Returns the destination's last reported progress.
     pub fn view(&self) -> super::View {
         self.view
     }
 
-    /// What the destination refused, if that is why the disk was kept.
+    /// Returns the destination's refusal, if the disk was kept because of it.
     pub fn refused(&self) -> Option<Refusal> {
         self.refused
     }
 
-    /// It has nothing to do any more.
+    /// Returns true if the migration has ended.
     pub fn is_over(&self) -> bool {
         matches!(self.phase, Phase::Over | Phase::Kept) && self.step == Step::Nothing
     }
 
-    /// The next act, to be told of in `handle_done`.
+    /// Returns the next act; its result goes to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, SourceAct)> {
         self.act_out.take()
     }
 
-    /// The next call; its answer, or that there was none, goes to `handle_answer`.
+    /// Returns the next call; its answer, or its loss, goes to `handle_answer`.
     pub fn poll_call(&mut self) -> Option<(Ticket, Message)> {
         self.call_out.take()
     }
 
-    /// When `handle_timeout` wants to be called.
+    /// Returns when to call `handle_timeout`.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.due.into_iter().chain(self.limit).min()
     }
 
-    /// The operator has a wish. False if it comes too late.
+    /// Handles an operator's order. Returns false if it is too late.
     pub fn handle_order(&mut self, now: Instant, order: Order) -> bool {
         use Phase::*;
         match (order, self.phase) {
@@ -235,7 +240,7 @@ impl Source {
             _ => self.order = Some(order),
         }
         match (order, self.step) {
-            // What was asked for of the engine or the state must end first; calls need not.
+            // Acts of the engine or the state must end first; calls need not.
             (Order::Cancel, Step::Act(_)) => {}
             (Order::Cancel, _) => self.keep(),
             (Order::Finish, Step::Pause(_) | Step::Call(Kind::Changed)) if self.phase == Copying => {
@@ -246,7 +251,7 @@ impl Source {
         true
     }
 
-    /// Time has passed.
+    /// Handles the passing of time.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.limit.is_some_and(|at| at <= now) {
             self.limit = None;
@@ -267,12 +272,12 @@ impl Source {
         }
     }
 
-    /// What was changed, in answer to [`SourceAct::TakeChanges`]. `None`: nothing.
+    /// Handles the changes that [`SourceAct::TakeChanges`] asked for; `None` if there are none.
     pub fn handle_changes(&mut self, changes: Option<Regions>) {
         self.changed = joined(self.changed.take(), changes);
     }
 
-    /// An act has ended. `Err`: nothing was done.
+    /// Handles the end of an act. `Err`: it had no effect.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if self.under_way != Some(ticket) {
             return;
@@ -287,7 +292,8 @@ impl Source {
                 self.limit = None;
                 self.act(SourceAct::Leave);
             }
-            // Perhaps it was written nevertheless: only when the state says otherwise for certain may the guest go on.
+            // The record may have been written nevertheless. The guest may continue only when the state
+            // certainly says otherwise.
             (SourceAct::Record(Record::Away { .. } | Record::Leaving(_)), Err(()))
                 if self.phase == Phase::Frozen =>
             {
@@ -295,7 +301,7 @@ impl Source {
             }
             (SourceAct::Record(Record::Leaving(_)), Ok(())) if self.phase == Phase::Frozen => self.thaw(),
             (SourceAct::Record(Record::Owner { .. }), Err(())) => {
-                // It says "leaving", which is true for the time being: a restart would try again.
+                // The record says "leaving", which is still true: a restart would try again.
                 self.act(SourceAct::Restore);
             }
             (SourceAct::Record(Record::Owner { .. }), Ok(())) => self.act(SourceAct::Restore),
@@ -333,7 +339,7 @@ impl Source {
         }
     }
 
-    /// A call was answered; `None`: no answer came, and whether it was heard is not known.
+    /// Handles the answer to a call; `None`: there was no answer, and the call may or may not have arrived.
     pub fn handle_answer(&mut self, now: Instant, ticket: Ticket, answer: Option<Answer>) {
         if self.under_way != Some(ticket) {
             return;
@@ -357,7 +363,7 @@ impl Source {
             }
             (Kind::Look, Some(Ok(view))) if view.done => self.end_handed_over(),
             (Kind::Look, Some(Ok(_))) => self.look_later(now),
-            // It has it, and wants nothing more of this session.
+            // The destination has the disk, and needs nothing more of this session.
             (Kind::Look, Some(Err(_))) => self.end_handed_over(),
             (Kind::Arrive, Some(Ok(_))) => {
                 self.phase = Phase::Copying;
@@ -367,7 +373,8 @@ impl Source {
                 let had_some = self.told.take().is_some();
                 self.step(now, had_some);
             }
-            // What this host knows is old: it was handed over, and the state that said so is gone. It must not be served here.
+            // This host's state is outdated: the disk was handed over, and the record of that is lost. It
+            // must not be served here.
             (Kind::Arrive | Kind::Changed, Some(Err(Refusal::Owner(generation))))
                 if generation > self.session.generation =>
             {
@@ -377,7 +384,7 @@ impl Source {
                     _ => self.act(SourceAct::Freeze),
                 }
             }
-            // It has begun anew, or another attempt was made from elsewhere.
+            // The destination restarted, or another attempt was made from elsewhere.
             (Kind::Arrive | Kind::Changed, Some(Err(refusal)))
                 if self.phase != Phase::Frozen && refusal != Refusal::Failed =>
             {
@@ -388,7 +395,8 @@ impl Source {
         }
     }
 
-    /// The destination has heard of all changes that were taken, of some just now.
+    /// Continues after the destination has confirmed all reported changes; `had_some` says whether there
+    /// were any.
     fn step(&mut self, now: Instant, had_some: bool) {
         if self.phase == Phase::Frozen {
             let record = Record::Away { session: self.session, taken: false };
@@ -400,7 +408,7 @@ impl Source {
             self.limit = Some(now + self.options.freeze_ns_max);
             return self.act(SourceAct::Freeze);
         }
-        // A destination that is told nothing new holds its answer back, unless it wants the disk.
+        // A destination without new ranges delays its answer, unless it wants the disk.
         match (had_some, self.wanted) {
             (true, _) => self.pause_for(now, Kind::Changed, GATHER_NS),
             (false, true) => self.pause_for(now, Kind::Changed, LOOK_NS),
@@ -410,18 +418,18 @@ impl Source {
 
     fn thaw(&mut self) {
         self.limit = None;
-        // Calls in flight and acts that have not ended count as not done.
+        // Calls in flight and acts in progress count as unfinished.
         self.wanted = false;
         if let Step::Act(SourceAct::Record(_)) = self.step
             && self.under_way.is_some()
         {
-            // How that ends decides.
+            // The result decides.
             return;
         }
         self.act(SourceAct::Thaw);
     }
 
-    /// The disk stays here.
+    /// Keeps the disk on this host.
     fn keep(&mut self) {
         if self.phase == Phase::Frozen {
             self.order = Some(Order::Cancel);
@@ -483,7 +491,7 @@ impl Source {
             Kind::Changed => {
                 self.told = joined(self.told.take(), self.changed.take());
                 match &self.told {
-                    // The guest waits, and an empty list would be held back.
+                    // The guest waits, and the answer to an empty list would be delayed.
                     None if self.phase == Phase::Frozen => Call::Look,
                     told => Call::Changed(told.iter().flat_map(Regions::ranges).collect()),
                 }

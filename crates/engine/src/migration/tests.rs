@@ -1,4 +1,4 @@
-//! The machines by themselves; together with engines and a network they are tested in `world`.
+//! Tests of each state machine alone; `world` tests them with engines and a network.
 
 use super::{heat, *};
 use crate::regions::Regions;
@@ -39,7 +39,7 @@ fn copying() -> Source {
     source
 }
 
-/// A source whose guest waits, and whose destination has been told everything.
+/// A source whose guest waits, and whose destination was told of all changes.
 fn frozen() -> (Source, Ticket) {
     let mut source = copying();
     acts(&mut source, NOW, &[SourceAct::TakeChanges]);
@@ -126,7 +126,7 @@ fn a_source_that_another_host_has_overtaken_gives_way() {
     act(&mut source, SourceAct::Record(Record::Away { session: SESSION, taken: false }));
 }
 
-/// An empty list would be held back, and the guest wait for it.
+/// The answer to an empty list would be delayed, and the guest would wait for it.
 #[test]
 fn a_frozen_source_that_has_nothing_to_tell_asks_what_is_answered_at_once() {
     let mut source = copying();
@@ -143,7 +143,7 @@ fn a_frozen_source_that_has_nothing_to_tell_asks_what_is_answered_at_once() {
     assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(View::default()))));
 }
 
-/// The destination wants the disk and answers at once, and so it would go on without a pause.
+/// The destination wants the disk and answers immediately, so the source would loop without a pause.
 #[test]
 fn a_source_that_waits_for_an_order_pauses() {
     let mut source = Source::start(SESSION, SourceOptions { on_demand: false, ..options() });
@@ -188,7 +188,7 @@ fn a_destination_serves_after_everything_is_forgotten() {
     assert_eq!(destination.poll_answer(), None);
     destination.handle_done(NOW, forget, Ok(()));
     assert_eq!(destination.poll_answer().unwrap().0, Ticket(2));
-    // The call comes once more, and late: a read that waits for the disk would make it wait for ever.
+    // The call is repeated, and late: a read that waits for the disk would block it for ever.
     ask(&mut destination, 8, SESSION, Call::Changed(vec![(1, 2)]));
     let (late, _) = destination.poll_act().unwrap();
     ask(&mut destination, 3, SESSION, Call::Yours);
@@ -213,7 +213,8 @@ fn an_empty_question_is_held_back_until_the_disk_is_wanted() {
     let mut destination = ready();
     ask(&mut destination, 2, SESSION, Call::Changed(vec![]));
     assert_eq!(destination.poll_answer(), None);
-    // The same again, over another connection: one is held, or whoever asks would be answered at once for as long as the other is.
+    // The same over another connection: one is held, otherwise every call would be answered immediately
+    // while the other is held.
     ask(&mut destination, 3, SESSION, Call::Changed(vec![]));
     assert_eq!(destination.poll_answer(), Some((Ticket(2), Ok(View::default()))));
     assert_eq!(destination.poll_answer(), None);
@@ -244,7 +245,7 @@ fn later_attempts_replace_earlier_ones_and_not_the_other_way_round() {
     assert_eq!(destination.poll_answer(), Some((Ticket(5), Err(Refusal::NotAwaited))));
 }
 
-/// Nobody looks for what it pulls any more: it does not know what it has changed since the hand-over.
+/// The ranges changed since the hand-over are unknown after the restart, so nothing may be pulled.
 #[test]
 fn an_owner_that_restarted_pulls_nothing_from_whom_had_it() {
     let mut destination = Destination::new(Some(Record::Owner { generation: 5, attempts: 0 }));
@@ -252,7 +253,7 @@ fn an_owner_that_restarted_pulls_nothing_from_whom_had_it() {
     assert_eq!(destination.poll_answer(), Some((Ticket(1), Ok(View { done: true, ..View::default() }))));
 }
 
-/// Otherwise nobody would have it.
+/// Otherwise no host would own it.
 #[test]
 fn a_disk_that_was_given_up_and_comes_nevertheless_is_taken() {
     let mut destination = ready();
@@ -279,7 +280,7 @@ fn a_disk_is_given_up_once_what_is_being_done_has_ended() {
     assert_eq!(destination.awaits(), None);
 }
 
-/// Who served it may have been a life of which nobody knows: the former owner's flash is not believed then.
+/// An unknown process may have served the disk: the former owner's flash is not trusted then.
 #[test]
 fn only_the_life_that_was_asked_first_knows_what_was_changed_since() {
     let first = ready();
@@ -310,7 +311,7 @@ fn a_call_that_takes_the_disk_back_waits_for_what_is_being_recorded() {
     assert_eq!(destination.awaits(), None);
 }
 
-/// That the later one is awaited may be on record.
+/// The record may say that the later session is awaited.
 #[test]
 fn a_disk_that_is_gone_is_so_in_the_latest_session() {
     let mut destination = ready();
@@ -332,7 +333,7 @@ fn what_may_be_on_record_is_not_replaced_by_what_was_earlier() {
     assert_eq!(act, DestinationAct::Record(Record::Awaiting(SESSION)));
     destination.handle_done(NOW, record, Err(()));
     assert_eq!(destination.poll_answer(), Some((Ticket(1), Err(Refusal::Failed))));
-    // Calls that were long on their way.
+    // Delayed calls.
     let attempt = SESSION.attempt - 1;
     ask(&mut destination, 2, Session { attempt, ..SESSION }, Call::Arrive);
     assert_eq!(destination.poll_answer(), Some((Ticket(2), Err(Refusal::NotAwaited))));
@@ -356,7 +357,7 @@ fn a_disk_of_which_it_may_be_on_record_that_it_is_gone_is_recorded_as_awaited_fi
     done(&mut destination, DestinationAct::Prepare);
 }
 
-/// A source that heard no answer, and restarted perhaps, would ask for ever.
+/// A source that got no answer, or restarted, would ask for ever.
 #[test]
 fn a_source_whose_disk_was_taken_and_handed_on_is_told() {
     let past = Session { generation: 5, attempt: 2 };
@@ -395,7 +396,7 @@ fn what_was_changed_is_pulled_again_and_nothing_else() {
     assert_eq!(puller.next(), Some(Pull { first: 0, end: 2 }));
     puller.ended(Pull { first: 0, end: 2 }, Pulled::Done);
     puller.changed(40, 50);
-    // What was in flight comes again as a whole.
+    // The range in flight is pulled again as a whole.
     assert_eq!(puller.next(), Some(Pull { first: 12, end: 16 }));
     assert!(!puller.is_done());
     puller.ended(Pull { first: 12, end: 16 }, Pulled::Again);

@@ -1,12 +1,15 @@
-//! Which disks would be served better by other hosts: decided from miss-ratio curves, among hosts that all reach the backings.
+//! Placement advice: finds disks that other hosts would serve better, from miss-ratio curves. All hosts
+//! must reach the backings.
 //!
-//! A host's flash is worth the reads a second that it serves when it is divided well among the host's disks: each byte where it brings most
-//! hits. A disk that moves takes its reads along; what that is worth is the difference for the two hosts. The search is greedy: the move
-//! that is worth most, again and again, and an exchange of two disks where no single move is worth anything. What a price of flash says
-//! of each move (what a byte more would bring at either host) selects the few that are worked out exactly.
+//! The value of a host's flash is the rate of reads that it serves when divided optimally among the host's
+//! disks. A disk that moves takes its reads along; the value of the move is the difference for the two
+//! hosts. The search is greedy: it repeats the most valuable move, and exchanges two disks where no single
+//! move has a value. The price of flash (the gain of one more byte at either host) gives an estimate for
+//! each move, which selects the few that are computed exactly.
 //!
-//! Sizes are bytes, reads are those that touch one block, a second. Nothing is known of networks, processors or who uses a disk: a host's load
-//! only decides between places that are as good for the flash. The curves are of LRU caches, and of the past.
+//! Sizes are bytes. Reads are per second, each of one block. Networks, processors and users of disks are
+//! not considered: a host's load only decides between hosts that are equally good for the flash. The curves
+//! are of LRU caches, and of the past.
 
 mod share;
 #[cfg(test)]
@@ -15,47 +18,47 @@ mod tests;
 use crate::sizing::Curve;
 use share::{Share, hull, share};
 
-/// Moves that are worked out exactly before one is chosen.
+/// Number of moves that are computed exactly before one is chosen.
 const SHORTLIST: usize = 24;
 
-/// Disks of which exchanges are tried.
+/// Number of disks for which exchanges are tried.
 const EXCHANGED: usize = 24;
 
-/// Two places are as good as each other if they differ by no more than this part of a disk's reads.
+/// Two hosts are equally good if they differ by no more than this part of a disk's reads.
 const AS_GOOD: f64 = 0.005;
 
 /// A host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Host {
-    /// Flash for caches, used or not.
+    /// Flash for caches, used or not, bytes.
     pub flash_bytes: u64,
     /// Requests a second that it serves.
     pub load: f64,
-    /// May disks come?
+    /// True if disks may move to it.
     pub takes: bool,
-    /// Is every disk to go?
+    /// True if every disk is to leave it.
     pub empties: bool,
 }
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Disk {
-    /// Who has it: a position among the hosts.
+    /// Its host, as an index.
     pub host: usize,
     /// Reads a second.
     pub reads: f64,
     /// Requests a second, writes too.
     pub load: f64,
-    /// What a cache of each size would miss of the reads.
+    /// Miss ratio of its reads by cache size.
     pub curve: Curve,
-    /// The curve's blocks.
+    /// Block size of the curve in bytes.
     pub block_bytes: u64,
-    /// Can it move?
+    /// True if it can move.
     pub moves: bool,
 }
 
 impl Disk {
-    /// The hits of a cache of that size, 0 … 1.
+    /// Returns the hit ratio of a cache of that size, 0 … 1.
     pub fn hit_ratio(&self, cache_bytes: u64) -> f64 {
         1.0 - self.curve.miss_ratio_at(cache_bytes / self.block_bytes.max(1))
     }
@@ -65,50 +68,50 @@ impl Disk {
     }
 }
 
-/// What is worth doing.
+/// Limits of the advice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Moves, at most, besides those from hosts that are to be empty.
+    /// Maximum number of moves, besides those from hosts that are to be emptied.
     pub moves_max: usize,
-    /// A move is to bring at least this part of all reads, 0 … 1.
+    /// Minimum gain of a move as a part of all reads, 0 … 1.
     pub gain_min: f64,
 }
 
-/// A disk that should go elsewhere.
+/// A proposed move of a disk.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Move {
-    /// Which.
+    /// The disk.
     pub disk: usize,
-    /// To whom.
+    /// The destination host.
     pub to: usize,
-    /// Reads a second that flash serves more than without it, all hosts together, if those before it are done.
+    /// Gain in reads a second served from flash, over all hosts, if the moves before it are done.
     pub gain: f64,
 }
 
-/// Who should have what.
+/// The proposed placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// In the order in which they should be done.
+    /// Moves in the order in which they should be done.
     pub moves: Vec<Move>,
-    /// The cache that each disk should have where it is.
+    /// Best cache size of each disk on its present host.
     pub sizes_here: Vec<u64>,
-    /// Where each disk is afterwards.
+    /// Host of each disk after the moves.
     pub hosts: Vec<usize>,
-    /// The cache that it should have then.
+    /// Best cache size of each disk after the moves.
     pub sizes: Vec<u64>,
 }
 
 impl Placement {
-    /// Reads a second that flash serves with those caches.
+    /// Returns the reads a second that flash serves with those caches.
     pub fn hits(disks: &[Disk], sizes: &[u64]) -> f64 {
         disks.iter().zip(sizes).map(|(disk, size)| disk.hits(*size)).sum()
     }
 }
 
-/// Says what should go where.
+/// Computes the placement.
 ///
 /// # Panics
-/// When a disk is on a host that is not there.
+/// If a disk's host does not exist.
 pub fn place(hosts: &[Host], disks: &[Disk], bounds: Bounds) -> Placement {
     assert!(disks.iter().all(|disk| disk.host < hosts.len()), "a disk is on one of the hosts");
     let mut search = Search::new(hosts, disks);
@@ -137,7 +140,7 @@ pub fn place(hosts: &[Host], disks: &[Disk], bounds: Bounds) -> Placement {
     Placement { moves: without_detours(moves, disks), sizes_here, hosts, sizes }
 }
 
-/// A disk that moved twice goes to its last place at once.
+/// Replaces several moves of a disk by one to its last host.
 fn without_detours(moves: Vec<Move>, disks: &[Disk]) -> Vec<Move> {
     let mut kept: Vec<Move> = Vec::with_capacity(moves.len());
     for one in moves {
@@ -157,9 +160,9 @@ struct Search<'a> {
     hosts: &'a [Host],
     disks: &'a [Disk],
     hulls: Vec<Vec<share::Step>>,
-    /// Where each disk is now.
+    /// Present host of each disk.
     at: Vec<usize>,
-    /// Of each host, as things are now.
+    /// Present division of each host's flash.
     shares: Vec<Share>,
     loads: Vec<f64>,
 }
@@ -174,7 +177,7 @@ impl<'a> Search<'a> {
         search
     }
 
-    /// The disks of a host, in order.
+    /// Returns the disks of a host, in order.
     fn on(&self, host: usize) -> Vec<usize> {
         (0..self.at.len()).filter(|disk| self.at[*disk] == host).collect()
     }
@@ -200,7 +203,7 @@ impl<'a> Search<'a> {
         self.loads[to] += self.disks[disk].load;
     }
 
-    /// What all hosts serve more when a disk is elsewhere.
+    /// Returns the gain of all hosts if a disk moves.
     fn gain(&self, disk: usize, to: usize) -> f64 {
         let from = self.at[disk];
         let mut left = self.on(from);
@@ -211,13 +214,13 @@ impl<'a> Search<'a> {
         after - self.shares[from].hits - self.shares[to].hits
     }
 
-    /// What a disk would bring beyond what its flash costs, at that price.
+    /// Returns the value of a disk beyond the cost of its flash, at that price.
     fn surplus(&self, disk: usize, price: f64) -> f64 {
         let steps = self.hulls[disk].iter().take_while(|step| step.slope() > price);
         self.disks[disk].hits(0) + steps.map(|step| step.hits - price * step.bytes as f64).sum::<f64>()
     }
 
-    /// What prices say of a move: its gain if it changes them little.
+    /// Estimates the gain of a move from prices; accurate if the move changes them little.
     fn estimate(&self, disk: usize, to: usize) -> f64 {
         let price =
             |host: usize| if self.hosts[host].flash_bytes == 0 { f64::MAX } else { self.shares[host].price };
@@ -228,7 +231,8 @@ impl<'a> Search<'a> {
         self.hosts[host].takes && !self.hosts[host].empties
     }
 
-    /// The best of some moves by exact gain; of several as good ones, to the host with the least load.
+    /// Returns the best of some moves by exact gain; among equally good ones, the one to the host with the
+    /// least load.
     fn best_of(&self, some: impl IntoIterator<Item = (usize, usize)>) -> Option<Move> {
         let moves = some.into_iter().map(|(disk, to)| Move { disk, to, gain: self.gain(disk, to) });
         moves.reduce(|best, next| {
@@ -256,12 +260,12 @@ impl<'a> Search<'a> {
         self.best_of(all.into_iter().map(|(_, disk, to)| (disk, to))).filter(|best| best.gain >= gain_min)
     }
 
-    /// Two disks that are better off with each other's host.
+    /// Returns two disks that should exchange their hosts.
     fn best_exchange(&self, gain_min: f64) -> Option<(Move, Move)> {
         let can = |disk: &usize| {
             self.disks[*disk].moves && self.disks[*disk].reads > 0.0 && self.may_take(self.at[*disk])
         };
-        // Those that miss most of what they could have, and those that have most flash.
+        // Candidates: disks that miss most of their possible hits, and disks with most flash.
         let sizes = self.sizes();
         let misses = |disk: usize| self.disks[disk].hits(u64::MAX) - self.disks[disk].hits(sizes[disk]);
         let mut wanting: Vec<(f64, usize, usize)> =
@@ -294,7 +298,7 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Every disk of a host that is to be empty goes, those first that lose most elsewhere.
+    /// Moves every disk off hosts that are to be emptied, starting with those that lose most elsewhere.
     fn empty_hosts(&mut self) -> Vec<Move> {
         let goes = |disk: &usize| self.hosts[self.at[*disk]].empties && self.disks[*disk].moves;
         let mut going: Vec<usize> = (0..self.disks.len()).filter(goes).collect();
@@ -311,7 +315,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Those with the largest numbers, largest first.
+/// Keeps the entries with the largest numbers, largest first.
 fn shorten(all: &mut Vec<(f64, usize, usize)>, most: usize) {
     let falling = |one: &(f64, usize, usize), other: &(f64, usize, usize)| {
         other.0.total_cmp(&one.0).then((one.1, one.2).cmp(&(other.1, other.2)))

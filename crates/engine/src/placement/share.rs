@@ -1,45 +1,47 @@
-//! One host's flash, divided among its disks: by falling gain for each byte, along the upper hulls of their curves.
+//! Divides one host's flash among its disks: by falling gain per byte, along the upper hulls of their
+//! curves.
 //!
-//! On hulls that is optimal but for steps that do not fit: a curve that lies below its hull there (a cliff) gets nothing for half of a step. So at each
-//! step that does not fit there are two ways: what is left goes there and nowhere else, or the step is left out for those that follow. And once
-//! more with the step that is worth most of those that did not fit, before all others. The best of all these counts.
+//! On hulls that is optimal except for steps that do not fit: a curve below its hull (a cliff) gains
+//! nothing from half of a step. For each step that does not fit there are two alternatives: the rest of the
+//! flash goes there, or the step is left out for those that follow. A further attempt places the most
+//! valuable step that did not fit before all others. The best result is used.
 
 use super::Disk;
 
-/// A piece of a disk's upper hull.
+/// A step of a disk's upper hull.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Step {
-    /// More cache.
+    /// Increase of the cache in bytes.
     pub(super) bytes: u64,
-    /// More hits a second.
+    /// Gain in hits a second.
     pub(super) hits: f64,
 }
 
 impl Step {
-    /// Hits for each byte.
+    /// Returns the hits per byte.
     pub(super) fn slope(&self) -> f64 {
         self.hits / self.bytes as f64
     }
 }
 
-/// How a host's flash is divided.
+/// A division of a host's flash.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Share {
-    /// Disks and the sizes of their caches.
+    /// Disks and their cache sizes in bytes.
     pub(super) sizes: Vec<(usize, u64)>,
     /// Reads a second that they serve.
     pub(super) hits: f64,
-    /// What another byte would bring; 0 where there is enough.
+    /// Gain of one more byte; 0 if there is enough.
     pub(super) price: f64,
 }
 
-/// The upper hull of a disk's hits over the size of its cache, steepest first.
+/// Returns the upper hull of a disk's hits over its cache size, steepest step first.
 pub(super) fn hull(disk: &Disk) -> Vec<Step> {
     let mut corners: Vec<(u64, f64)> = Vec::new();
     for point in disk.curve.points() {
         let bytes = point.blocks.saturating_mul(disk.block_bytes.max(1));
         let next = (bytes, disk.reads * (1.0 - point.miss_ratio));
-        // A corner that lies below the line past it is none.
+        // A corner below the line to the next one is removed.
         while let [.., before, last] = corners[..] {
             let rise = |from: (u64, f64), to: (u64, f64)| (to.1 - from.1) / (to.0 - from.0) as f64;
             if next.0 <= last.0 || rise(before, last) > rise(last, next) {
@@ -55,19 +57,19 @@ pub(super) fn hull(disk: &Disk) -> Vec<Step> {
     corners.windows(2).map(step).filter(|step| step.hits > 0.0).collect()
 }
 
-/// Divides so much flash among these disks.
+/// Divides `flash_bytes` among these disks.
 pub(super) fn share(flash_bytes: u64, disks: &[Disk], hulls: &[Vec<Step>], on: &[usize]) -> Share {
-    // A position among `on`, so that sizes can be counted in place.
+    // Indexes into `on`, so that sizes can be counted in place.
     let mut steps: Vec<(usize, Step)> = on
         .iter()
         .enumerate()
         .flat_map(|(place, disk)| hulls[*disk].iter().map(move |step| (place, *step)))
         .collect();
-    // Of one disk the steps come steepest first already.
+    // The steps of one disk are in order already.
     steps.sort_by(|one, other| other.1.slope().total_cmp(&one.1.slope()));
     let problem = Problem { flash_bytes, disks, on, steps };
     let filled = problem.fill(None);
-    // A cliff that is just too large for what steeper steps have left may be worth more than they.
+    // A cliff that just does not fit after steeper steps may be worth more than they.
     let cliff = filled.cliff.map(|cliff| problem.fill(Some(cliff)));
     let price = filled.price;
     let best = cliff.filter(|other| other.hits > filled.hits).unwrap_or(filled);
@@ -78,7 +80,7 @@ struct Problem<'a> {
     flash_bytes: u64,
     disks: &'a [Disk],
     on: &'a [usize],
-    /// With positions among `on`, steepest first.
+    /// Steps with indexes into `on`, steepest first.
     steps: Vec<(usize, Step)>,
 }
 
@@ -86,7 +88,7 @@ struct Filled {
     sizes: Vec<u64>,
     hits: f64,
     price: f64,
-    /// Whose step did not fit and is worth most: up to which size it goes.
+    /// The most valuable step that did not fit: its disk, and the size after it.
     cliff: Option<(usize, u64)>,
 }
 
@@ -95,7 +97,7 @@ impl Problem<'_> {
         self.disks[self.on[place]].hits(size)
     }
 
-    /// Steepest steps first; one disk may have its cache before.
+    /// Fills by steepest step; one disk may get its cache first.
     fn fill(&self, first: Option<(usize, u64)>) -> Filled {
         let mut sizes = vec![0; self.on.len()];
         let mut is_full = vec![false; self.on.len()];
@@ -122,7 +124,7 @@ impl Problem<'_> {
                 price = step.slope();
             }
             is_full[place] = true;
-            // Either all that is left goes here, or what follows gets it.
+            // Either the rest goes to this step, or to those that follow.
             let with = sum + self.hits(place, sizes[place] + left) - self.hits(place, sizes[place]);
             if with > best.0 {
                 let mut sizes = sizes.clone();
@@ -142,7 +144,7 @@ impl Problem<'_> {
     }
 }
 
-/// What is left goes to whom it brings most.
+/// Gives the rest to the disk with the largest gain.
 fn give_rest(left: u64, disks: &[Disk], on: &[usize], sizes: &mut [u64]) {
     let gain = |place: usize, sizes: &[u64]| {
         let disk = &disks[on[place]];

@@ -1,15 +1,15 @@
-//! Moves against the best of all of them, and what is left alone.
+//! Compares moves with the best of all placements, and tests cases without a move.
 
 use super::share::{hull, share};
 use super::{Bounds, Disk, Host, Placement, place};
 use crate::sizing::{Curve, CurvePoint};
 
-/// Sizes in the tests are a few of these.
+/// Unit of the sizes in the tests.
 const UNIT: u64 = 1 << 20;
 
 const ALL: Bounds = Bounds { moves_max: 100, gain_min: 0.0 };
 
-/// Numbers that look random and are the same each time (an LCG of Knuth's).
+/// Reproducible pseudorandom numbers (an LCG of Knuth's).
 struct Dice(u64);
 
 impl Dice {
@@ -23,7 +23,7 @@ fn host(units: u64) -> Host {
     Host { flash_bytes: units * UNIT, load: 0.0, takes: true, empties: false }
 }
 
-/// A disk whose misses fall to these percents at one unit, two, …
+/// A disk whose miss ratio falls to these percentages at one unit, two, …
 fn disk(host: usize, reads: f64, percents: &[u64]) -> Disk {
     let rest = percents.iter().zip(1..).map(|(percent, blocks)| (blocks, *percent));
     let points = std::iter::once((0, 100)).chain(rest);
@@ -46,7 +46,7 @@ fn random_disk(dice: &mut Dice, hosts: u64) -> Disk {
     disk(dice.below(hosts) as usize, (1 + dice.below(1000)) as f64, &percents)
 }
 
-/// The most hits that so many units bring these disks, in whole units.
+/// Returns the most hits of these disks with `units` of flash, in whole units.
 fn best_share(units: u64, disks: &[&Disk]) -> f64 {
     let mut best = vec![0.0; units as usize + 1];
     for disk in disks {
@@ -59,7 +59,7 @@ fn best_share(units: u64, disks: &[&Disk]) -> f64 {
     best[units as usize]
 }
 
-/// The most hits of any placement.
+/// Returns the most hits of any placement.
 fn best_of_all(hosts: &[Host], disks: &[Disk]) -> f64 {
     let mut best: f64 = 0.0;
     for mut code in 0..hosts.len().pow(disks.len() as u32) {
@@ -149,10 +149,10 @@ fn a_crowded_host_gives_to_one_with_flash_to_spare() {
     assert_eq!(found.moves.len(), 2, "{found:?}");
     assert!(found.moves.iter().all(|one| one.to == 1), "{found:?}");
     assert_eq!(found.hosts, [1, 1, 1]);
-    // What is small is not worth a move.
+    // A small gain is not worth a move.
     let found = place(&hosts, &disks, Bounds { moves_max: 8, gain_min: 0.25 });
     assert_eq!(found.moves.len(), 1, "{found:?}");
-    // Nor can what is fixed move, or go where nothing may come.
+    // Fixed disks cannot move, and disks cannot move to hosts that accept none.
     let fixed: Vec<Disk> = disks.iter().map(|disk| Disk { moves: false, ..disk.clone() }).collect();
     assert_eq!(place(&hosts, &fixed, ALL).moves, []);
     let closed = [hosts[0], Host { takes: false, ..hosts[1] }];
@@ -171,7 +171,7 @@ fn a_host_that_is_to_be_empty_loses_every_disk_that_can_move() {
     assert_eq!(found.hosts[2], 0, "it cannot");
     assert!(found.moves.iter().all(|one| one.to != 0));
     assert_ne!(found.hosts[0], found.hosts[4], "there is no room for both caches on one: {found:?}");
-    // An idle disk has the same everywhere: the load decides.
+    // An idle disk has no gain anywhere: the load decides.
     let idle_alone = [idle(0)];
     assert_eq!(place(&hosts, &idle_alone, ALL).hosts, [1]);
 }

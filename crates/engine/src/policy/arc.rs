@@ -1,14 +1,13 @@
-//! ARC: how much of the cache goes to blocks used once and how much to blocks used more often follows
-//! from which of them are missed. Megiddo and Modha: "ARC: a self-tuning, low overhead replacement
-//! cache", FAST 2003.
+//! ARC: adapts how much of the cache goes to blocks used once and how much to blocks used more often, by
+//! which of them are missed. Megiddo and Modha: "ARC: a self-tuning, low overhead replacement cache", FAST
+//! 2003.
 //!
-//! Four lists by recency: frames used once (the paper's T1) and more often (T2), and the blocks that
-//! left each of them last (B1, B2), as many as the cache has frames. A block that comes back from B1
-//! says that T1 is too small, one from B2 that it is too large: each moves the target for T1, by more
-//! the shorter its own list is. The side above its target gives way.
+//! Four lists by recency: frames used once (the paper's T1) and more often (T2), and the blocks that left
+//! each of them last (B1, B2), as many as the cache has frames. A block that returns from B1 shows that T1
+//! is too small, one from B2 that it is too large. Each moves the target for T1, by more the shorter its
+//! own list is. The side above its target loses a block.
 //!
-//! The remembered blocks are exact and in order, which takes 30 bytes a frame: too many for the
-//! daemon.
+//! The remembered blocks are exact and in order, which takes 30 bytes a frame: too many for the daemon.
 
 use super::list::{self, Links, List};
 use super::remembered::{self, Remembered};
@@ -41,9 +40,9 @@ struct Arc {
     frames: u32,
     /// Target for the length of T1.
     target: f64,
-    /// The block last asked for was in B2.
+    /// The last admitted block was in B2.
     returns_to_often: bool,
-    /// The block last asked for was in neither B1 nor B2.
+    /// The last admitted block was in neither B1 nor B2.
     is_stranger: bool,
 }
 
@@ -66,15 +65,16 @@ impl Arc {
         }
     }
 
-    /// The list that should give way (the paper's REPLACE).
+    /// Returns the list to evict from (the paper's REPLACE).
     fn side_to_shrink(&self) -> usize {
         let once = f64::from(self.held[ONCE].len());
         let above = once > self.target || (once == self.target && self.returns_to_often);
         if once > 0.0 && above { ONCE } else { OFTEN }
     }
 
-    /// Before a stranger pushes another block out: keeps |T1| + |B1| within the cache's size and all
-    /// four lists within twice of it. False if the block that leaves T1 is not to be remembered.
+    /// Called before a block in neither B1 nor B2 causes an eviction: keeps |T1| + |B1| within the cache's
+    /// size and all four lists within twice of it. Returns false if the block that leaves T1 is not to be
+    /// remembered.
     fn make_room_for_a_stranger(&mut self) -> bool {
         let side = |side: usize| u64::from(self.held[side].len()) + u64::from(self.left[side].len());
         let (once, often, frames) = (side(ONCE), side(OFTEN), u64::from(self.frames));
@@ -168,7 +168,7 @@ impl Policy for Arc {
         side(ONCE).chain(side(OFTEN)).collect()
     }
 
-    /// The target does not come along: the length that T1 had under it stands in for it.
+    /// The target is not restored: the length that T1 had under it is used instead.
     fn restore(&mut self, frame: FrameNo, heat: u8) {
         let side = usize::from(heat).min(OFTEN);
         self.side[frame.0 as usize] = side as u8;

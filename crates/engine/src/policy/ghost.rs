@@ -10,17 +10,17 @@ use crate::units::BlockNo;
 const WAYS: usize = 16;
 const STAMP_BITS: u32 = 12;
 const STAMP_MASK: u32 = (1 << STAMP_BITS) - 1;
-/// Stamps that one capacity of insertions spans: a quarter of the stamp's range, so that an entry is
-/// overwritten long before its stamp could be taken for a young one.
+/// Number of stamps that one capacity of insertions spans: a quarter of the stamp's range, so that an entry
+/// is overwritten long before its stamp could be mistaken for a recent one.
 const SPAN: u32 = 1 << (STAMP_BITS - 2);
 
 #[derive(Debug)]
 pub(crate) struct Ghost {
-    /// Fingerprint (never 0 in a used entry) above, stamp below.
+    /// Fingerprint (never 0 in a used entry) in the upper bits, stamp in the lower ones.
     sets: Vec<[u32; WAYS]>,
     insertions: u64,
     insertions_per_stamp: u64,
-    /// Stamps an entry lives.
+    /// Lifetime of an entry in stamps.
     life: u32,
 }
 
@@ -31,7 +31,7 @@ impl Ghost {
         Self::with_sets(capacity, (capacity as usize * 5).div_ceil(4 * WAYS).max(1))
     }
 
-    /// The same in a table of that many sets. With far more of them than it needs, up to 1023 blocks are
+    /// The same with a table of `sets` sets. If there are far more than needed, up to 1023 blocks are
     /// remembered exactly, for some 4000 insertions.
     pub(super) fn with_sets(capacity: u32, sets: usize) -> Self {
         let per_stamp = u64::from(capacity).div_ceil(u64::from(SPAN)).max(1);
@@ -54,7 +54,7 @@ impl Ghost {
         (self.insertions / self.insertions_per_stamp) as u32 & STAMP_MASK
     }
 
-    /// Remembers a block that leaves.
+    /// Remembers an evicted block.
     pub(crate) fn insert(&mut self, block: BlockNo) {
         let (set, print) = self.locate(block);
         let now = self.stamp();
@@ -67,7 +67,7 @@ impl Ghost {
         self.insertions += 1;
     }
 
-    /// Was the block here, recently enough? Forgets it.
+    /// Returns true if the block was evicted recently enough, and forgets it.
     pub(crate) fn take(&mut self, block: BlockNo) -> bool {
         let (set, print) = self.locate(block);
         let (now, life) = (self.stamp(), self.life);

@@ -1,7 +1,7 @@
-//! A list of nodes that any node may leave: 8 bytes a node, in one array that the lists of a policy share.
+//! A doubly linked list of nodes: 8 bytes a node, in one array that the lists of a policy share.
 //!
-//! Nodes are small numbers. A policy gives the first of them to its frames and, where it remembers
-//! blocks that left, the rest to these. A node is in one list of its array at most.
+//! Nodes are small numbers. A policy gives the first of them to its frames, and the rest to remembered
+//! blocks, if it has any. A node is in at most one list of its array.
 
 use super::Candidate;
 use crate::units::FrameNo;
@@ -11,17 +11,17 @@ pub(super) const NONE: u32 = u32::MAX;
 /// For each node, the next older and the next younger one in its list.
 pub(super) type Links = Vec<(u32, u32)>;
 
-/// Links for that many nodes.
+/// Creates links for `nodes` nodes.
 pub(super) fn links(nodes: usize) -> Links {
     vec![(NONE, NONE); nodes]
 }
 
-/// Bytes of links.
+/// Returns the size of links in bytes.
 pub(super) fn bytes(links: &Links) -> u64 {
     8 * links.capacity() as u64
 }
 
-/// Ordered by age: nodes come in as the youngest.
+/// Nodes in order of age: they are added as the youngest.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     oldest: u32,
@@ -54,7 +54,7 @@ impl List {
         self.len += 1;
     }
 
-    /// Takes a node of this list out.
+    /// Removes a node of this list.
     #[inline]
     pub(super) fn remove(&mut self, links: &mut Links, node: u32) {
         let (older, younger) = links[node as usize];
@@ -62,7 +62,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// Makes a node of this list the youngest.
+    /// Moves a node of this list to the young end.
     #[inline]
     pub(super) fn renew(&mut self, links: &mut Links, node: u32) {
         if self.youngest != node {
@@ -71,7 +71,7 @@ impl List {
         }
     }
 
-    /// Puts `new`, which is in no list, where `old` is, which leaves.
+    /// Replaces `old`, which leaves, by `new`, which is in no list.
     pub(super) fn replace(&mut self, links: &mut Links, old: u32, new: u32) {
         let (older, younger) = links[old as usize];
         links[new as usize] = (older, younger);
@@ -79,7 +79,7 @@ impl List {
         self.join(links, new, younger);
     }
 
-    /// Moves all of `other` behind the youngest of this list.
+    /// Moves all of `other` after the youngest of this list.
     pub(super) fn append(&mut self, links: &mut Links, other: &mut List) {
         let other = std::mem::replace(other, List::new());
         if other.len == 0 {
@@ -96,7 +96,7 @@ impl List {
         self.len += other.len;
     }
 
-    /// Makes two nodes neighbours; `NONE` stands for the list's end.
+    /// Makes two nodes neighbours; `NONE` means the list's end.
     #[inline]
     fn join(&mut self, links: &mut Links, older: u32, younger: u32) {
         match older {
@@ -109,7 +109,7 @@ impl List {
         }
     }
 
-    /// Oldest to youngest.
+    /// Iterates from oldest to youngest.
     pub(super) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
         let mut at = self.oldest;
         std::iter::from_fn(move || {
@@ -121,7 +121,8 @@ impl List {
         })
     }
 
-    /// The oldest frame that may leave, after at most `patience` busy ones, which are taken off it.
+    /// Returns the oldest frame that may be evicted. Skips at most `patience` busy ones, and reduces
+    /// `patience` by them.
     pub(super) fn victim(
         &self,
         links: &Links,

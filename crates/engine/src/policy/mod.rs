@@ -1,7 +1,7 @@
-//! Replacement: which block gives way. One policy is one file and one line in [`POLICIES`].
+//! Replacement policies. Each policy is one file and one line in [`POLICIES`].
 //!
-//! A policy orders frames. It is told of insertions and hits, and asked for a victim; what a frame
-//! holds and whether it may leave now, it learns from its caller.
+//! A policy orders frames. The caller reports insertions and hits, and asks for victims; it also tells the
+//! policy what a candidate frame holds, and whether it may be evicted now.
 
 mod arc;
 mod bits;
@@ -47,15 +47,16 @@ pub const POLICIES: &[PolicyInfo] = &[
 /// A row of [`POLICIES`].
 #[derive(Debug)]
 pub struct PolicyInfo {
-    /// As users type it.
+    /// The name that users type.
     pub name: &'static str,
-    /// One line on what it does.
+    /// A one-line summary.
     pub summary: &'static str,
-    /// Where it was published.
+    /// The publication.
     pub source: &'static str,
-    /// May run in the daemon: within the promise of 24 bytes per 4 KiB block, index included.
+    /// True if the daemon may use it: with the index, it takes at most the promised 24 bytes per 4 KiB
+    /// block.
     pub serves: bool,
-    /// Makes one for a cache of that many frames.
+    /// Creates the policy for a cache of `frames` frames.
     pub build: fn(frames: u32) -> Box<dyn Policy>,
 }
 
@@ -64,29 +65,29 @@ pub struct PolicyInfo {
 pub struct PolicyKind(u8);
 
 impl PolicyKind {
-    /// Each policy once.
+    /// Returns all policies.
     pub fn all() -> impl Iterator<Item = PolicyKind> {
         (0..POLICIES.len() as u8).map(PolicyKind)
     }
 
-    /// The row of [`POLICIES`].
+    /// Returns the row of [`POLICIES`].
     pub fn info(self) -> &'static PolicyInfo {
         &POLICIES[self.0 as usize]
     }
 
-    /// The policy of that name; hyphens may be left out.
+    /// Returns the policy of that name; hyphens may be omitted.
     pub fn from_name(name: &str) -> Option<PolicyKind> {
         let letters = |name: &str| name.replace('-', "");
         Self::all().find(|kind| letters(kind.info().name) == letters(name))
     }
 }
 
-/// What the caller knows of a frame that a policy would evict.
+/// The caller's information on a frame that a policy would evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Candidate {
-    /// It may leave. It holds this block.
+    /// It may be evicted. It holds this block.
     Block(BlockNo),
-    /// It may leave, and nobody will miss it: no sector of it is valid.
+    /// It may be evicted without loss: no sector of it is valid.
     Empty,
     /// I/O on it is in flight: it must stay.
     Busy,
@@ -94,36 +95,36 @@ pub enum Candidate {
 
 /// One cache's replacement order.
 pub trait Policy: Send {
-    /// A request used the block in this frame.
+    /// Records that a request used the block in this frame.
     fn hit(&mut self, frame: FrameNo);
 
-    /// A block that is not in the cache was asked for. May it come in? If so, room is made with `evict`
-    /// where no frame is free, and `insert` follows, unless every candidate was busy. A policy that
-    /// learns from misses learns here.
+    /// Records an access to a block that is not in the cache, and returns true if it is admitted. The
+    /// caller then calls `evict` if no frame is free, and `insert`, unless every candidate was busy.
+    /// Policies that learn from misses learn here.
     fn admit(&mut self, _block: BlockNo) -> bool {
         true
     }
 
-    /// A block came into this frame, which the policy did not know or has given up since.
+    /// Adds a frame with this block; the policy does not have the frame, or evicted it before.
     fn insert(&mut self, frame: FrameNo, block: BlockNo);
 
-    /// Chooses a frame and forgets it. `None` when those it would choose are busy.
+    /// Chooses a frame and removes it. `None` if all candidates are busy.
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo>;
 
-    /// Is this frame, which the policy knows, in a class of its own that others have to leave before?
+    /// Returns true if this frame is in a protected class: all others are evicted before it.
     fn is_hot(&self, _frame: FrameNo) -> bool {
         false
     }
 
-    /// Every frame with its heat (the policy's own measure), coldest first.
+    /// Returns every frame with its heat (the policy's own measure), coldest first.
     fn order(&self) -> Vec<(FrameNo, u8)>;
 
-    /// Takes a frame over from another instance of the same policy. Called coldest first.
+    /// Adds a frame from another instance of the same policy. Called coldest first.
     fn restore(&mut self, frame: FrameNo, heat: u8);
 
-    /// Bytes of memory.
+    /// Returns the memory used, in bytes.
     fn bytes(&self) -> u64;
 }
 
-/// Busy frames that a policy steps over before it gives up.
+/// Maximum number of busy frames that a policy skips before it fails.
 const BUSY_MAX: u32 = 128;

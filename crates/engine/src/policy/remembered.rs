@@ -1,8 +1,8 @@
-//! Blocks that are not in the cache but remembered exactly: each has a small number, by which a policy
-//! keeps it in lists of its own order. 12 bytes for each block that can be remembered.
+//! Blocks that are not in the cache but remembered exactly. Each has a small number, by which a policy
+//! keeps it in its own lists. 12 bytes for each block of the capacity.
 //!
-//! A hash table with chains. [`Ghost`](super::ghost::Ghost) takes less than half of that, but keeps
-//! no order but that of arrival, and forgets a little early or late.
+//! A hash table with chains. [`Ghost`](super::ghost::Ghost) takes less than half of that, but keeps only
+//! the order of arrival, and forgets a little early or late.
 
 use super::list::NONE;
 use crate::index::hash;
@@ -15,13 +15,13 @@ struct Entry {
     next: u32,
 }
 
-/// How many blocks can be remembered beside that many frames, of those wanted: frames and blocks
-/// share one numbering. Fewer than wanted only for caches near the largest that can be made.
+/// Returns how many of the wanted blocks can be remembered beside `frames` frames: both share one
+/// numbering. Fewer than wanted only for caches near the maximum size.
 pub(super) fn room(frames: u32, wanted: u32) -> u32 {
     wanted.min(NONE - 1 - frames)
 }
 
-/// Its entries are numbered from 0.
+/// The remembered blocks; entries are numbered from 0.
 #[derive(Debug)]
 pub(super) struct Remembered {
     /// First entry of each chain.
@@ -46,7 +46,7 @@ impl Remembered {
         self.len
     }
 
-    /// The number of a remembered block.
+    /// Returns the number of a remembered block.
     #[inline]
     pub(super) fn find(&self, block: BlockNo) -> Option<u32> {
         let mut at = *self.chains.get(self.chain(block))?;
@@ -60,7 +60,7 @@ impl Remembered {
         None
     }
 
-    /// Remembers a block that is not. There must be room.
+    /// Adds a block that is not remembered. There must be room.
     pub(super) fn insert(&mut self, block: BlockNo) -> u32 {
         debug_assert!(self.find(block).is_none());
         assert!(self.unused != NONE, "policies make room before they remember");
@@ -74,7 +74,7 @@ impl Remembered {
         number
     }
 
-    /// Forgets a block.
+    /// Removes a block.
     pub(super) fn remove(&mut self, number: u32) {
         let Entry { block, next } = self.entries[number as usize];
         let chain = self.chain(block);

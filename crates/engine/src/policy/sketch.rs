@@ -1,12 +1,12 @@
-//! About how often each block was asked for: a count-min sketch of 4-bit counters, four for each block,
-//! with conservative update (only a block's least counters rise). Cormode, Muthukrishnan: "An improved
-//! data stream summary: the count-min sketch and its applications", J. Algorithms 55, 2005; Estan,
-//! Varghese: "New directions in traffic measurement and accounting", SIGCOMM 2002.
+//! Estimates how often each block was accessed: a count-min sketch of 4-bit counters, four for each block,
+//! with conservative update (only a block's least counters rise). Cormode, Muthukrishnan: "An improved data
+//! stream summary: the count-min sketch and its applications", J. Algorithms 55, 2005; Estan, Varghese:
+//! "New directions in traffic measurement and accounting", SIGCOMM 2002.
 //!
-//! A block's four counters lie in one cache line, one in each of its four rows of 32. All counters can
-//! be halved at once: that only moves a number, and a line halves its counters when next touched. A
-//! line left alone while all were halved 256 times seems to have missed no halving. Hashes of different
-//! blocks may meet: an estimate can be too high, never too low.
+//! A block's four counters lie in one cache line, one in each of its four rows of 32. Halving all counters
+//! only increments a number; a line halves its counters when it is next accessed. A line that was not
+//! accessed during 256 halvings appears to have missed none. Hashes of different blocks may collide: an
+//! estimate can be too high, never too low.
 
 use crate::index::hash;
 use crate::units::BlockNo;
@@ -28,19 +28,19 @@ struct Line([u64; WORDS]);
 #[derive(Debug)]
 pub(crate) struct Sketch {
     lines: Vec<Line>,
-    /// Per line: halvings it has had, modulo 256.
+    /// Per line: number of halvings applied, modulo 256.
     halvings_done: Vec<u8>,
     halvings: u8,
 }
 
 impl Sketch {
-    /// A sketch of that many cache lines, at least one.
+    /// Creates a sketch of `lines` cache lines, at least one.
     pub(crate) fn new(lines: u32) -> Self {
         let lines = lines.max(1) as usize;
         Sketch { lines: vec![Line([0; WORDS]); lines], halvings_done: vec![0; lines], halvings: 0 }
     }
 
-    /// One more request for a block.
+    /// Counts an access to a block.
     pub(crate) fn add(&mut self, block: BlockNo) {
         let (line, places) = self.locate(block);
         let least = places.iter().map(|place| place.count(line)).min().expect("a sketch has rows");
@@ -49,13 +49,13 @@ impl Sketch {
         }
     }
 
-    /// Requests for a block, as far as they are remembered.
+    /// Returns the estimated accesses to a block.
     pub(crate) fn estimate(&mut self, block: BlockNo) -> u8 {
         let (line, places) = self.locate(block);
         places.iter().map(|place| place.count(line)).min().expect("a sketch has rows")
     }
 
-    /// What is remembered of a block becomes at least `count`.
+    /// Raises a block's estimate to at least `count`.
     pub(crate) fn raise(&mut self, block: BlockNo, count: u8) {
         let (line, places) = self.locate(block);
         places.iter().for_each(|place| place.raise(line, count));
@@ -70,7 +70,7 @@ impl Sketch {
         (self.lines.capacity() * size_of::<Line>() + self.halvings_done.capacity()) as u64
     }
 
-    /// A block's line, up to date, and its counters there.
+    /// Returns a block's line with all halvings applied, and the positions of its counters.
     fn locate(&mut self, block: BlockNo) -> (&mut Line, [Place; ROWS]) {
         let hash = hash(block);
         let number = (((hash >> 32) * self.lines.len() as u64) >> 32) as usize;

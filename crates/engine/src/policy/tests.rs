@@ -1,4 +1,4 @@
-//! Policies on sequences worked out by hand, and rules that hold for each of them.
+//! Tests of policies on sequences worked out by hand, and of rules that apply to all of them.
 
 mod any_candidates;
 mod arc;
@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::*;
 
-/// A cache of single-sector blocks with nothing but a policy: replays block numbers.
+/// A cache of single-sector blocks with only a policy: replays block numbers.
 struct Replay {
     policy: Box<dyn Policy>,
     frame_of: BTreeMap<u32, FrameNo>,
@@ -41,7 +41,7 @@ impl Replay {
         }
     }
 
-    /// True on a hit.
+    /// Accesses a block; returns true on a hit.
     fn access(&mut self, block: u32) -> bool {
         if let Some(frame) = self.frame_of.get(&block) {
             self.policy.hit(*frame);
@@ -58,7 +58,7 @@ impl Replay {
         false
     }
 
-    /// Asks for a block until it is there: some policies admit at the second miss only.
+    /// Accesses a block until it is admitted: some policies admit only at the second miss.
     fn bring(&mut self, block: u32) -> bool {
         (0..2).any(|_| self.access(block) || self.frame_of.contains_key(&block))
     }
@@ -103,13 +103,13 @@ fn s3_fifo_by_hand() {
     let mut replay = Replay::new("s3-fifo", 10);
     replay.run(1..=10);
     replay.run([1, 1, 2]);
-    // 1 was used twice more and goes to main; 2 only once: it leaves and is remembered.
+    // 1 was used twice more and moves to main; 2 only once: it is evicted and remembered.
     replay.access(11);
     assert_eq!(replay.holds(), [1, 3, 4, 5, 6, 7, 8, 9, 10, 11]);
-    // 2 comes back within the memory: straight to main, while 3 leaves for it.
+    // 2 returns while it is remembered: it goes straight to main, and 3 is evicted for it.
     replay.access(2);
     assert_eq!(replay.holds(), [1, 2, 4, 5, 6, 7, 8, 9, 10, 11]);
-    // A scan of strangers now washes through the small queue and leaves main alone.
+    // A scan of new blocks now passes through the small queue and leaves main unchanged.
     replay.run(100..200);
     let holds = replay.holds();
     assert!(holds.contains(&1) && holds.contains(&2), "{holds:?}");
@@ -118,7 +118,7 @@ fn s3_fifo_by_hand() {
 /// SYSTEMS §1, "Replacement keeps popular blocks much longer than others".
 #[test]
 fn s3_fifo_keeps_popular_blocks_through_a_scan_where_lru_does_not() {
-    // Hits of the first round over 50 popular blocks after each scan of 300 strangers.
+    // Hits of the first round over 50 popular blocks after each scan of 300 new blocks.
     let after_scans = |name| {
         let mut replay = Replay::new(name, 100);
         (0..40u32)

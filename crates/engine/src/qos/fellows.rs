@@ -1,48 +1,51 @@
-//! How hosts that share a resource, and know each other, divide it: what a disk is due holds wherever it runs.
+//! How hosts that share a datastore divide it by agreement, so that a disk's entitlement holds on any host.
 //!
-//! A window that follows the latency alone (PARDA) comes to windows in the proportion of the hosts' weights, slowly, and knows nothing
-//! of reservations, nor of disks that want little. dmClock (Gulati, Merchant, Varman, OSDI 2010) has servers tell each client what others
-//! did for it; here it is the resource that is one, and those who send that are many, so they tell each other what they *want*, and
-//! each takes its part.
+//! A window that follows latency alone (PARDA) converges slowly to windows in proportion to the hosts'
+//! weights. It ignores reservations and disks with little demand. In dmClock (Gulati, Merchant, Varman,
+//! OSDI 2010) servers tell each client what other servers did for it. Here there is one resource and many
+//! senders, so the hosts report their *demand* to each other, and each takes its part.
 //!
-//! The word for it is the *level*: the units a second that a share brings where there is too little for all, the same for every disk of
-//! the resource. A disk that is held up wants its shares at that level, or its reservation, whichever is more; one that is not held
-//! up wants what it takes. What all disks of a host want together, divided by the level, are the host's *wanted shares*. Every so often each
-//! host makes a [`Report`], and out of the latest of everybody's [`agree`] finds the next level, and how many I/Os may be in the
-//! resource for each share. All come to the same without anybody in charge, and whose reports stay out is not waited for.
+//! The *level* is the rate per share: the units a second that one share brings when there is too little for
+//! all, equal for every disk of the datastore. A throttled disk demands its shares at that level, or its
+//! reservation, whichever is more; a disk that is not throttled demands the rate that it uses. The demand
+//! of all disks of a host, divided by the level, is the host's *wanted shares*. Each host makes a
+//! [`Report`] at intervals. From the latest reports of all hosts, [`agree`] computes the next level, and
+//! how many I/Os per share may be in the datastore. All hosts compute the same result without a
+//! coordinator, and do not wait for missing reports.
 
-/// What one host says of a resource.
+/// One host's report about a datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
-    /// What its disks want, in shares at the level of the last agreement.
+    /// Demand of its disks, in shares at the level of the last agreement.
     pub wanted_shares: f64,
-    /// Units a second that it was served.
+    /// Rate that the host was served, units a second.
     pub rate: f64,
-    /// I/Os that it had in the resource, in the mean.
+    /// Mean number of the host's I/Os in the datastore.
     pub in_flight: f64,
-    /// The mean latency that it saw, nanoseconds.
+    /// Mean latency that the host measured, nanoseconds.
     pub latency_ns: f64,
-    /// Did anybody there wait for room?
+    /// True if I/O on the host waited for room.
     pub waits: bool,
 }
 
-/// What follows from everybody's reports.
+/// Result of all hosts' reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Agreement {
-    /// Units a second for a share.
+    /// Rate per share, units a second.
     pub level: f64,
-    /// I/Os in the resource for a share.
+    /// Number of I/Os in the datastore per share.
     pub in_flight_per_share: f64,
 }
 
-/// How much more may be in the resource than there was, at most: what a latency of an idle moment promises is not believed.
+/// Maximum growth of the I/Os in the datastore per round: the low latency of an idle moment is not
+/// extrapolated.
 const GROWTH_MAX: f64 = 1.25;
 
-/// I/Os by which the resource is filled further than its latency asks for, so that it is never left with too little.
+/// I/Os added beyond what the latency suggests, so that the datastore is never underused.
 const PROBE: f64 = 1.0;
 
-/// What a resource whose latency is to stay below `threshold_ns` has for everybody. None if nobody waits, or nobody was served: then
-/// there is nothing to divide.
+/// Computes the agreement for a datastore whose latency is to stay below `threshold_ns`. Returns `None` if
+/// no I/O waits, or none was served: then there is nothing to divide.
 pub fn agree(reports: &[Report], threshold_ns: u64) -> Option<Agreement> {
     let sum = |of: fn(&Report) -> f64| reports.iter().map(of).sum::<f64>();
     let (shares, rate, in_flight) = (sum(|r| r.wanted_shares), sum(|r| r.rate), sum(|r| r.in_flight));

@@ -1,25 +1,25 @@
-//! A heap of flows by a tag, smallest first, in which each flow knows its place: a tag is changed, and a flow taken out, in
-//! O(log n) and without allocation.
+//! A heap of flows ordered by tag, smallest first. Each flow's position is known, so that changing a tag
+//! and removing a flow take O(log n) without allocation.
 
-/// Of flows that are not in the heap.
+/// Position of flows that are not in the heap.
 const OUT: u32 = u32::MAX;
 
-/// Flows, each once at most.
+/// The heap; each flow is in it at most once.
 #[derive(Debug, Default)]
 pub(super) struct TagHeap<Tag> {
-    /// Tag and flow. Flows with one tag come by their number: every run is the same.
+    /// Tag and flow. Flows with equal tags are ordered by number, so that every run is the same.
     order: Vec<(Tag, u32)>,
-    /// Where each flow is in `order`.
+    /// Position of each flow in `order`.
     places: Vec<u32>,
 }
 
 impl<Tag: Copy + Ord> TagHeap<Tag> {
-    /// The flow with the smallest tag, after the tag.
+    /// Returns the smallest tag and its flow.
     pub(super) fn first(&self) -> Option<(Tag, u32)> {
         self.order.first().copied()
     }
 
-    /// Puts a flow in, or gives it another tag.
+    /// Adds a flow, or changes its tag.
     pub(super) fn set(&mut self, flow: u32, tag: Tag) {
         if self.places.len() <= flow as usize {
             self.places.resize(flow as usize + 1, OUT);
@@ -39,7 +39,7 @@ impl<Tag: Copy + Ord> TagHeap<Tag> {
         self.sink(place);
     }
 
-    /// Takes a flow out, if it is in.
+    /// Removes a flow, if present.
     pub(super) fn remove(&mut self, flow: u32) {
         let Some(&place) = self.places.get(flow as usize).filter(|place| **place != OUT) else { return };
         self.places[flow as usize] = OUT;

@@ -1,29 +1,30 @@
-//! From which latency on a resource is late, found out from what it does.
+//! Finds the latency threshold of a datastore from its throughput.
 //!
-//! As the I/Os in a resource become more, its throughput rises, and then its latency does instead. The knee is the least latency at
-//! which nine tenths of the most throughput were reached; Storage I/O Control's automatic threshold is the same point. It is known
-//! only once the resource was seen beyond it, at twice that latency, with hardly more throughput: before that, more load may
-//! still bring more. Nothing is injected: what guests want, and what they get, is the measurement. Arrays change, so
-//! everything is forgotten after [`VALID_NS`] and found out again, under the threshold that held at first.
+//! As the number of I/Os in a datastore grows, first its throughput rises, and then its latency. The knee
+//! is the lowest latency at which nine tenths of the maximum throughput were reached. The automatic
+//! threshold of Storage I/O Control is the same point. The knee is known only once the datastore was seen
+//! beyond it, at twice that latency, with hardly more throughput: before that, more load may still bring
+//! more. No load is injected: the guests' own I/O is the measurement. Arrays change, so the result is
+//! dropped after [`VALID_NS`] and measured again, under the initial threshold.
 
 use crate::units::Instant;
 
-/// A knee is believed for so long, nanoseconds.
+/// Validity of a knee, nanoseconds.
 const VALID_NS: u64 = 600_000_000_000;
 
-/// The part of the most throughput that is reached at the knee, per mille.
+/// Part of the maximum throughput that is reached at the knee, per mille.
 const REACHED_PERMILLE: u64 = 900;
 
-/// Classes of latency: so many to each doubling, from 2^[`SHORTEST_LOG2`] nanoseconds (0.13 ms) on.
+/// Latency classes per doubling, from 2^[`SHORTEST_LOG2`] nanoseconds (0.13 ms) on.
 const CLASSES_A_DOUBLING: u32 = 4;
 const SHORTEST_LOG2: u32 = 17;
 const CLASSES: usize = 80;
 
-/// See the module.
+/// The measurements; see the module documentation.
 #[derive(Clone, Debug)]
 pub(super) struct Knee {
-    /// By class of latency: the most units a second of an epoch, and the second most. What counts is the second: one epoch may be
-    /// odd.
+    /// By latency class: the highest and second-highest rate of an epoch, units a second. The second is
+    /// used, since one epoch may be an outlier.
     best: [[u32; 2]; CLASSES],
     since: Option<Instant>,
 }
@@ -35,7 +36,7 @@ impl Default for Knee {
 }
 
 impl Knee {
-    /// An epoch brought so many units a second at this mean latency.
+    /// Records an epoch's rate (units a second) and mean latency.
     pub(super) fn note(&mut self, now: Instant, rate: u32, latency_ns: u64) {
         if now - *self.since.get_or_insert(now) >= VALID_NS {
             *self = Knee { since: Some(now), ..Knee::default() };
@@ -48,7 +49,7 @@ impl Knee {
         }
     }
 
-    /// The latency, once it is known, nanoseconds.
+    /// Returns the knee's latency once it is known, nanoseconds.
     pub(super) fn latency_ns(&self) -> Option<u64> {
         let rates = || self.best.iter().map(|[_, second]| u64::from(*second));
         let most = rates().max().filter(|most| *most > 0)?;
@@ -61,12 +62,12 @@ impl Knee {
 fn class_of(latency_ns: u64) -> usize {
     let latency_ns = latency_ns.max(1 << SHORTEST_LOG2);
     let doublings = latency_ns.ilog2() - SHORTEST_LOG2;
-    // Quarters of a doubling, evenly: close enough, and without a logarithm.
+    // Linear quarters of a doubling: close enough, and without a logarithm.
     let quarter = (latency_ns >> (latency_ns.ilog2() - 2)) as u32 & 3;
     ((doublings * CLASSES_A_DOUBLING + quarter) as usize).min(CLASSES - 1)
 }
 
-/// Where a class ends, nanoseconds.
+/// Returns the end of a class, nanoseconds.
 fn end_of(class: usize) -> u64 {
     let (doublings, quarter) = (class as u32 / CLASSES_A_DOUBLING, class as u64 % 4);
     (5 + quarter) << (SHORTEST_LOG2 + doublings - 2)
@@ -78,7 +79,8 @@ mod tests {
 
     const MS: u64 = 1_000_000;
 
-    /// Shows it what a resource does that holds `capacity` units a second and takes 5 ms at least, with so many I/Os in it.
+    /// Shows it a datastore with a capacity of `capacity` units a second and a minimum latency of 5 ms,
+    /// with `depth` I/Os in flight.
     fn show(knee: &mut Knee, now: &mut Instant, capacity: u64, depth: u64) {
         let rate = (depth * 200).min(capacity);
         let latency = depth * 1_000_000_000 / rate;
@@ -109,7 +111,7 @@ mod tests {
         }
         let latency = knee.latency_ns().expect("twenty milliseconds bring no more than five");
         assert!((5 * MS..7 * MS).contains(&latency), "{latency}");
-        // Little load later takes nothing away from that.
+        // Later low load does not change the result.
         (1..4).for_each(|depth| show(&mut knee, &mut now, 2000, depth));
         assert_eq!(knee.latency_ns(), Some(latency));
     }

@@ -1,10 +1,10 @@
-//! Who is served next where many disks share one resource: a datastore, or a flash device.
+//! I/O scheduling among disks that share a resource: a datastore, or a flash device.
 //!
-//! A disk has *shares* (its part when there is too little for all), a *limit* it does not pass and a *reservation* it does not
-//! fall below. I/O is counted in *units*, of 32 KiB unless told otherwise, and each I/O is one unit at least.
-//! [`Scheduler`] orders what waits, by mClock (Gulati, Merchant, Varman, OSDI 2010); [`Window`] says how much may be in the
-//! resource at once, by its latency (PARDA: Gulati, Ahmad, Waldspurger, FAST 2009). Neither knows what an I/O is. Hosts that share a
-//! resource [agree] on how much of it each has.
+//! A disk has *shares* (its part when there is too little for all), a *limit* that it does not exceed, and
+//! a *reservation* that it gets at least. I/O is counted in *units*, 32 KiB by default; each I/O counts as
+//! at least one unit. [`Scheduler`] orders waiting I/O by mClock (Gulati, Merchant, Varman, OSDI 2010).
+//! [`Window`] limits the I/Os in the resource by its latency (PARDA: Gulati, Ahmad, Waldspurger, FAST
+//! 2009). Neither depends on the kind of I/O. Hosts that share a resource [agree] on each host's part.
 
 use crate::units::{DatastoreId, DeviceId};
 
@@ -20,28 +20,28 @@ pub use fellows::{Agreement, Report, agree};
 pub use scheduler::{FlowId, Scheduler};
 pub use window::{Control, Late, Window, WindowState};
 
-/// Bytes of one unit of I/O, unless somebody wants another: as Storage I/O Control has it.
+/// Default size of an I/O unit in bytes, as in Storage I/O Control.
 pub const UNIT_BYTES_DEFAULT: u32 = 32 << 10;
 
-/// Shares of a disk that nobody gave any: `normal`.
+/// Default shares of a disk: `normal`.
 pub const SHARES_DEFAULT: u32 = 1000;
 
-/// The most shares.
+/// Maximum shares.
 pub const SHARES_MAX: u32 = 1_000_000;
 
-/// The most units a second that a limit or a reservation can be about.
+/// Maximum of a limit or reservation, units a second.
 pub const RATE_MAX: u32 = 100_000_000;
 
-/// What one flow is due on one resource.
+/// Entitlement of one flow at one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Due {
-    /// Its part of what is left when every reservation is met: 1 to [`SHARES_MAX`].
+    /// Part of the rate that is left after all reservations: 1 to [`SHARES_MAX`].
     pub shares: u32,
-    /// Units a second that it gets even if others have more shares. 0: none.
+    /// Rate that it gets even if others have more shares, units a second. 0: none.
     pub reservation: u32,
-    /// Units a second that it does not pass.
+    /// Rate that it does not exceed, units a second.
     pub limit: Option<u32>,
-    /// Bytes a second that it does not pass.
+    /// Rate that it does not exceed, bytes a second.
     pub bytes_limit: Option<u64>,
 }
 
@@ -51,37 +51,37 @@ impl Default for Due {
     }
 }
 
-/// What a disk is due on what it uses.
+/// Entitlements of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskQos {
-    /// On the datastore of its backing.
+    /// At the datastore of its backing.
     pub backing: Due,
-    /// On each flash device.
+    /// At each flash device.
     pub flash: Due,
 }
 
-/// What disks share.
+/// A resource that disks share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Resource {
-    /// What several backings lie on.
+    /// A datastore of several backings.
     Datastore(DatastoreId),
     /// A flash device.
     Flash(DeviceId),
 }
 
-/// How a resource is doing.
+/// State of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceState {
     /// Its window.
     pub window: WindowState,
-    /// I/Os that wait for their turn.
+    /// Number of I/Os that wait for their turn.
     pub waiting: usize,
 }
 
-/// Units that an I/O of so many bytes counts as.
+/// Returns the number of units that an I/O of `bytes` counts as.
 #[inline]
 pub fn units(bytes: u64, unit_bytes: u32) -> u32 {
-    // Nearly all I/O is one, which takes no division.
+    // Nearly every I/O is one unit, which needs no division.
     if bytes <= u64::from(unit_bytes) {
         return 1;
     }

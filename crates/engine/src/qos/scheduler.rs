@@ -1,16 +1,18 @@
-//! mClock: reservations first, then shares, and nobody past a limit.
+//! mClock: serves reservations first, then shares, and never exceeds a limit.
 //!
-//! Each flow has three tags for the I/O at its head. The *reservation* tag says when its reservation makes it due, the *limit*
-//! tag from when on it may be served, both in real time; the *share* tag is in a virtual time that runs slower for those with
-//! more shares. Whose reservation is due goes first, the one longest due before others; else the smallest share tag of those
-//! whose limit allows it. What is served for its shares does not count against the reservation; what is served for its reservation
-//! does count as part of the shares, but leaves no debt.
+//! Each flow has three tags for the I/O at its head. The *reservation* tag is when its reservation entitles
+//! it to service, and the *limit* tag is the earliest time of service; both are in real time. The *share*
+//! tag is in a virtual time that runs slower for flows with more shares. A flow whose reservation tag has
+//! passed goes first, the oldest tag before others. Otherwise the flow with the smallest share tag goes,
+//! among those whose limit allows it. I/O served for shares does not count against the reservation. I/O
+//! served for a reservation counts as part of the shares, but leaves no debt.
 //!
-//! Where this differs from the paper: a flow has tags for its head only, which come to the same; share tags begin where the last I/O
-//! that was served for its shares had its own (start-time fair queueing), instead of all being shifted when a flow wakes up; and
-//! a flow may catch up with a tenth of a second of what it did not use, because a guest never sends as regularly as tags are spaced.
+//! Differences from the paper: a flow has tags for its head only, which is equivalent. Share tags start
+//! where the last I/O that was served for shares had its own (start-time fair queueing), instead of all
+//! being shifted when a flow wakes up. A flow may catch up on a tenth of a second of unused time, because a
+//! guest never sends as regularly as tags are spaced.
 //!
-//! Every call takes O(log n) for n flows that wait, and allocates nothing once queues have grown.
+//! Every call takes O(log n) for n waiting flows, and allocates nothing once queues have grown.
 
 use std::collections::VecDeque;
 
@@ -18,30 +20,31 @@ use super::Due;
 use super::heap::TagHeap;
 use crate::units::Instant;
 
-/// A flow of one scheduler. Small numbers, which the caller chooses.
+/// A flow of one scheduler. The caller chooses small numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u32);
 
-/// How much unused time a flow may make up for, nanoseconds; and so the burst that a limit lets pass: a tenth of what it allows in
-/// a second, or one I/O.
+/// Unused time that a flow may make up for, nanoseconds. It is also the burst that a limit allows: a tenth
+/// of a second's amount, or one I/O.
 pub(super) const CREDIT_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Virtual time that one unit takes a flow with one share. In 64 bits it would end after 2³⁴ such units, two days at 100 000 a second.
+/// Virtual time of one unit for a flow with one share. In 64 bits it would overflow after 2³⁴ such units,
+/// two days at 100 000 a second.
 const UNIT_OF_ONE_SHARE: u128 = 1 << 30;
 
 #[derive(Debug)]
 struct Flow<T> {
     due: Due,
     waiting: VecDeque<Waiting<T>>,
-    /// When its reservation makes the head due.
+    /// Reservation tag of the head.
     reserved_at: u64,
-    /// When its limits let the head pass.
+    /// Limit tag of the head.
     allowed_at: u64,
-    /// Virtual time from which the head is due for its shares.
+    /// Share tag of the head, in virtual time.
     shared_at: u128,
-    /// Units served since its scheduler was last asked what it wants.
+    /// Units served since the last query of the demand.
     served: u64,
 }
 
@@ -52,16 +55,17 @@ struct Waiting<T> {
     item: T,
 }
 
-/// See the module's text.
+/// The scheduler of one resource; see the module documentation.
 #[derive(Debug)]
 pub struct Scheduler<T> {
     flows: Vec<Flow<T>>,
-    /// Flows that wait and may be served, by share tag; and those of them with a reservation, by its tag.
+    /// Waiting flows that may be served, by share tag; and those of them with a reservation, by reservation
+    /// tag.
     by_shares: TagHeap<u128>,
     by_reservation: TagHeap<u64>,
-    /// Flows that wait and may not be served yet, by limit tag.
+    /// Waiting flows that may not be served yet, by limit tag.
     held: TagHeap<u64>,
-    /// Virtual time now.
+    /// Current virtual time.
     virtual_now: u128,
     waiting: usize,
 }
@@ -87,7 +91,7 @@ impl<T> Flow<T> {
 }
 
 impl<T> Scheduler<T> {
-    /// Says what a flow is due from now on.
+    /// Sets a flow's entitlement.
     pub fn set(&mut self, now: Instant, flow: FlowId, due: Due) {
         assert!((1..=super::SHARES_MAX).contains(&due.shares), "{due:?}");
         assert!(due.reservation <= super::RATE_MAX, "{due:?}");
@@ -96,14 +100,14 @@ impl<T> Scheduler<T> {
         if it.due == due {
             return;
         }
-        // What was owed was owed by other rules.
+        // Tags of the old entitlement do not apply to the new one.
         (it.due, it.reserved_at, it.allowed_at) = (due, now.0, now.0);
         if !it.waiting.is_empty() {
             self.place(now, flow);
         }
     }
 
-    /// Lets an I/O wait, behind those of its flow.
+    /// Queues an I/O behind those of its flow.
     pub fn push(&mut self, now: Instant, flow: FlowId, units: u32, bytes: u64, item: T) {
         let virtual_now = self.virtual_now;
         self.waiting += 1;
@@ -115,7 +119,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// The I/O whose turn it is, with its flow and its units. None if nobody waits who may be served now.
+    /// Returns the next I/O, with its flow and its units. `None` if no waiting I/O may be served now.
     pub fn pop(&mut self, now: Instant) -> Option<(FlowId, u32, T)> {
         while let Some((_, flow)) = self.held.first().filter(|(at, _)| *at <= now.0) {
             self.held.remove(flow);
@@ -132,7 +136,7 @@ impl<T> Scheduler<T> {
         if reserved.is_some() {
             let next = it.reserved_at.max(now.0.saturating_sub(CREDIT_NS));
             it.reserved_at = next + u64::from(units) * SECOND_NS / u64::from(it.due.reservation);
-            // A reservation of more than the shares would bring leaves no debt behind for the time after it.
+            // A reservation above the rate of the shares leaves no debt for the time after it.
             it.shared_at = it.shared_at.max((it.shared_at + step).min(self.virtual_now + 2 * step));
         } else {
             self.virtual_now = it.shared_at;
@@ -156,8 +160,9 @@ impl<T> Scheduler<T> {
         Some((flow, units, item))
     }
 
-    /// What its flows wanted in the time since the last call, in shares at a level of so many units a second for each; of a level that
-    /// is not known yet, the shares of those that wanted anything. See [`Report`](super::Report).
+    /// Returns the demand of its flows since the last call, in shares at `level` units a second each. If
+    /// the level is not known yet, returns the shares of the flows that had I/O. See
+    /// [`Report`](super::Report).
     pub fn take_wanted_shares(&mut self, now: Instant, level: Option<f64>, seconds: f64) -> f64 {
         let wanted = self.flows.iter_mut().map(|flow| {
             let served = std::mem::take(&mut flow.served) as f64;
@@ -180,22 +185,22 @@ impl<T> Scheduler<T> {
         wanted.sum()
     }
 
-    /// I/Os that wait.
+    /// Returns the number of waiting I/Os.
     pub fn len(&self) -> usize {
         self.waiting
     }
 
-    /// Does nobody wait?
+    /// Returns true if no I/O waits.
     pub fn is_empty(&self) -> bool {
         self.waiting == 0
     }
 
-    /// I/Os of a flow that wait.
+    /// Returns the number of a flow's waiting I/Os.
     pub fn waiting(&self, flow: FlowId) -> usize {
         self.flows.get(flow.0 as usize).map_or(0, |flow| flow.waiting.len())
     }
 
-    /// When `pop` has something that it has not now, if nothing comes before.
+    /// Returns when `pop` will have an I/O that it does not have now, if nothing else changes.
     pub fn next_at(&self) -> Option<Instant> {
         match self.by_shares.first() {
             Some(_) => Some(Instant(0)),
@@ -203,7 +208,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Puts a flow with a new head, or new rules, where it belongs.
+    /// Moves a flow with a new head or entitlement to its heap.
     fn place(&mut self, now: Instant, flow: FlowId) {
         let allowed_at = self.flows[flow.0 as usize].allowed_at;
         if allowed_at > now.0 {

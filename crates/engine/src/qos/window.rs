@@ -1,88 +1,90 @@
-//! How much may be in a resource at once.
+//! Limits the number of I/Os in a resource.
 //!
-//! A resource that nobody else shares, and that is not late, takes all there is. When its latency passes a threshold it is
-//! throttled, as Storage I/O Control does: from then on a window bounds the I/Os in it, what does not fit waits in the
-//! [`Scheduler`](super::Scheduler), and there shares and reservations have their say. The window follows PARDA's law: of two
-//! parts, one holds the latency at the threshold and the other, in proportion to the host's weight, makes hosts that share
-//! the resource and do not know each other come to windows in the proportion of their weights. Throttling ends when for
-//! some seconds nobody has had to wait and the latency is below the threshold.
+//! A resource that no other host uses, and whose latency is low, takes all I/O. When its latency exceeds a
+//! threshold it is throttled, as in Storage I/O Control: a window then bounds the I/Os in it. The rest
+//! waits in the [`Scheduler`](super::Scheduler), where shares and reservations apply. The window follows
+//! PARDA's law, which has two parts. One holds the latency at the threshold. The other, in proportion to
+//! the host's weight, makes hosts that share the resource without communication converge to windows in
+//! proportion to their weights. Throttling ends when no I/O had to wait for some seconds and the latency is
+//! below the threshold.
 //!
-//! Hosts that know each other settle the size between them ([`super::agree`]); then the law rests, until they have not been heard of for
-//! a while. A size need not be whole: of its I/Os the last comes and goes, so that in the mean there are as many as it says.
+//! Hosts that communicate agree on the size ([`super::agree`]). The law is then suspended until no
+//! agreement has arrived for a while. A size need not be an integer: the last I/O is allowed part of the
+//! time, so that the mean matches.
 
 use super::Report;
 use super::knee::Knee;
 use crate::units::Instant;
 
-/// Time between two adjustments, nanoseconds, if enough was seen.
+/// Time between two adjustments, nanoseconds, if there are enough samples.
 const EPOCH_NS: u64 = 250_000_000;
 
-/// What is enough, I/Os; and the longest time to wait for it, nanoseconds.
+/// Minimum number of I/Os for an adjustment; and the maximum time to wait for them, nanoseconds.
 const SEEN_MIN: u64 = 16;
 const EPOCH_NS_MAX: u64 = 1_000_000_000;
 
-/// Throttling ends after so much time without need, nanoseconds.
+/// Throttling ends after this time without need, nanoseconds.
 const CALM_NS: u64 = 4_000_000_000;
 
-/// The smallest and the largest window, I/Os.
+/// Minimum and maximum size of the window, I/Os.
 const SIZE_MIN: u64 = 2;
 const SIZE_MAX: u64 = 4096;
 
-/// Parts of an I/O in which a window is counted.
+/// A window is counted in this fraction of an I/O.
 const PART: u64 = 1024;
 
-/// The golden section of a part: steps of that length come to lie evenly.
+/// The golden section of `PART`: steps of that length are evenly distributed.
 const DITHER: u64 = 633;
 
-/// A report tells of no less than that.
+/// Minimum time of a report, seconds.
 const REPORT_SECONDS_MIN: f64 = 0.01;
 
-/// How long what hosts settled holds, nanoseconds.
+/// Validity of an agreed size, nanoseconds.
 const SETTLED_NS: u64 = 5_000_000_000;
 
-/// What bounds the I/Os in a resource.
+/// How the I/Os in a resource are limited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Control {
-    /// Nothing: limits are kept; reservations and shares have no say.
+    /// Not at all: limits of disks apply; reservations and shares do not.
     #[default]
     Off,
-    /// A number of I/Os, for a resource whose right depth is known.
+    /// By number, for a resource whose right depth is known.
     Depth(u32),
-    /// Its latency.
+    /// By latency.
     Latency {
-        /// When it is throttled.
+        /// Threshold of throttling.
         late: Late,
-        /// The weight of this host among those that share the resource: how many I/Os its window grows in a step, thousandths.
-        /// 1000 where nobody else uses it.
+        /// Weight of this host among those that share the resource: growth of its window per step, in
+        /// thousandths of an I/O. 1000 if no other host uses it.
         weight_milli: u32,
     },
 }
 
-/// When a resource is late.
+/// Threshold of a resource's latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Late {
-    /// Above so many nanoseconds.
+    /// Fixed, nanoseconds.
     Above(u64),
-    /// Past the knee of its throughput. Until that is known, above so many nanoseconds.
+    /// The knee of its throughput. Until that is known, this many nanoseconds.
     PastKnee(u64),
 }
 
-/// What a window has come to.
+/// State of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowState {
     /// I/Os in the resource.
     pub in_flight: u32,
-    /// I/Os that may be; none while it is not throttled.
+    /// Size of the window; `None` while it is not throttled.
     pub size: Option<u32>,
     /// Smoothed mean latency, nanoseconds; 0 before anything was seen.
     pub latency_ns: u64,
-    /// The most units a second that it has done, as far as that was looked at.
+    /// Highest measured throughput, units a second.
     pub peak: u32,
-    /// The latency at the knee of its throughput, nanoseconds, if that decides and is known.
+    /// Latency at the knee, nanoseconds, if it is used and known.
     pub knee_ns: Option<u64>,
 }
 
-/// What became of a resource in some time: its begin, what ended in it, and whether anybody had to wait.
+/// Use of a resource in a period: its start, its completions, and whether I/O had to wait.
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
     began: Instant,
@@ -93,7 +95,7 @@ struct Use {
 }
 
 impl Use {
-    /// Nothing yet.
+    /// Creates an empty period.
     fn from(began: Instant) -> Use {
         Use { began, ..Use::default() }
     }
@@ -106,31 +108,31 @@ impl Use {
     }
 }
 
-/// See the module's text.
+/// The window of one resource; see the module documentation.
 #[derive(Debug, Default)]
 pub struct Window {
     control: Control,
     in_flight: u32,
-    /// Of a throttled resource, [`PART`]s of an I/O.
+    /// Size of a throttled resource's window, in [`PART`]s of an I/O.
     size: Option<u64>,
     latency_ns: u64,
     /// Since the last adjustment.
     epoch: Use,
-    /// The most units a second that an epoch has seen.
+    /// Highest rate of an epoch, units a second.
     peak: u32,
     knee: Knee,
-    /// Until when what was settled holds.
+    /// End of an agreement's validity.
     settled: Option<Instant>,
-    /// Where between two whole sizes the next I/O finds the window.
+    /// Phase of the dither between two whole sizes.
     phase: u64,
     /// Since the last report.
     since: Use,
-    /// When somebody last had to wait, or the latency was above the threshold.
+    /// When I/O last had to wait, or the latency was above the threshold.
     needed: Instant,
 }
 
 impl Window {
-    /// Takes another control. What is in flight stays so.
+    /// Changes the control. I/Os in flight stay so.
     pub fn set(&mut self, now: Instant, control: Control) {
         assert!(control != Control::Depth(0), "a window of nothing");
         if control != self.control {
@@ -140,7 +142,7 @@ impl Window {
         }
     }
 
-    /// May another I/O begin?
+    /// Returns true if another I/O may start.
     pub fn has_room(&self) -> bool {
         let size = match self.control {
             Control::Off => None,
@@ -150,12 +152,12 @@ impl Window {
         size.is_none_or(|size| self.in_flight < size)
     }
 
-    /// Is there anything to be bounded? If not, I/Os need not be counted.
+    /// Returns true if I/Os must be counted because there is a limit.
     pub fn is_on(&self) -> bool {
         self.control != Control::Off
     }
 
-    /// An I/O has begun.
+    /// Records the start of an I/O.
     pub fn began(&mut self) {
         self.in_flight += 1;
         if self.settled.is_some() {
@@ -163,7 +165,7 @@ impl Window {
         }
     }
 
-    /// An I/O of so many units that had begun ended after `latency_ns`. `waits`: others wait for room.
+    /// Records the end of an I/O of `units` units after `latency_ns`. `waits`: others wait for room.
     pub fn ended(&mut self, now: Instant, units: u32, latency_ns: u64, waits: bool) {
         self.in_flight -= 1;
         let Control::Latency { late, weight_milli } = self.control else { return };
@@ -176,23 +178,23 @@ impl Window {
         }
     }
 
-    /// An I/O that had begun is elsewhere now, and says nothing of this.
+    /// Removes an I/O that was moved elsewhere, without a measurement.
     pub fn left(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Takes the size that hosts have settled on, I/Os. Of no effect unless the latency bounds it.
+    /// Sets the size that hosts have agreed on, I/Os. No effect unless the latency limits the window.
     pub fn settle(&mut self, now: Instant, size: f64) {
         if matches!(self.control, Control::Latency { .. }) {
-            // Nothing that others say brings it below one.
+            // An agreement never reduces it below one I/O.
             let parts = ((size * PART as f64) as u64).clamp(PART, SIZE_MAX * PART);
             self.settled = Some(now + SETTLED_NS);
             self.size = Some(parts);
         }
     }
 
-    /// What it was used for since the last report; `wanted_shares` says what is wanted of it, and is told how many seconds that was.
-    /// None if hardly any time has passed.
+    /// Returns its use since the last report. `wanted_shares` gets the length of that time in seconds and
+    /// returns the demand. `None` if hardly any time has passed.
     pub fn take_report(&mut self, now: Instant, wanted_shares: impl FnOnce(f64) -> f64) -> Option<Report> {
         let seconds = (now - self.since.began) as f64 / 1e9;
         if seconds < REPORT_SECONDS_MIN {
@@ -209,7 +211,7 @@ impl Window {
         })
     }
 
-    /// What it has come to.
+    /// Returns the state of the window.
     pub fn state(&self) -> WindowState {
         let size = match self.control {
             Control::Depth(depth) => Some(depth),
@@ -240,7 +242,7 @@ impl Window {
         if is_late || self.epoch.waited {
             self.needed = now;
         }
-        // What the window would be if latency were proportional to it.
+        // The window if latency were proportional to it.
         let fitting = |size: u64| {
             let fitting = u128::from(size) * u128::from(threshold_ns) / u128::from(self.latency_ns.max(1));
             fitting.min(u128::from(SIZE_MAX * PART)) as u64
@@ -252,13 +254,13 @@ impl Window {
         self.size = match self.size {
             Some(_) if now - self.needed >= CALM_NS => None,
             Some(size) if self.settled.is_some() => Some(size),
-            // By Little's law, so much was in the resource.
+            // By Little's law, this was the number of I/Os in the resource.
             None if is_late => {
                 let in_it = u128::from(self.epoch.sum_ns) * u128::from(PART) / u128::from(age);
                 Some(clamp(fitting(in_it.min(u128::from(SIZE_MAX * PART)) as u64)))
             }
             None => None,
-            // Nobody fills it: the latency says nothing of its size.
+            // The window was not filled, so the latency does not depend on its size.
             Some(size) if !is_late && !self.epoch.waited => Some(size),
             Some(size) => {
                 let weight = u64::from(weight_milli) * PART / 1000;

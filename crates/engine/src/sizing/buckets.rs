@@ -1,4 +1,4 @@
-//! What accesses weigh by their stack distance, in buckets whose width is at most 1/128 of the distances they hold.
+//! A histogram of accesses by stack distance, in buckets whose width is at most 1/128 of their distances.
 
 use std::num::NonZeroU16;
 
@@ -8,21 +8,21 @@ const SUB: u64 = 1 << SUB_BITS;
 const DISTANCE_BITS: u32 = 40;
 const BUCKETS: usize = ((DISTANCE_BITS - SUB_BITS + 1) as u64 * SUB) as usize;
 
-/// What is known of the accesses at some distances.
+/// Sums over the accesses of a range of distances.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bucket {
     /// Their weight.
     pub(super) weight: f64,
-    /// The sum, over them, of weight times the weight of all accesses of the same block.
+    /// The sum, over them, of weight times the weight of all accesses to the same block.
     pub(super) leverage: f64,
 }
 
-/// Names a bucket: one more than its index, so that there is a name for none.
+/// Number of a bucket: its index plus one, so that an option of it takes no additional space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BucketNo(NonZeroU16);
 
 impl BucketNo {
-    /// Of the smallest distances.
+    /// The bucket of the smallest distances.
     pub(super) const FIRST: BucketNo = BucketNo(NonZeroU16::MIN);
 }
 
@@ -46,7 +46,7 @@ impl Buckets {
         bucket.leverage += more.leverage;
     }
 
-    /// The buckets with any weight: smallest and largest distance, and what is in it.
+    /// Returns the buckets with any weight: smallest and largest distance, and their sums.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Bucket)> + '_ {
         let used = self.0.iter().enumerate().filter(|(_, bucket)| bucket.weight + bucket.leverage > 0.0);
         used.map(|(i, bucket)| (lowest_of(i), lowest_of(i + 1) - 1, *bucket))

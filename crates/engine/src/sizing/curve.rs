@@ -9,7 +9,7 @@ pub struct CurvePoint {
     pub miss_ratio: f64,
 }
 
-/// Points that make no curve.
+/// Points that are not a valid curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurveError(&'static str);
 
@@ -21,26 +21,26 @@ impl std::fmt::Display for CurveError {
     }
 }
 
-/// The miss ratio as a function of the cache size. It never rises. Between two points it runs straight; a step is two
-/// points one block apart. From the last point on it is level.
+/// The miss ratio as a function of the cache size. It never rises. It is linear between two points; a step
+/// is two points one block apart. It is constant after the last point.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     points: Vec<CurvePoint>,
 }
 
 impl Curve {
-    /// The curve through these points, the first of which is the miss ratio of no cache.
+    /// Creates the curve through these points. The first is the miss ratio without a cache.
     ///
     /// # Panics
-    /// When there is no point at 0 blocks, sizes do not rise, ratios rise, or a ratio is not in 0 … 1.
+    /// If there is no point at 0 blocks, sizes do not rise, ratios rise, or a ratio is not in 0 … 1.
     pub fn new(points: Vec<CurvePoint>) -> Self {
         Curve::checked(points).unwrap_or_else(|CurveError(why)| panic!("{why}"))
     }
 
-    /// The same for points from elsewhere.
+    /// As [`new`](Self::new), for points from outside.
     ///
     /// # Errors
-    /// Where [`new`](Self::new) panics.
+    /// If [`new`](Self::new) would panic.
     pub fn checked(points: Vec<CurvePoint>) -> Result<Self, CurveError> {
         if points.first().is_none_or(|first| first.blocks > 0) {
             return Err(CurveError("a curve starts without a cache"));
@@ -56,10 +56,10 @@ impl Curve {
         }
     }
 
-    /// A curve through some of the points, at no size off by more than `off_max`.
+    /// Returns a curve through some of the points that differs by at most `off_max` at any size.
     pub fn thinned(&self, off_max: f64) -> Curve {
         let mut kept = vec![self.points[0]];
-        // Slopes from the last point that was kept that pass all points since near enough.
+        // Range of slopes from the last kept point that pass all points since closely enough.
         let mut slopes = (f64::NEG_INFINITY, f64::INFINITY);
         for pair in self.points.windows(2) {
             let slope = |from: CurvePoint, off: f64| {
@@ -77,8 +77,9 @@ impl Curve {
         Curve { points: kept }
     }
 
-    /// The curve of `total` accesses (or bytes, or any weight) of which `(distance, weight)` says what is hit from a
-    /// size of `distance` blocks on. Distances rise and are at least 1. Without accesses the ratio is 1.
+    /// Creates the curve of `total` accesses (or bytes, or any weight). Each `(distance, weight)` is a
+    /// weight that hits from a size of `distance` blocks on. Distances rise and are at least 1. Without
+    /// accesses the ratio is 1.
     pub fn from_distances(total: u64, distances: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut builder = Builder::new();
         let mut misses = total;
@@ -89,12 +90,12 @@ impl Curve {
         builder.finish()
     }
 
-    /// Its points, sizes rising; the first is at 0 blocks.
+    /// Returns its points, sizes rising; the first is at 0 blocks.
     pub fn points(&self) -> &[CurvePoint] {
         &self.points
     }
 
-    /// The miss ratio of a cache of that many blocks.
+    /// Returns the miss ratio of a cache of `blocks` blocks.
     pub fn miss_ratio_at(&self, blocks: u64) -> f64 {
         let next = self.points.partition_point(|point| point.blocks <= blocks);
         let left = self.points[next - 1];
@@ -107,10 +108,11 @@ impl Curve {
         }
     }
 
-    /// The smallest cache, in blocks, whose hit ratio is at least this; `None` when no cache reaches it.
+    /// Returns the smallest cache, in blocks, whose hit ratio is at least this; `None` if no cache reaches
+    /// it.
     pub fn size_for(&self, hit_ratio: f64) -> Option<u64> {
         let wanted = 1.0 - hit_ratio;
-        // 1 − (1 − x) is not always x: a ratio read off this very curve must be found again.
+        // 1 − (1 − x) may differ from x: a ratio taken from this curve must be found again.
         let reaches = |miss_ratio: f64| miss_ratio <= wanted || 1.0 - miss_ratio >= hit_ratio;
         let next = self.points.partition_point(|point| !reaches(point.miss_ratio));
         let right = self.points.get(next)?;
@@ -124,10 +126,10 @@ impl Curve {
         Some(blocks)
     }
 
-    /// The knee: the size beyond which more cache buys little. It is the point furthest below the chord from no cache
-    /// to the smallest cache with the lowest miss ratio, both axes scaled to that range (Satopää et al., "Finding a
-    /// 'Kneedle' in a haystack", 2011). A curve that is nowhere below its chord, such as a loop's single cliff, has
-    /// its knee at the chord's end. `None` when no size has any hit.
+    /// Returns the knee: the size beyond which more cache adds few hits. It is the point furthest below the
+    /// chord from no cache to the smallest cache with the lowest miss ratio, both axes scaled to that range
+    /// (Satopää et al., "Finding a 'Kneedle' in a haystack", 2011). A curve that is never below its chord,
+    /// such as a loop's single cliff, has its knee at the chord's end. `None` if no size has any hit.
     pub fn knee(&self) -> Option<CurvePoint> {
         let first = self.points[0];
         let lowest = self.points[self.points.len() - 1].miss_ratio;
@@ -148,7 +150,7 @@ impl Curve {
     }
 }
 
-/// Makes a curve from its falls, in order.
+/// Builds a curve from its steps, in order.
 pub(super) struct Builder {
     points: Vec<CurvePoint>,
 }
@@ -158,8 +160,8 @@ impl Builder {
         Builder { points: vec![CurvePoint { blocks: 0, miss_ratio: 1.0 }] }
     }
 
-    /// From size `from` (or the last point, if that is larger) to size `to`, the ratio falls to `miss_ratio`; a value
-    /// above the last point's counts as that.
+    /// Lets the ratio fall to `miss_ratio` from size `from` (or the last point, if that is larger) to size
+    /// `to`. A value above the last point's counts as that.
     pub(super) fn drop_to(&mut self, from: u64, to: u64, miss_ratio: f64) {
         let last = self.points[self.points.len() - 1];
         let miss_ratio = miss_ratio.clamp(0.0, last.miss_ratio);
@@ -172,8 +174,8 @@ impl Builder {
         self.points.push(CurvePoint { blocks: to, miss_ratio });
     }
 
-    /// From size 0 (or the last point) to size `to`, the ratio falls to `miss_ratio`: from size 0, as much for each
-    /// doubling of the size.
+    /// Lets the ratio fall to `miss_ratio` from size 0 (or the last point) to size `to`. From size 0, it
+    /// falls by the same amount for each doubling of the size.
     pub(super) fn drop_by_logarithm(&mut self, to: u64, miss_ratio: f64) {
         if self.points.len() == 1 {
             let between: Vec<u64> = (0..64).map(|bit| 1 << bit).take_while(|blocks| *blocks < to).collect();

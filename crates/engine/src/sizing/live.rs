@@ -1,39 +1,40 @@
-//! The sampler that each disk has, always on: what LRU caches of any size would do with the requests of its guests, for
-//! three block sizes.
+//! The sampler that each disk always has: estimates the hits of LRU caches of any size for the guest's
+//! requests, for three block sizes.
 //!
-//! Each block size has a [`Sampler`] of [`SAMPLES`] blocks that follows the sectors of its samples, so that the curves
-//! count as the engine does: a read hits where all its sectors are valid, a miss makes valid what was read and no
-//! more, whole sectors of writes become valid, sectors written in part, discarded or zeroed do not. A read that touches
-//! several blocks counts once for each of them. Writes come into the cache, as in write-through and write-back.
+//! Each block size has a [`Sampler`] of [`SAMPLES`] blocks that tracks the sectors of its samples, so that
+//! the curves count as the engine does. A read hits if all its sectors are valid. A miss makes exactly the
+//! read sectors valid. Whole sectors of writes become valid; sectors that are written in part, discarded or
+//! zeroed do not. A read that touches several blocks counts once for each of them. Writes fill the cache,
+//! as in write-through and write-back.
 //!
-//! Larger blocks than 64 KiB are left out: their samples would need a sector map each that there is no room for. All
-//! memory, less than 1 MB, is taken when the disk comes; what no request has touched of it is zeroes that the system
-//! need not back. Most requests cost a multiplication and a comparison for each block size.
+//! Blocks above 64 KiB are not sampled: their sector maps would need too much memory. All memory, less than
+//! 1 MB, is allocated when the disk is added; untouched parts are zero pages that the kernel need not back.
+//! Most requests cost a multiplication and a comparison per block size.
 
 use super::curve::Curve;
 use super::shards::Sampler;
 use crate::io::{Op, Request};
 use crate::units::{Instant, SECTOR_BYTES};
 
-/// Most samples of each block size.
+/// Maximum number of samples per block size.
 pub const SAMPLES: u32 = 4096;
 
 /// The block sizes, bytes.
 pub const BLOCK_SIZES: [u64; 3] = [sized::<1>(), sized::<4>(), sized::<16>()];
 
-/// Bytes of a block of that many sectors.
+/// Returns the size of a block of `SECTORS` sectors in bytes.
 const fn sized<const SECTORS: usize>() -> u64 {
     SECTORS as u64 * SECTOR_BYTES
 }
 
-/// What a disk's requests were, since counting began.
+/// Counts of a disk's requests since counting began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Reads.
     pub reads: u64,
     /// Their bytes.
     pub read_bytes: u64,
-    /// Of the reads, how many flash or memory above it served whole, of those answered so far.
+    /// Number of reads that flash or memory served completely, of those answered so far.
     pub read_hits: u64,
     /// Writes.
     pub writes: u64,
@@ -41,17 +42,17 @@ pub struct Seen {
     pub write_bytes: u64,
 }
 
-/// Reads of one window. The latest complete window and the current one are the recent reads.
+/// Number of reads in a window. The last complete window and the current one are the recent reads.
 pub const WINDOW_READS: u64 = 16_384;
 
-/// Reads of late, which say whether a cache is still being warmed.
+/// Counts of recent reads, which show whether a cache is still warming up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recent {
-    /// Reads: fewer than [`WINDOW_READS`] while there were no more in all, and less than twice as many later.
+    /// Number of reads: at least [`WINDOW_READS`] if there were that many, and less than twice as many.
     pub reads: u64,
-    /// Of the reads, how many flash or memory above it served whole.
+    /// Number of those reads that flash or memory served completely.
     pub read_hits: u64,
-    /// Share of the accesses that read a block of 4 KiB which was never read or written before, estimated.
+    /// Estimated share of the accesses that read a 4 KiB block which was never read or written before.
     pub first_share: f64,
 }
 
@@ -60,49 +61,49 @@ pub struct Recent {
 struct Window {
     reads: u64,
     read_hits: u64,
-    /// The sampler's counts when the window began.
+    /// The sampler's total weight when the window began.
     weight: u64,
     first_weight: f64,
 }
 
-/// What is known for one block size.
+/// Result for one block size.
 #[derive(Clone, Debug)]
 pub struct BlockSizing {
-    /// The block.
+    /// Block size in bytes.
     pub block_bytes: u64,
-    /// Reads, counted once for each block they touch: of these the curve tells the misses.
+    /// Reads, counted once for each block they touch; the curve is the miss ratio of these.
     pub accesses: u64,
-    /// Blocks followed now.
+    /// Number of sampled blocks.
     pub samples: u32,
     /// Their share of all blocks.
     pub rate: f64,
-    /// Different blocks that were read or written, estimated.
+    /// Estimated number of different blocks that were read or written.
     pub blocks: u64,
-    /// Misses of reads.
+    /// Miss ratio of reads.
     pub curve: Curve,
 }
 
-/// Everything that is known.
+/// Result for a disk.
 #[derive(Clone, Debug)]
 pub struct Sizing {
-    /// Counting for so long, nanoseconds.
+    /// Duration of the counting, nanoseconds.
     pub elapsed_ns: u64,
     /// The requests.
     pub seen: Seen,
-    /// The latest of the reads.
+    /// The recent reads.
     pub recent: Recent,
-    /// Memory that this takes, bytes.
+    /// Memory used, bytes.
     pub bytes: u64,
-    /// By block size, smallest first.
+    /// Results by block size, smallest first.
     pub block_sizes: Vec<BlockSizing>,
 }
 
-/// See the module.
+/// The sampler of one disk; see the module documentation.
 #[derive(Clone, Debug)]
 pub struct Live {
     since: Instant,
     seen: Seen,
-    /// The window before, and the current one.
+    /// The previous window, and the current one.
     windows: [Window; 2],
     small: Sampler<1>,
     medium: Sampler<4>,
@@ -110,7 +111,7 @@ pub struct Live {
 }
 
 impl Live {
-    /// Of a disk that comes.
+    /// Creates the sampler of a new disk.
     pub fn new(now: Instant) -> Live {
         Live {
             since: now,
@@ -122,7 +123,7 @@ impl Live {
         }
     }
 
-    /// A request comes, and makes sense.
+    /// Records a valid request.
     pub fn note(&mut self, request: &Request) {
         match request.op {
             Op::Read => {
@@ -142,13 +143,13 @@ impl Live {
         note(&mut self.large, request);
     }
 
-    /// A read was a hit.
+    /// Records that a read was a hit.
     pub fn hit(&mut self) {
         self.seen.read_hits += 1;
         self.windows[1].read_hits += 1;
     }
 
-    /// Begins the next window where the current one is complete.
+    /// Counts a read; begins the next window if the current one is complete.
     fn count_read(&mut self) {
         if self.windows[1].reads == WINDOW_READS {
             let (weight, first_weight) = (self.small.weight(), self.small.first_weight());
@@ -164,13 +165,13 @@ impl Live {
         let reads = before.reads + current.reads;
         Recent {
             reads,
-            // Hits are counted when they end, perhaps in the next window.
+            // Hits are counted when reads end, perhaps in the next window.
             read_hits: (before.read_hits + current.read_hits).min(reads),
             first_share: if accesses == 0 { 0.0 } else { (first / accesses as f64).min(1.0) },
         }
     }
 
-    /// What is known now. Takes time in proportion to the curves, some ten thousand steps.
+    /// Returns the present result. The time is proportional to the curves, some ten thousand steps.
     pub fn report(&self, now: Instant) -> Sizing {
         Sizing {
             elapsed_ns: now - self.since,
@@ -195,7 +196,7 @@ fn report<const SECTORS: usize>(sampler: &Sampler<SECTORS>) -> BlockSizing {
     }
 }
 
-/// Shows a request to one sampler.
+/// Passes a request to one sampler.
 #[inline]
 fn note<const SECTORS: usize>(sampler: &mut Sampler<SECTORS>, request: &Request) {
     let end = request.offset + request.len;
@@ -230,7 +231,7 @@ fn invalidate<const SECTORS: usize>(sampler: &mut Sampler<SECTORS>, sectors: (u6
     }
 }
 
-/// Blocks, and the sectors of each.
+/// Returns the touched blocks, and the sectors of each.
 #[inline]
 fn spans<const SECTORS: usize>(
     (first, end): (u64, u64),

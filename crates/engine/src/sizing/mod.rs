@@ -1,9 +1,9 @@
-//! Sizing: what a cache of another size would have done, learnt from the accesses of the one that runs.
+//! Sizing: estimates the miss ratio of other cache sizes from the accesses to a disk.
 //!
-//! [`Shards`] watches block accesses and estimates the LRU miss-ratio [`Curve`] in at most 1 MB, at the price of one
-//! hash for most accesses; [`Timeline`] is the order-statistic structure under it, and under exact curves. Sizes are
-//! cache blocks. A [`Sampler`] knows the sectors of its blocks; to [`Shards`] a block counts as cached whole. [`Live`] is what each
-//! disk has.
+//! [`Shards`] samples block accesses and estimates the LRU miss-ratio [`Curve`] in at most 1 MB, at the
+//! cost of one hash for most accesses. [`Timeline`] is its order-statistic structure, also used for exact
+//! curves. Sizes are cache blocks. A [`Sampler`] tracks the sectors of its blocks; [`Shards`] treats blocks
+//! as cached completely. Each disk has a [`Live`].
 
 mod buckets;
 mod curve;

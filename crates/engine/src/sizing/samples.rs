@@ -1,11 +1,11 @@
-//! The sampled blocks: a table from block number to sample. Open addressing over sample numbers, at most half full;
-//! a sample keeps its number until others are given up.
+//! The sampled blocks: a table from block number to sample. Open addressing over sample numbers, at most
+//! half full; a sample keeps its number until others are removed.
 
 use super::buckets::BucketNo;
 
 const EMPTY: u32 = u32::MAX;
 
-/// A sampled block, with `SECTORS` sectors that are followed one by one.
+/// A sampled block, with `SECTORS` sectors that are tracked individually.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample<const SECTORS: usize> {
     pub(super) block: u64,
@@ -13,9 +13,9 @@ pub(super) struct Sample<const SECTORS: usize> {
     pub(super) used: f64,
     /// Its slot in the timeline.
     pub(super) slot: u32,
-    /// The bucket of its last access's distance; none at the first.
+    /// The bucket of its last access's distance; `None` at the first access.
     pub(super) bucket: Option<BucketNo>,
-    /// Per sector: the largest distance of the block since the sector became valid; none if it is not.
+    /// Per sector: the largest distance of the block since the sector became valid; `None` if it is not.
     pub(super) valid_from: [Option<BucketNo>; SECTORS],
 }
 
@@ -23,19 +23,19 @@ pub(super) struct Sample<const SECTORS: usize> {
 #[derive(Clone, Debug)]
 pub(super) struct Samples<const SECTORS: usize> {
     samples: Vec<Sample<SECTORS>>,
-    /// Slots: `EMPTY` or a sample's number. A power of two of them.
+    /// Slots: `EMPTY` or a sample's number. Their count is a power of two.
     table: Vec<u32>,
     capacity: u32,
 }
 
 impl<const SECTORS: usize> Samples<SECTORS> {
-    /// Room for `capacity` samples; it never grows by itself.
+    /// Allocates room for `capacity` samples; it never grows by itself.
     pub(super) fn new(capacity: u32) -> Self {
         let slots = (capacity as usize * 2).next_power_of_two().max(2);
         Samples { samples: Vec::with_capacity(capacity as usize), table: vec![EMPTY; slots], capacity }
     }
 
-    /// The same samples, by the same numbers, with room for more.
+    /// Returns the same samples with the same numbers, with room for more.
     pub(super) fn with_room(&self, capacity: u32) -> Self {
         let mut wide = Samples::new(capacity);
         self.samples.iter().for_each(|sample| {
@@ -48,7 +48,7 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         self.samples.len() as u32
     }
 
-    /// How many there may be.
+    /// Returns the maximum number of samples.
     pub(super) fn room(&self) -> u32 {
         self.capacity
     }
@@ -61,7 +61,7 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         &mut self.samples[number as usize]
     }
 
-    /// The number of a block's sample.
+    /// Returns the number of a block's sample.
     #[inline]
     pub(super) fn find(&self, block: u64) -> Option<u32> {
         let mut at = self.home(block);
@@ -77,7 +77,7 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         }
     }
 
-    /// A new sample; its number is the next.
+    /// Adds a sample, with the next number.
     pub(super) fn add(&mut self, sample: Sample<SECTORS>) -> u32 {
         assert!(self.len() < self.capacity, "samples have their room");
         let number = self.len();
@@ -86,14 +86,14 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         number
     }
 
-    /// Another block becomes the sample of this number.
+    /// Replaces the sample with this number by another block.
     pub(super) fn replace(&mut self, number: u32, sample: Sample<SECTORS>) {
         self.leave(number);
         self.samples[number as usize] = sample;
         self.enter(number);
     }
 
-    /// Gives up the samples that are not to be kept; the others move up, in order.
+    /// Removes the samples that are not to be kept; the others move up, in order.
     pub(super) fn retain(&mut self, keep: impl Fn(&Sample<SECTORS>) -> bool) {
         self.samples.retain(keep);
         self.table.fill(EMPTY);
@@ -118,7 +118,7 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         while self.table[hole] != number {
             hole = (hole + 1) & mask;
         }
-        // Backward shift: each follower that may move into the hole without passing its home does.
+        // Backward shift: move each follower that may move into the hole without passing its home slot.
         let mut at = hole;
         loop {
             at = (at + 1) & mask;

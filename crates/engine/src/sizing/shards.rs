@@ -1,26 +1,28 @@
-//! SHARDS: an LRU miss-ratio curve from a sample of the blocks (Waldspurger, Park, Garthwaite and Ahmad, "Efficient
-//! MRC construction with SHARDS", FAST 2015).
+//! SHARDS: an LRU miss-ratio curve from a sample of the blocks (Waldspurger, Park, Garthwaite and Ahmad,
+//! "Efficient MRC construction with SHARDS", FAST 2015).
 //!
-//! A block has a place in 0 … 2⁶⁴ that depends on its number alone; it is a sample while its place is not above a
-//! threshold. The LRU stack distance among the samples, divided by the share of the blocks that are samples, estimates
-//! the distance among all blocks. At a fixed rate the threshold stays; at a fixed size it falls, whenever one sample
-//! too many comes, and the samples above it are given up. An access counts for as many as the share at
-//! its time says, which is what rescaling the histogram at every fall of the threshold comes to.
+//! Each block has a position in 0 … 2⁶⁴ that depends on its number alone. The block is sampled if its
+//! position is not above a threshold. The LRU stack distance among the samples, divided by the sampling
+//! rate, estimates the distance among all blocks. At a fixed rate the threshold is constant. At a fixed
+//! size it falls whenever there is one sample too many, and the samples above it are removed. An access is
+//! weighted by the inverse of the sampling rate at its time, which is equivalent to rescaling the histogram
+//! at every fall of the threshold.
 //!
-//! Two things differ from the paper, both for smaller errors at the same number of samples:
+//! Two differences from the paper reduce the error at the same number of samples:
 //!
-//! * Places are not random but evenly spread: those of consecutive blocks are a golden-ratio sequence (Kronecker), so
-//!   of any run of blocks nearly exactly its share is sampled. Extents that are used alike are common on disks, and a
-//!   random sample of them scatters for no gain. Each region of 4096 blocks starts its sequence elsewhere, so that no
-//!   stride of the workload can follow the sequence far.
-//! * The accesses are known to be N, while the samples say N′. The paper's SHARDS-adj counts the difference as hits
-//!   at any size: right where very hot blocks are missing among the samples, wrong where the samples have a few blocks
-//!   too many that are used once. Here the difference is shared out like the accesses of the sampled blocks, each
-//!   weighted by its block's number of accesses: the regression estimator of sampling theory (Särndal, Swensson and
-//!   Wretman, "Model assisted survey sampling", 1992, chapter 6). What is missing beyond one standard deviation of N′
-//!   is taken to be a hot block's, as in SHARDS-adj.
+//! * Positions are not random but evenly spread: those of consecutive blocks are a golden-ratio sequence (Kronecker), so
+//!   that nearly exactly the sampling rate of any run of blocks is sampled. Extents with equal use are common on disks,
+//!   and a random sample of them has more variance for no gain. Each region of 4096 blocks starts its sequence
+//!   elsewhere, so that no stride of the workload can follow the sequence far.
+//! * The number of accesses N is known, while the samples give an estimate N′. The paper's SHARDS-adj counts the
+//!   difference as hits at any size. That is right if very hot blocks are missing among the samples, and wrong if the
+//!   samples include a few blocks too many that are used once. Here the difference is distributed like the accesses of
+//!   the sampled blocks, each weighted by its block's number of accesses: the regression estimator of sampling theory
+//!   (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, chapter 6). A deficit beyond one standard
+//!   deviation of N′ is attributed to a hot block, as in SHARDS-adj.
 //!
-//! Sizes below one block per sample are beyond the resolution: the curve falls there along the logarithm of the size.
+//! Sizes below one block per sample are beyond the resolution: the curve falls there with the logarithm of
+//! the size.
 
 use std::ops::Range;
 
@@ -29,62 +31,63 @@ use super::curve::{Builder, Curve};
 use super::samples::{Sample, Samples};
 use super::timeline::Timeline;
 
-/// Most samples of a fixed-size [`Shards`]: with them it takes less than 1 MiB.
+/// Maximum number of samples of a fixed-size [`Shards`]: it then takes less than 1 MiB.
 pub const SAMPLES_MAX: u32 = 16 << 10;
 
-/// Samples there is room for at first when more may come.
+/// Initial capacity in samples, if it may grow.
 const SAMPLES_FIRST: u32 = 64;
 
 /// Bits of a block's number within its region.
 const REGION_BITS: u32 = 12;
 /// 2⁶⁴ / φ, the step from one block to the next in its region.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-/// 2⁶⁴ (√3 − 1), the step from one region to the next. Of the usual badly approximable numbers it goes best with the
-/// other step: over strides of 1 … 2²⁴ the samples of a progression scatter a third as much as random ones on
-/// average, and 1.7 times as much at worst.
+/// 2⁶⁴ (√3 − 1), the step from one region to the next. Of the usual badly approximable numbers it combines
+/// best with the other step. Over strides of 1 … 2²⁴, the variation of the samples of a progression is a
+/// third of that of random ones on average, and 1.7 times at worst.
 const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 
 /// Estimates the miss-ratio curve of accesses to whole blocks.
 pub type Shards = Sampler<0>;
 
-/// Estimates the miss-ratio curve of the accesses it is shown. Deterministic. Allocates only where a fixed rate meets
-/// twice as many samples as ever before.
+/// Estimates the miss-ratio curve of the accesses that it gets. Deterministic. Allocates only if, at a
+/// fixed rate, there are twice as many samples as ever before.
 ///
-/// With `SECTORS` (a power of two) above 0, the sectors of each sample are followed: an access hits when all the sectors
-/// that it touches are valid, as in the engine's caches. A sector becomes valid when it is read or written whole, and is
-/// valid from then on in just the caches that are at least as large as the largest distance of its block since.
+/// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked: an access hits if all
+/// the sectors that it touches are valid, as in the engine's caches. A sector becomes valid when it is read
+/// or written completely. It is then valid in the caches that are at least as large as the largest distance
+/// of its block since.
 #[derive(Clone, Debug)]
 pub struct Sampler<const SECTORS: usize> {
-    /// A block is a sample when its place is not above.
+    /// A block is sampled if its position is not above this.
     threshold: u64,
-    /// The inverse of the share of the blocks that are samples.
+    /// The inverse of the sampling rate.
     blocks_per_sample: f64,
-    /// The threshold falls, where there are more samples than `falling_max`, but no lower than this.
+    /// The threshold falls if there are more samples than `falling_max`, but not below this.
     threshold_min: u64,
     falling_max: u32,
-    /// Added to every place.
+    /// Added to every position.
     seed: u64,
-    /// Most samples at the lowest threshold.
+    /// Maximum number of samples at the lowest threshold.
     samples_max: u32,
     samples: Samples<SECTORS>,
     timeline: Timeline,
     buckets: Buckets,
-    /// Of what is used the first time: its leverage.
+    /// Leverage of first accesses.
     cold_leverage: f64,
     /// Weight of all accesses.
     weight: u64,
-    /// Weight that the sampled accesses stand for.
+    /// Weight of all accesses as estimated from the samples.
     estimated: f64,
-    /// Of that, the weight of the first access of each block.
+    /// Part of `estimated` from the first access of each block.
     first: f64,
 }
 
 impl<const SECTORS: usize> Sampler<SECTORS> {
-    /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to `blocks_max` blocks.
-    /// Memory grows with the blocks seen, up to about 54 bytes for each of `rate × blocks_max`.
+    /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to `blocks_max`
+    /// blocks. Memory grows with the blocks accessed, up to about 54 bytes for each of `rate × blocks_max`.
     ///
     /// # Panics
-    /// When `rate` is not a share.
+    /// If `rate` is out of range.
     pub fn fixed_rate(rate: f64, blocks_max: u64) -> Self {
         assert!(rate > 0.0 && rate <= 1.0, "a rate is a share of the blocks");
         let samples_max = (rate * blocks_max as f64).ceil().clamp(1.0, f64::from(1u32 << 29)) as u32;
@@ -92,22 +95,22 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         Self::new(threshold, threshold, 0, samples_max)
     }
 
-    /// Samples every block while there are at most `samples_max` (1 … [`SAMPLES_MAX`]) of them, and from then on as
-    /// large a share as that many samples allow. All memory is taken here.
+    /// Samples every block while there are at most `samples_max` (1 … [`SAMPLES_MAX`]) of them, and from
+    /// then on at the highest rate that this number of samples allows. All memory is allocated here.
     ///
     /// # Panics
-    /// When `samples_max` is out of range.
+    /// If `samples_max` is out of range.
     pub fn fixed_size(samples_max: u32) -> Self {
         assert!((1..=SAMPLES_MAX).contains(&samples_max), "memory is bounded");
         Self::new(u64::MAX, 0, samples_max, samples_max)
     }
 
-    /// Of a fixed rate: samples more than the rate says while that gives fewer than about `samples_min`
-    /// (1 … [`SAMPLES_MAX`]) samples. The error falls with the root of the samples, and a small share of few blocks is
-    /// few samples.
+    /// For a fixed rate: samples at a higher rate while the fixed rate gives fewer than about `samples_min`
+    /// (1 … [`SAMPLES_MAX`]) samples. The error falls with the root of the number of samples, and a low
+    /// rate of few blocks gives few samples.
     ///
     /// # Panics
-    /// When `samples_min` is out of range, or it has seen an access.
+    /// If `samples_min` is out of range, or an access was recorded already.
     pub fn with_samples_min(self, samples_min: u32) -> Self {
         assert!((1..=SAMPLES_MAX).contains(&samples_min), "memory is bounded");
         assert!(self.samples.len() == 0, "samples stay samples");
@@ -134,27 +137,28 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// The same with another choice of samples: curves under several seeds show how far they scatter.
+    /// Selects other samples: the variation of curves under several seeds shows their error.
     ///
     /// # Panics
-    /// When it has seen an access.
+    /// If an access was recorded already.
     pub fn with_seed(mut self, seed: u64) -> Self {
         assert!(self.samples.len() == 0, "samples stay samples");
         self.seed = scatter(seed);
         self
     }
 
-    /// A block is used. `weight` is what that counts for: 1 for the ratio of accesses, bytes for the ratio of bytes.
-    /// With weight 0 it is used without being counted, as by a write when the curve is that of the reads.
+    /// Records an access to a block. `weight` is 1 for the ratio of accesses, bytes for the ratio of bytes.
+    /// With weight 0 the block is used without being counted, as by a write if the curve is that of the
+    /// reads.
     #[inline]
     pub fn access(&mut self, block: u64, weight: u32) {
         self.access_sectors(block, 0..SECTORS, weight);
     }
 
-    /// As [`access`](Self::access), of these sectors of the block.
+    /// As [`access`](Self::access), for these sectors of the block.
     ///
     /// # Panics
-    /// When the block has fewer.
+    /// If the block has fewer sectors.
     #[inline]
     pub fn access_sectors(&mut self, block: u64, sectors: Range<usize>, weight: u32) {
         self.weight += u64::from(weight);
@@ -164,10 +168,10 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// These sectors of a block are not valid any more. The block is not used by that.
+    /// Invalidates these sectors of a block. This does not count as a use.
     ///
     /// # Panics
-    /// When the block has fewer.
+    /// If the block has fewer sectors.
     #[inline]
     pub fn invalidate(&mut self, block: u64, sectors: Range<usize>) {
         if self.place(block) <= self.threshold
@@ -177,7 +181,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// The curve of the accesses so far.
+    /// Returns the curve of the accesses so far.
     pub fn curve(&self) -> Curve {
         let total = self.weight as f64;
         let leverage =
@@ -204,32 +208,32 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         builder.finish()
     }
 
-    /// The share of the blocks that are samples now.
+    /// Returns the present sampling rate.
     pub fn rate(&self) -> f64 {
         1.0 / self.blocks_per_sample
     }
 
-    /// Samples now.
+    /// Returns the present number of samples.
     pub fn samples(&self) -> u32 {
         self.samples.len()
     }
 
-    /// Different blocks that were used, as far as the samples tell.
+    /// Returns the estimated number of different blocks that were used.
     pub fn blocks(&self) -> u64 {
         (f64::from(self.samples.len()) * self.blocks_per_sample).round() as u64
     }
 
-    /// Weight of all accesses so far.
+    /// Returns the weight of all accesses so far.
     pub fn weight(&self) -> u64 {
         self.weight
     }
 
-    /// Weight of the accesses to blocks that were not used before, estimated.
+    /// Returns the estimated weight of first accesses to blocks.
     pub fn first_weight(&self) -> f64 {
         self.first
     }
 
-    /// Bytes of memory.
+    /// Returns the memory used, in bytes.
     pub fn bytes(&self) -> u64 {
         size_of::<Self>() as u64 + self.samples.bytes() + self.timeline.bytes() + self.buckets.bytes()
     }
@@ -257,16 +261,18 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// A sample is used again. Its leverage, the square of its weight, grows by `weight` times the weight before and
-    /// after; each part goes where the accesses went that the weight comes from. Those between the first and the
-    /// last are taken to have had the last one's distance.
+    /// Records another access to a sample. Its leverage, the square of its weight, grows by `weight` times
+    /// the sum of the weights before and after. Each part goes to the bucket of the accesses that the
+    /// weight comes from. Accesses between the first and the last are assumed to have had the last one's
+    /// distance.
     fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
         let Sample { slot, .. } = *self.samples.get(number);
         let distance = f64::from(self.timeline.younger(slot) + 1);
         self.timeline.remove(slot);
         self.make_youngest(number);
 
-        // Half more and cut off is the nearest whole number, and no call of the system's library.
+        // Adding a half and truncating rounds to the nearest integer, without a call of the system's
+        // library.
         let distance = Buckets::bucket_of((distance * self.blocks_per_sample + 0.5) as u64);
         let sample = self.samples.get_mut(number);
         let hit_from = use_sectors(&mut sample.valid_from, sectors, distance);
@@ -290,8 +296,9 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// Takes a new sample in; `None` when the threshold has to fall below it. Where there is no room even at the lowest
-    /// threshold, the least recently used sample leaves: it is beyond the largest cache of interest.
+    /// Adds a new sample; `None` if the threshold had to fall below it. If there is no room even at the
+    /// lowest threshold, the least recently used sample is removed: it is beyond the largest cache of
+    /// interest.
     fn admit(&mut self, sample: Sample<SECTORS>, place: u64) -> Option<u32> {
         while self.threshold > self.threshold_min && self.samples.len() >= self.falling_max {
             self.lower_threshold();
@@ -311,8 +318,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         Some(self.samples.add(sample))
     }
 
-    /// Gives up the eighth of the samples with the highest places. By eighths, since looking at all of them for one
-    /// would cost too much, and keeping them in order of place as well.
+    /// Removes the eighth of the samples with the highest positions. Scanning all samples to remove one
+    /// would cost too much, and so would keeping them in order of position.
     #[cold]
     fn lower_threshold(&mut self) {
         self.threshold = (self.threshold - (self.threshold / 8).max(1)).max(self.threshold_min);
@@ -346,14 +353,14 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     }
 }
 
-/// A block is used whose distance is in that bucket, and these sectors of it. Returns from which distance on they are all
-/// valid; they are at every size then.
+/// Records a use of a block with that distance bucket, and of these sectors. Returns the distance from
+/// which on they were all valid; afterwards they are valid at every size.
 fn use_sectors(
     valid_from: &mut [Option<BucketNo>],
     sectors: Range<usize>,
     distance: BucketNo,
 ) -> Option<BucketNo> {
-    // Caches too small to hold the block by now have lost its sectors.
+    // Caches that are now too small to hold the block have lost its sectors.
     valid_from.iter_mut().flatten().for_each(|from| *from = distance.max(*from));
     let mut hit_from = Some(distance);
     for sector in &mut valid_from[sectors] {
@@ -374,7 +381,7 @@ fn blocks_per_sample(threshold: u64) -> f64 {
     2f64.powi(64) / (threshold as f64 + 1.0)
 }
 
-/// Scatters numbers over 64 bits (the finalizer of SplitMix64).
+/// Hashes numbers to 64 bits (the finalizer of SplitMix64).
 #[inline]
 pub(super) fn scatter(x: u64) -> u64 {
     let mut x = x.wrapping_add(0x9e37_79b9_7f4a_7c15);

@@ -1,4 +1,4 @@
-//! Sizing against slow and obvious models.
+//! Compares sizing with slow and obvious models.
 
 use proptest::prelude::*;
 
@@ -7,7 +7,7 @@ use super::*;
 use crate::io::{Durability, Op, PayloadMemory, Promote, Request};
 use crate::units::{BufferId, DiskId, Instant, RequestId};
 
-/// LRU by a plain stack: the size from which on each access hits.
+/// LRU with a plain stack: returns the cache size from which on each access hits.
 fn distances(blocks: impl IntoIterator<Item = u64>) -> Vec<Option<u64>> {
     let mut stack: Vec<u64> = Vec::new();
     let mut distance_of = |block| {
@@ -184,15 +184,15 @@ fn few_blocks_are_sampled_more_closely() {
     assert_eq!(shards.rate(), Shards::fixed_rate(0.01, 1).rate());
 }
 
-/// Hot blocks that are no samples, and samples of blocks used once, must not be taken for each other.
+/// Hot blocks that are not sampled, and samples of blocks used once, must not be confused.
 #[test]
 fn what_the_samples_lack_is_attributed() {
-    // One block, no sample, takes a third of the accesses; the others come once.
+    // One block, not sampled, has a third of the accesses; the others are used once.
     let mut shards = Shards::fixed_rate(0.01, 1 << 30);
     (0..600_000u64).for_each(|i| shards.access(if i % 3 == 0 { 12_345 } else { 1_000_000 + i }, 1));
     let missed = shards.curve().miss_ratio_at(1000);
     assert!((missed - 2.0 / 3.0).abs() < 0.02, "{missed}");
-    // Nothing ever comes again: no seed may show hits.
+    // No block is used twice: no seed may show hits.
     for seed in 0..20 {
         let mut shards = Shards::fixed_rate(0.01, 1 << 30).with_seed(seed);
         (0..100_000u64).for_each(|i| shards.access(i * 999, 1));
@@ -220,7 +220,8 @@ proptest! {
         }
     }
 
-    /// Whole requests against sectors, with every block a sample: the curve says what a cache of each size does.
+    /// Compares whole requests with sectors, with every block sampled: the curve matches a cache of each
+    /// size.
     #[test]
     fn sectors_are_followed_as_a_cache_does(
         accesses in prop::collection::vec((0u64..12, 0usize..4, 1usize..5, 0u8..4), 1..400),
@@ -245,14 +246,14 @@ proptest! {
     }
 }
 
-/// An LRU cache of blocks with four sectors, youngest last.
+/// An LRU cache of blocks with four sectors, most recently used last.
 struct PlainCache {
     blocks: Vec<(u64, [bool; 4])>,
     size: usize,
 }
 
 impl PlainCache {
-    /// Was it a read, and a hit?
+    /// Returns true if it was a read that hit.
     fn access(&mut self, (block, first, count, what): &(u64, usize, usize, u8)) -> bool {
         let sectors = *first..(first + count).min(4);
         let at = self.blocks.iter().position(|(other, _)| other == block);
@@ -339,7 +340,7 @@ fn a_request_counts_in_each_block_that_it_touches() {
     let write = Op::Write(Durability::Volatile);
     ask(Op::Read, 60 << 10, 8 << 10);
     ask(Op::Read, 60 << 10, 8 << 10);
-    // Written in part: not valid. Written whole: valid. Written and discarded: not valid.
+    // Written in part: not valid. Written completely: valid. Written and discarded: not valid.
     ask(write, (60 << 10) + 512, 512);
     ask(Op::Read, 60 << 10, 512);
     ask(write, (1 << 20) - 512, (8 << 10) + 1024);
@@ -356,11 +357,12 @@ fn a_request_counts_in_each_block_that_it_touches() {
     assert_eq!(found, BLOCK_SIZES.into_iter().zip([9, 8, 8]).collect::<Vec<_>>());
     let misses = report.block_sizes.iter().map(|size| size.curve.miss_ratio_at(100) * size.accesses as f64);
     let misses: Vec<f64> = misses.map(f64::round).collect();
-    // The first read's two sectors; the sector written in part; the one before the written ones; the discarded one.
+    // Misses: the first read's two sectors, the sector written in part, the one before the written ones,
+    // and the discarded one.
     assert_eq!(misses, [5.0, 5.0, 5.0]);
 }
 
-/// Warm-up is over when recent reads ask for nothing new, whatever the totals say.
+/// Warm-up is over when recent reads access no new blocks, whatever the totals are.
 #[test]
 fn recent_reads_forget_the_warm_up() {
     const BLOCKS: u64 = 1000;

@@ -1,21 +1,21 @@
-//! Who was used when: members in the order of their last use, with the number of members used since any one of them
-//! in O(log n).
+//! Members in the order of their last use; counts the members used after any given one in O(log n).
 //!
-//! Each use takes the next slot of a line of slots; a member holds the slot of its last use. Which slots are held is
-//! a bitmap, and a Fenwick tree (Fenwick, "A new data structure for cumulative frequency tables", 1994) counts the
-//! held slots in its 64-bit words. The word that is being filled is not in the tree yet, so that most uses do not
-//! touch it. At the end of the line the held slots move together. Memory: 8.5 bytes per member that fits.
+//! Each use takes the next slot of a line of slots; a member holds the slot of its last use. A bitmap
+//! records the held slots, and a Fenwick tree (Fenwick, "A new data structure for cumulative frequency
+//! tables", 1994) counts the held slots in its 64-bit words. The word that is being filled is not in the
+//! tree yet, so that most uses do not touch the tree. At the end of the line the held slots are compacted.
+//! Memory: 8.5 bytes per member of the capacity.
 
 const WORD_BITS: u32 = 64;
 
 /// Members in the order of their last use.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    /// Per slot: is it held?
+    /// Per slot: whether it is held.
     held: Vec<u64>,
     /// Fenwick tree over the full words of `held`: entry i counts the words (i & (i + 1)) ..= i.
     counts: Vec<u32>,
-    /// Per slot: who took it. Means something only while it is held.
+    /// Per slot: its holder; undefined if the slot is not held.
     member: Vec<u32>,
     /// The next slot.
     now: u32,
@@ -25,10 +25,10 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// An empty line for up to `members_max` (below 2³⁰) members.
+    /// Creates an empty line for up to `members_max` (below 2³⁰) members.
     pub fn new(members_max: u32) -> Self {
         assert!(members_max < 1 << 30, "slots are numbered with 32 bits");
-        // As many free slots as held ones, so that moving together costs each use a bounded share.
+        // As many free slots as held ones, so that compaction costs each use a bounded share.
         let words = (2 * members_max).div_ceil(WORD_BITS).max(1) as usize;
         Timeline {
             held: vec![0; words],
@@ -40,7 +40,8 @@ impl Timeline {
         }
     }
 
-    /// The same members in the same order, with room for `members_max`. Each takes a new slot, told to `moved`.
+    /// Returns the same members in the same order, with room for `members_max`. Each gets a new slot, which
+    /// `moved` reports.
     pub fn with_room(&self, members_max: u32, mut moved: impl FnMut(u32, u32)) -> Self {
         let mut wide = Timeline::new(members_max);
         for (word, held) in self.held.iter().enumerate() {
@@ -55,17 +56,17 @@ impl Timeline {
         wide
     }
 
-    /// Members.
+    /// Returns the number of members.
     pub fn len(&self) -> u32 {
         self.members
     }
 
-    /// Has it no member?
+    /// Returns true if there is no member.
     pub fn is_empty(&self) -> bool {
         self.members == 0
     }
 
-    /// Members whose last use is later than that of the one that holds `slot`.
+    /// Returns the number of members whose last use is later than that of the holder of `slot`.
     #[inline]
     pub fn younger(&self, slot: u32) -> u32 {
         let word = (slot / WORD_BITS) as usize;
@@ -73,11 +74,11 @@ impl Timeline {
         self.members - self.before(word) - (self.held[word] & upto).count_ones()
     }
 
-    /// A member is used that holds no slot: it gets the youngest. Where slots move, `moved` is told each member and
-    /// its new slot.
+    /// Adds a member that holds no slot, with the youngest slot. If slots are compacted, `moved` is called
+    /// with each member and its new slot.
     ///
     /// # Panics
-    /// When more members hold slots than the line was made for.
+    /// If more members hold slots than the line was made for.
     #[inline]
     pub fn push(&mut self, member: u32, moved: impl FnMut(u32, u32)) -> u32 {
         if self.now as usize == self.member.len() {
@@ -95,7 +96,7 @@ impl Timeline {
         slot
     }
 
-    /// The holder of `slot` gives it up.
+    /// Frees a slot.
     #[inline]
     pub fn remove(&mut self, slot: u32) {
         let word = (slot / WORD_BITS) as usize;
@@ -108,12 +109,12 @@ impl Timeline {
         }
     }
 
-    /// The member that holds `slot` is called `member` from here on.
+    /// Renames the holder of `slot` to `member`.
     pub fn rename(&mut self, slot: u32, member: u32) {
         self.member[slot as usize] = member;
     }
 
-    /// The member whose last use is the longest ago, and its slot.
+    /// Returns the least recently used member, and its slot.
     pub fn oldest(&mut self) -> Option<(u32, u32)> {
         if self.members == 0 {
             return None;
@@ -126,12 +127,12 @@ impl Timeline {
         Some((self.member[self.oldest as usize], self.oldest))
     }
 
-    /// Bytes of memory.
+    /// Returns the memory used, in bytes.
     pub fn bytes(&self) -> u64 {
         (self.held.capacity() * 8 + self.counts.capacity() * 4 + self.member.capacity() * 4) as u64
     }
 
-    /// Held slots in the words below `word`.
+    /// Returns the number of held slots in the words below `word`.
     #[inline]
     fn before(&self, word: usize) -> u32 {
         let mut sum = 0u32;

@@ -1,22 +1,26 @@
-//! A disk as a file: one FUSE connection, whose file system is a single regular file.
+//! A disk as a file: one FUSE connection whose file system is a single regular file.
 //!
 //! # Call order
-//! A message that was read from /dev/fuse goes to [`Session::handle_message`], which may have no buffer for it; then it is to
-//! come again. [`Session::poll_request`] yields what the engine is asked, its answers go to [`Session::handle_reply`], and
-//! [`Session::poll_answer`] yields what is to be written to /dev/fuse, each with [`Session::handle_written`] afterwards.
+//! The caller passes each message read from /dev/fuse to [`Session::handle_message`]. If no buffer is free,
+//! it passes the same message again later. [`Session::poll_request`] returns requests for the engine, and
+//! [`Session::handle_reply`] takes the engine's replies. [`Session::poll_answer`] returns answers to write
+//! to /dev/fuse; the caller calls [`Session::handle_written`] after each.
 //!
-//! # What it refuses
-//! The file has the disk's size: what would change it is refused with EPERM, and a write beyond the end with ENOSPC. When the disk
-//! grows ([`Session::grow`]), the kernel is told to forget the size that it knows. Nothing is
-//! cached above: an open file uses direct I/O, so that what other front ends of the disk do is seen, and a write is answered when the engine has
-//! acknowledged it. Owner and permission bits can be changed, and are forgotten when the file goes.
+//! # Refused operations
+//! The file has the disk's size. Operations that would change its size fail with EPERM, and writes beyond
+//! the end with ENOSPC. When the disk grows ([`Session::grow`]), the kernel is notified to drop its cached
+//! size. The page cache holds no data of the file: it is opened with direct I/O, so that changes made
+//! through other front ends are visible. A write is answered when the engine has acknowledged it. Owner and
+//! permission bits can be changed; they are lost when the file is unmounted.
 //!
 //! # Limits
-//! At most [`COMMANDS_MAX`] requests are with the engine; [`Session::is_full`] says when to read no more. The kernel is believed no more than any
-//! other client: a message that is malformed is answered with EINVAL, one that is unknown with ENOSYS.
+//! At most [`COMMANDS_MAX`] requests are with the engine; [`Session::is_full`] tells the caller to stop
+//! reading messages. The kernel is trusted no more than any other client: a malformed message is answered
+//! with EINVAL, an unknown one with ENOSYS.
 //!
 //! # Buffers
-//! As with NBD: the engine's reference is dropped by the shard loop, a read's second one when its answer is written.
+//! As with NBD: the shard loop drops the engine's reference. A read's second reference is dropped when its
+//! answer is written.
 
 mod wire;
 
@@ -33,30 +37,31 @@ use crate::payload::{Payload, alloc_for, slice_for};
 pub use wire::{Answer, Attributes, MESSAGE_BYTES_MAX, TRANSFER_BYTES_MAX};
 use wire::{Call, Change, Errno, WRITE_HEAD_BYTES};
 
-/// Most requests with the engine.
+/// Maximum number of requests with the engine.
 pub const COMMANDS_MAX: usize = 2048;
 
-/// Set in the numbers of these connections, so that request ids tell them from those of other front ends.
+/// Set in the session numbers of FUSE connections, so that their request ids differ from those of other
+/// front ends.
 pub const NUMBER_BIT: u32 = 1 << 30;
 
-/// What became of a message.
+/// Result of [`Session::handle_message`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It is dealt with, or on its way.
+    /// The message is answered, or its request is queued for the engine.
     Done,
-    /// There is no buffer for it: it is to come again.
+    /// No buffer is free; pass the message again later.
     NoBuffer,
 }
 
-/// A command of the kernel that the engine works on.
+/// A kernel request that the engine is working on.
 #[derive(Clone, Copy, Debug)]
 struct InFlight {
     unique: u64,
     op: Op,
-    /// The piece that the engine has.
+    /// Offset of the piece that the engine is working on.
     offset: u64,
     len: u64,
-    /// First byte, and one past the last, of all pieces.
+    /// First byte of all pieces, and one past the last.
     begin: u64,
     end: u64,
     /// The engine's reference, until the request is polled.
@@ -66,22 +71,22 @@ struct InFlight {
     buffer_bytes: usize,
 }
 
-/// A command as it is recorded: whole, and once.
+/// A whole command, as the trace records it: once, however many pieces it has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// What.
+    /// The operation.
     pub op: Op,
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// See the module's text.
+/// State of one FUSE connection; see the module documentation.
 #[derive(Debug)]
 pub struct Session {
     disk: DiskId,
-    /// Upper half of its request ids.
+    /// Upper half of the request ids of this session.
     number: u32,
     file: Attributes,
     read_only: bool,
@@ -91,12 +96,13 @@ pub struct Session {
     requests: VecDeque<Request>,
     answers: VecDeque<(Answer, Option<BufferSlice>)>,
     held_bytes: usize,
-    /// Nobody reads answers any more.
+    /// The connection has ended: answers are dropped.
     dead: bool,
 }
 
 impl Session {
-    /// A file of `disk`. `number` is not that of another session of the same engine, and below [`NUMBER_BIT`].
+    /// Creates a session for `disk`. `number` must be unique among the sessions of one engine, and below
+    /// [`NUMBER_BIT`].
     pub fn new(disk: DiskId, number: u32, file: Attributes, read_only: bool) -> Session {
         Session {
             disk,
@@ -113,61 +119,61 @@ impl Session {
         }
     }
 
-    /// The same, whose reads leave that behind in the cache.
+    /// Sets what reads through this session promote into the cache.
     #[must_use]
     pub fn promoting(self, promote: Promote) -> Session {
         Session { promote, ..self }
     }
 
-    /// Whose request it is, if it is one of these sessions.
+    /// Returns the session number in a request id; `None` if the request is not from a FUSE session.
     #[inline]
     pub fn number_of(id: RequestId) -> Option<u32> {
         let number = (id.0 >> 32) as u32;
         (number & NUMBER_BIT != 0).then_some(number & !NUMBER_BIT)
     }
 
-    /// The disk it serves.
+    /// Returns the disk that this session serves.
     pub fn disk(&self) -> DiskId {
         self.disk
     }
 
-    /// The file as programs see it now.
+    /// Returns the file's current attributes.
     pub fn file(&self) -> &Attributes {
         &self.file
     }
 
-    /// The disk, and so the file, has that many bytes now.
+    /// Sets the size of the disk, and so of the file, in bytes.
     pub fn grow(&mut self, size: u64) {
         self.file.size = size;
         self.answer(Answer::attributes_changed());
     }
 
-    /// Are changes refused?
+    /// Returns true if changes are refused.
     pub fn is_read_only(&self) -> bool {
         self.read_only
     }
 
-    /// Bytes of buffers that its commands hold.
+    /// Returns the bytes of buffers that this session's commands hold.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// Commands that the engine has not answered.
+    /// Returns the number of commands that the engine has not answered.
     pub fn in_flight(&self) -> usize {
         self.slots.len() - self.free.len()
     }
 
-    /// Is there nothing that it has taken in and not answered, or not given away the answer to?
+    /// Returns true if every accepted message is answered and every answer was polled.
     pub fn is_at_rest(&self) -> bool {
         self.in_flight() == 0 && self.requests.is_empty() && self.answers.is_empty()
     }
 
-    /// Should no message be read now?
+    /// Returns true if the caller should read no message now.
     pub fn is_full(&self) -> bool {
         self.dead || self.in_flight() >= COMMANDS_MAX || !self.requests.is_empty()
     }
 
-    /// Takes one message in.
+    /// Handles one message from the kernel.
     pub fn handle_message(&mut self, message: &[u8], payload: &mut impl Payload) -> Taken {
         let Some(header) = wire::decode_header(message) else {
             tracing::warn!(bytes = message.len(), "a FUSE message without a header: it cannot be answered");
@@ -218,7 +224,7 @@ impl Session {
         }
     }
 
-    /// What needs no engine.
+    /// Answers a call that does not need the engine.
     fn answer_at_once(&mut self, unique: u64, call: Call) -> Result<Answer, Errno> {
         Ok(match call {
             Call::Init { minor, flags, readahead } => Answer::init(unique, minor, flags, readahead),
@@ -344,7 +350,7 @@ impl Session {
         self.issue(slot);
     }
 
-    /// Hands a command, or the next piece of it, to the engine.
+    /// Queues the engine request for a command's current piece.
     fn issue(&mut self, slot: u32) {
         let id = RequestId(u64::from(self.number) << 32 | u64::from(slot));
         let command = self.slots[slot as usize].as_mut().expect("a command in flight");
@@ -362,25 +368,25 @@ impl Session {
         });
     }
 
-    /// The next request for the engine.
+    /// Returns the next request for the engine.
     #[inline]
     pub fn poll_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
 
-    /// Takes back a request that the engine has no room for.
+    /// Puts back a request that the engine has no room for.
     pub fn unpoll_request(&mut self, request: Request) {
         self.requests.push_front(request);
     }
 
-    /// The command that a polled request is the first piece of, for whoever records them.
+    /// Returns the command whose first piece is `request`, for recording traces.
     pub fn command_begun_by(&self, request: &Request) -> Option<Command> {
         let command = self.slots[request.id.0 as u32 as usize].as_ref()?;
         let len = command.end - command.begin;
         (request.offset == command.begin).then_some(Command { op: command.op, offset: command.begin, len })
     }
 
-    /// The engine's answer.
+    /// Handles the engine's reply.
     #[inline]
     pub fn handle_reply(&mut self, reply: &Reply, payload: &mut impl Payload) {
         let slot = reply.id.0 as u32;
@@ -419,13 +425,13 @@ impl Session {
         }
     }
 
-    /// What to write next, in one piece: the answer, and its payload behind it.
+    /// Returns the next answer, and the payload that follows it in the same write.
     #[inline]
     pub fn poll_answer(&mut self) -> Option<(Answer, Option<BufferSlice>)> {
         self.answers.pop_front()
     }
 
-    /// A polled answer is written, or will never be.
+    /// Releases a polled answer's payload. Called when the answer was written, or will never be.
     #[inline]
     pub fn handle_written(&mut self, sent: Option<BufferSlice>, payload: &mut impl Payload) {
         if let Some(slice) = sent {
@@ -434,7 +440,8 @@ impl Session {
         }
     }
 
-    /// The kernel has let go of the file, or must. What is with the engine is still to be answered to this object.
+    /// Ends the session, after the kernel closed the connection or because it must be closed. The engine's
+    /// replies to requests in flight must still be passed to this object.
     pub fn end(&mut self, payload: &mut impl Payload) {
         self.dead = true;
         for (_, slice) in std::mem::take(&mut self.answers) {
@@ -449,14 +456,14 @@ impl Session {
         }
     }
 
-    /// Has it ended?
+    /// Returns true if the session has ended.
     pub fn is_dead(&self) -> bool {
         self.dead
     }
 }
 
 impl InFlight {
-    /// Gets the buffer.
+    /// Allocates the command's buffer.
     #[inline]
     fn alloc(&mut self, payload: &mut impl Payload) -> bool {
         let Some((id, bytes)) = alloc_for(payload, self.offset, self.end - self.offset) else { return false };
@@ -468,7 +475,7 @@ impl InFlight {
         slice_for(id, self.offset, self.len)
     }
 
-    /// Goes to the next piece. False if the last one was the last.
+    /// Moves to the next piece. Returns false if there is none.
     fn advance(&mut self) -> bool {
         let next = self.offset + self.len;
         if next >= self.end {
@@ -480,7 +487,7 @@ impl InFlight {
     }
 }
 
-/// Bytes of the buffer in which that payload is.
+/// Returns the size in bytes of the buffer that holds this payload.
 fn buffer_bytes(payload: BufferSlice) -> usize {
     sector_ceil(u64::from(payload.offset) + u64::from(payload.len)) as usize
 }
@@ -489,7 +496,7 @@ fn durability(durable: bool) -> Durability {
     if durable { Durability::Durable } else { Durability::Volatile }
 }
 
-/// How the system calls the engine's errors.
+/// Maps an engine error to an errno.
 fn errno(error: IoError) -> Errno {
     match error {
         IoError::Failed | IoError::ShuttingDown | IoError::NotCached => Errno::IO,

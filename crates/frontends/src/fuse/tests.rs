@@ -1,4 +1,4 @@
-//! A session driven by hand: messages in, requests out, replies in, answers out.
+//! Drives a session directly: messages in, requests out, replies in, answers out.
 
 use hob_engine::outcome::Outcome;
 
@@ -22,7 +22,7 @@ impl Rig {
         self.session.handle_message(message, &mut self.memory)
     }
 
-    /// What it answers at once: the error, and what is behind the header.
+    /// Returns the immediate answer: the error, and the bytes after the header.
     #[track_caller]
     fn asked(&mut self, message: &[u8]) -> (i32, Vec<u8>) {
         assert_eq!(self.send(message), Taken::Done);
@@ -42,7 +42,7 @@ impl Rig {
         (i32::from_ne_bytes(bytes[4..8].try_into().unwrap()), bytes[16..].to_vec())
     }
 
-    /// As the shard loop does: answers, and drops the engine's reference.
+    /// Replies as the shard loop does, and drops the engine's reference.
     fn reply(&mut self, request: &Request, result: Result<(), IoError>) {
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: Outcome::Hit };
         self.session.handle_reply(&reply, &mut self.memory);
@@ -130,7 +130,7 @@ fn version_and_features_are_agreed_on() {
     let (low, high) = (u32_at(&out, 12), u32_at(&out, 32));
     assert_eq!(low & 1 << 16, 0, "nothing is written back later");
     assert_eq!((low & 1 << 15, high & 1 << 4), (1 << 15, 1 << 4), "asynchronous direct I/O, and mappings");
-    // An old kernel, one that says less, and one of another world.
+    // A truncated INIT message, an old kernel, and versions that are not supported.
     let (error, out) = rig.asked(&message_to(0, 26, &arguments[..16]));
     assert_eq!(error, -22, "it promises more than it sends: {out:?}");
     arguments[12..16].copy_from_slice(&1u32.to_ne_bytes());
@@ -171,7 +171,7 @@ fn reads_are_cut_at_the_end() {
     rig.is_idle();
 }
 
-/// What is read through such a file is not to stay in the cache; what is written is like any other change.
+/// Reads through such a file do not stay in the cache; writes are treated like any others.
 #[test]
 fn a_file_for_backups_promotes_nothing() {
     for promote in [Promote::Usual, Promote::Never] {
@@ -237,7 +237,7 @@ fn a_long_range_is_zeroed_piece_by_piece() {
         assert_eq!(at, SIZE);
         assert_eq!(rig.answered(), (0, Vec::new()));
     }
-    // Beyond the end there is nothing to be zeroed, and nothing can be made.
+    // Beyond the end, zeroing does nothing and allocation fails.
     assert_eq!(rig.asked(&fallocate(0x3, SIZE, 4096)).0, 0);
     assert_eq!(rig.asked(&fallocate(0x10, SIZE - 1, 2)).0, -28);
     for mode in [0, 1, 2, 8, 0x20, 0x13, u32::MAX] {
@@ -267,7 +267,7 @@ fn the_file_has_one_size_and_changing_owners() {
     rig.is_idle();
 }
 
-/// The kernel is told to ask again, and what is asked for then is cut at the new end.
+/// The kernel is notified to read the attributes again; later requests are cut at the new end.
 #[test]
 fn the_file_grows_with_its_disk() {
     let mut rig = Rig::new(false);
@@ -324,7 +324,7 @@ fn what_is_unknown_or_unasked_for_does_no_harm() {
         assert_eq!(rig.send(&message(opcode, &[0; 16])), Taken::Done);
     }
     assert!(rig.session.poll_answer().is_none());
-    // LOOKUP, POLL, IOCTL, LSEEK, INTERRUPT, and what does not exist.
+    // LOOKUP, POLL, IOCTL, LSEEK, INTERRUPT, and unknown opcodes.
     for opcode in [1, 36, 39, 40, 46, 0, 9999, u32::MAX] {
         assert_eq!(rig.asked(&message(opcode, &[0; 48])).0, -38, "{opcode}");
     }
@@ -332,7 +332,7 @@ fn what_is_unknown_or_unasked_for_does_no_harm() {
     rig.is_idle();
 }
 
-/// Promise 5: whatever the bytes, there is one answer at most, and no buffer is lost.
+/// Promise 5: any input gets at most one answer, and no buffer leaks.
 #[test]
 fn hostile_messages_get_an_errno() {
     let whole = [
@@ -351,13 +351,13 @@ fn hostile_messages_get_an_errno() {
         dice ^= dice << 17;
         dice
     };
-    // Headers that are cut off, or say another length than there is, are not answered.
+    // Headers that are cut off, or announce another length than the message has, get no answer.
     for len in 0..40 {
         assert_eq!(rig.send(&whole[0][..len]), Taken::Done);
     }
     assert_eq!(rig.send(&whole[1][..100]), Taken::Done);
     assert!(rig.session.poll_answer().is_none() && rig.session.poll_request().is_none());
-    // Arguments that are missing.
+    // Missing arguments.
     for message in &whole[..5] {
         for len in 40..message.len().min(120) {
             let mut cut = message[..len].to_vec();
@@ -366,12 +366,12 @@ fn hostile_messages_get_an_errno() {
             settle(&mut rig);
         }
     }
-    // A transfer that is too long, and one whose payload is not what it says.
+    // A transfer that is too long, and one whose payload has another length than announced.
     assert_eq!(rig.asked(&read(0, TRANSFER_BYTES_MAX + 1)).0, -22);
     assert_eq!(rig.asked(&read(0, u32::MAX)).0, -22);
     assert_eq!(rig.asked(&transfer(16, 0, 700, 0, &[0; 600])).0, -22);
     assert_eq!(rig.asked(&transfer(16, 0, 500, 0, &[0; 600])).0, -22);
-    // Bytes that are changed at random.
+    // Random changes of bytes.
     for _ in 0..20_000 {
         let mut message = whole[next() as usize % whole.len()].clone();
         for _ in 0..1 + next() % 4 {
@@ -388,7 +388,7 @@ fn hostile_messages_get_an_errno() {
     rig.is_idle();
 }
 
-/// Answers everything that is asked of the engine, and takes at most one answer.
+/// Replies to all engine requests, and takes at most one answer.
 #[track_caller]
 fn settle(rig: &mut Rig) {
     while let Some(request) = rig.session.poll_request() {

@@ -1,49 +1,51 @@
-//! The FUSE protocol as far as one file needs it: what the kernel asks, decoded and checked, and what it is answered.
+//! The part of the FUSE protocol that one file needs: decodes and checks requests, and encodes answers.
 //!
-//! Numbers are in the host's byte order; the layouts are those of Linux's `fuse.h`, protocol 7.23 and later. A message is
-//! one read of /dev/fuse: a header of [`HEADER_BYTES`], the operation's arguments, and the payload of a write. Nothing here
-//! believes a length, an offset or a number before it has looked at it: whatever is wrong becomes an errno.
+//! Numbers are in the host's byte order; the layouts are those of Linux's `fuse.h`, protocol 7.23 and
+//! later. A message is one read of /dev/fuse: a header of [`HEADER_BYTES`], the operation's arguments, and
+//! the payload of a write. Every length, offset and number is checked before it is used; a bad one becomes
+//! an errno.
 
-/// Of the header before each request.
+/// Size of a request's header in bytes.
 pub(super) const HEADER_BYTES: usize = 40;
 
-/// Of header and arguments of a write: its payload comes behind them.
+/// Size of a write's header and arguments in bytes; the payload follows them.
 pub(super) const WRITE_HEAD_BYTES: usize = HEADER_BYTES + 40;
 
-/// Most bytes of one read or write.
+/// Maximum length of a read or write in bytes.
 pub const TRANSFER_BYTES_MAX: u32 = 1 << 20;
 
-/// Room that one message needs.
+/// Buffer size in bytes for one message.
 pub const MESSAGE_BYTES_MAX: usize = WRITE_HEAD_BYTES + TRANSFER_BYTES_MAX as usize;
 
-/// The file's inode, and the root of its file system.
+/// Inode number of the file, which is also the root of its file system.
 const ROOT: u64 = 1;
 
-/// Major and the least minor version that are understood, and the minor that is spoken.
+/// Major version, oldest minor version that is supported, and minor version that is announced.
 const MAJOR: u32 = 7;
 const MINOR_MIN: u32 = 23;
 const MINOR: u32 = 38;
 
-/// Requests in the background, which is where asynchronous direct I/O is, that the kernel lets be in flight.
+/// Maximum number of background requests in flight; the kernel sends asynchronous direct I/O in the
+/// background.
 const BACKGROUND_MAX: u16 = 512;
 
-/// Features that are asked for where the kernel has them.
+/// Features that are requested if the kernel offers them.
 mod flag {
     pub(super) const ASYNC_READ: u64 = 1;
     pub(super) const BIG_WRITES: u64 = 1 << 5;
     pub(super) const ASYNC_DIO: u64 = 1 << 15;
     pub(super) const MAX_PAGES: u64 = 1 << 22;
     pub(super) const INIT_EXT: u64 = 1 << 30;
-    /// A file with direct I/O may be mapped all the same.
+    /// Allows mmap of files that are opened for direct I/O.
     pub(super) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
     pub(super) const WANTED: u64 =
         ASYNC_READ | BIG_WRITES | ASYNC_DIO | MAX_PAGES | INIT_EXT | DIRECT_IO_ALLOW_MMAP;
 }
 
-/// How an open file behaves: no copy in the host's page cache, no question when it is closed, writes side by side.
+/// Open flags: bypass the page cache, send no flush on close, allow parallel direct writes.
 const OPEN_FLAGS: u32 = 1 | 1 << 5 | 1 << 6;
 
-/// How long the kernel may believe a file's attributes, seconds: nobody but its own requests changes them.
+/// Validity of cached attributes in seconds. Only the kernel's own requests change them.
 const ATTRIBUTES_SECONDS: u64 = 60;
 
 mod opcode {
@@ -80,24 +82,24 @@ mod fallocate {
 /// `O_DSYNC` on most of Linux's architectures; `O_SYNC` contains it.
 const O_DSYNC: u32 = 0o10000;
 
-/// An errno, positive.
+/// A positive errno.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Errno(pub(super) i32);
 
 impl Errno {
-    /// This user may not, or it cannot be done to this file.
+    /// EPERM: the user may not do this, or the file does not allow it.
     pub(super) const PERM: Errno = Errno(1);
-    /// The disk cannot be read or written.
+    /// EIO: the disk cannot be read or written.
     pub(super) const IO: Errno = Errno(5);
-    /// What was asked for makes no sense.
+    /// EINVAL: the request is malformed.
     pub(super) const INVAL: Errno = Errno(22);
-    /// Beyond the end.
+    /// ENOSPC: beyond the end of the file.
     pub(super) const NOSPC: Errno = Errno(28);
-    /// The file cannot be changed.
+    /// EROFS: the file is read-only.
     pub(super) const ROFS: Errno = Errno(30);
-    /// Not known here: the kernel does without, and does not ask again.
+    /// ENOSYS: not implemented. The kernel does without the operation and does not ask again.
     pub(super) const NOSYS: Errno = Errno(38);
-    /// It cannot be done here.
+    /// EOPNOTSUPP: not supported for this file.
     pub(super) const OPNOTSUPP: Errno = Errno(95);
 }
 
@@ -105,25 +107,25 @@ impl Errno {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     opcode: u32,
-    /// The kernel's name for it.
+    /// The kernel's id of the request.
     pub(super) unique: u64,
 }
 
-/// What the kernel wants.
+/// A decoded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Call {
-    /// Agree on version and features.
+    /// Negotiate version and features.
     Init {
         /// The kernel's minor version.
         minor: u32,
-        /// What it can do.
+        /// Features that the kernel offers.
         flags: u64,
-        /// How far it wants to read ahead, bytes.
+        /// The kernel's maximum read-ahead in bytes.
         readahead: u32,
     },
-    /// Attributes.
+    /// Get attributes.
     GetAttributes,
-    /// Other attributes.
+    /// Set attributes.
     SetAttributes(Change),
     /// Open the file.
     Open,
@@ -131,43 +133,43 @@ pub(super) enum Call {
     Read {
         /// First byte.
         offset: u64,
-        /// Bytes, at most [`TRANSFER_BYTES_MAX`].
+        /// Length in bytes, at most [`TRANSFER_BYTES_MAX`].
         len: u32,
     },
-    /// Write; the payload is behind the first `WRITE_HEAD_BYTES` of the message.
+    /// Write; the payload follows the first `WRITE_HEAD_BYTES` of the message.
     Write {
         /// First byte.
         offset: u64,
-        /// Bytes, at most [`TRANSFER_BYTES_MAX`].
+        /// Length in bytes, at most [`TRANSFER_BYTES_MAX`].
         len: u32,
-        /// It is to be durable when it is answered.
+        /// The data must be durable before the answer.
         durable: bool,
     },
-    /// The file system's size.
+    /// Get the file system's size.
     Statfs,
-    /// Make everything durable that was written.
+    /// Make all acknowledged writes durable.
     Fsync,
     /// Write zeroes.
     Zero {
         /// First byte.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
         /// The range may be deallocated.
         may_unmap: bool,
-        /// What is beyond the end is left out; otherwise the file would have to grow.
+        /// The part beyond the end is ignored; without it, the file would have to grow.
         keeps_size: bool,
     },
-    /// Nothing to do, and yes.
+    /// Nothing to do; answered with success.
     Acknowledge,
-    /// Nothing to do, and no answer.
+    /// Nothing to do; not answered.
     Ignore,
 }
 
-/// New attributes; what is `None` stays.
+/// Attributes to set; `None` leaves one unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Change {
-    /// A size in bytes.
+    /// Size in bytes.
     pub(super) size: Option<u64>,
     /// Permission bits.
     pub(super) mode: Option<u32>,
@@ -177,10 +179,10 @@ pub(super) struct Change {
     pub(super) gid: Option<u32>,
 }
 
-/// Attributes as the kernel is told them.
+/// Attributes as reported to the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Permission bits.
     pub mode: u32,
@@ -188,11 +190,11 @@ pub struct Attributes {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Seconds since 1970: when it was mounted.
+    /// Time of the mount, in seconds since 1970.
     pub seconds: u64,
 }
 
-/// Reads numbers from a message's arguments. What is missing is an error.
+/// Reads integers from a message's arguments. A missing field is an error.
 struct Arguments<'a>(&'a [u8]);
 
 impl Arguments<'_> {
@@ -207,20 +209,20 @@ impl Arguments<'_> {
     }
 }
 
-/// Decodes the header of a message; `None` if it is not one: nobody can be answered then.
+/// Decodes a message's header. Returns `None` if it is invalid; then no answer is possible.
 #[inline]
 pub(super) fn decode_header(message: &[u8]) -> Option<Header> {
     let head = Arguments(message.get(..HEADER_BYTES)?);
     let len = head.u32(0).ok()?;
     let header = Header { opcode: head.u32(4).ok()?, unique: head.u64(8).ok()? };
-    // The kernel never passes on a part of a message.
+    // The kernel never sends a message in parts.
     (len as usize == message.len()).then_some(header)
 }
 
-/// Decodes the rest of it.
+/// Decodes the message after its header.
 ///
 /// # Errors
-/// What the kernel is to be answered.
+/// The errno to answer with.
 #[inline]
 pub(super) fn decode(header: Header, message: &[u8]) -> Result<Call, Errno> {
     let node = Arguments(message).u64(16)?;
@@ -228,12 +230,12 @@ pub(super) fn decode(header: Header, message: &[u8]) -> Result<Call, Errno> {
     let a = &arguments;
     match header.opcode {
         opcode::FORGET | opcode::BATCH_FORGET => return Ok(Call::Ignore),
-        // I/O is not taken back; the kernel does not ask again.
+        // I/O is not cancelled; after ENOSYS the kernel sends no more INTERRUPTs.
         opcode::INTERRUPT => return Err(Errno::NOSYS),
         _ => {}
     }
     if node != ROOT && !matches!(header.opcode, opcode::INIT | opcode::DESTROY) {
-        // There is one file.
+        // There is only one file.
         return Err(Errno::INVAL);
     }
     match header.opcode {
@@ -246,7 +248,7 @@ pub(super) fn decode(header: Header, message: &[u8]) -> Result<Call, Errno> {
         }
         opcode::WRITE => {
             let (offset, len, flags) = (a.u64(8)?, a.u32(16)?, a.u32(32)?);
-            // The last of the arguments; and the payload is all there.
+            // Check that the last argument is present, and that the payload is complete.
             a.u32(36)?;
             if message.len() != WRITE_HEAD_BYTES + len as usize || len > TRANSFER_BYTES_MAX {
                 return Err(Errno::INVAL);
@@ -283,10 +285,10 @@ fn decode_fallocate(a: &Arguments<'_>) -> Result<Call, Errno> {
     }
     let keeps_size = mode & fallocate::KEEP_SIZE != 0;
     match mode & !fallocate::KEEP_SIZE {
-        // Nobody may read anything but zeroes from a hole, so this is no discard.
+        // A hole must read as zeroes, so this is not a discard.
         fallocate::PUNCH_HOLE if keeps_size => Ok(Call::Zero { offset, len, may_unmap: true, keeps_size }),
         fallocate::ZERO_RANGE => Ok(Call::Zero { offset, len, may_unmap: false, keeps_size }),
-        // Room on the backing cannot be promised.
+        // hob cannot reserve space on the backing.
         _ => Err(Errno::OPNOTSUPP),
     }
 }
@@ -301,7 +303,8 @@ fn decode_init(a: &Arguments<'_>) -> Result<Call, Errno> {
     Ok(Call::Init { minor, flags: low | high << 32, readahead })
 }
 
-/// An answer in the making: a header, and what comes behind it at once. A read's payload comes after that.
+/// An answer that is being built: its header and the fields that follow. The payload of a read is sent
+/// after it.
 #[derive(Clone, Copy)]
 pub struct Answer {
     bytes: [u8; Answer::BYTES_MAX],
@@ -309,9 +312,9 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// The header before each answer.
+    /// Size of an answer's header in bytes.
     const HEADER_BYTES: usize = 16;
-    /// The longest: attributes.
+    /// Size of the longest answer in bytes: attributes.
     const BYTES_MAX: usize = Answer::HEADER_BYTES + 104;
 
     #[inline]
@@ -341,28 +344,28 @@ impl Answer {
         self
     }
 
-    /// Enters the length of everything.
+    /// Stores the total length in the header.
     fn seal(&mut self, payload: u32) {
         self.put(0, &(u32::from(self.len) + payload).to_ne_bytes());
     }
 
-    /// What is sent, before a payload.
+    /// Returns the bytes to send before the payload.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
     }
 
-    /// Yes.
+    /// Success without data.
     pub(super) fn ok(unique: u64) -> Answer {
         Answer::new(unique, 0)
     }
 
-    /// No.
+    /// An error.
     pub(super) fn error(unique: u64, errno: Errno) -> Answer {
         Answer::new(unique, -errno.0)
     }
 
-    /// `len` bytes of payload come next.
+    /// Success; `len` bytes of payload follow.
     #[inline]
     pub(super) fn data(unique: u64, len: u32) -> Answer {
         let mut answer = Answer::new(unique, 0);
@@ -370,7 +373,7 @@ impl Answer {
         answer
     }
 
-    /// So many bytes were written.
+    /// Success; `len` bytes were written.
     #[inline]
     pub(super) fn written(unique: u64, len: u32) -> Answer {
         let mut answer = Answer::new(unique, 0);
@@ -390,7 +393,7 @@ impl Answer {
         const REGULAR_FILE: u32 = 0o100_000;
         let mut answer = Answer::new(unique, 0);
         answer.put_u64(0, ATTRIBUTES_SECONDS);
-        // The attributes proper begin at 16.
+        // The attributes start at byte 16.
         answer.put_u64(16, ROOT);
         answer.put_u64(24, of.size);
         answer.put_u64(32, of.size.div_ceil(512));
@@ -405,17 +408,17 @@ impl Answer {
         answer.body(104)
     }
 
-    /// No answer, but a notice: the file's attributes are to be asked for again. What the kernel holds of its contents stays.
+    /// A notice that makes the kernel drop the file's cached attributes. Cached contents stay.
     pub(super) fn attributes_changed() -> Answer {
         const INVALIDATE_INODE: i32 = 2;
         let mut notice = Answer::new(0, INVALIDATE_INODE);
         notice.put_u64(0, ROOT);
-        // An offset below zero: of the contents nothing.
+        // A negative offset invalidates no contents.
         notice.put_u64(8, u64::MAX);
         notice.body(24)
     }
 
-    /// The file system's size, all of it taken.
+    /// The file system's size; no space is free.
     pub(super) fn statfs(unique: u64, size: u64) -> Answer {
         let mut answer = Answer::new(unique, 0);
         answer.put_u64(0, size.div_ceil(4096));
@@ -426,7 +429,7 @@ impl Answer {
         answer.body(80)
     }
 
-    /// What is agreed on.
+    /// The answer to INIT: version, features and limits.
     pub(super) fn init(unique: u64, minor: u32, flags: u64, readahead: u32) -> Answer {
         let agreed = flags & flag::WANTED;
         let mut answer = Answer::new(unique, 0);
@@ -437,7 +440,7 @@ impl Answer {
         answer.put(Answer::HEADER_BYTES + 16, &BACKGROUND_MAX.to_ne_bytes());
         answer.put(Answer::HEADER_BYTES + 18, &(BACKGROUND_MAX / 4 * 3).to_ne_bytes());
         answer.put_u32(20, TRANSFER_BYTES_MAX);
-        // Times are whole seconds.
+        // Time granularity: whole seconds.
         answer.put_u32(24, 1_000_000_000);
         answer.put(Answer::HEADER_BYTES + 28, &((TRANSFER_BYTES_MAX / 4096) as u16).to_ne_bytes());
         answer.put_u32(32, (agreed >> 32) as u32);

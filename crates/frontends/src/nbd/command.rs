@@ -1,4 +1,4 @@
-//! Commands in flight: what is kept of one, and how it becomes the engine's requests.
+//! NBD commands in flight: their state, and the engine requests that they become.
 
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::{BufferSlice, Durability, Op, PayloadMemory, Promote, Request, Zeroing};
@@ -7,17 +7,17 @@ use hob_nbd::{Command, CommandFlags};
 
 use crate::payload::{Payload, alloc_for, slice_for};
 
-/// Longest piece of a prefetch, bytes: its data comes into a buffer that nobody reads.
+/// Maximum length of one piece of a prefetch in bytes. Its data goes to a buffer that is not read.
 const PREFETCH_BYTES_MAX: u64 = 1 << 20;
 
 /// One command.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) header: hob_nbd::Request,
-    /// The piece that is, or will be, with the engine.
+    /// Offset of the piece that is, or will be, with the engine.
     offset: u64,
     len: u64,
-    /// Bytes of its buffer.
+    /// Size of the command's buffer in bytes.
     pub(super) buffer_bytes: usize,
     /// The engine's reference.
     pub(super) buffer: Option<BufferId>,
@@ -43,7 +43,7 @@ impl InFlight {
         matches!(self.header.command, Command::Read | Command::Write | Command::Cache)
     }
 
-    /// Gets the buffer.
+    /// Allocates the command's buffer.
     pub(super) fn alloc(&mut self, payload: &mut impl Payload) -> bool {
         let Some((id, bytes)) = alloc_for(payload, self.offset, self.len) else { return false };
         if self.header.command == Command::Read {
@@ -54,13 +54,13 @@ impl InFlight {
         true
     }
 
-    /// Where the command's bytes are in its buffer.
+    /// Returns the part of the buffer that holds the command's bytes.
     pub(super) fn payload_slice(&self) -> BufferSlice {
         let id = self.buffer.or(self.reply_buffer).expect("a command with payload has a buffer");
         slice_for(id, self.offset, self.len)
     }
 
-    /// The request for the current piece. The buffer's reference goes to the engine.
+    /// Returns the request for the current piece. The engine takes over one reference to the buffer.
     pub(super) fn request(&mut self, id: RequestId, disk: DiskId, promote: Promote) -> Request {
         let flags = self.header.flags;
         let durability =
@@ -86,7 +86,7 @@ impl InFlight {
         }
     }
 
-    /// Goes to the next piece. False if the last one was the last.
+    /// Moves to the next piece. Returns false if there is none.
     pub(super) fn advance(&mut self) -> bool {
         self.offset += self.len;
         self.len = self.piece_len();

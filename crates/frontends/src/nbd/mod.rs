@@ -1,21 +1,21 @@
 //! One NBD connection in its transmission phase.
 //!
 //! # Call order
-//! When something can be received: [`Connection::poll_receive`] says where to. Received bytes go to
-//! [`Connection::handle_received`] or [`Connection::handle_payload`]. Then [`Connection::poll_request`]
-//! and [`Connection::poll_status`] yield what the engine and the backing are asked, their answers go to
-//! [`Connection::handle_reply`] and [`Connection::handle_status`], and [`Connection::poll_send`] yields
-//! what to send, one list at a time, until [`Connection::handle_sent`] says it is gone.
+//! [`Connection::poll_receive`] says where to receive the next bytes. The caller passes them to
+//! [`Connection::handle_received`] or [`Connection::handle_payload`]. [`Connection::poll_request`] and
+//! [`Connection::poll_status`] return requests for the engine and queries for the backing. Their answers go
+//! to [`Connection::handle_reply`] and [`Connection::handle_status`]. [`Connection::poll_send`] returns one
+//! list of bytes to send; the next follows after [`Connection::handle_sent`].
 //!
 //! # Limits
-//! A connection has at most [`COMMANDS_MAX`] commands in flight; it stops receiving at that number, while
-//! there is no buffer for the next command, and while its client leaves answers unread. What is malformed
-//! is answered with the protocol's error, or, where the stream can no longer be followed, ends this
-//! connection alone.
+//! A connection has at most [`COMMANDS_MAX`] commands in flight. It stops receiving at that number, while
+//! there is no buffer for the next command, and while its client leaves answers unread. A malformed command
+//! is answered with the protocol's error. If the stream can no longer be parsed, this connection alone
+//! ends.
 //!
 //! # Buffers
-//! A payload buffer has one reference for the engine, which the shard loop drops when the engine says
-//! so; the buffer of a read has a second one, which the connection drops when the data is sent.
+//! A payload buffer has one reference for the engine, which the shard loop drops when the engine says so.
+//! The buffer of a read has a second one, which the connection drops when the data is sent.
 
 mod command;
 mod reply;
@@ -35,87 +35,87 @@ use hob_nbd::{Command, ErrorCode, Extent};
 use crate::payload::Payload;
 use command::{InFlight, Table};
 
-/// Most commands of one connection in flight.
+/// Maximum number of commands in flight per connection.
 pub const COMMANDS_MAX: usize = 2048;
 
-/// Pieces of replies that may wait for the socket; a client that does not read its answers is not
-/// listened to either.
+/// Maximum number of reply pieces that wait for the socket. A client that does not read its answers is not
+/// read from either.
 const OUTBOX_PIECES_MAX: usize = 4096;
 
-/// Bytes of such replies besides payload, however few pieces they are. What is in flight by then adds its
-/// own: little, but for the answers to status queries.
+/// Maximum bytes of waiting replies apart from payload, however few pieces they are. Commands in flight at
+/// that moment add their replies: little, except for answers to status queries.
 const OUTBOX_HEAD_BYTES_MAX: usize = 1 << 20;
 
-/// Status queries that are being answered: each may bring hundreds of kilobytes.
+/// Maximum number of status queries in progress. Each answer may have hundreds of kilobytes.
 const QUERIES_MAX: usize = 4;
 
-/// Payload that is received at once. Of a client that is slow one can tell thereby that it is not silent.
+/// Maximum payload of one receive in bytes. Short receives show that a slow client is not silent.
 const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
 
 /// What to receive next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Receive {
-    /// Bytes, as many as come.
+    /// Bytes, as many as arrive.
     Bytes,
-    /// Exactly this payload; there may be more.
+    /// Exactly this payload; more may follow it.
     Payload(BufferSlice),
-    /// Nothing before some command in flight has been answered.
+    /// Nothing until a command in flight is answered.
     Pause,
-    /// Nothing before there is room for a buffer.
+    /// Nothing until there is room for a buffer.
     AwaitBuffer,
-    /// Nothing any more.
+    /// Nothing any more: the connection ends.
     Nothing,
 }
 
-/// A question about a range: what is allocated there, and what do further metadata contexts say of it?
+/// A query about a range: its allocation, and the extents of further metadata contexts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatusQuery {
-    /// Names it in the answer.
+    /// Id of the query, repeated in its answer.
     pub id: RequestId,
     /// First byte.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
-    /// The backing is to be asked. Otherwise the client has chosen other contexts only.
+    /// True if the backing must be asked. If false, the client has chosen other contexts only.
     pub allocation: bool,
 }
 
-/// The answer to a [`StatusQuery`]: extents from its offset on, one at least of each.
+/// The answer to a [`StatusQuery`]: extents from its offset on, at least one per context.
 #[derive(Clone, Copy, Debug)]
 pub struct Status<'a> {
-    /// What is allocated; not looked at where that was not asked.
+    /// The allocation; ignored if it was not asked for.
     pub allocation: &'a [Extent],
-    /// What each of [`Connection::contexts`] says, in their order.
+    /// The extents of each of [`Connection::contexts`], in their order.
     pub maps: &'a [Vec<Extent>],
 }
 
-/// See the module's text.
+/// State of one connection; see the module documentation.
 pub struct Connection {
     negotiated: Negotiated,
     disk: DiskId,
     /// Upper half of the request ids of this connection.
     number: u32,
-    /// What its reads leave behind in the cache.
+    /// What reads of this connection promote into the cache.
     promote: Promote,
     commands: Table,
     input: Input,
     requests: VecDeque<Request>,
     queries: VecDeque<StatusQuery>,
-    /// Queries that were handed out and are not answered.
+    /// Number of queries that were polled and are not answered.
     queries_asked: usize,
-    /// Replies that wait for the socket, and the buffers they send from.
+    /// Replies that wait for the socket, and the buffers that hold their payload.
     outbox: Gather,
     outbox_buffers: Vec<BufferId>,
     sending_buffers: Vec<BufferId>,
     sending: bool,
-    /// Bytes of the buffers of its commands, until their answers are sent.
+    /// Bytes of the commands' buffers, until their answers are sent.
     held_bytes: usize,
-    /// Of these, in `outbox_buffers` and in `sending_buffers`.
+    /// Bytes of those buffers that are in `outbox_buffers` and `sending_buffers`.
     outbox_bytes: usize,
     sending_bytes: usize,
-    /// Memory of a list that was sent, for the next one.
+    /// A list that was sent; its memory is used for the next one.
     spare: Gather,
-    /// No further command is begun.
+    /// Quiesced: no further command begins.
     resting: bool,
     /// Why the connection ended early, for the log.
     fault: Option<String>,
@@ -125,28 +125,28 @@ pub struct Connection {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Input {
     Header,
-    /// A header is decoded and valid, but there was no buffer for it.
+    /// A valid header was decoded, but no buffer is free for its command.
     Stuck(hob_nbd::Request),
-    /// Payload of a write: what is still missing of it.
+    /// Payload of a write, with the number of missing bytes.
     Payload {
         command: u32,
         missing: BufferSlice,
     },
-    /// Payload of a refused write: bytes to read past. The refusal is sent behind the last one: clients, libnbd among them, take an
-    /// answer that comes while they send for the end of the stream's order.
+    /// Payload of a refused write: bytes to discard. The refusal is sent after the last of them. Clients
+    /// such as libnbd treat an answer that arrives while they send as a protocol error.
     Skip {
         left: u32,
         refused: hob_nbd::Request,
         code: ErrorCode,
     },
-    /// The client said goodbye: answer what is in flight.
+    /// The client sent DISC: answer the commands in flight.
     Finished,
-    /// The socket is dead or the stream is out of step: nobody will read an answer.
+    /// The socket is closed or the stream cannot be parsed: no answer can be delivered.
     Dead,
 }
 
 impl Connection {
-    /// A connection to `disk`. `number` is not that of another connection of the same engine.
+    /// Creates a connection to `disk`. `number` must be unique among the connections of one engine.
     pub fn new(negotiated: Negotiated, disk: DiskId, number: u32, promote: Promote) -> Self {
         Connection {
             negotiated,
@@ -171,37 +171,39 @@ impl Connection {
         }
     }
 
-    /// Whose connection a request is.
+    /// Returns the connection number in a request id.
     pub fn number_of(id: RequestId) -> u32 {
         (id.0 >> 32) as u32
     }
 
-    /// The disk it serves.
+    /// Returns the disk that this connection serves.
     pub fn disk(&self) -> DiskId {
         self.disk
     }
 
-    /// The export that its client asked for; empty for the default one.
+    /// Returns the export name that the client asked for; empty for the default export.
     pub fn export(&self) -> &str {
         &self.negotiated.export
     }
 
-    /// Bytes of buffers that its commands hold, until their answers are sent.
+    /// Returns the bytes of buffers that the connection's commands hold, until their answers are sent.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// What was agreed with its client.
+    /// Returns the result of the negotiation.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }
 
-    /// From now on begins no command, and ends those that it has begun; or goes on as usual.
+    /// Quiesces the connection, or resumes it. A quiesced connection begins no command and finishes those
+    /// in flight.
     pub fn set_resting(&mut self, resting: bool) {
         self.resting = resting;
     }
 
-    /// Is it at rest, so that whoever goes on with its socket and with the bytes that were received and not used up goes on where it stands?
+    /// Returns true if the connection is quiesced. Another object can then take over the socket and the
+    /// received bytes that were not consumed.
     pub fn is_at_rest(&self) -> bool {
         self.resting
             && self.input == Input::Header
@@ -210,12 +212,12 @@ impl Connection {
             && !self.sending
     }
 
-    /// Is the rest of a command on its way from the client?
+    /// Returns true if the payload of a command is still being received.
     pub fn awaits_payload(&self) -> bool {
         matches!(self.input, Input::Payload { .. } | Input::Skip { .. })
     }
 
-    /// Where the next bytes go.
+    /// Returns where to put the next received bytes.
     pub fn poll_receive(&self) -> Receive {
         match self.input {
             Input::Finished | Input::Dead => Receive::Nothing,
@@ -227,8 +229,9 @@ impl Connection {
         }
     }
 
-    /// Takes received bytes in and returns how many it has used up. The others are to come again, with
-    /// what was received behind them: fewer than a header's, or after `poll_receive` said to wait.
+    /// Handles received bytes and returns how many were consumed. The caller passes the others again,
+    /// followed by newly received bytes. Bytes stay unconsumed if they are less than a header, or if
+    /// `poll_receive` said to wait.
     pub fn handle_received(&mut self, bytes: &[u8], payload: &mut impl Payload) -> usize {
         let mut at = 0;
         loop {
@@ -268,8 +271,8 @@ impl Connection {
         }
     }
 
-    /// The payload that `poll_receive` asked for is there. Fewer bytes than asked for mean that the
-    /// client is gone.
+    /// Handles the payload that `poll_receive` asked for. Fewer bytes than asked for mean that the client
+    /// closed the connection.
     pub fn handle_payload(&mut self, received: usize, payload: &mut impl Payload) {
         match self.input {
             Input::Payload { missing, .. } if received == next_of(missing).len as usize => {
@@ -279,7 +282,7 @@ impl Connection {
         }
     }
 
-    /// There may be room for a buffer again. True if that got the connection going.
+    /// Retries a failed buffer allocation. Returns true if the connection can go on.
     pub fn retry_alloc(&mut self, payload: &mut impl Payload) -> bool {
         if let Input::Stuck(request) = self.input {
             self.input = Input::Header;
@@ -288,25 +291,25 @@ impl Connection {
         !matches!(self.input, Input::Stuck(_))
     }
 
-    /// The next request for the engine.
+    /// Returns the next request for the engine.
     #[inline]
     pub fn poll_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
 
-    /// The client's command that a request of `poll_request` begins; `None` if the request is a
-    /// later piece of one. To be asked before the request is answered.
+    /// Returns the client's command that a polled request begins; `None` if the request is a later piece.
+    /// Call it before the request is answered.
     pub fn command_begun_by(&self, request: &Request) -> Option<&hob_nbd::Request> {
         let command = self.commands.get(request.id.0 as u32);
         (command.header.offset == request.offset).then_some(&command.header)
     }
 
-    /// Takes back a request that the engine has no room for.
+    /// Puts back a request that the engine has no room for.
     pub fn unpoll_request(&mut self, request: Request) {
         self.requests.push_front(request);
     }
 
-    /// The next question for the backing; none while there is no room for its answer.
+    /// Returns the next query for the backing; `None` while there is no room for its answer.
     pub fn poll_status(&mut self) -> Option<StatusQuery> {
         if self.queries_asked >= QUERIES_MAX || self.is_outbox_full() {
             return None;
@@ -316,12 +319,12 @@ impl Connection {
         Some(query)
     }
 
-    /// The engine's answer.
+    /// Handles the engine's reply.
     pub fn handle_reply(&mut self, reply: &Reply, payload: &mut impl Payload) {
         let slot = reply.id.0 as u32;
         let command = self.commands.get_mut(slot);
         if reply.result.is_ok() && command.advance() {
-            // A long command without payload goes on piece by piece.
+            // A long command without payload continues with its next piece.
             return self.issue(slot, payload);
         }
         let command = self.commands.remove(slot);
@@ -332,18 +335,18 @@ impl Connection {
         }
     }
 
-    /// The metadata contexts that its client has chosen besides `base:allocation`.
+    /// Returns the metadata contexts that the client chose besides `base:allocation`.
     pub fn contexts(&self) -> &[String] {
         &self.negotiated.contexts
     }
 
-    /// The range that a [`StatusQuery`] asked for which is not answered yet: offset and length.
+    /// Returns offset and length of a [`StatusQuery`] that is not answered yet.
     pub fn status_range(&self, id: RequestId) -> (u64, u64) {
         let header = &self.commands.get(id.0 as u32).header;
         (header.offset, u64::from(header.length))
     }
 
-    /// The answer to a question, or why there is none.
+    /// Handles the answer to a query, or its error.
     pub fn handle_status(&mut self, id: RequestId, status: Result<Status<'_>, IoError>) {
         let command = self.commands.remove(id.0 as u32);
         self.queries_asked -= 1;
@@ -352,7 +355,7 @@ impl Connection {
         }
     }
 
-    /// What to send next; `None` while the last list is being sent, or when there is nothing.
+    /// Returns the next list to send; `None` while one is being sent, or if there is nothing to send.
     #[inline]
     pub fn poll_send(&mut self) -> Option<Gather> {
         if self.sending || self.outbox.is_empty() {
@@ -364,7 +367,7 @@ impl Connection {
         Some(std::mem::replace(&mut self.outbox, std::mem::take(&mut self.spare)))
     }
 
-    /// The list is sent, or the socket is dead.
+    /// Handles the end of a send: the list was sent, or the socket failed.
     pub fn handle_sent(&mut self, mut gather: Gather, sent: Result<(), ()>, payload: &mut impl Payload) {
         gather.clear();
         self.spare = gather;
@@ -376,7 +379,8 @@ impl Connection {
         }
     }
 
-    /// The client is gone, or must go. What is in flight is still to be answered to this object.
+    /// Ends the connection with a reason for the log. The engine's replies to requests in flight must still
+    /// be passed to this object.
     pub fn abort(&mut self, why: &str, payload: &mut impl Payload) {
         if self.input == Input::Dead {
             return;
@@ -385,7 +389,7 @@ impl Connection {
         self.die(payload);
     }
 
-    /// The client has closed the connection.
+    /// Handles the end of the stream: the client closed the connection.
     pub fn hang_up(&mut self, payload: &mut impl Payload) {
         let is_clean = matches!(self.input, Input::Finished | Input::Header) && self.commands.len() == 0;
         if !is_clean {
@@ -396,7 +400,7 @@ impl Connection {
 
     fn die(&mut self, payload: &mut impl Payload) {
         if let Input::Payload { command, .. } = self.input {
-            // It never reached the engine, whose reference is therefore ours.
+            // The command never reached the engine, so the engine's reference is dropped here.
             let command = self.commands.remove(command);
             payload.release(command.buffer.expect("a write has a buffer"));
             self.held_bytes -= command.buffer_bytes;
@@ -416,7 +420,8 @@ impl Connection {
         }
     }
 
-    /// Should the socket be closed? After a goodbye that is when everything is answered and sent.
+    /// Returns true if the socket should be closed. After DISC, that is when everything is answered and
+    /// sent.
     pub fn wants_close(&self) -> bool {
         match self.input {
             Input::Dead => true,
@@ -425,12 +430,13 @@ impl Connection {
         }
     }
 
-    /// May the object be dropped, once the socket is closed and no operation on it is in flight?
+    /// Returns true if the object may be dropped, once the socket is closed and no operation on it is in
+    /// flight.
     pub fn is_over(&self) -> bool {
         self.wants_close() && self.commands.len() == 0 && !self.sending
     }
 
-    /// Why it ended early.
+    /// Returns why the connection ended early.
     pub fn fault(&self) -> Option<&str> {
         self.fault.as_deref()
     }
@@ -440,7 +446,7 @@ impl Connection {
     }
 
     fn is_outbox_full(&self) -> bool {
-        // Replies without payload are one piece together.
+        // All replies without payload form one piece.
         self.outbox.pieces.len() >= OUTBOX_PIECES_MAX || self.outbox.head.len() >= OUTBOX_HEAD_BYTES_MAX
     }
 
@@ -460,7 +466,7 @@ impl Connection {
         }
     }
 
-    /// Begins a valid command: buffer, slot, request.
+    /// Begins a valid command: allocates its buffer and slot, and queues its request.
     fn start(&mut self, request: hob_nbd::Request, payload: &mut impl Payload) {
         let mut command = InFlight::new(&request);
         if command.needs_buffer() && !command.alloc(payload) {
@@ -497,13 +503,13 @@ impl Connection {
         }
     }
 
-    /// Hands a command, or the next piece of it, to the engine.
+    /// Queues the engine request for a command's current piece.
     fn issue(&mut self, slot: u32, payload: &mut impl Payload) {
         let id = self.request_id(slot);
         let disk = self.disk;
         let command = self.commands.get_mut(slot);
         if command.needs_buffer() && command.buffer.is_none() {
-            // The next piece of a prefetch. It is a hint: without room it may end early.
+            // The next piece of a prefetch. A prefetch is a hint and may end early if there is no room.
             self.held_bytes -= command.buffer_bytes;
             if !command.alloc(payload) {
                 let command = self.commands.remove(slot);
@@ -524,7 +530,7 @@ fn next_of(missing: BufferSlice) -> BufferSlice {
     BufferSlice { len: missing.len.min(PAYLOAD_BYTES_MAX), ..missing }
 }
 
-/// How the protocol calls the engine's errors.
+/// Maps an engine error to a protocol error.
 fn error_code(error: IoError) -> ErrorCode {
     match error {
         IoError::Failed => ErrorCode::Io,

@@ -1,4 +1,4 @@
-//! Answers: what goes to the outbox for a command that is done.
+//! Encodes the answers to finished commands into the outbox.
 
 use hob_engine::io::{BufferSlice, IoError};
 use hob_engine::units::SECTOR_BYTES;
@@ -9,7 +9,7 @@ use hob_nbd::{Command, CommandFlags, ErrorCode, Extent};
 use super::command::InFlight;
 use super::{Connection, Payload, Status, error_code};
 
-/// Answers a command of the engine's.
+/// Encodes the answer to a command that the engine finished.
 pub(super) fn push(
     connection: &mut Connection,
     command: &InFlight,
@@ -33,7 +33,7 @@ pub(super) fn push(
     }
 }
 
-/// Answers with an error.
+/// Encodes an error.
 pub(super) fn push_error(connection: &mut Connection, request: &hob_nbd::Request, code: ErrorCode) {
     let chunked = connection.negotiated.structured_replies
         && matches!(request.command, Command::Read | Command::BlockStatus);
@@ -46,7 +46,7 @@ pub(super) fn push_error(connection: &mut Connection, request: &hob_nbd::Request
     });
 }
 
-/// Answers BLOCK_STATUS.
+/// Encodes the answer to BLOCK_STATUS.
 pub(super) fn push_status(
     connection: &mut Connection,
     command: &InFlight,
@@ -104,8 +104,8 @@ struct Run {
     is_hole: bool,
 }
 
-/// Splits data into runs of zero sectors and of other ones. A client that writes what it reads
-/// keeps its disk sparse that way, and zeroes do not travel.
+/// Splits data into runs of zero sectors and of other ones. A client that writes what it reads keeps its
+/// disk sparse that way, and zeroes are not transferred.
 struct Runs<'a> {
     rest: BufferSlice,
     bytes: &'a [u8],
@@ -117,7 +117,7 @@ impl<'a> Runs<'a> {
         Runs { rest, bytes, whole }
     }
 
-    /// The part of the rest up to the next sector boundary of the disk, and whether it is a hole.
+    /// Returns the part of the rest up to the disk's next sector boundary, and whether it is a hole.
     fn sector_at(&self, at: u32) -> (u32, bool) {
         let inside = u64::from(self.rest.offset + at) % SECTOR_BYTES;
         let len = ((SECTOR_BYTES - inside) as u32).min(self.rest.len - at);
@@ -153,6 +153,6 @@ impl Iterator for Runs<'_> {
 }
 
 fn is_zero(sector: &[u8]) -> bool {
-    // Data that is not zero nearly always shows it at once.
+    // Data that is not zero nearly always differs in the first bytes.
     sector[..16] == [0; 16] && sector.chunks_exact(64).all(|chunk| chunk.iter().fold(0, |a, b| a | b) == 0)
 }

@@ -1,4 +1,4 @@
-//! A connection driven by hand: bytes in, requests out, replies in, bytes out.
+//! Drives a connection directly: bytes in, requests out, replies in, bytes out.
 
 use hob_engine::gather::Piece;
 use hob_engine::io::{Durability, Op, Promote};
@@ -38,14 +38,14 @@ impl Rig {
         assert_eq!(self.receive(&header.encode()), REQUEST_BYTES);
     }
 
-    /// As the shard loop does: answers, and drops the engine's reference.
+    /// Replies as the shard loop does, and drops the engine's reference.
     fn answer(&mut self, request: &Request, result: Result<(), IoError>) {
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: Outcome::Hit };
         self.connection.handle_reply(&reply, &mut self.memory);
         request.buffer.into_iter().for_each(|id| self.memory.release(id));
     }
 
-    /// Everything that is to be sent, as bytes.
+    /// Returns all bytes to send.
     fn sent(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while let Some(gather) = self.connection.poll_send() {
@@ -146,7 +146,7 @@ fn much_payload_is_received_in_pieces() {
     assert_eq!(pieces, [(512, 1 << 20), (512 + (1 << 20), 1 << 20), (512 + (2 << 20), 512)]);
     let request = rig.connection.poll_request().expect("a request");
     assert_eq!((request.offset, request.len), (512, (2 << 20) + 512));
-    // A client that leaves between two of them.
+    // A client that disconnects between two pieces.
     rig.command(Command::Write, NONE, 0, 2 << 20);
     rig.connection.handle_payload(1 << 20, &mut rig.memory);
     rig.connection.handle_payload(7, &mut rig.memory);
@@ -192,7 +192,8 @@ fn a_refused_write_is_read_past() {
     assert_eq!(rig.sent()[4..8], 28u32.to_be_bytes(), "ENOSPC for a write past the end");
 }
 
-/// A client that is still sending does not read answers. libnbd ends the connection over one that comes before its payload went out.
+/// A client does not read answers while it sends. libnbd ends the connection if an answer arrives before
+/// its payload went out.
 #[test]
 fn a_write_is_refused_behind_its_payload() {
     let mut rig = Rig::new(true);
@@ -232,7 +233,8 @@ fn it_stops_listening_at_its_limit() {
     assert_eq!(rig.connection.poll_receive(), Receive::Bytes);
 }
 
-/// Promise 5: a client that does not read gets no further than this, however small its answers are.
+/// Promise 5: a client that does not read is not read from beyond this limit, however small its answers
+/// are.
 #[test]
 fn it_stops_listening_while_small_answers_wait() {
     let mut rig = Rig::new(false);
@@ -245,7 +247,7 @@ fn it_stops_listening_while_small_answers_wait() {
         assert_eq!(used / REQUEST_BYTES * 16, OUTBOX_HEAD_BYTES_MAX, "answers of 16 bytes, one piece");
         assert_eq!(rig.connection.poll_receive(), Receive::Pause);
         if left_unread == 1 {
-            // It is with the socket, which takes no more.
+            // The list is with the socket, which accepts no more.
             bytes = rig.connection.poll_send().expect("answers").len();
         }
     }
@@ -253,7 +255,8 @@ fn it_stops_listening_while_small_answers_wait() {
     assert_eq!(bytes, OUTBOX_HEAD_BYTES_MAX);
 }
 
-/// Promise 5: answers about ranges are long, so few are asked for at a time, and none while they wait unread.
+/// Promise 5: answers about ranges are long, so few are requested at a time, and none while answers wait
+/// unread.
 #[test]
 fn few_status_queries_are_asked_at_a_time_and_none_while_answers_wait() {
     let mut rig = Rig::new(true);
@@ -271,7 +274,7 @@ fn few_status_queries_are_asked_at_a_time_and_none_while_answers_wait() {
     assert_eq!(rig.connection.poll_receive(), Receive::Pause);
     rig.sent();
     assert_eq!(std::iter::from_fn(|| rig.connection.poll_status()).count(), QUERIES_MAX, "read, it goes on");
-    // What is being answered when it dies is answered to it.
+    // Queries in progress when the connection ends are still answered to it.
     rig.connection.abort("gone", &mut rig.memory);
     assert!(!rig.connection.is_over() && rig.connection.poll_status().is_none());
 }
@@ -328,7 +331,7 @@ fn block_status_asks_the_backing() {
     assert_eq!(rig.sent().len(), 20 + 4 + 8, "one extent was asked for");
 }
 
-/// A connection comes to rest between two commands, and another object goes on where it stands.
+/// A connection quiesces between two commands, and another object takes over without losing a byte.
 #[test]
 fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     let mut rig = Rig::new(false);
@@ -338,7 +341,7 @@ fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     rig.connection.set_resting(true);
     assert!(rig.connection.is_at_rest());
     rig.connection.set_resting(false);
-    // A write of which half is there, and a read behind it.
+    // Half of a write's payload, and a read after it.
     let mut stream = header(1, Command::Write, 512).to_vec();
     stream.extend([9; 512]);
     stream.extend(header(2, Command::Read, 512));
@@ -361,7 +364,7 @@ fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     assert_eq!(read.op, Op::Read);
     next.answer(&read, Ok(()));
     assert_eq!(next.sent().len(), 16 + 512);
-    // A command that is refused: its payload is read past before there is rest.
+    // A refused command: its payload is discarded before the connection is quiesced.
     let mut refused = header(3, Command::Write, 512);
     refused[16..24].copy_from_slice(&(1u64 << 40).to_be_bytes());
     assert_eq!(next.receive(&refused), REQUEST_BYTES);
@@ -374,7 +377,7 @@ fn at_rest_nothing_is_begun_and_whoever_goes_on_misses_nothing() {
     assert!(next.connection.is_at_rest());
 }
 
-/// Each context has a chunk of its own, in any number of extents; the last one ends the reply.
+/// Each context has its own chunk with any number of extents; the last chunk ends the reply.
 #[test]
 fn block_status_answers_for_each_context() {
     let dirty = vec![Extent { length: 65536, state: Extent::DIRTY }];

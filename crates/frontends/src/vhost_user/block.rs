@@ -1,38 +1,38 @@
-//! What virtio calls a block device (virtio 1.2, section 5.2): features, configuration space, requests.
+//! The virtio block device (virtio 1.2, section 5.2): features, configuration space, requests.
 //!
 //! # Units
-//! virtio counts 512-byte sectors here, whatever block size it announces; everything else in hob counts bytes.
+//! virtio counts 512-byte sectors, whatever block size it announces. Everything else in hob counts bytes.
 
 use std::ops::BitOr;
 
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::{Durability, IoError, Op, Zeroing};
 
-/// virtio's sector, bytes.
+/// Size of a virtio sector in bytes.
 const SECTOR: u64 = 512;
 
-/// Most queues of a device.
+/// Maximum number of queues per device.
 pub const QUEUES_MAX: u16 = 64;
 
-/// Most data segments of a request, as announced: a queue of 128 with header and status.
+/// Announced maximum of data segments per request: a queue of 128 without header and status.
 const SEGMENTS_MAX: u32 = 126;
 
-/// Longest discard or zeroing, bytes. It goes to the engine in pieces.
+/// Maximum length of a discard or zeroing request in bytes. The engine gets it in pieces.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
-/// Bytes of the header of a request.
+/// Size of a request's header in bytes.
 pub(super) const HEADER_BYTES: usize = 16;
 
-/// Bytes of a range to discard or zero.
+/// Size of a range to discard or zero in bytes.
 pub(super) const RANGE_BYTES: usize = 16;
 
-/// Bytes of a device's name for its guest.
+/// Size of a device's id string in bytes.
 pub(super) const ID_BYTES: usize = 20;
 
-/// Bytes of the configuration space that mean something; what comes behind reads as zeroes.
+/// Bytes of the configuration space that are defined; the bytes after them read as zeroes.
 const CONFIG_BYTES: usize = 60;
 
-/// Longest configuration space that anybody may ask for, bytes.
+/// Maximum size of the configuration space that a client may read, in bytes.
 const CONFIG_SPACE_BYTES: usize = 256;
 
 /// A set of virtio's feature bits.
@@ -40,28 +40,28 @@ const CONFIG_SPACE_BYTES: usize = 256;
 pub struct Features(pub u64);
 
 impl Features {
-    /// Most segments of a request are in the configuration space.
+    /// The configuration space has the maximum number of segments.
     const SEG_MAX: Features = Features(1 << 2);
-    /// Changes are refused.
+    /// The device is read-only.
     const RO: Features = Features(1 << 5);
     const BLK_SIZE: Features = Features(1 << 6);
-    /// The driver flushes; without, each write is durable when it is answered.
+    /// The driver sends flushes. Without it, each write is durable when it is answered.
     pub const FLUSH: Features = Features(1 << 9);
     const TOPOLOGY: Features = Features(1 << 10);
     const MQ: Features = Features(1 << 12);
-    /// Discards are understood.
+    /// Discards are supported.
     pub const DISCARD: Features = Features(1 << 13);
     const WRITE_ZEROES: Features = Features(1 << 14);
-    /// What is changed in the guest's memory is logged. Of vhost, not of virtio.
+    /// Changes of the guest's memory are logged. A vhost feature, not a virtio one.
     pub const LOG_ALL: Features = Features(1 << 26);
     const INDIRECT_DESC: Features = Features(1 << 28);
-    /// Both sides say with an index when they want to be told.
+    /// Both sides use an index to say when they want a notification.
     pub const EVENT_IDX: Features = Features(1 << 29);
-    /// Of vhost-user, not of virtio.
+    /// A vhost-user feature, not a virtio one.
     pub const PROTOCOL: Features = Features(1 << 30);
     const VERSION_1: Features = Features(1 << 32);
 
-    /// Are all of those in it?
+    /// Returns true if this set contains all of `other`.
     pub fn contains(self, other: Features) -> bool {
         self.0 & other.0 == other.0
     }
@@ -74,23 +74,23 @@ impl BitOr for Features {
     }
 }
 
-/// A disk as its guest is to see it.
+/// Properties of a disk that the guest sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Info {
-    /// Bytes.
+    /// Size in bytes.
     pub size_bytes: u64,
     /// Changes are refused.
     pub read_only: bool,
-    /// Requests are multiples of this; a power of two, at least 512.
+    /// Requests are multiples of this many bytes; a power of two, at least 512.
     pub block_bytes: u32,
-    /// The backing does something with discards.
+    /// The backing supports discards.
     pub can_discard: bool,
-    /// Told to the guest, its first 20 bytes.
+    /// Id string for the guest; only its first 20 bytes are used.
     pub name: String,
 }
 
 impl Info {
-    /// What the device can do.
+    /// Returns the features that the device offers.
     pub fn features(&self) -> Features {
         let all = Features::SEG_MAX
             | Features::BLK_SIZE
@@ -109,7 +109,7 @@ impl Info {
         }
     }
 
-    /// Part of the configuration space; `None` outside of it.
+    /// Returns part of the configuration space; `None` if outside of it.
     pub fn config(&self, offset: u32, len: u32) -> Option<Vec<u8>> {
         let mut space = [0; CONFIG_SPACE_BYTES];
         space[..CONFIG_BYTES].copy_from_slice(&self.config_space());
@@ -124,12 +124,12 @@ impl Info {
         put(0, &(self.size_bytes / SECTOR).to_le_bytes());
         put(12, &SEGMENTS_MAX.to_le_bytes());
         put(20, &self.block_bytes.to_le_bytes());
-        // Topology: blocks of 4 KiB, aligned with the disk; nothing smaller is worth sending.
+        // Topology: blocks of 4 KiB, aligned with the disk; smaller requests are not worthwhile.
         let per_page = 4096u32.div_ceil(self.block_bytes);
         put(24, &[per_page.trailing_zeros() as u8, 0]);
         put(26, &(per_page as u16).to_le_bytes());
         put(28, &per_page.to_le_bytes());
-        // The cache is one that is flushed.
+        // Write-back cache: the driver must flush.
         put(32, &[1]);
         put(34, &QUEUES_MAX.to_le_bytes());
         put(36, &range_sectors.to_le_bytes());
@@ -141,7 +141,7 @@ impl Info {
         space
     }
 
-    /// The device's name for its guest.
+    /// Returns the device's id string for the guest.
     pub(super) fn id(&self) -> [u8; ID_BYTES] {
         let mut id = [0; ID_BYTES];
         let name = self.name.as_bytes();
@@ -151,7 +151,7 @@ impl Info {
     }
 }
 
-/// What the driver is told.
+/// Status byte of an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Status {
@@ -174,17 +174,17 @@ impl From<IoError> for Status {
     }
 }
 
-/// A request of a driver, its header and lengths understood.
+/// A driver's request after its header and lengths were checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Wanted {
-    /// Something for the engine.
+    /// A request for the engine.
     Engine { op: Op, offset: u64, len: u64 },
-    /// The device's name.
+    /// The device's id string.
     Id,
 }
 
-/// What the driver asks for. `data` are the bytes behind the header that the device may read, and those before the
-/// status that it may write; `range` are the first of the former, if there are as many.
+/// Decodes a driver's request. `data` are the bytes after the header that the device may read, and those
+/// before the status that it may write. `range` is the start of the former, if it is long enough.
 pub(super) fn understand(
     header: [u8; HEADER_BYTES],
     data: (u64, u64),
@@ -200,7 +200,7 @@ pub(super) fn understand(
         0 => (Op::Read, sector.checked_mul(SECTOR), writable),
         1 => (Op::Write(durability), sector.checked_mul(SECTOR), readable),
         4 => return Ok(Wanted::Engine { op: Op::Flush, offset: 0, len: 0 }),
-        // Its length is in the specification. Nothing longer is written, nor logged.
+        // The specification fixes the length. A longer answer is neither written nor logged.
         8 if (readable, writable) == (0, ID_BYTES as u64) => return Ok(Wanted::Id),
         8 => return Err(Status::IoError),
         11 | 13 => {

@@ -1,10 +1,12 @@
-//! How large a disk is for its machines, which can change: whoever lets it grow says so here, and the machine that is there is told.
+//! The disk size that vhost-user clients see. When the disk grows, the connected client is notified.
 //!
-//! The vhost-user protocol has a message for it (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`), on a channel that the machine gives with
-//! `VHOST_USER_SET_BACKEND_REQ_FD`. What serves the protocol keeps that channel to itself and has no such message, so a
-//! second descriptor of it is taken where it arrives, and the twelve bytes are written here.
+//! The vhost-user protocol has a message for it (`VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`), on a channel that
+//! the client provides with `VHOST_USER_SET_BACKEND_REQ_FD`. The library that implements the protocol keeps
+//! that channel private and has no such message. So this module duplicates the descriptor when it arrives,
+//! and writes the twelve bytes itself.
 //!
-//! A machine that gave no channel, or does not read it, is not told: its guest sees the new size when it starts the device anew.
+//! A client that provided no channel, or does not read it, is not notified: its guest sees the new size
+//! when it next initializes the device.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;
@@ -16,19 +18,19 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, recvmsg, send};
 
-/// Of the protocol: a descriptor of the channel comes with it.
+/// Protocol message that carries a descriptor of the channel.
 const SET_BACKEND_REQ_FD: u32 = 21;
 
-/// Of the protocol, the other way: the configuration is to be read again.
+/// Protocol message to the client: read the configuration again.
 const CONFIG_CHANGE_MSG: u32 = 2;
 
-/// Flags of a message: the protocol's version, and no answer is asked for.
+/// Message flags: the protocol's version, no reply requested.
 const VERSION: u32 = 1;
 
-/// Bytes of a message without a body.
+/// Size of a message without a body in bytes.
 const HEADER_BYTES: usize = 12;
 
-/// See the module's text.
+/// The disk's size and the channel for notifications; see the module documentation.
 #[derive(Debug)]
 pub struct Capacity {
     bytes: AtomicU64,
@@ -37,7 +39,7 @@ pub struct Capacity {
 }
 
 impl Capacity {
-    /// Of a disk of so many bytes.
+    /// Creates the capacity of a disk of `bytes` bytes.
     pub fn new(bytes: u64) -> Arc<Capacity> {
         Arc::new(Capacity { bytes: AtomicU64::new(bytes), channel: Mutex::new(None) })
     }
@@ -70,7 +72,8 @@ impl Capacity {
     }
 }
 
-/// Waits for the next message, without taking it. If it brings the channel: a descriptor of that.
+/// Waits for the next message without consuming it. If it carries the channel, returns a duplicate of the
+/// descriptor.
 pub(super) fn peek_channel(socket: &UnixStream) -> Option<OwnedFd> {
     let mut header = [0; HEADER_BYTES];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
@@ -82,7 +85,7 @@ pub(super) fn peek_channel(socket: &UnixStream) -> Option<OwnedFd> {
             received => break received.ok()?,
         }
     };
-    // Those of other messages are closed again.
+    // Descriptors of other messages are closed again.
     let mut all = control.drain().filter_map(|message| match message {
         RecvAncillaryMessage::ScmRights(descriptors) => Some(descriptors),
         _ => None,
@@ -101,7 +104,7 @@ mod tests {
 
     use super::*;
 
-    /// A message as a machine sends it, with a descriptor.
+    /// A message as a client sends it, with a descriptor.
     fn message(socket: &UnixStream, request: u32, descriptor: &impl AsFd) {
         let mut bytes = [0; HEADER_BYTES];
         bytes[..4].copy_from_slice(&request.to_ne_bytes());

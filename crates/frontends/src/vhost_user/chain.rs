@@ -1,11 +1,11 @@
-//! Chains of descriptors: what a driver hands over in one go.
+//! Descriptor chains: a driver's requests in guest memory.
 //!
-//! A chain is walked once and copied; what the guest does to its descriptors afterwards has no effect. Walking takes at
-//! most as many steps as the queue, or the indirect table, has entries.
+//! A chain is walked once and copied; later changes by the guest have no effect. A walk takes at most as
+//! many steps as the queue, or the indirect table, has entries.
 //!
-//! # Refuses
-//! [`Fault`]. Where a chain can be followed to its end, a fault of a part of it is only noted: the driver can be told in the
-//! status byte. Bytes are the unit of all lengths.
+//! # Refused chains
+//! See [`Fault`]. If a chain can be followed to its end, a fault in one part is only recorded: the status
+//! byte reports it to the driver. All lengths are in bytes.
 
 use super::memory::{GuestMap, Part};
 use super::queue::DESCRIPTOR_BYTES;
@@ -14,10 +14,10 @@ const NEXT: u16 = 1;
 const WRITE: u16 = 2;
 const INDIRECT: u16 = 4;
 
-/// Most descriptors of an indirect table.
+/// Maximum number of descriptors in an indirect table.
 const INDIRECT_MAX: u32 = 1024;
 
-/// Most bytes of a chain: the longest request, with its header and status.
+/// Maximum length of a chain in bytes: the longest request, with its header and status.
 const BYTES_MAX: u64 = hob_engine::REQUEST_BYTES_MAX + 4096;
 
 /// What is wrong with a chain.
@@ -29,10 +29,10 @@ pub enum Fault {
     /// A descriptor names one that does not exist.
     #[error("goes on outside its table")]
     Next,
-    /// Some of its memory is not the guest's.
+    /// Part of its memory is outside the guest's memory.
     #[error("names memory that is not the guest's")]
     Memory,
-    /// The device would have to write before it has read everything.
+    /// A descriptor that the device writes comes before one that it reads.
     #[error("has something to be read behind something to be written")]
     Order,
     /// The indirect table is inside another, in the middle of a chain, or of an impossible length.
@@ -41,27 +41,27 @@ pub enum Fault {
     /// It is longer than any request.
     #[error("has more bytes than any request")]
     Long,
-    /// No byte that the device may write.
+    /// No byte is writable by the device.
     #[error("has no place for its status")]
     NoStatus,
 }
 
-/// A run of a guest's memory.
+/// A contiguous range of guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Segment {
     pub(super) address: u64,
     pub(super) len: u32,
 }
 
-/// A chain, walked.
+/// A chain after its walk.
 #[derive(Debug, Default)]
 pub(super) struct Chain {
-    /// What the device reads, in order, and writes afterwards.
+    /// Segments that the device reads, in order. The writable segments follow them.
     pub(super) readable: Vec<Segment>,
     pub(super) writable: Vec<Segment>,
-    /// It can be answered, but not be carried out.
+    /// The reason why the chain can be answered but not executed.
     pub(super) fault: Option<Fault>,
-    /// Descriptors that were looked at.
+    /// Number of descriptors read.
     pub(super) steps: u32,
     bytes: u64,
 }
@@ -89,7 +89,8 @@ impl Descriptor {
 }
 
 impl Chain {
-    /// Takes the place of what this held with the chain at `head` of a table of `size` descriptors.
+    /// Walks the chain at `head` of a table of `size` descriptors, and replaces the content of `self` with
+    /// it.
     pub(super) fn walk(&mut self, map: &GuestMap, table: &Part, size: u16, head: u16) -> Result<(), Fault> {
         self.readable.clear();
         self.writable.clear();
@@ -169,7 +170,7 @@ impl Chain {
         self.readable.push(segment);
     }
 
-    /// Takes the last byte that may be written away from the chain: there goes the status.
+    /// Removes the last writable byte, which receives the status, and returns its address.
     pub(super) fn take_status(&mut self, map: &GuestMap) -> Result<u64, Fault> {
         let last = self.writable.last_mut().ok_or(Fault::NoStatus)?;
         last.len -= 1;
@@ -180,7 +181,7 @@ impl Chain {
         if map.contains(address, 1) { Ok(address) } else { Err(Fault::Memory) }
     }
 
-    /// Takes the first bytes that may be read away from the chain. False if there are fewer.
+    /// Removes the first readable bytes and copies them to `header`. Returns false if there are fewer.
     pub(super) fn take_header(&mut self, map: &GuestMap, header: &mut [u8]) -> bool {
         let mut at = 0;
         let mut used = 0;
@@ -205,12 +206,12 @@ impl Chain {
     }
 }
 
-/// Bytes of some segments.
+/// Returns the total length of some segments in bytes.
 pub(super) fn total(segments: &[Segment]) -> u64 {
     segments.iter().map(|segment| u64::from(segment.len)).sum()
 }
 
-/// Copies the first bytes of some segments out. False if that is not possible.
+/// Copies the first bytes out of some segments. Returns false if that is not possible.
 pub(super) fn gather(map: &GuestMap, segments: &[Segment], mut bytes: &mut [u8]) -> bool {
     for segment in segments {
         let count = bytes.len().min(segment.len as usize);
@@ -223,7 +224,7 @@ pub(super) fn gather(map: &GuestMap, segments: &[Segment], mut bytes: &mut [u8])
     bytes.is_empty()
 }
 
-/// Copies bytes into the first ones of some segments. False if that is not possible.
+/// Copies bytes into the start of some segments. Returns false if that is not possible.
 pub(super) fn scatter(map: &GuestMap, segments: &[Segment], mut bytes: &[u8]) -> bool {
     for segment in segments {
         let (here, rest) = bytes.split_at(bytes.len().min(segment.len as usize));

@@ -1,4 +1,4 @@
-//! Requests of a driver that are in flight: what is kept of one, and how it becomes the engine's requests.
+//! A driver's requests in flight: their state, and the engine requests that they become.
 
 use hob_engine::REQUEST_BYTES_MAX;
 use hob_engine::io::{BufferSlice, Op, PayloadMemory, Promote, Request};
@@ -8,29 +8,29 @@ use super::chain::Segment;
 use super::memory::GuestRun;
 use crate::payload::{Payload, alloc_for, slice_for};
 
-/// One chain that was taken and understood.
+/// A chain that was taken from its queue and decoded.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Command {
     pub(super) queue: u16,
     pub(super) head: u16,
-    /// Where the status goes.
+    /// Address of the status byte.
     pub(super) status: u64,
     pub(super) op: Op,
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// The piece that is, or will be, with the engine: begins so many bytes after `offset`.
+    /// Start of the piece that is, or will be, with the engine: bytes after `offset`.
     at: u64,
     pub(super) buffer_bytes: usize,
     /// The engine's reference.
     buffer: Option<BufferId>,
-    /// The device's own reference, to copy from after the answer.
+    /// The device's own reference, for the copy after the reply.
     pub(super) reply_buffer: Option<BufferId>,
-    /// Whose memory the buffer is.
+    /// Owner of the buffer's memory.
     pub(super) memory: PayloadMemory,
 }
 
 impl Command {
-    /// One that asks for nothing yet.
+    /// Creates a command without a request to the engine.
     pub(super) fn new(queue: u16, head: u16, status: u64) -> Command {
         Command {
             queue,
@@ -47,12 +47,12 @@ impl Command {
         }
     }
 
-    /// The same, with what it asks of the engine.
+    /// Sets the command's request to the engine.
     pub(super) fn wanting(self, op: Op, offset: u64, len: u64) -> Command {
         Command { op, offset, len, ..self }
     }
 
-    /// Has the guest's own memory for its buffer, if that is worth while.
+    /// Uses the guest's own memory as the buffer, if that is worthwhile. Returns false if not.
     pub(super) fn adopt(&mut self, disk: DiskId, run: &GuestRun<'_>, payload: &mut impl Payload) -> bool {
         let is_whole = (self.offset | self.len).is_multiple_of(SECTOR_BYTES) && run.len() == self.len;
         if self.op != Op::Read || !is_whole || self.len > REQUEST_BYTES_MAX {
@@ -65,7 +65,7 @@ impl Command {
         self.buffer.is_some()
     }
 
-    /// Gets the buffer.
+    /// Allocates the command's buffer.
     pub(super) fn alloc(&mut self, payload: &mut impl Payload) -> bool {
         let Some((id, bytes)) = alloc_for(payload, self.offset, self.len) else { return false };
         if self.memory == PayloadMemory::Guest {
@@ -79,13 +79,13 @@ impl Command {
         true
     }
 
-    /// Where the guest's bytes are in the buffer.
+    /// Returns the part of the buffer that holds the guest's bytes.
     pub(super) fn payload_slice(&self) -> BufferSlice {
         let id = self.buffer.or(self.reply_buffer).expect("a command with payload has a buffer");
         slice_for(id, self.offset, self.len)
     }
 
-    /// The request for the current piece. The buffer's reference goes to the engine.
+    /// Returns the request for the current piece. The engine takes over one reference to the buffer.
     pub(super) fn request(&mut self, id: RequestId, disk: DiskId, promote: Promote) -> Request {
         let (offset, len) = (self.offset + self.at, self.piece_len());
         Request {
@@ -100,7 +100,7 @@ impl Command {
         }
     }
 
-    /// Goes to the next piece. False if the last one was the last.
+    /// Moves to the next piece. Returns false if there is none.
     pub(super) fn advance(&mut self) -> bool {
         self.at += self.piece_len();
         self.at < self.len
@@ -111,7 +111,7 @@ impl Command {
     }
 }
 
-/// The commands of a device, by slot, with the guest's memory that they are to fill.
+/// The commands of a device, by slot, with the guest memory that they fill.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     slots: Vec<Option<(Command, Vec<Segment>)>>,
@@ -124,7 +124,7 @@ impl Table {
         self.slots.len() - self.free.len()
     }
 
-    /// Keeps a command. Returns its slot, and an empty list whose memory can be used again.
+    /// Stores a command. Returns its slot, and an empty list whose memory can be reused.
     pub(super) fn insert(&mut self, command: Command, segments: Vec<Segment>) -> (u32, Vec<Segment>) {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -138,7 +138,7 @@ impl Table {
         &self.slots[slot as usize].as_ref().expect("a command in flight").0
     }
 
-    /// Where a command's data are in the guest's memory.
+    /// Returns the guest memory segments of a command's data.
     pub(super) fn segments(&self, slot: u32) -> &[Segment] {
         &self.slots[slot as usize].as_ref().expect("a command in flight").1
     }
@@ -153,7 +153,7 @@ impl Table {
         removed
     }
 
-    /// Gives the memory of a list back.
+    /// Keeps a list's memory for reuse.
     pub(super) fn give_back(&mut self, mut segments: Vec<Segment>) {
         segments.clear();
         self.spare.push(segments);

@@ -1,21 +1,22 @@
-//! Guest memory whose file is cut off while we look at it.
+//! Handles guest memory whose file is truncated while the daemon accesses it.
 //!
-//! A memfd can be sealed against that; a file on hugetlbfs or a plain one on tmpfs cannot, and whoever runs the guest may
-//! shorten it, or let huge pages run out. The next access would be SIGBUS and the end of a daemon that serves others too. Here the
-//! signal's handler puts empty memory in the place of the whole mapping, and the access goes on: it reads zeroes, which
-//! break the queue, and writes to nobody. What does not lie in such a mapping is left to whoever handled the signal before.
+//! A memfd can be sealed against truncation. A file on hugetlbfs or a plain file on tmpfs cannot: the
+//! process that runs the guest may shorten it, or huge pages may run out. The next access would raise
+//! SIGBUS and end a daemon that serves other guests too. The signal handler here replaces the whole mapping
+//! with empty memory, and the access continues. It then reads zeroes, which break the queue, and its writes
+//! are lost. Faults outside such mappings go to the previous handler.
 //!
-//! The handler uses a table of atomics and two system calls: nothing that could be interrupted half-way.
+//! The handler uses only a table of atomics and two system calls, which are safe in a signal handler.
 #![allow(unsafe_code)]
 
 use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Mappings at once, at most: regions of machines.
+/// Maximum number of protected mappings: memory regions of all vhost-user clients.
 const GUARDED_MAX: usize = 4096;
 
-/// A mapping: first address, 0 for a free place, and bytes.
+/// A mapping: its first address, 0 for a free entry, and its length in bytes.
 struct Range {
     start: AtomicUsize,
     len: AtomicUsize,
@@ -24,15 +25,15 @@ struct Range {
 static RANGES: [Range; GUARDED_MAX] =
     [const { Range { start: AtomicUsize::new(0), len: AtomicUsize::new(0) } }; GUARDED_MAX];
 
-/// What handled the signal before.
+/// The previous handler of the signal.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// The place of a mapping in the table. Dropping it ends the protection, which comes before the end of the mapping.
+/// A mapping's entry in the table. Dropping it ends the protection; it is dropped before the mapping is.
 #[derive(Debug)]
 pub(super) struct Guard(usize);
 
 impl Guard {
-    /// Protects a mapping; `None` if too many are, or the handler cannot be set.
+    /// Protects a mapping. Returns `None` if too many are protected, or the handler cannot be set.
     pub(super) fn new(start: *mut u8, len: usize) -> Option<Guard> {
         install()?;
         let free = |range: &Range| {
@@ -56,14 +57,14 @@ fn install() -> Option<()> {
     static INSTALLED: OnceLock<bool> = OnceLock::new();
     let installed = INSTALLED.get_or_init(|| {
         let mut before = MaybeUninit::<libc::sigaction>::zeroed();
-        // SAFETY: asking for the present action writes it to `before`, which is as large.
+        // SAFETY: the call reads the present action into `before`, which has the right size.
         if unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), before.as_mut_ptr()) } != 0 {
             return false;
         }
-        // SAFETY: written by the call above, which succeeded.
+        // SAFETY: initialized by the call above, which succeeded.
         BEFORE.get_or_init(|| unsafe { before.assume_init() });
-        // SAFETY: zeroes are a valid sigaction, of which the fields that matter are set here. The handler does nothing that a
-        // handler may not do (see above).
+        // SAFETY: zeroes are a valid sigaction, and the fields that matter are set here. The handler does
+        // nothing that is forbidden in a handler (see above).
         unsafe {
             let mut action: libc::sigaction = std::mem::zeroed();
             action.sa_sigaction = handle as *const () as usize;

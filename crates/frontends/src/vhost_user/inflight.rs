@@ -1,8 +1,8 @@
-//! What is in flight, in memory that outlives the daemon.
+//! Records of requests in flight, in memory that outlives the daemon.
 //!
-//! The machine keeps this memory while the daemon restarts and hands it back, so that requests which the old daemon had
-//! taken and not answered are carried out by the new one. The form is that of the vhost-user specification ("Inflight I/O
-//! tracking", split virtqueues):
+//! The vhost-user client keeps this memory while the daemon restarts and hands it back. The new daemon then
+//! executes the requests that the old one had taken and not answered. The layout is that of the vhost-user
+//! specification ("Inflight I/O tracking", split virtqueues):
 //!
 //! | bytes | per queue |
 //! |---|---|
@@ -13,9 +13,9 @@
 //! | 14…16 | used index when the last answer was complete |
 //! | 16… | 16 bytes for each descriptor: in flight (1), padding (5), next (2), counter (8) |
 //!
-//! # Refuses
-//! Memory that is not ours to count on: not sealed against shrinking, or shorter than it is said to be. Its content is
-//! believed as far as it makes sense; heads are below the queue's size.
+//! # Refused memory
+//! Memory that is not sealed against shrinking, or shorter than announced. Its content is used only as far
+//! as it is valid: heads must be below the queue's size.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -33,7 +33,7 @@ const HEADER_BYTES: usize = 16;
 const ENTRY_BYTES: usize = 16;
 const VERSION: u16 = 1;
 
-/// Regions of queues begin at multiples of this.
+/// Alignment of the queues' regions in bytes.
 const ALIGNMENT: usize = 64;
 
 /// Why such memory cannot be used.
@@ -41,11 +41,12 @@ const ALIGNMENT: usize = 64;
 #[error("the memory for requests in flight {0}")]
 pub struct InflightError(&'static str);
 
-/// The memory of all queues of a device.
+/// The in-flight memory of all queues of a device.
 #[derive(Debug)]
 pub(super) struct Inflight {
     memory: MmapRegion,
-    /// Dropped after `memory`, which points into it. Where the system has no page for the machine's file, it is read as zeroes.
+    /// Dropped after `memory`, which points into it. If the kernel has no page for the client's file, it
+    /// reads as zeroes.
     _mapping: Mapping,
     queue_size: u16,
     queues: u16,
@@ -56,7 +57,7 @@ fn queue_bytes(queue_size: u16) -> usize {
 }
 
 impl Inflight {
-    /// New memory for so many queues, empty, and its file. Its size is `bytes`.
+    /// Creates empty memory for `queues` queues, and its file. The last value is its size in bytes.
     pub(super) fn create(queues: u16, queue_size: u16) -> Result<(Arc<Inflight>, File, u64), InflightError> {
         check(queues, queue_size)?;
         let bytes = queue_bytes(queue_size) * usize::from(queues);
@@ -105,7 +106,7 @@ impl Inflight {
         self.memory.get_slice(usize::from(queue) * bytes, bytes).expect("the size was checked")
     }
 
-    /// The part of one queue; `None` if there is none, or none of that size.
+    /// Returns the part of one queue; `None` if there is no such queue, or it has another size.
     pub(super) fn queue(self: &Arc<Self>, queue: u16, size: u16) -> Option<QueueInflight> {
         if queue >= self.queues || size > self.queue_size {
             return None;
@@ -131,13 +132,13 @@ fn put<T: vm_memory::AtomicAccess>(region: &VolatileSlice<'_>, at: usize, value:
     region.store(value, at, Ordering::Release).expect("inside the region and aligned");
 }
 
-/// What is in flight in one queue.
+/// The requests in flight in one queue.
 #[derive(Debug)]
 pub(crate) struct QueueInflight {
     inflight: Arc<Inflight>,
     queue: u16,
     size: u16,
-    /// Of the last request that was taken.
+    /// Counter of the last request that was taken.
     counter: u64,
 }
 
@@ -146,11 +147,12 @@ impl QueueInflight {
         HEADER_BYTES + ENTRY_BYTES * usize::from(head)
     }
 
-    /// The heads that were taken and not answered, in the order in which they were taken. `used` is the used index.
+    /// Returns the heads that were taken and not answered, in the order in which they were taken. `used` is
+    /// the used index.
     pub(super) fn recover(&mut self, used: u16) -> Vec<u16> {
         let region = self.inflight.region(self.queue);
         if get::<u16>(&region, 14) != used {
-            // The answer was given, and the end came before that was noted.
+            // The answer was in the used ring, but the daemon ended before that was recorded.
             let last = get::<u16>(&region, 12);
             if last < self.size {
                 put(&region, Self::entry(last), 0u8);
@@ -167,7 +169,7 @@ impl QueueInflight {
         heads.into_iter().map(|(_, head)| head).collect()
     }
 
-    /// A chain is taken.
+    /// Records that a chain was taken.
     pub(super) fn take(&mut self, head: u16) {
         self.counter = self.counter.wrapping_add(1);
         let region = self.inflight.region(self.queue);
@@ -175,12 +177,12 @@ impl QueueInflight {
         put(&region, Self::entry(head), 1u8);
     }
 
-    /// Its answer comes next.
+    /// Records that the answer to a chain comes next.
     pub(super) fn begin_answer(&self, head: u16) {
         put(&self.inflight.region(self.queue), 12, head);
     }
 
-    /// Its answer is in the used ring, whose index is that now.
+    /// Records that the answer is in the used ring, whose index is now `used`.
     pub(super) fn end_answer(&self, head: u16, used: u16) {
         let region = self.inflight.region(self.queue);
         put(&region, Self::entry(head), 0u8);
@@ -200,7 +202,7 @@ mod tests {
         [5, 2, 7, 0].into_iter().for_each(|head| queue.take(head));
         queue.begin_answer(2);
         queue.end_answer(2, 1);
-        // The end comes after the used ring was written, and before that was noted.
+        // The daemon ends after it wrote the used ring, and before that was recorded.
         queue.begin_answer(7);
         drop((queue, first));
         let again = Inflight::open(file.into(), 0, bytes, 2, 8).unwrap();

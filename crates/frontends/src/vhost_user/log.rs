@@ -1,7 +1,9 @@
-//! The log of a guest's memory that we have changed: what live migration of the guest has to send again.
+//! The dirty log of guest memory: pages that the daemon changed, which a live migration of the guest must
+//! send again.
 //!
-//! One bit for each page of 4 KiB by the guest's addresses, in memory that the vhost-user client shares. Bits are set after
-//! the bytes were written, as the protocol wants it. Pages beyond the end of the log are left out: the machine did not ask for them.
+//! One bit for each 4 KiB page, by guest address, in memory that the vhost-user client shares. Bits are set
+//! after the bytes were written, as the protocol requires. Pages beyond the end of the log are ignored: the
+//! client did not ask for them.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,7 +15,7 @@ use super::memory::{MapError, Mapping, map_file};
 
 const PAGE_BYTES: u64 = 4096;
 
-/// See the module's text.
+/// A mapped dirty log; see the module documentation.
 #[derive(Debug)]
 pub(crate) struct ChangeLog {
     memory: MmapRegion,
@@ -28,7 +30,7 @@ impl ChangeLog {
         Ok(Arc::new(ChangeLog { memory, _mapping: mapping }))
     }
 
-    /// These bytes of the guest's were written.
+    /// Marks the pages of these bytes of guest memory as written.
     pub(super) fn note(&self, address: u64, len: u64) {
         let Some(last) = len.checked_sub(1).and_then(|more| address.checked_add(more)) else { return };
         for page in address / PAGE_BYTES..=last / PAGE_BYTES {
@@ -50,7 +52,7 @@ mod tests {
     #[test]
     fn each_page_that_was_written_has_its_bit() {
         let file = File::from(rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
-        // 24 pages: an odd length, as machines have them.
+        // 24 pages: an odd length, as clients share them.
         file.set_len(4096 + 3).unwrap();
         let log = ChangeLog::map(&file, 4096, 3).unwrap();
         for (address, len) in [

@@ -1,13 +1,13 @@
 //! The guest memory that a vhost-user client shares with the daemon.
 //!
 //! # Rules
-//! The guest, and whoever runs it, writes to this memory whenever it likes: nothing in it can be borrowed,
-//! everything is copied out and looked at once. All accesses go through `vm-memory`, which checks their bounds.
+//! The guest and the client write to this memory at any time. So nothing in it is borrowed: everything is
+//! copied out, and read once. All accesses go through `vm-memory`, which checks their bounds.
 //!
-//! What can be mapped are regular files on tmpfs (a memfd is one) and hugetlbfs. Elsewhere the owner of a
-//! filesystem could make a look at the memory last for ever. A file must be as long as its part of the
-//! table says. Where its length could change later it is sealed against that, if it can be; if not, [`guard`](super::guard) sees to it
-//! that nothing comes of it.
+//! Only regular files on tmpfs (a memfd is one) and hugetlbfs can be mapped. On other filesystems, such as
+//! FUSE, the filesystem's owner could block an access for ever. A file must be as long as the memory table
+//! says. If its length could change later, it is sealed against that where possible. If it cannot be
+//! sealed, [`guard`](super::guard) makes a truncation harmless.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -30,33 +30,33 @@ use super::guard::Guard;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 const HUGETLBFS_MAGIC: u64 = 0x9584_58F6;
 
-/// Most bytes of one region: what 57 bits of address can reach, far above any machine.
+/// Maximum size of one region in bytes. 57-bit addresses are far above any guest's memory.
 const REGION_BYTES_MAX: u64 = 1 << 47;
 
 /// Why memory cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum MapError {
-    /// The kind of file is not one of those above.
+    /// The file is neither on tmpfs nor on hugetlbfs.
     #[error("guest memory must be shared memory: a memfd, or a file on tmpfs or hugetlbfs")]
     Kind,
-    /// The file does not have the bytes.
+    /// The file is shorter than the region.
     #[error("the file of a region of guest memory ends before the region does")]
     TooShort,
     /// Too many regions are mapped already.
     #[error("there is no room for more regions of guest memory")]
     Unguarded,
-    /// The regions make no sense.
+    /// The regions overlap or are malformed.
     #[error("the regions of guest memory overlap or make no sense")]
     Layout,
-    /// The system says no.
+    /// A system call failed.
     #[error("guest memory cannot be mapped: {0}")]
     System(#[from] rustix::io::Errno),
 }
 
-/// One mapping of a file. The region may begin after it does: hugetlbfs maps whole huge pages only.
+/// One mapping of a file. It may start before the region: hugetlbfs maps only whole huge pages.
 #[derive(Debug)]
 pub(super) struct Mapping {
-    /// Given up before the mapping is.
+    /// Dropped before the mapping.
     guard: Option<Guard>,
     base: *mut u8,
     len: usize,
@@ -70,12 +70,12 @@ unsafe impl Sync for Mapping {}
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: our own mapping; whoever reaches into it holds the `GuestMap` that owns this.
+        // SAFETY: our own mapping; every user of its memory holds the `GuestMap` that owns it.
         let _ = unsafe { munmap(self.base.cast(), self.len) };
     }
 }
 
-/// Where a region is for whom.
+/// Addresses of a region: the guest's and the client's.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     guest: u64,
@@ -83,7 +83,7 @@ struct Place {
     len: u64,
 }
 
-/// A guest's memory. See the module's text.
+/// A guest's memory; see the module documentation.
 #[derive(Debug)]
 pub struct GuestMap {
     memory: GuestMemoryMmap,
@@ -117,7 +117,7 @@ impl GuestMap {
         Ok(GuestMap { memory, places, _mappings: mappings })
     }
 
-    /// Memory that is there already, whose owner knows it by the guest's addresses: for tests.
+    /// Wraps existing memory with guest addresses, for tests.
     pub fn from_memory(memory: GuestMemoryMmap) -> GuestMap {
         let place = |region: &GuestRegionMmap| {
             let (start, len) =
@@ -128,33 +128,34 @@ impl GuestMap {
         GuestMap { memory, places, _mappings: Vec::new() }
     }
 
-    /// The guest's address of what the machine's process has at `user`.
+    /// Returns the guest address of the client's address `user`.
     pub fn guest_address(&self, user: u64) -> Option<u64> {
         let place = self.places.iter().find(|place| user >= place.user && user - place.user < place.len)?;
         Some(place.guest + (user - place.user))
     }
 
-    /// Are all of these bytes the guest's?
+    /// Returns true if all of these bytes are guest memory.
     pub fn contains(&self, address: u64, len: u64) -> bool {
         usize::try_from(len).is_ok_and(|len| self.memory.check_range(GuestAddress(address), len))
     }
 
-    /// Copies bytes out. False if some of them are not the guest's; then the content of `bytes` means nothing.
+    /// Copies bytes out. Returns false if some are not guest memory; the content of `bytes` is then
+    /// undefined.
     pub fn read(&self, address: u64, bytes: &mut [u8]) -> bool {
         self.memory.read_slice(bytes, GuestAddress(address)).is_ok()
     }
 
-    /// Copies bytes in. False if some of the places are not the guest's.
+    /// Copies bytes in. Returns false if some of the addresses are not guest memory.
     pub fn write(&self, address: u64, bytes: &[u8]) -> bool {
         self.memory.write_slice(bytes, GuestAddress(address)).is_ok()
     }
 
-    /// The memory of these bytes, piece by piece. Less than they are if some of them are not the guest's.
+    /// Returns the memory of these bytes, slice by slice. Ends early if some of them are not guest memory.
     fn slices(&self, address: u64, len: usize) -> impl Iterator<Item = VolatileSlice<'_>> {
         self.memory.get_slices(GuestAddress(address), len).map_while(Result::ok)
     }
 
-    /// A part that lies in one region, to be looked at again and again.
+    /// Returns a part that lies in one region, for repeated access.
     pub(super) fn part(self: &Arc<Self>, address: u64, len: usize) -> Option<Part> {
         let slice = self.memory.get_slice(GuestAddress(address), len).ok()?;
         // SAFETY: the slice points into a mapping that `memory` keeps, and the part keeps `memory`. Only its
@@ -165,7 +166,7 @@ impl GuestMap {
     }
 }
 
-/// Runs of a guest's memory, one behind the other.
+/// A list of ranges of guest memory.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestRun<'a> {
     map: &'a Arc<GuestMap>,
@@ -178,18 +179,18 @@ impl<'a> GuestRun<'a> {
         GuestRun { map, segments, len: total(segments) }
     }
 
-    /// Bytes.
+    /// Returns the total length in bytes.
     #[allow(clippy::len_without_is_empty)] // Nobody offers nothing.
     pub fn len(&self) -> u64 {
         self.len
     }
 
-    /// Whose memory it is: who has this has it mapped.
+    /// Returns the mapped memory that the ranges belong to.
     pub fn map(&self) -> &'a Arc<GuestMap> {
         self.map
     }
 
-    /// Where it is in our memory, piece by piece, for whom `map` says so.
+    /// Calls `tell` for each slice of the ranges, in `map`.
     pub fn for_each<'m>(&self, map: &'m GuestMap, mut tell: impl FnMut(VolatileSlice<'m>)) {
         for segment in self.segments {
             map.slices(segment.address, segment.len as usize).for_each(&mut tell);
@@ -211,7 +212,7 @@ fn map_region(
     Ok((mapping, region))
 }
 
-/// Maps part of a file, which begins with a page.
+/// Maps part of a file, starting at a page boundary.
 pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, MmapRegion), MapError> {
     let stat = rustix::fs::fstat(file)?;
     let system = rustix::fs::fstatfs(file)?;
@@ -224,8 +225,8 @@ pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, M
     if len == 0 || end > REGION_BYTES_MAX || !offset.is_multiple_of(4096) {
         return Err(MapError::Layout);
     }
-    // Nobody can take the memory away from under a shard that looks at it. hugetlbfs and files that were made
-    // without the wish for seals refuse, and stay as they are.
+    // Sealed memory cannot be truncated under a shard that accesses it. hugetlbfs and files that were
+    // created without sealing support refuse the seal, and stay as they are.
     let _ = rustix::fs::fcntl_add_seals(file.as_fd(), SealFlags::SHRINK);
     if rustix::fs::fstat(file)?.st_size < end as i64 {
         return Err(MapError::TooShort);
@@ -239,7 +240,7 @@ pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, M
     let base = unsafe { mmap(std::ptr::null_mut(), map_len, protection, flags, file, first)? };
     let mut mapping = Mapping { guard: None, base: base.cast(), len: map_len };
     mapping.guard = Some(Guard::new(mapping.base, map_len).ok_or(MapError::Unguarded)?);
-    // Children of ours need none of it, and core dumps should not hold it.
+    // Child processes do not need this memory, and core dumps should not contain it.
     // SAFETY: advice on our own mapping; neither kind changes its contents here.
     unsafe {
         let _ = madvise(base, map_len, Advice::LinuxDontFork);
@@ -252,7 +253,7 @@ pub(super) fn map_file(file: &File, offset: u64, len: u64) -> Result<(Mapping, M
     Ok((mapping, region.map_err(|_| MapError::Layout)?))
 }
 
-/// A part of a guest's memory that stays mapped for as long as this lives.
+/// A part of guest memory that stays mapped while this value lives.
 #[derive(Debug)]
 pub(super) struct Part {
     slice: VolatileSlice<'static>,
@@ -260,16 +261,16 @@ pub(super) struct Part {
 }
 
 impl Part {
-    /// The value at a byte.
+    /// Loads the value at byte `at`.
     ///
     /// # Panics
-    /// Outside the part, or unaligned: parts are laid out by us.
+    /// Outside the part, or unaligned: the daemon computes the layout of parts.
     #[inline]
     pub(super) fn load<T: AtomicAccess>(&self, at: usize, order: Ordering) -> T {
         self.slice.load(at, order).expect("inside its part and aligned")
     }
 
-    /// Puts a value at a byte.
+    /// Stores a value at byte `at`.
     ///
     /// # Panics
     /// As for `load`.
@@ -287,7 +288,7 @@ impl Part {
         self.slice.read_slice(bytes, at).expect("inside its part");
     }
 
-    /// Is the first byte at such an address, for us?
+    /// Returns true if the first byte is aligned to `to` in the daemon's address space.
     pub(super) fn is_aligned(&self, to: usize) -> bool {
         (self.slice.ptr_guard().as_ptr() as usize).is_multiple_of(to)
     }

@@ -1,26 +1,33 @@
-//! vhost-user-blk: a disk as a virtio block device, whose queues lie in memory that the guest's machine shares.
+//! vhost-user-blk: a disk as a virtio block device whose queues lie in memory that the vhost-user client
+//! shares.
 //!
 //! # Parts
-//! A [`Device`] is what a shard serves: it turns descriptor chains into the engine's requests, and replies into answers in the
-//! used ring. It does no I/O and waits for nothing. A [`session`] speaks the vhost-user protocol over the machine's socket, on
-//! a thread of its own, and hands finished queues to the shard. docs/decisions/0011 says why.
+//! A [`Device`] runs on a shard: it turns descriptor chains into engine requests, and replies into entries
+//! of the used ring. It does no I/O and never blocks. A [`session`] speaks the vhost-user protocol over the
+//! client's socket, on a thread of its own, and hands complete queues to the shard. docs/decisions/0011
+//! gives the reasons.
 //!
 //! # Call order
-//! [`Device::start`] a queue. Whenever its driver may have made something available: [`Device::take`], then
-//! [`Device::poll_request`] until it yields nothing. The engine's answers go to [`Device::handle_reply`], what it declines to
-//! [`Device::handle_declined`], and [`Device::ask_again`] when there may be room for it. [`Device::poll_signal`] says whose driver
-//! wants to be told. Before sleeping, [`Device::set_wants_kicks`], and then [`Device::has_work`] once more; and back after it. A queue that [`Device::is_quiet`] need not be
-//! looked at before its driver tells. [`Device::stop`], and [`Device::poll_stopped`] until it is so.
+//! [`Device::start`] a queue. Whenever its driver may have made chains available, call [`Device::take`],
+//! then [`Device::poll_request`] until it returns nothing. The engine's replies go to
+//! [`Device::handle_reply`], and reads that it declines to [`Device::handle_declined`]. Call
+//! [`Device::ask_again`] when there may be room for declined reads. [`Device::poll_signal`] returns the
+//! queues whose drivers want a notification. Before sleeping, call [`Device::set_wants_kicks`], and then
+//! [`Device::has_work`] once more; after sleeping, switch kicks off again. A queue for which
+//! [`Device::is_quiet`] returns true needs no polling until its driver kicks. [`Device::stop`] a queue,
+//! then call [`Device::poll_stopped`] until it returns a value.
 //!
 //! # Payload
-//! A write is copied out of the guest's memory before the engine sees it, and a read is copied into it afterwards: the
-//! guest may change its memory at any time, and flash may be filled from the buffer after the answer. Reads of whole sectors that are
-//! likely hits go straight into the guest's memory ([`Payload::adopt`]); those that the engine declines take the other way.
+//! A write is copied out of guest memory before the engine sees it, and a read is copied into it
+//! afterwards. The guest may change its memory at any time, and flash may be filled from the buffer after
+//! the answer. Reads of whole sectors that are likely hits go straight into guest memory
+//! ([`Payload::adopt`]). Those that the engine declines are sent again with a daemon buffer.
 //!
 //! # Limits
-//! What a driver can have in flight is bounded by the sizes of its queues, [`queue::SIZE_MAX`] and [`block::QUEUES_MAX`], and
-//! by the engine's. A chain that makes no sense is answered with an error where it has a place for one; otherwise its queue is
-//! [`Broken`]: it is served no further until the machine sets it up anew. Neither touches anything else.
+//! A driver's requests in flight are bounded by the sizes of its queues, [`queue::SIZE_MAX`] and
+//! [`block::QUEUES_MAX`], and by the engine's limits. A malformed chain is answered with an error if it has
+//! a status byte. Otherwise its queue is [`Broken`]: it is not served until the client sets it up again.
+//! Other queues are not affected.
 
 pub mod block;
 pub mod capacity;
@@ -51,13 +58,14 @@ use log::ChangeLog;
 use memory::{GuestMap, GuestRun};
 use queue::{Broken, Layout, Queue};
 
-/// Requests that wait for the engine; no more is taken from queues beyond that.
+/// Maximum number of requests that wait for the engine; above it, no chain is taken from queues.
 const REQUESTS_MAX: usize = 256;
 
-/// Descriptors, and pages of payload, that one machine may cost in a turn of its shard's loop: a fraction of a millisecond.
+/// Budget of one client per turn of its shard's loop, in descriptors and pages of payload: a fraction of a
+/// millisecond.
 const BUDGET: u32 = 4096;
 
-/// What the chains of one machine may still cost in this turn.
+/// The rest of a client's budget in this turn.
 #[derive(Debug)]
 pub struct Budget {
     left: u32,
@@ -72,26 +80,26 @@ impl Default for Budget {
 /// A queue that is ready to be served.
 #[derive(Debug)]
 pub struct Start {
-    /// Which.
+    /// Number of the queue.
     pub(crate) queue: u16,
     pub(crate) map: Arc<GuestMap>,
     pub(crate) layout: Layout,
-    /// Where to begin in the available ring.
+    /// Index in the available ring to start at.
     pub(crate) base: u16,
-    /// What the driver has agreed to.
+    /// Features that the driver acknowledged.
     pub(crate) features: Features,
     pub(crate) inflight: Option<QueueInflight>,
-    /// Where to say what was changed.
+    /// Dirty log for changes of guest memory.
     pub(crate) log: Option<Arc<ChangeLog>>,
 }
 
 impl Start {
-    /// Without memory for what is in flight; for tests.
+    /// Creates a queue without in-flight memory, for tests.
     pub fn new(queue: u16, map: Arc<GuestMap>, layout: Layout, base: u16, features: Features) -> Start {
         Start { queue, map, layout, base, features, inflight: None, log: None }
     }
 
-    /// Which queue.
+    /// Returns the number of the queue.
     pub fn queue(&self) -> u16 {
         self.queue
     }
@@ -100,7 +108,7 @@ impl Start {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Running,
-    /// What is in flight ends; nothing new is taken.
+    /// Requests in flight finish; no chain is taken.
     Stopping,
     Broken,
 }
@@ -113,16 +121,16 @@ struct Served {
     features: Features,
     inflight: Option<QueueInflight>,
     log: Option<Arc<ChangeLog>>,
-    /// Where the guest has the used ring, and its bytes.
+    /// Guest address of the used ring, and its length in bytes.
     used: (u64, u64),
-    /// Taken by an earlier daemon and not answered.
+    /// Heads that an earlier daemon took and did not answer.
     again: VecDeque<u16>,
     state: State,
-    /// Chains taken and not answered.
+    /// Number of chains that were taken and not answered.
     taken: u32,
-    /// There was no buffer of so many bytes for the next chain.
+    /// Size in bytes of the buffer that the next chain needs and that was not free.
     needs_room: Option<usize>,
-    /// On the list of those that have answers to tell of.
+    /// The queue is listed in `told`: its driver has answers to be notified of.
     listed: bool,
 }
 
@@ -136,32 +144,32 @@ impl Served {
     }
 }
 
-/// A disk as its guest's driver sees it. See the module's text.
+/// A disk as the guest's driver sees it; see the module documentation.
 #[derive(Debug)]
 pub struct Device {
     info: Info,
     disk: DiskId,
     promote: Promote,
-    /// Upper half of the request ids.
+    /// Upper half of the request ids of this device.
     number: u32,
     queues: Vec<Option<Served>>,
     commands: Table,
     requests: VecDeque<Request>,
-    /// Commands whose reads were declined, and have no buffer.
+    /// Commands whose reads were declined and that have no buffer.
     declined: VecDeque<u32>,
-    /// Its disk is going away.
+    /// The disk is being removed from this daemon.
     abandoned: bool,
-    /// Queues that could not be served, and where they begin.
+    /// Queues that could not be started, and their start indexes.
     failed: BTreeMap<u16, u16>,
-    /// Queues with answers that their drivers have not been told of.
+    /// Queues with answers that their drivers were not notified of.
     told: Vec<u16>,
     held_bytes: usize,
-    /// Kept for its memory only.
+    /// Kept to reuse its memory.
     chain: Chain,
 }
 
 impl Device {
-    /// A device without queues. `number` is not that of another front end of the same engine.
+    /// Creates a device without queues. `number` must be unique among the front ends of one engine.
     pub fn new(info: Info, disk: DiskId, number: u32) -> Device {
         Device {
             info,
@@ -180,34 +188,34 @@ impl Device {
         }
     }
 
-    /// The same, whose reads leave that behind in the cache.
+    /// Sets what reads through this device promote into the cache.
     #[must_use]
     pub fn promoting(self, promote: Promote) -> Device {
         Device { promote, ..self }
     }
 
-    /// The disk it is.
+    /// Returns the disk that this device serves.
     pub fn disk(&self) -> DiskId {
         self.disk
     }
 
-    /// The disk has so many bytes now.
+    /// Sets the size of the disk in bytes.
     pub fn grow(&mut self, size_bytes: u64) {
         self.info.size_bytes = size_bytes;
     }
 
-    /// Bytes of buffers that its requests hold.
+    /// Returns the bytes of buffers that the device's requests hold.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
     }
 
-    /// Serves a queue from now on. What an earlier daemon had taken is taken again, first.
+    /// Starts serving a queue. Chains that an earlier daemon had taken are taken again first.
     ///
     /// # Errors
-    /// The queue makes no sense. It is not served, and begins again where it was to begin.
+    /// The queue is malformed. It is not served, and its start index stays as it was.
     ///
     /// # Panics
-    /// If it is served already.
+    /// If the queue is served already.
     pub fn start(&mut self, start: Start) -> Result<(), Broken> {
         let (number, base) = (start.queue, start.base);
         let started = self.try_start(start);
@@ -224,7 +232,7 @@ impl Device {
         let mut again = VecDeque::new();
         if let Some(inflight) = &mut inflight {
             again.extend(inflight.recover(queue.next_used()));
-            // Requests are answered in any order, so the machine knows only how many there were.
+            // Requests are answered in any order, so the client can only tell how many were in flight.
             queue.skip_to(queue.next_used().wrapping_add(again.len() as u16));
         }
         let index = usize::from(number);
@@ -251,7 +259,7 @@ impl Device {
         Ok(())
     }
 
-    /// Takes nothing new from a queue any more. One that is not served is no error.
+    /// Stops taking chains from a queue. Does nothing if the queue is not served.
     pub fn stop(&mut self, queue: u16) {
         if let Some(Some(served)) = self.queues.get_mut(usize::from(queue))
             && served.state == State::Running
@@ -260,8 +268,8 @@ impl Device {
         }
     }
 
-    /// Is a queue at rest that was stopped? Then it is forgotten, and this is where to begin again. `None` while something
-    /// is in flight.
+    /// Removes a stopped queue with nothing in flight, and returns the index to start at again. Returns
+    /// `None` while requests are in flight.
     pub fn poll_stopped(&mut self, queue: u16) -> Option<u16> {
         let slot = self.queues.get_mut(usize::from(queue)).filter(|slot| slot.is_some());
         let Some(slot) = slot else { return Some(self.failed.remove(&queue).unwrap_or(0)) };
@@ -275,49 +283,51 @@ impl Device {
         Some(base)
     }
 
-    /// Is nothing of it in flight?
+    /// Returns true if no request of the device is in flight.
     pub fn is_idle(&self) -> bool {
         self.commands.len() == 0
     }
 
-    /// Has the driver made something available that can be taken now?
+    /// Returns true if the driver made chains available that can be taken now.
     pub fn has_work(&self, queue: u16) -> bool {
         let Some(Some(served)) = self.queues.get(usize::from(queue)) else { return false };
-        // What waits for the engine comes first.
+        // Requests that wait for the engine come first.
         self.requests.is_empty()
             && served.may_take()
             && served.needs_room.is_none()
             && (!served.again.is_empty() || !matches!(served.queue.peek(), Ok(None)))
     }
 
-    /// Is nothing of a queue in flight, and nothing there to be taken, now or later? Then its driver has to tell of what comes. A queue whose
-    /// chains wait for room is not quiet: its driver has told of them, and need not do so again.
+    /// Returns true if a queue has nothing in flight and no chain to take, now or later. Its driver must
+    /// then kick for new chains. A queue whose chains wait for room is not quiet: its driver has kicked
+    /// already, and need not do so again.
     pub fn is_quiet(&self, queue: u16) -> bool {
         let Some(Some(served)) = self.queues.get(usize::from(queue)) else { return true };
         let is_empty = || served.again.is_empty() && matches!(served.queue.peek(), Ok(None));
         served.taken == 0 && (!served.may_take() || is_empty())
     }
 
-    /// Asks a driver to tell of new chains, or not to.
+    /// Enables or disables the driver's kicks.
     pub fn set_wants_kicks(&mut self, queue: u16, wants: bool) {
         if let Some(Some(served)) = self.queues.get_mut(usize::from(queue)) {
             served.queue.set_wants_kicks(wants);
         }
     }
 
-    /// There may be room for buffers again. A queue whose next chain has none is not looked at: walking a chain costs more than
-    /// asking for the room.
+    /// Checks whether there is room for buffers again. A queue whose next chain needs room is not polled:
+    /// walking a chain costs more than checking for room.
     pub fn room_again(&mut self, queue: u16, payload: &mut impl Payload) {
         if let Some(Some(served)) = self.queues.get_mut(usize::from(queue)) {
             served.needs_room.take_if(|len| payload.has_room(*len));
         }
     }
 
-    /// Takes what a driver has made available, and returns how many chains that were. What it may cost is in `budget`, which is reduced: a
-    /// driver may offer without end what is answered at once, in chains of many descriptors.
+    /// Takes chains that a driver has made available, and returns their number. Their cost is deducted from
+    /// `budget`: a driver could otherwise offer chains without end that are answered immediately, with many
+    /// descriptors each.
     ///
     /// # Errors
-    /// The queue is broken, and is served no further.
+    /// The queue is broken and no longer served.
     pub fn take(
         &mut self,
         queue: u16,
@@ -352,7 +362,7 @@ impl Device {
         Ok(count)
     }
 
-    /// What the chain that was begun last has cost: its descriptors, and the pages that were copied.
+    /// Returns the cost of the last chain: its descriptors, and the pages that were copied.
     fn cost_of_last(&self) -> u32 {
         let copied = total(&self.chain.readable) / 4096;
         1 + self.chain.steps + copied.min(BUDGET.into()) as u32
@@ -362,7 +372,7 @@ impl Device {
         self.queues[usize::from(queue)].as_mut().expect("a queue in service")
     }
 
-    /// Begins what a chain asks for, or answers it.
+    /// Begins the request of a chain, or answers it.
     fn begin(&mut self, number: u16, head: u16, payload: &mut impl Payload) -> Result<Begun, Broken> {
         let served = self.queues[usize::from(number)].as_mut().expect("a queue in service");
         let chain = &mut self.chain;
@@ -391,7 +401,7 @@ impl Device {
         Ok(Begun::Taken)
     }
 
-    /// Gives a command its buffer, and the engine its first request.
+    /// Allocates a command's buffer, and queues its first engine request.
     fn issue_first(&mut self, mut command: Command, payload: &mut impl Payload) -> Result<Begun, Broken> {
         let served = self.queues[usize::from(command.queue)].as_mut().expect("a queue in service");
         if command.op.has_buffer() {
@@ -420,26 +430,27 @@ impl Device {
         self.requests.push_back(request);
     }
 
-    /// The next request for the engine.
+    /// Returns the next request for the engine.
     #[inline]
     pub fn poll_request(&mut self) -> Option<Request> {
         self.requests.pop_front()
     }
 
-    /// Takes back a request that the engine has no room for.
+    /// Puts back a request that the engine has no room for.
     pub fn unpoll_request(&mut self, request: Request) {
         self.requests.push_front(request);
     }
 
-    /// What the guest asked for whose first request this is, and how long that is in all; `None` if the request is a later
-    /// piece, or asked again. To be asked before the request is answered.
+    /// Returns the guest's request whose first engine request this is, with offset and total length.
+    /// Returns `None` for a later piece or a retry. Call it before the request is answered.
     pub fn begun_by(&self, request: &Request) -> Option<(Op, u64, u64)> {
         let command = self.commands.get(request.id.0 as u32);
         let begins = command.offset == request.offset && request.memory != PayloadMemory::DaemonAfterGuest;
         begins.then_some((command.op, command.offset, command.len))
     }
 
-    /// The engine's answer. A disk that is going away answers nothing that a later daemon can carry out.
+    /// Handles the engine's reply. A device whose disk is being removed does not answer requests that a
+    /// later daemon can execute.
     pub fn handle_reply(&mut self, reply: &Reply, payload: &mut impl Payload) {
         let slot = reply.id.0 as u32;
         if reply.result.is_ok() && self.commands.get_mut(slot).advance() {
@@ -471,12 +482,12 @@ impl Device {
         self.commands.give_back(segments);
     }
 
-    /// The engine gives a read into the guest's memory back.
+    /// Handles a read into guest memory that the engine declined.
     pub fn handle_declined(&mut self, id: RequestId, payload: &mut impl Payload) {
         let slot = id.0 as u32;
         let served = self.queues[usize::from(self.commands.get(slot).queue)].as_ref();
         let served = served.expect("queues outlive their commands");
-        // Flash may have been read into it.
+        // Data from flash may have been read into it.
         self.commands.segments(slot).iter().for_each(|part| served.note(part.address, u64::from(part.len)));
         if self.abandoned {
             let (result, outcome) = (Err(IoError::ShuttingDown), Outcome::Refused);
@@ -485,7 +496,8 @@ impl Device {
         self.declined.push_back(slot);
     }
 
-    /// Gives reads that were declined a buffer, and to the engine again, as far as there is room.
+    /// Allocates daemon buffers for declined reads and queues them for the engine again, as far as there is
+    /// room.
     pub fn ask_again(&mut self, payload: &mut impl Payload) {
         while let Some(slot) = self.declined.front().copied() {
             let command = self.commands.get_mut(slot);
@@ -518,7 +530,7 @@ impl Device {
         }
     }
 
-    /// The next queue whose driver wants to be told of answers.
+    /// Returns the next queue whose driver wants a notification of answers.
     pub fn poll_signal(&mut self) -> Option<u16> {
         while let Some(queue) = self.told.pop() {
             let served = self.served(queue);
@@ -530,8 +542,8 @@ impl Device {
         None
     }
 
-    /// Gives up requests that the engine has not seen. For the end: what they were is in the memory for what is in flight,
-    /// if there is any.
+    /// Drops requests that the engine has not seen, at the end of the device. The in-flight memory, if
+    /// there is any, records them.
     pub fn abandon(&mut self, payload: &mut impl Payload) {
         for served in self.queues.iter_mut().flatten() {
             served.state = State::Broken;
@@ -552,14 +564,14 @@ impl Device {
 }
 
 impl Served {
-    /// Some of the guest's memory was written.
+    /// Records that some guest memory was written.
     fn note(&self, address: u64, len: u64) {
         if let Some(log) = &self.log {
             log.note(address, len);
         }
     }
 
-    /// A chain is taken: it is in flight from here on.
+    /// Records that a chain is taken: it is in flight from here on.
     fn begin_chain(&mut self, head: u16) {
         if self.again.front() == Some(&head) {
             // It was in flight already.
@@ -576,11 +588,11 @@ impl Served {
 
 enum Begun {
     Taken,
-    /// For a buffer of so many bytes.
+    /// No room for a buffer of this many bytes.
     NoRoom(usize),
 }
 
-/// What a chain asks for, whose status byte is taken away already.
+/// Decodes the request of a chain whose status byte was removed already.
 fn wanted(chain: &mut Chain, map: &GuestMap, info: &Info, features: Features) -> Result<Wanted, Status> {
     let mut header = [0; HEADER_BYTES];
     if chain.fault.is_some() || !chain.take_header(map, &mut header) {

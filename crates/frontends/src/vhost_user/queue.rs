@@ -1,60 +1,61 @@
 //! One split virtqueue, from the device's side (virtio 1.2, section 2.7).
 //!
-//! The driver puts heads of descriptor chains into the available ring; the device answers in the used ring. Each side
-//! says when it wants to be told of news: with flags, or with an index each (EVENT_IDX).
+//! The driver puts heads of descriptor chains into the available ring; the device answers in the used ring.
+//! Each side says when it wants notifications: with flags, or with an index each (EVENT_IDX).
 //!
-//! # Refuses
-//! Sizes that are no power of two or above [`SIZE_MAX`], rings outside the guest's memory, unaligned ones. While it is
-//! served: an index that runs ahead by more than the ring has, heads outside the table. All are values ([`Broken`]).
+//! # Refused queues
+//! Sizes that are no power of two or above [`SIZE_MAX`]; rings that are unaligned or outside the guest's
+//! memory. While the queue is served: an available index that runs ahead by more than the ring's size, and
+//! heads outside the table. All are returned as values ([`Broken`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
 use super::memory::{GuestMap, Part};
 
-/// Most entries of a queue.
+/// Maximum number of entries of a queue.
 pub const SIZE_MAX: u16 = 1024;
 
-/// Bytes of a descriptor.
+/// Size of a descriptor in bytes.
 pub(super) const DESCRIPTOR_BYTES: usize = 16;
 
-/// The driver does not want to be told (available ring), the device neither (used ring).
+/// No notification wanted: by the driver in the available ring, by the device in the used ring.
 const NO_NEWS: u16 = 1;
 
-/// Where a queue lies, in the addresses of the process that runs the guest.
+/// Addresses of a queue in the vhost-user client's address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Layout {
-    /// Entries.
+    /// Number of entries.
     pub size: u16,
-    /// The table of descriptors.
+    /// Address of the descriptor table.
     pub descriptors: u64,
-    /// The ring that the driver writes.
+    /// Address of the ring that the driver writes.
     pub available: u64,
-    /// The ring that the device writes.
+    /// Address of the ring that the device writes.
     pub used: u64,
 }
 
-/// Why a queue cannot be served, or any further.
+/// Reasons why a queue cannot be served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Broken {
-    /// Its size makes no sense.
+    /// The size is not a power of two, or too large.
     #[error("a queue of {0} entries: it must be a power of two up to {SIZE_MAX}")]
     Size(u16),
     /// It is not in the guest's memory.
     #[error("a ring lies outside guest memory, across two regions of it, or unaligned")]
     Place,
-    /// The driver offers more chains than there can be.
+    /// The driver offers more chains than the queue has entries.
     #[error("the available index runs ahead by {0} entries, more than the queue has")]
     Runaway(u16),
-    /// A head outside the table.
+    /// A head is outside the table.
     #[error("chain {0} begins outside the table of descriptors")]
     Head(u16),
-    /// A chain that cannot be followed, or has no place for its status.
+    /// A chain cannot be followed, or has no byte for its status.
     #[error("a chain {0}")]
     Chain(super::chain::Fault),
 }
 
-/// A queue. See the module's text.
+/// A queue; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Queue {
     size: u16,
@@ -62,17 +63,18 @@ pub(super) struct Queue {
     available: Part,
     used: Part,
     event_idx: bool,
-    /// Where the next chain is taken from, and the next answer goes. They count on beyond the size.
+    /// Indexes of the next chain to take and of the next answer. They are not reduced modulo the size.
     next_available: u16,
     next_used: u16,
-    /// Answers up to here have been told of, or the driver does not want to be.
+    /// Used index of the last notification, or of the last check whether the driver wants one.
     told_used: u16,
-    /// The driver is asked to tell of new chains.
+    /// The driver is asked to kick for new chains.
     wants_kicks: bool,
 }
 
 impl Queue {
-    /// A queue that begins with the chain at `next_available`, and where the used ring ends.
+    /// Creates a queue that starts with the chain at `next_available`, and at the present end of the used
+    /// ring.
     pub(super) fn new(
         map: &Arc<GuestMap>,
         layout: &Layout,
@@ -88,7 +90,7 @@ impl Queue {
             let part = map.guest_address(user).and_then(|address| map.part(address, len));
             part.filter(|part| part.is_aligned(align)).ok_or(Broken::Place)
         };
-        // Each ring has its flags and index in front and the other side's event index behind.
+        // Each ring has its flags and index in front, and the other side's event index at the end.
         let descriptors = part(layout.descriptors, entries * DESCRIPTOR_BYTES, 16)?;
         let available = part(layout.available, 6 + 2 * entries, 2)?;
         let used = part(layout.used, 6 + 8 * entries, 4)?;
@@ -108,37 +110,38 @@ impl Queue {
         Ok(queue)
     }
 
-    /// Entries.
+    /// Returns the number of entries.
     pub(super) fn size(&self) -> u16 {
         self.size
     }
 
-    /// Bytes of the used ring.
+    /// Returns the size of the used ring in bytes.
     pub(super) fn used_bytes(&self) -> u64 {
         6 + 8 * u64::from(self.size)
     }
 
-    /// The table of descriptors.
+    /// Returns the descriptor table.
     pub(super) fn descriptors(&self) -> &Part {
         &self.descriptors
     }
 
-    /// Which chain is taken next.
+    /// Returns the index of the next chain to take.
     pub(super) fn next_available(&self) -> u16 {
         self.next_available
     }
 
-    /// Chains that were taken before this queue was set up are in flight: the next one is so much later.
+    /// Sets the next available index past chains that were taken before this queue was set up and are in
+    /// flight.
     pub(super) fn skip_to(&mut self, next_available: u16) {
         self.next_available = next_available;
     }
 
-    /// Where the next answer goes.
+    /// Returns the used index of the next answer.
     pub(super) fn next_used(&self) -> u16 {
         self.next_used
     }
 
-    /// The head of the next chain, which stays the next one until `advance`.
+    /// Returns the head of the next chain, which stays the next one until `advance`.
     #[inline]
     pub(super) fn peek(&self) -> Result<Option<u16>, Broken> {
         let index = u16::from_le(self.available.load(2, Ordering::Acquire));
@@ -154,13 +157,13 @@ impl Queue {
         if head >= self.size { Err(Broken::Head(head)) } else { Ok(Some(head)) }
     }
 
-    /// The chain of `peek` has been taken.
+    /// Consumes the chain that `peek` returned.
     #[inline]
     pub(super) fn advance(&mut self) {
         self.next_available = self.next_available.wrapping_add(1);
     }
 
-    /// Answers a chain: the device has written `len` bytes to it.
+    /// Answers a chain: the device wrote `len` bytes to it.
     pub(super) fn push_used(&mut self, head: u16, len: u32) {
         let slot = usize::from(self.next_used & (self.size - 1));
         self.used.store(4 + 8 * slot, u32::from(head).to_le(), Ordering::Relaxed);
@@ -169,13 +172,14 @@ impl Queue {
         self.used.store(2, self.next_used.to_le(), Ordering::Release);
     }
 
-    /// Does the driver want to be told of the answers since it was last asked?
+    /// Returns true if the driver wants a notification of the answers since the last call.
     pub(super) fn wants_telling(&mut self) -> bool {
         if self.told_used == self.next_used {
             return false;
         }
         let old = std::mem::replace(&mut self.told_used, self.next_used);
-        // The driver looks at the used index after it has written what it wants: one of both sees the other's.
+        // The driver checks the used index after it has written its event index. So one side sees the
+        // other's write.
         fence(Ordering::SeqCst);
         if !self.event_idx {
             return u16::from_le(self.available.load(0, Ordering::Relaxed)) & NO_NEWS == 0;
@@ -185,7 +189,8 @@ impl Queue {
         self.next_used.wrapping_sub(event).wrapping_sub(1) < self.next_used.wrapping_sub(old)
     }
 
-    /// Asks the driver to tell of new chains, or not to. Having asked for it, look once more: what came before is not told of.
+    /// Enables or disables the driver's kicks. After enabling, poll once more: chains that arrived before
+    /// are not announced.
     #[inline]
     pub(super) fn set_wants_kicks(&mut self, wants: bool) {
         if wants || self.wants_kicks {
@@ -200,7 +205,7 @@ impl Queue {
                 let at = 4 + 8 * usize::from(self.size);
                 self.used.store(at, self.next_available.to_le(), Ordering::Relaxed);
             }
-            // An index that the driver has passed already: it tells of nothing before it has gone all the way round.
+            // An index that the driver has passed already: it sends no kick before the index wraps around.
             (true, false) => {
                 let at = 4 + 8 * usize::from(self.size);
                 let passed = self.next_available.wrapping_sub(1);

@@ -1,13 +1,15 @@
-//! The vhost-user protocol with one machine: which memory, which queues, from when to when.
+//! The vhost-user protocol with one client: its guest memory and its queues, and when they are served.
 //!
-//! It runs on a thread of its own, because its messages may have to wait for requests in flight; the shard sees finished
-//! queues only. A queue is served while everything about it is known: memory, place, size, a descriptor to be told with, and the
-//! machine's word that it is enabled. Whatever changes about it while it is served stops it first, and starts it again.
+//! It runs on a thread of its own, because its messages may have to wait for requests in flight; the shard
+//! sees complete queues only. A queue is served while all its parameters are known: memory, addresses,
+//! size, a kick descriptor, and the client's message that it is enabled. A change of a parameter first
+//! stops the queue, and then starts it again.
 //!
-//! # Refuses
-//! What the protocol's reference implementation (`vhost`) does, and: features that were not offered, memory that cannot be
-//! used ([`MapError`](super::memory::MapError)), descriptors that are no eventfds. A refusal ends the connection where the machine cannot be
-//! told of it; machines connect again.
+//! # Refused messages
+//! Those that the protocol's reference implementation (`vhost`) refuses. In addition: features that were
+//! not offered, memory that cannot be used ([`MapError`](super::memory::MapError)), and descriptors that
+//! are not eventfds. If the protocol has no reply for a refusal, the connection ends; clients connect
+//! again.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -29,22 +31,23 @@ use super::log::ChangeLog;
 use super::memory::GuestMap;
 use super::queue::{Layout, SIZE_MAX};
 
-/// Who serves the queues.
+/// The shard that serves the queues.
 pub trait Shard {
-    /// Serves a queue from now on. `kick` tells of new chains, `call` is told of answers.
+    /// Starts serving a queue. The driver signals `kick` for new chains, and the device signals `call` for
+    /// answers.
     fn start(&mut self, start: Start, kick: OwnedFd, call: Option<OwnedFd>);
-    /// Tells the driver of a queue in service in another way from now on.
+    /// Replaces the descriptor with which a served queue notifies its driver.
     fn set_call(&mut self, queue: u16, call: Option<OwnedFd>);
-    /// Serves a queue no more. Waits until nothing of it is in flight, and says where it is to begin again; `None` if the
-    /// shard is gone.
+    /// Stops serving a queue. Waits until it has nothing in flight, and returns the index to start at
+    /// again. Returns `None` if the shard has ended.
     fn stop(&mut self, queue: u16) -> Option<u16>;
 }
 
-/// Speaks with one machine, which sees the disk in its current `capacity`, until it goes, or makes no sense. Its queues are stopped afterwards. Shutting the socket down
-/// ends it from elsewhere.
+/// Serves one client, which sees the disk in its current `capacity`, until it disconnects or breaks the
+/// protocol. Its queues are stopped afterwards. Shutting the socket down from another thread ends the call.
 ///
 /// # Errors
-/// Why the connection ended, unless the machine ended it.
+/// Why the connection ended, unless the client ended it.
 pub fn run(
     socket: UnixStream,
     info: Info,
@@ -73,7 +76,7 @@ pub fn run(
     }
 }
 
-/// What is known of one queue.
+/// Known parameters of one queue.
 #[derive(Debug, Default)]
 struct Ring {
     layout: Layout,
@@ -94,7 +97,7 @@ struct Session<S> {
     inflight: Option<Arc<Inflight>>,
     log: Option<Arc<ChangeLog>>,
     rings: Vec<Ring>,
-    /// What was last refused, for the log.
+    /// The last refusal, for the log.
     refusal: Option<String>,
 }
 
@@ -133,12 +136,12 @@ impl<S: Shard> Session<S> {
 
     fn stop_all(&mut self) {
         for index in 0..self.rings.len() {
-            // A shard that is gone serves nothing.
+            // A shard that has ended serves nothing.
             let _ = self.stop(index);
         }
     }
 
-    /// Stops a queue, lets it be changed, and serves it again if that is possible.
+    /// Stops a queue, changes a parameter, and starts the queue again if it is complete.
     fn change(&mut self, index: u32, change: impl FnOnce(&mut Ring)) -> Result<()> {
         self.ring(index)?;
         self.stop(index as usize)?;
@@ -146,9 +149,9 @@ impl<S: Shard> Session<S> {
         self.start(index as usize)
     }
 
-    /// Serves a queue of which everything is known.
+    /// Starts a queue if all its parameters are known.
     fn start(&mut self, index: usize) -> Result<()> {
-        // Without the protocol's features there is no message to enable queues with.
+        // Without the feature PROTOCOL there is no message that enables queues.
         let always = !self.acked.contains(Features::PROTOCOL);
         let ring = &mut self.rings[index];
         let (Some(map), Some(kick)) = (&self.map, &ring.kick) else { return Ok(()) };
@@ -181,7 +184,7 @@ impl<S: Shard> Session<S> {
         (0..self.rings.len()).try_for_each(|index| self.start(index))
     }
 
-    /// Everything as after connecting, but for what was agreed on.
+    /// Resets everything to the state after connecting, except the negotiated features.
     fn reset(&mut self) {
         self.stop_all();
         for ring in &mut self.rings {
@@ -190,13 +193,14 @@ impl<S: Shard> Session<S> {
     }
 }
 
-/// Is it an eventfd that counts down to zero when it is read? Anything else might always be readable.
+/// Returns true if the descriptor is an eventfd whose reads reset it to zero. Anything else might always be
+/// readable.
 fn is_event(fd: &OwnedFd) -> bool {
     let number = fd.as_raw_fd();
     let link = std::fs::read_link(format!("/proc/self/fd/{number}"));
     let is_event = link.is_ok_and(|link| link.as_os_str() == "anon_inode:[eventfd]");
     let facts = std::fs::read_to_string(format!("/proc/self/fdinfo/{number}")).unwrap_or_default();
-    // Old kernels do not say so.
+    // Old kernels do not report semaphores.
     let is_semaphore = facts.lines().any(|line| line.split_whitespace().eq(["eventfd-semaphore:", "1"]));
     is_event && !is_semaphore
 }
@@ -282,7 +286,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
         self.ring(index)?;
         self.stop(index as usize)?;
         let ring = self.ring(index)?;
-        // It begins again when there is another one.
+        // The queue starts again with the next kick descriptor.
         ring.kick = None;
         Ok(VhostUserVringState::new(index, u32::from(ring.base)))
     }
@@ -343,7 +347,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn set_config(&mut self, _offset: u32, _bytes: &[u8], _flags: VhostUserConfigFlags) -> Result<()> {
-        // Drivers may write to it, and nothing in it can be changed.
+        // Drivers may write to the configuration space, but nothing in it can be changed.
         Ok(())
     }
 

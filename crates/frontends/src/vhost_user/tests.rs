@@ -1,4 +1,5 @@
-//! A device driven by hand: descriptors in, requests out, replies in, used elements out. And drivers that mean ill.
+//! Drives a device directly: descriptors in, requests out, replies in, used elements out. Includes hostile
+//! drivers.
 
 mod cost;
 
@@ -18,7 +19,7 @@ const MIB: u64 = 1 << 20;
 const SECOND: u64 = 4 * MIB;
 const QUEUE: u16 = 8;
 
-/// Where the rings are, and what requests consist of.
+/// Addresses of the rings and of the parts of requests.
 const DESCRIPTORS: u64 = 0x1000;
 const AVAILABLE: u64 = 0x2000;
 const USED: u64 = 0x3000;
@@ -79,7 +80,7 @@ impl Rig {
         self.put(at + 12, &[flags.to_le_bytes(), next.to_le_bytes()].concat());
     }
 
-    /// Descriptors one behind the other, from `first` on.
+    /// Writes consecutive descriptors, starting with `first`.
     fn chain(&self, table: u64, first: u16, parts: &[(u64, u32, u16)]) {
         for (step, (address, len, flags)) in parts.iter().enumerate() {
             let index = first + step as u16;
@@ -104,14 +105,14 @@ impl Rig {
         self.device.take(0, &mut Budget::default(), &mut self.payload)
     }
 
-    /// As the shard loop does: answers, and drops the engine's reference.
+    /// Replies as the shard loop does, and drops the engine's reference.
     fn answer(&mut self, request: &Request, result: Result<(), IoError>) {
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: Outcome::Hit };
         self.device.handle_reply(&reply, &mut self.payload);
         request.buffer.into_iter().for_each(|id| self.payload.release(id));
     }
 
-    /// Used index, and the last element: head and length.
+    /// Returns the used index, and head and length of the last element.
     fn used(&self) -> (u16, u32, u32) {
         let index = u16::from_le_bytes(self.get(USED + 2));
         let at = USED + 4 + 8 * u64::from(index.wrapping_sub(1) % QUEUE);
@@ -122,7 +123,7 @@ impl Rig {
         self.get::<1>(STATUS)[0]
     }
 
-    /// Chains that were taken and not answered.
+    /// Returns the number of chains that were taken and not answered.
     fn taken(&self) -> u32 {
         self.device.queues[0].as_ref().unwrap().taken
     }
@@ -158,7 +159,7 @@ fn a_read_is_scattered_over_the_guests_pages_and_regions() {
 }
 
 impl Rig {
-    /// Offers a read of so many bytes at a sector, in pages from DATA on.
+    /// Offers a read of `len` bytes at a sector, in pages from DATA on.
     fn read(&mut self, head: u16, sector: u64, len: u32) -> Request {
         self.header(0, sector);
         self.chain(DESCRIPTORS, head, &[(HEADER, 16, 0), (DATA, len, WRITE), (STATUS, 1, WRITE)]);
@@ -167,7 +168,7 @@ impl Rig {
         self.device.poll_request().expect("a request")
     }
 
-    /// As the shard loop does when the engine declines.
+    /// Declines a read as the shard loop does for the engine.
     fn decline(&mut self, request: &Request) {
         self.device.handle_declined(request.id, &mut self.payload);
         self.payload.release(request.buffer.expect("a buffer"));
@@ -197,7 +198,7 @@ fn a_hit_is_read_into_the_guests_memory_and_not_copied() {
     rig.answer(&request, Ok(()));
     assert_eq!((rig.used(), rig.status(), rig.get(DATA)), ((1, 0, 8193), 0, [5; 512]));
     assert!(rig.payload.buffers.is_empty() && rig.device.is_idle());
-    // Parts of sectors, and what is no read, come with buffers as ever.
+    // Partial sectors, and requests other than reads, use daemon buffers as before.
     let request = rig.read(0, 9, 4096);
     assert_eq!(request.memory, PayloadMemory::Daemon);
     rig.answer(&request, Ok(()));
@@ -245,7 +246,7 @@ fn a_queue_whose_chain_waits_for_room_is_not_quiet() {
 #[test]
 fn a_driver_that_offers_without_end_is_left_after_so_many_chains_as_the_queue_has() {
     let mut rig = Rig::new();
-    // Answered at once: it has no header.
+    // Answered immediately: it has no header.
     rig.chain(DESCRIPTORS, 0, &[(STATUS, 1, WRITE)]);
     let (map, over) = (Arc::clone(&rig.map), Arc::new(AtomicBool::new(false)));
     let driver = std::thread::spawn({
@@ -290,7 +291,8 @@ fn a_write_is_copied_before_the_guest_can_change_its_mind() {
     let mut rig = Rig::new();
     rig.header(1, 1);
     rig.put(DATA, &[7; 512]);
-    // The header in two parts, and the data in the same descriptor as its end: a driver may do so.
+    // The header in two parts, and the data in the same descriptor as the header's end, which the
+    // specification allows.
     rig.put(DATA + 0x1000, &rig.get::<16>(HEADER));
     rig.put(DATA + 0x1010, &[7; 512]);
     rig.chain(DESCRIPTORS, 0, &[(DATA + 0x1000, 10, 0), (DATA + 0x100A, 518, 0), (STATUS, 1, WRITE)]);
@@ -388,7 +390,7 @@ fn drivers_are_told_when_they_want_to_be() {
             rig.take().unwrap();
             rig.device.poll_signal().is_some()
         };
-        // What the driver writes behind its ring, or in front of it.
+        // Event indexes that the driver writes, after its ring or in front of it.
         let event_at = AVAILABLE + 4 + 2 * u64::from(QUEUE);
         let not_yet = if event_idx { (event_at, [2, 0]) } else { (AVAILABLE, [1, 0]) };
         rig.put(not_yet.0, &not_yet.1);
@@ -398,7 +400,7 @@ fn drivers_are_told_when_they_want_to_be() {
         }
         assert!(ask(&mut rig), "{event_idx}");
         assert_eq!(ask(&mut rig), !event_idx);
-        // And the device: with an index, or a flag.
+        // The device's side: with an index, or a flag.
         rig.device.set_wants_kicks(0, true);
         let at = if event_idx { USED + 4 + 8 * u64::from(QUEUE) } else { USED };
         assert_eq!(rig.get::<2>(at), if event_idx { [4, 0] } else { [0, 0] });
@@ -407,10 +409,10 @@ fn drivers_are_told_when_they_want_to_be() {
     }
 }
 
-/// A chain, what it becomes, and why.
+/// Name of a case, the chain, and the expected result.
 type Case = (&'static str, fn(&Rig), Result<(), Fault>);
 
-/// Those that a driver can be told of in the status byte are `Ok`.
+/// `Ok` marks faults that the status byte can report to the driver.
 const MALFORMED: &[Case] = &[
     (
         "a loop of two",
@@ -582,7 +584,7 @@ fn malformed_chains_harm_nobody_else() {
             Ok(()) => {
                 assert_eq!(rig.take(), Ok(1), "{what}");
                 assert_eq!((rig.status(), rig.used()), (1, (1, 0, 1)), "{what}");
-                // And it goes on.
+                // The queue goes on.
                 rig.chain(DESCRIPTORS, 0, &[(HEADER, 16, 0), (DATA, 512, WRITE), (STATUS, 1, WRITE)]);
                 rig.offer(0);
                 assert_eq!(rig.take(), Ok(1), "{what}");
@@ -673,7 +675,7 @@ fn what_an_earlier_daemon_left_in_flight_is_done_by_the_next() {
     assert_eq!(first.take(), Ok(2));
     let (one, two) = (first.device.poll_request().unwrap(), first.device.poll_request().unwrap());
     first.answer(&one, Ok(()));
-    // The disk is taken away: the guest hears nothing, for somebody else will answer.
+    // The disk is removed from this daemon: the guest gets no answer, for another daemon will answer.
     first.answer(&two, Err(IoError::ShuttingDown));
     assert_eq!((first.used(), first.status()), ((1, 0, 1), 0));
     first.device.stop(0);
@@ -705,7 +707,7 @@ fn requests_that_the_engine_has_not_seen_are_given_up_at_the_end() {
     assert_eq!((rig.device.poll_stopped(0), rig.used().0), (Some(1), 0));
 }
 
-/// Small numbers that are often the same, from a generator that needs no crate.
+/// Small numbers that are often equal, from a generator without a crate.
 fn dice(state: &mut u64, sides: u64) -> u64 {
     *state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
     (*state >> 33) % sides
@@ -721,7 +723,7 @@ fn whatever_a_driver_writes_only_sensible_requests_come_out() {
             [DATA, HEADER, STATUS, TABLE, SECOND, MIB - 600, 2 * MIB, SECOND + MIB - 512, u64::MAX - 511];
         for table in [DESCRIPTORS, TABLE] {
             for index in 0..QUEUE {
-                // Mostly as a driver would: a header, data, a status, and the same again.
+                // Mostly what a driver would send: a header, data, a status, and the same again.
                 let (address, len, flags) =
                     [(HEADER, 16, NEXT), (DATA, 512, NEXT | WRITE), (STATUS, 1, WRITE)]
                         [usize::from(index % 3)];

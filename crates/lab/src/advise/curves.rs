@@ -1,4 +1,4 @@
-//! What LRU caches of every size do, for each block size: where the search for the right one begins.
+//! LRU miss-ratio curves for each block size: the start of the search for the right cache.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -11,28 +11,30 @@ use super::{BlockSize, POINT, SizePoint, WriteBack};
 use crate::mrc::{self, Mode};
 use crate::trace::Op;
 
-/// Sectors in the blocks of one curve: 64 times what a sample touches at most would be 1 GB.
+/// Maximum number of sectors in the blocks of one curve. 64 times the maximum that a sample touches would
+/// need 1 GB.
 const BLOCK_SECTORS_MAX: u64 = 32 << 20;
 /// Points of a curve in the report.
 const POINTS: u32 = 64;
 
-/// The curve of one block size, in bytes of the real cache and for the whole trace.
+/// The curve of one block size, scaled to the real cache and the whole trace.
 pub(super) struct BlockCurve<'a> {
     pub(super) block_bytes: u64,
     sample: &'a Sample<'a>,
     misses: Curve,
 }
 
-/// Where to begin.
+/// Start of the search.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Start {
     pub(super) block_bytes: u64,
     pub(super) cache_bytes: u64,
-    /// All block sizes that were looked at.
+    /// The largest block size that was considered.
     pub(super) block_bytes_max: u64,
 }
 
-/// Write-through curves of whole reads, for each block size that is not too large for what the trace touches.
+/// Computes write-through curves of whole reads, for each block size that is not too large for the touched
+/// data.
 pub(super) fn by_block_size<'a>(sample: &'a Sample<'a>, threads: usize) -> Result<Vec<BlockCurve<'a>>> {
     let sizes: Vec<u64> = (12..=REGION_BYTES.ilog2()).map(|shift| 1 << shift).collect();
     let blocks = sample.blocks(&sizes);
@@ -61,7 +63,7 @@ impl BlockCurve<'_> {
         ((blocks as f64 / self.sample.rate).round() as u64).saturating_mul(self.block_bytes)
     }
 
-    /// Hits of a cache of any size.
+    /// Returns the hit ratio of an unbounded cache.
     pub(super) fn best(&self) -> f64 {
         let points = self.misses.points();
         match points.len() {
@@ -70,7 +72,7 @@ impl BlockCurve<'_> {
         }
     }
 
-    /// Hits of a cache of that size.
+    /// Returns the hit ratio of a cache of that size.
     pub(super) fn hit_ratio(&self, cache_bytes: u64) -> f64 {
         let blocks = (cache_bytes / self.block_bytes) as f64 * self.sample.rate;
         match blocks.round() as u64 {
@@ -79,9 +81,9 @@ impl BlockCurve<'_> {
         }
     }
 
-    /// The smallest cache with that many hits.
+    /// Returns the smallest cache with that hit ratio.
     fn size_for(&self, hit_ratio: f64) -> Option<u64> {
-        // What is read off the curve is found again in spite of rounding.
+        // The margin makes values taken from the curve be found again in spite of rounding.
         let wanted = self.sample.uncorrected(hit_ratio) - 1e-12;
         self.misses.size_for(wanted).map(|blocks| self.bytes(blocks.max(1)))
     }
@@ -92,12 +94,12 @@ impl BlockCurve<'_> {
         Some(SizePoint { cache_bytes: self.bytes(knee.blocks), read_hit_ratio })
     }
 
-    /// For people: with the hits at the size that was chosen, or at the target's where that is 0.
+    /// Returns the report: with the hits at the chosen size, or at the target's if that is 0.
     pub(super) fn report(&self, target: f64, cache_bytes: u64) -> BlockSize {
         let target_bytes = self.size_for(target).filter(|_| self.best() > 0.0);
         let at = if cache_bytes == 0 { target_bytes.unwrap_or(0) } else { cache_bytes };
         let end = self.misses.points().last().map_or(1, |point| point.blocks).max(1);
-        // As many sizes for each factor of two; the last is the largest that makes a difference.
+        // Equally many sizes for each factor of two; the last is the largest that makes a difference.
         let blocks = |i: u32| (end as f64).powf(f64::from(i) / f64::from(POINTS - 1)).round() as u64;
         let mut sizes: Vec<u64> = (0..POINTS).map(blocks).collect();
         sizes.dedup();
@@ -118,8 +120,8 @@ impl BlockCurve<'_> {
     }
 }
 
-/// The smallest size that reaches the target, and the largest block that is as good there: larger blocks need less
-/// memory for their index. `None` when no read is ever a hit.
+/// Returns the smallest size that reaches the target, and the largest block that is as good there: larger
+/// blocks need less memory for their index. `None` if no read is ever a hit.
 pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
     let reaching = curves.iter().filter(|curve| curve.best() > 0.0);
     let cache_bytes = reaching.filter_map(|curve| curve.size_for(target)).min()?;
@@ -131,7 +133,7 @@ pub(super) fn start(curves: &[BlockCurve<'_>], target: f64) -> Option<Start> {
     Some(Start { block_bytes, cache_bytes, block_bytes_max })
 }
 
-/// What writing back would save; `None` for a trace without writes.
+/// Returns the savings of write-back; `None` for a trace without writes.
 pub(super) fn write_back(
     sample: &Sample<'_>,
     block_bytes: u64,

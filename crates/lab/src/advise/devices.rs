@@ -1,4 +1,4 @@
-//! What lies below and beside the cache, as users name it: backing, flash, and how much the flash may be written.
+//! The storage around the cache, as users name it: backing, flash, and the flash's write endurance.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,13 +7,13 @@ use hob_world::disk_model::{ArrayConfig, ArrayModel};
 use hob_world::flash_model::{FlashConfig, FlashModel};
 use hob_world::service::{FixedModel, ServiceModel};
 
-/// Years that a rating in drive writes a day holds for.
+/// Period of a rating in drive writes per day, years.
 pub(super) const WARRANTY_YEARS: f64 = 5.0;
 pub(super) const DAYS_A_YEAR: f64 = 365.25;
-/// Longest fixed latency, milliseconds.
+/// Maximum fixed latency, milliseconds.
 const FIXED_MS_MAX: f64 = 60_000.0;
 
-/// What the disk lies on.
+/// Storage of the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Backing {
     /// RAID 5 of four 7200 rpm disks.
@@ -23,11 +23,11 @@ pub enum Backing {
     Raid5Of10K,
     /// RAID 5 of five 15K disks.
     Raid5Of15K,
-    /// Whatever it is, it takes so long.
+    /// A device with fixed latencies.
     Fixed {
-        /// Milliseconds for a read.
+        /// Latency of a read, milliseconds.
         read_ms: f64,
-        /// Milliseconds for a write.
+        /// Latency of a write, milliseconds.
         write_ms: f64,
     },
 }
@@ -49,7 +49,7 @@ impl Backing {
         ArrayModel::new(array).into()
     }
 
-    /// In words.
+    /// Returns a description.
     pub fn describe(self) -> String {
         match self {
             Backing::Raid5Of7200 => "a RAID 5 of four 7200 rpm disks".to_owned(),
@@ -80,7 +80,7 @@ impl FromStr for Backing {
     }
 }
 
-/// What the cache lies on.
+/// Storage of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flash {
     /// A SATA SSD.
@@ -99,7 +99,7 @@ impl Flash {
         FlashModel::new(config).into()
     }
 
-    /// In words.
+    /// Returns a description.
     pub fn describe(self) -> &'static str {
         match self {
             Flash::Sata => "a SATA SSD",
@@ -120,12 +120,13 @@ impl FromStr for Flash {
     }
 }
 
-/// How much may be written to the flash before it is worn out.
+/// Write endurance of the flash.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Endurance {
-    /// So many times its own size each day, for five years. Of the cache's share of a device, that is the cache's size.
+    /// Multiple of its own size each day, for five years. For the cache's share of a device, the size is
+    /// the cache's.
     DriveWritesPerDay(f64),
-    /// So many terabytes (10¹² bytes) in all.
+    /// Total of terabytes (10¹² bytes).
     TerabytesWritten(f64),
 }
 
@@ -136,7 +137,7 @@ impl Default for Endurance {
 }
 
 impl Endurance {
-    /// Bytes that may be written in all, by a cache of that size.
+    /// Returns the total of bytes that a cache of that size may write.
     pub(super) fn bytes(self, cache_bytes: u64) -> f64 {
         match self {
             Endurance::DriveWritesPerDay(times) => times * cache_bytes as f64 * DAYS_A_YEAR * WARRANTY_YEARS,
@@ -144,7 +145,7 @@ impl Endurance {
         }
     }
 
-    /// The device that may be written so much each day.
+    /// Returns the size of a device that may be written this much each day.
     pub(super) fn device_bytes(self, bytes_per_day: f64) -> Option<f64> {
         match self {
             Endurance::DriveWritesPerDay(times) => Some(bytes_per_day / times),

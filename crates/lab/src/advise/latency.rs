@@ -1,11 +1,12 @@
-//! Expected latencies: a window of the trace through the full engine in virtual time, without and with the cache.
+//! Expected latencies: runs a window of the trace through the full engine in virtual time, without and with
+//! the cache.
 //!
-//! The window is the end of the trace, and what comes before it warms the cache. That is seldom enough to fill a
-//! large one, so latencies are taken apart: reads that came from flash, reads that did not; the expectation is their
-//! mean, weighed with the hit ratio over the whole trace.
+//! The window is the end of the trace; the requests before it warm the cache. They rarely fill a large
+//! cache, so latencies are separated into reads from flash and other reads. The expected latency is their
+//! mean, weighted with the hit ratio over the whole trace.
 //!
-//! Requests come at their own times, unless the trace has none, or the backing is so slow that they would queue up
-//! without end: then one at a time, which tells service times and nothing about queues.
+//! Requests arrive at their own times, unless the trace has no times, or the backing is so slow that they
+//! would queue without end. Then they are sent one at a time, which shows service times but no queueing.
 
 use anyhow::{Result, anyhow};
 use hob_engine::REQUEST_BYTES_MAX;
@@ -19,16 +20,16 @@ use super::{Options, Trial};
 use crate::generate::run::ask;
 use crate::trace::Record;
 
-/// Requests measured.
+/// Maximum number of measured requests.
 const WINDOW_MAX: usize = 50_000;
-/// Requests before them that warm the cache.
+/// Maximum number of requests before them that warm the cache.
 const WARM_MAX: usize = 150_000;
-/// Reads this many times slower than one at a time: the backing does not keep up.
+/// If reads are this many times slower than one at a time, the backing does not keep up.
 const OVERLOAD: f64 = 10.0;
-/// Times that vary less than this between requests are numbers of requests, not times.
+/// If the times between requests vary less than this, they are request numbers, not times.
 const VARIATION_MIN: f64 = 0.01;
 
-/// When requests of the window come.
+/// Timing of the window's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Timing {
@@ -36,7 +37,7 @@ pub enum Timing {
     Original,
     /// One at a time, because the trace does not say when.
     OneAtATimeNoTimes,
-    /// One at a time, because the backing alone could not keep up with the trace.
+    /// One at a time, because even the backing alone could not keep up with the trace.
     OneAtATimeOverload,
 }
 
@@ -45,13 +46,13 @@ pub enum Timing {
 pub struct Latency {
     /// Without a cache.
     pub without_ns: u64,
-    /// With the recommended one: hits and misses weighed with the hit ratio over the whole trace.
+    /// With the recommended cache: hits and misses weighted with the hit ratio over the whole trace.
     pub with_ns: u64,
     /// Reads from flash.
     pub hit_ns: u64,
     /// Reads that the cache could not serve.
     pub miss_ns: u64,
-    /// How requests came.
+    /// Timing of the requests.
     pub timing: Timing,
     /// Requests that were measured.
     pub requests: u64,
@@ -63,7 +64,7 @@ pub struct Latency {
     pub flash: String,
 }
 
-/// How long the trace lasts; `None` when its times are none.
+/// Returns the duration of the trace; `None` if it has no times.
 pub(crate) fn seconds(held: &Held) -> Option<f64> {
     let profile = &held.profile;
     let has_times = profile.duration_ns > 0 && profile.gaps.variation > VARIATION_MIN;
@@ -96,7 +97,7 @@ fn mean((count, sum): (u64, u64)) -> Option<f64> {
     (count > 0).then(|| sum as f64 / count as f64)
 }
 
-/// What reads will take; `None` when the window has none that shows it.
+/// Returns the expected latencies; `None` if the window has no suitable reads.
 pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<Option<Latency>> {
     let (warm, window) = window(&held.records);
     let play = |cache, timing| play(held, options, cache, (warm, window), timing);
@@ -126,7 +127,7 @@ pub(super) fn expected(held: &Held, options: &Options, cache: &Trial) -> Result<
     }))
 }
 
-/// What warms the cache, and what is measured.
+/// Returns the warm-up requests and the measured ones.
 fn window(records: &[Record]) -> (&[Record], &[Record]) {
     let (before, window) = records.split_at(records.len() - (records.len() / 2).clamp(1, WINDOW_MAX));
     (&before[before.len() - before.len().min(WARM_MAX)..], window)

@@ -1,9 +1,9 @@
-//! Advice for a disk that is being served, from the miss-ratio curves that it keeps itself ([`hob_engine::sizing`]).
+//! Advice for a disk in service, from its own miss-ratio curves ([`hob_engine::sizing`]).
 //!
-//! The same search as from a trace where curves are all it takes: the smallest cache that reaches the target, the
-//! largest block that is as good there, the knee, what it writes to flash. What takes the requests themselves is left out
-//! and said to be: other policies than LRU, admission, latencies, what writing back saves, blocks above 64 KiB. Sizes are
-//! bytes, times nanoseconds, ratios 0 to 1.
+//! The search is the same as for a trace, as far as curves are sufficient: the smallest cache that reaches
+//! the target, the largest block that is as good there, the knee, and flash writes. Results that need the
+//! requests themselves are left out, and the advice says so: policies other than LRU, admission, latencies,
+//! savings of write-back, blocks above 64 KiB. Sizes are bytes, times nanoseconds, ratios 0 to 1.
 
 #[cfg(test)]
 mod tests;
@@ -18,44 +18,44 @@ use super::words::{bytes, percent, typed, years};
 use super::{BlockSize, HIT_RATIO_MIN, POINT, SizePoint, TARGET_OF_BEST, Target, Verdict, Wear};
 use crate::picture::Unit;
 
-/// While more of the recent reads than this are first ones, the load is being learnt and its cache warmed.
+/// If more than this share of the recent reads are first reads, the cache is still warming up.
 const FIRST_SHARE_WARM: f64 = 0.05;
-/// After so long, reads of new data are what the load is like.
+/// After this time, reads of new data count as part of the steady load.
 const SETTLED_S: f64 = DAY_S;
-/// A smaller cache may cost so many of the hits where no target was given.
+/// Hit ratio that a smaller cache may lose if there is no target.
 const SHRINK_LOSS_MAX: f64 = POINT / 2.0;
-/// Fewer reads than this say little.
+/// With fewer reads, the advice has low confidence.
 const READS_TELLING: u64 = 10_000;
-/// In a shorter time, what is written in a day is not worked out.
+/// Below this duration, daily writes are not computed.
 const SECONDS_TELLING: f64 = 60.0;
 const DAY_S: f64 = 86_400.0;
-/// A size this near is the right one.
+/// Relative difference below which a size counts as right.
 const NEAR: f64 = 0.1;
-/// Sizes to show, in parts of the recommended one.
+/// Sizes to show, relative to the recommended one.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// A cache that has less of the expected hits than this is worth a word.
+/// A cache that has this much less than the expected hit ratio is mentioned.
 const FALLS_SHORT: f64 = 0.1;
 /// Points of a curve in the report.
 const POINTS: u32 = 64;
 
-/// What a disk has learnt.
+/// A disk's own measurements.
 #[derive(Clone, Debug)]
 pub struct Live {
-    /// What it is called.
+    /// Name of the disk.
     pub disk: String,
-    /// For so long.
+    /// Duration of the measurements.
     pub elapsed_ns: u64,
     /// Reads.
     pub reads: u64,
     /// Their bytes.
     pub read_bytes: u64,
-    /// Share of the reads that flash or memory above it served.
+    /// Share of the reads that flash or memory served.
     pub read_hit_ratio: f64,
     /// Writes.
     pub writes: u64,
     /// Their bytes.
     pub write_bytes: u64,
-    /// The latest of the reads.
+    /// The recent reads.
     pub recent: LiveRecent,
     /// The cache it has.
     pub cache: Option<LiveCache>,
@@ -68,110 +68,110 @@ pub struct Live {
 pub struct LiveRecent {
     /// Reads.
     pub reads: u64,
-    /// Share that flash or memory above it served.
+    /// Share that flash or memory served.
     pub read_hit_ratio: f64,
-    /// Share that asked for data which was never read or written before.
+    /// Share that read data which was never read or written before.
     pub first_share: f64,
 }
 
-/// How much the advice is worth.
+/// Confidence in the advice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Confidence {
-    /// There are too few reads to judge by.
+    /// There are too few reads.
     Low,
-    /// Many recent reads are first ones: the cache is being warmed, and may turn out to need more room.
+    /// Many recent reads are first reads: the cache is warming up, and may need more space.
     WarmingUp,
-    /// The recent reads bring in hardly anything new, or the load was watched for a day.
+    /// The recent reads contain hardly any new data, or the load was observed for a day.
     Steady,
 }
 
 /// The cache that a disk has.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LiveCache {
-    /// Room.
+    /// Size.
     pub cache_bytes: u64,
-    /// Its blocks.
+    /// Block size.
     pub block_bytes: u64,
-    /// Replacement.
+    /// Replacement policy.
     pub policy: String,
 }
 
-/// What is known for one block size.
+/// Measurements for one block size.
 #[derive(Clone, Debug)]
 pub struct LiveCurve {
-    /// The block.
+    /// Block size.
     pub block_bytes: u64,
-    /// Bytes in the blocks that were touched, estimated.
+    /// Estimated size of the blocks that were touched.
     pub footprint_bytes: u64,
-    /// Share of the blocks that is followed.
+    /// Sampling rate of the blocks.
     pub sample_rate: f64,
-    /// Misses of reads, by blocks of cache.
+    /// Miss ratio of reads, by blocks of cache.
     pub misses: Curve,
 }
 
-/// What is wanted, and what there is.
+/// The user's goals and devices.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LiveOptions {
-    /// Read hit ratio to reach; otherwise 90 % of the best that a cache of any size reaches.
+    /// Hit ratio to reach; default: 90 % of the best that a cache of any size reaches.
     pub target_hit: Option<f64>,
-    /// What the flash is rated for.
+    /// Endurance of the flash.
     pub endurance: Endurance,
 }
 
 /// The advice.
 #[derive(Clone, Debug, Serialize)]
 pub struct LiveAdvice {
-    /// Whose.
+    /// The disk.
     pub disk: String,
-    /// Is a cache worth it?
+    /// Whether a cache is worthwhile.
     pub verdict: Verdict,
-    /// How much the advice is worth.
+    /// Confidence in the advice.
     pub confidence: Confidence,
     /// The advice in a sentence or two.
     pub summary: String,
-    /// What to type; empty when there is nothing to do. The pool is the user's to fill in.
+    /// The command to type; empty if there is nothing to do. The user fills in the pool.
     pub command: String,
-    /// Why, a sentence each.
+    /// Reasons, a sentence each.
     pub why: Vec<String>,
-    /// What the advice does not cover or may be wrong about, a sentence each.
+    /// Limits and possible errors of the advice, a sentence each.
     pub caveats: Vec<String>,
     /// The recommended cache.
     pub recommendation: Option<LiveRecommendation>,
-    /// What was aimed at.
+    /// The target.
     pub target: Target,
-    /// The knee of the curve for the advised block size: beyond it, more cache buys little.
+    /// The knee of the curve for the advised block size: beyond it, more cache adds few hits.
     pub knee: Option<SizePoint>,
-    /// What block sizes do, smallest first.
+    /// Results for block sizes, smallest first.
     pub block_sizes: Vec<BlockSize>,
-    /// Other sizes of the recommended cache, by LRU.
+    /// Other sizes of the recommended cache, with LRU.
     pub sizes: Vec<SizePoint>,
-    /// What the flash has to endure, estimated.
+    /// Estimated wear of the flash.
     pub wear: Option<Wear>,
-    /// The cache the disk has.
+    /// The disk's present cache.
     pub cache: Option<LiveCache>,
     /// Share of the reads that flash or memory serves now.
     pub read_hit_ratio: f64,
-    /// The latest of the reads.
+    /// The recent reads.
     pub recent: LiveRecent,
-    /// Learnt over so long.
+    /// Duration of the measurements.
     pub elapsed_ns: u64,
-    /// From so many reads…
+    /// Number of reads measured…
     pub reads: u64,
     /// … and writes.
     pub writes: u64,
 }
 
-/// A cache.
+/// The recommended cache.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LiveRecommendation {
     /// Its size.
     pub cache_bytes: u64,
-    /// Its blocks.
+    /// Its block size.
     pub block_bytes: u64,
-    /// Reads it would serve, by LRU.
+    /// Its expected hit ratio, with LRU.
     pub read_hit_ratio: f64,
-    /// Its size as a share of what the disk's requests touch.
+    /// Its size relative to the data that the disk's requests touch.
     pub of_footprint: f64,
 }
 
@@ -185,7 +185,7 @@ impl LiveCurve {
     }
 
     fn size_for(&self, hit_ratio: f64) -> Option<u64> {
-        // What is read off the curve is found again in spite of rounding.
+        // The margin makes values taken from the curve be found again in spite of rounding.
         let blocks = self.misses.size_for(hit_ratio - 1e-12)?;
         Some(blocks.max(1).saturating_mul(self.block_bytes))
     }
@@ -247,11 +247,11 @@ impl LiveAdvice {
     }
 }
 
-/// What to do with a disk that is being served.
+/// Returns the advice for a disk in service.
 pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
     let best = disk.block_sizes.iter().map(LiveCurve::best).fold(0.0, f64::max);
     let target = Target {
-        // What no cache reaches cannot be aimed at; the words say so.
+        // A target that no cache reaches is lowered; the sentences say so.
         read_hit_ratio: options.target_hit.unwrap_or(best * TARGET_OF_BEST).min(best),
         is_given: options.target_hit.is_some(),
         best_read_hit_ratio: best,
@@ -291,7 +291,8 @@ pub fn live(disk: &Live, options: &LiveOptions) -> LiveAdvice {
     advice
 }
 
-/// The largest block that is as good as the best at the smallest size that reaches the target, and that size.
+/// Returns the largest block that is as good as the best at the smallest size that reaches the target, and
+/// that size.
 fn choose<'a>(disk: &'a Live, target: &Target) -> Option<(&'a LiveCurve, u64)> {
     let sizes = disk.block_sizes.iter().filter_map(|curve| curve.size_for(target.read_hit_ratio));
     let cache_bytes = rounded(sizes.min()? as f64);
@@ -329,18 +330,18 @@ fn recommend(
     push_why(advice, disk, &recommended);
 }
 
-/// Bytes that requests touch, in the smallest blocks.
+/// Returns the bytes that requests touch, in the smallest blocks.
 fn footprint(disk: &Live) -> u64 {
     disk.block_sizes.first().map_or(1, |curve| curve.footprint_bytes.max(1))
 }
 
 fn wear(disk: &Live, options: &LiveOptions, cache: &LiveRecommendation) -> Option<Wear> {
     let seconds = disk.elapsed_ns as f64 / 1e9;
-    // The writes of a warm-up are no day's writes.
+    // The writes during a warm-up are not representative.
     if seconds < SECONDS_TELLING || disk.confidence() != Confidence::Steady {
         return None;
     }
-    // What misses bring, and all writes.
+    // Data of misses, and all writes.
     let written = (1.0 - cache.read_hit_ratio) * disk.read_bytes as f64 + disk.write_bytes as f64;
     let per_day = written / seconds * DAY_S;
     let endurance_bytes = options.endurance.bytes(cache.cache_bytes);
@@ -354,7 +355,7 @@ fn wear(disk: &Live, options: &LiveOptions, cache: &LiveRecommendation) -> Optio
     })
 }
 
-/// The advice in a sentence, and what to type.
+/// Writes the advice as a sentence, and the command.
 fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     let size = bytes(cache.cache_bytes);
     let hits = percent(cache.read_hit_ratio);
@@ -390,8 +391,8 @@ fn say(advice: &mut LiveAdvice, disk: &Live, cache: &LiveRecommendation) {
     advice.command = format!("hob cache resize {name} {}", typed(cache.cache_bytes));
 }
 
-/// Says why a cache is not made smaller, where it should not be: it is not warm yet, or would lose hits that nobody
-/// offered to give up.
+/// Says why a cache should not be made smaller: it is not warm yet, or would lose hits without the user's
+/// consent.
 fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &LiveRecommendation) -> bool {
     let (name, size) = (&disk.disk, bytes(own.cache_bytes));
     if advice.confidence != Confidence::Steady {
@@ -407,7 +408,7 @@ fn keeps_size(advice: &mut LiveAdvice, disk: &Live, own: &LiveCache, cache: &Liv
     if loss <= SHRINK_LOSS_MAX {
         return false;
     }
-    // The smallest cache that serves what this one does.
+    // The smallest cache with the same hit ratio as the present one.
     let same = curve.size_for(hits - SHRINK_LOSS_MAX).map_or(own.cache_bytes, |same| rounded(same as f64));
     if own.cache_bytes as f64 > same as f64 * (1.0 + NEAR) {
         advice.summary = format!(
@@ -560,7 +561,7 @@ fn push_caveats(advice: &mut LiveAdvice, disk: &Live, options: &LiveOptions) {
     );
 }
 
-/// The advice as text.
+/// Returns the advice as text.
 pub fn live_text(advice: &LiveAdvice) -> String {
     let mut out = filled("", &advice.confidence_sentence());
     out.push('\n');

@@ -1,14 +1,15 @@
-//! What the advice is worked out from: the trace's requests in memory, on one address space, and a sample of them.
+//! Input of the advice: the trace's requests in memory, in one address space, and a sample of them.
 //!
-//! Requests are held because they are gone through many times; a trace of more than is allowed is cut there, and the
-//! advice says so. Where a trace has several disks or addresses beyond 4 TiB, the pieces of 1 MiB that it touches are
-//! moved together, in order: caches do not see that, seeks of the backing become shorter.
+//! Requests are kept in memory because they are used many times. A trace with too many is truncated, and
+//! the advice says so. If a trace has several disks or addresses beyond 4 TiB, the touched chunks of 1 MiB
+//! are moved together, in order: this does not affect caches, but shortens seeks of the backing.
 //!
-//! The *sample* follows 256 KiB regions, chosen by a hash of their place (spatially hashed sampling: Waldspurger et al.,
-//! "Efficient MRC construction with SHARDS", USENIX FAST 2015). A request inside one region stays whole, so hits are
-//! still those of requests, with every sector valid, at every block size up to a region. A cache that is smaller by the
-//! sample's rate then stands for the real one. Regions that are hotter than the average make a sample hold more or fewer
-//! requests than its rate says; as SHARDS-adj does, the difference is taken to be hits.
+//! The *sample* consists of 256 KiB regions, chosen by a hash of their position (spatially hashed sampling:
+//! Waldspurger et al., "Efficient MRC construction with SHARDS", USENIX FAST 2015). A request inside one
+//! region stays whole, so hits are still those of requests, with every sector valid, at every block size up
+//! to a region. A cache that is smaller by the sample's rate represents the real one. Because of hot
+//! regions a sample may hold more or fewer requests than its rate suggests; as in SHARDS-adj, the
+//! difference is counted as hits.
 
 use std::borrow::Cow;
 
@@ -21,14 +22,14 @@ use crate::trace::{Op, Record};
 
 /// Addresses above this are moved together.
 const SPAN_BYTES_MAX: u64 = 4 << 40;
-/// Pieces that are moved together stay whole; they are larger than any block.
+/// log2 of the chunk size. Chunks stay whole, and are larger than any block.
 const CHUNK_SHIFT: u32 = 20;
-/// What a sample follows or not: the largest block that is advised.
+/// Size of a sampled region: the largest block that is advised.
 pub(super) const REGION_BYTES: u64 = 256 << 10;
-/// Records that travel together.
+/// Records per block.
 const RECORDS_A_BLOCK: usize = 1 << 13;
 
-/// Gathers a trace.
+/// Collects a trace.
 #[derive(Debug)]
 pub struct Material {
     records: Vec<Record>,
@@ -37,26 +38,27 @@ pub struct Material {
     profiler: Profiler,
 }
 
-/// The gathered trace.
+/// The collected trace.
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) records: Vec<Record>,
     pub(crate) profile: Profile,
-    /// Requests that there was no room for.
+    /// Number of requests that did not fit.
     pub(crate) left_out: u64,
-    /// Where the last request ends, in whole MiB.
+    /// End of the last request, rounded up to MiB.
     pub(crate) span_bytes: u64,
-    /// Whether addresses were moved together.
+    /// True if addresses were moved together.
     pub(crate) is_moved: bool,
 }
 
 impl Material {
-    /// Room for so many requests, at 24 bytes each; only what is used is taken.
+    /// Creates a collection of at most `requests_max` requests, at 24 bytes each; memory is allocated as
+    /// needed.
     pub fn new(requests_max: usize) -> Material {
         Material { records: Vec::new(), requests_max, left_out: 0, profiler: Profiler::default() }
     }
 
-    /// Takes the next request, in order of time. A request too many is counted and left out.
+    /// Adds the next request, in order of time. Requests above the maximum are only counted.
     pub fn add(&mut self, record: &Record) {
         if self.records.len() == self.requests_max {
             self.left_out += 1;
@@ -85,7 +87,7 @@ impl Material {
     }
 }
 
-/// The chunks of a request, as numbers in which disks come one after the other.
+/// Returns the chunks of a request, numbered across disks.
 fn chunks(record: &Record) -> std::ops::Range<u64> {
     let disk = u64::from(record.disk) << (64 - CHUNK_SHIFT);
     let end = (record.offset + u64::from(record.len)).div_ceil(1 << CHUNK_SHIFT);
@@ -100,7 +102,8 @@ fn move_together(records: &mut [Record]) -> Result<()> {
         let new = chunks(record).filter(|chunk| known.last() != Some(chunk));
         let new: Vec<u64> = new.collect();
         known.extend(new);
-        // Sorting when it has doubled keeps memory in proportion to what is different.
+        // Sorting only when the size has doubled keeps memory proportional to the number of different
+        // chunks.
         if known.len() > 2 * sorted + (1 << 20) {
             known.sort_unstable();
             known.dedup();
@@ -125,23 +128,23 @@ fn move_together(records: &mut [Record]) -> Result<()> {
     Ok(())
 }
 
-/// Part of the trace that stands for all of it.
+/// A part of the trace that represents the whole.
 #[derive(Clone, Debug)]
 pub(super) struct Sample<'a> {
     pub(super) records: Cow<'a, [Record]>,
-    /// The share of regions in it; 1 when it is the trace itself.
+    /// The sampling rate of regions; 1 for the whole trace.
     pub(super) rate: f64,
-    /// Reads in it, over what the rate lets expect.
+    /// Number of reads in it, relative to the number expected from the rate.
     pub(super) correction: f64,
 }
 
 impl Held {
-    /// All of the trace, as a sample.
+    /// Returns the whole trace as a sample.
     pub(super) fn whole(&self) -> Sample<'_> {
         Sample { records: Cow::Borrowed(&self.records), rate: 1.0, correction: 1.0 }
     }
 
-    /// A sample that touches about so many sectors at most.
+    /// Returns a sample that touches at most about `touches_max` sectors.
     pub(super) fn sample(&self, touches_max: u64) -> Sample<'_> {
         let touches = self.profile.footprint.touches;
         if touches <= touches_max {
@@ -165,7 +168,7 @@ impl Held {
     }
 }
 
-/// A request cut where regions meet.
+/// Splits a request at region boundaries.
 fn parts(record: &Record) -> impl Iterator<Item = Record> + use<> {
     let record = *record;
     let end = record.offset + u64::from(record.len);
@@ -177,17 +180,17 @@ fn parts(record: &Record) -> impl Iterator<Item = Record> + use<> {
 }
 
 impl Sample<'_> {
-    /// The hit ratio of the whole trace, from one that was found in the sample.
+    /// Converts a hit ratio of the sample to one of the whole trace.
     pub(super) fn corrected(&self, hit_ratio: f64) -> f64 {
         (1.0 - (1.0 - hit_ratio) * self.correction).clamp(0.0, 1.0)
     }
 
-    /// The hit ratio to look for in the sample, for one of the whole trace.
+    /// Converts a hit ratio of the whole trace to one of the sample.
     pub(super) fn uncorrected(&self, hit_ratio: f64) -> f64 {
         1.0 - (1.0 - hit_ratio) / self.correction
     }
 
-    /// Different blocks that reads and writes touch, for each block size (bytes).
+    /// Returns the number of different blocks that requests touch, for each block size (bytes).
     pub(super) fn blocks(&self, sizes: &[u64]) -> Vec<u64> {
         let smallest = sizes[0];
         let covered = |record: &Record| {

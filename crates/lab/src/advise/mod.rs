@@ -1,15 +1,17 @@
-//! Advice: which cache a disk should get, worked out from a trace of it.
+//! Advice: which cache a disk should get, computed from a trace of it.
 //!
-//! Stages, each from what the one before found:
+//! Stages, each using the results of the one before:
 //!
-//! 1. the profile of the trace, and a sample of it where it is large (see `material.rs`);
-//! 2. LRU miss-ratio curves for each block size: what is attainable, the knee, the size for the target;
-//! 3. simulations around that size, of every policy that the daemon has, of block sizes, of admissions;
-//! 4. the chosen cache simulated exactly, over the whole trace: the figures of the recommendation;
-//! 5. a part of the trace in virtual time, on models of backing and flash: latencies; and what flash has to endure.
+//! 1. the profile of the trace, and a sample of it if it is large (see `material.rs`);
+//! 2. LRU miss-ratio curves for each block size: attainable hits, the knee, the size for the target;
+//! 3. simulations around that size, of every policy of the daemon, of block sizes, of admissions;
+//! 4. an exact simulation of the chosen cache over the whole trace: the figures of the recommendation;
+//! 5. a part of the trace in virtual time, with models of backing and flash: latencies, and the wear of the
+//!   flash.
 //!
-//! A disk that a cache does not help is told so. The same trace and options give the same advice. Sizes are bytes,
-//! times nanoseconds, ratios 0 to 1. Discards and flushes are followed, but nothing is advised because of them.
+//! If a cache does not help, the advice says so. The same trace and options give the same advice. Sizes are
+//! bytes, times nanoseconds, ratios 0 to 1. Discards and flushes are simulated, but do not affect the
+//! advice.
 
 mod curves;
 mod devices;
@@ -44,31 +46,31 @@ pub use page::page;
 pub use text::text;
 pub use trials::{Setting, Trial};
 
-/// Of the reads that could be hits, the share that is aimed at unless the user says otherwise.
+/// Default target: this share of the attainable hit ratio.
 const TARGET_OF_BEST: f64 = 0.9;
-/// Below this, hits are too few to be worth a cache.
+/// Below this hit ratio a cache is not worthwhile.
 const HIT_RATIO_MIN: f64 = 0.05;
-/// Hit ratios nearer than this are the same for people.
+/// Hit ratios that differ by less than this count as equal.
 const POINT: f64 = 0.01;
 
-/// What is wanted, and what there is.
+/// The user's goals and devices.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// What the trace is called.
+    /// Name of the trace.
     pub trace: String,
-    /// Read hit ratio to reach; otherwise 90 % of the best that a cache of any size reaches.
+    /// Hit ratio to reach; default: 90 % of the best that a cache of any size reaches.
     pub target_hit: Option<f64>,
-    /// What the disk lies on.
+    /// Storage of the disk.
     pub backing: Backing,
-    /// What the cache will lie on.
+    /// Storage of the cache.
     pub flash: Flash,
-    /// What the flash is rated for.
+    /// Endurance of the flash.
     pub endurance: Endurance,
-    /// Admissions that can be set in a daemon; others are tried too, but not recommended. Never empty.
+    /// Admissions that a daemon supports; others are tried too, but not recommended. Never empty.
     pub admissions: Vec<Admission>,
-    /// Threads that simulate.
+    /// Number of simulation threads.
     pub threads: usize,
-    /// Sectors touched by the sample; a trace that touches fewer is used whole.
+    /// Maximum number of sectors that the sample touches; a trace with fewer is used whole.
     pub touches_max: u64,
 }
 
@@ -87,38 +89,38 @@ impl Default for Options {
     }
 }
 
-/// Is a cache worth it?
+/// Whether a cache is worthwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
     /// Yes.
     Cache,
-    /// No: too few reads, or too few of them come again.
+    /// No: too few reads, or too few repeated ones.
     NoCache,
 }
 
 /// The advice.
 #[derive(Clone, Debug, Serialize)]
 pub struct Advice {
-    /// What the trace is called.
+    /// Name of the trace.
     pub trace: String,
-    /// Is a cache worth it?
+    /// Whether a cache is worthwhile.
     pub verdict: Verdict,
     /// The advice in a sentence or two.
     pub summary: String,
-    /// What to type; empty when there is nothing to do. Disk and pool are the user's to fill in.
+    /// The command to type; empty if there is nothing to do. The user fills in disk and pool.
     pub command: String,
-    /// Why this one, a sentence each.
+    /// Reasons, a sentence each.
     pub why: Vec<String>,
-    /// What the advice does not cover or may be wrong about, a sentence each.
+    /// Limits and possible errors of the advice, a sentence each.
     pub caveats: Vec<String>,
     /// The recommended cache, simulated over the whole trace.
     pub recommendation: Option<Recommendation>,
-    /// What was aimed at.
+    /// The target.
     pub target: Target,
-    /// The knee of the curve for the advised block size: beyond it, more cache buys little.
+    /// The knee of the curve for the advised block size: beyond it, more cache adds few hits.
     pub knee: Option<SizePoint>,
-    /// What block sizes do, smallest first.
+    /// Results for block sizes, smallest first.
     pub block_sizes: Vec<BlockSize>,
     /// Other sizes of the recommended cache.
     pub sizes: Vec<Trial>,
@@ -126,29 +128,29 @@ pub struct Advice {
     pub policies: Vec<Trial>,
     /// Admissions of the recommended cache.
     pub admissions: Vec<Trial>,
-    /// What writing back would save.
+    /// Savings of write-back.
     pub write_back: Option<WriteBack>,
     /// Expected latencies.
     pub latency: Option<Latency>,
-    /// What the flash has to endure.
+    /// Wear of the flash.
     pub wear: Option<Wear>,
-    /// How much of the trace the tables are worked out from; the recommendation's own figures are from all of it.
+    /// Sampling rate of the tables; the recommendation's own figures are from the whole trace.
     pub sample_rate: f64,
-    /// The trace.
+    /// Profile of the trace.
     pub profile: Profile,
 }
 
-/// What to do.
+/// The recommended configuration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Recommendation {
-    /// The cache and what it did with the whole trace.
+    /// The cache and its results for the whole trace.
     #[serde(flatten)]
     pub cache: Trial,
     /// The preset to start from.
     pub preset: &'static str,
-    /// What happens to writes.
+    /// Write mode.
     pub mode: &'static str,
-    /// Share of what the trace touches.
+    /// Size relative to the data that the trace touches.
     pub of_footprint: f64,
 }
 
@@ -157,69 +159,70 @@ pub struct Recommendation {
 pub struct Target {
     /// Share of the reads.
     pub read_hit_ratio: f64,
-    /// Whether the user named it.
+    /// True if the user chose it.
     pub is_given: bool,
-    /// What a cache without bounds reaches: all reads but first ones.
+    /// Hit ratio of an unbounded cache: all reads but first ones.
     pub best_read_hit_ratio: f64,
 }
 
-/// A size and what it reaches.
+/// A size and its hit ratio.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct SizePoint {
-    /// The cache.
+    /// Size of the cache.
     pub cache_bytes: u64,
     /// Share of the reads.
     pub read_hit_ratio: f64,
 }
 
-/// What LRU does with blocks of one size.
+/// Results of LRU with one block size.
 #[derive(Clone, Debug, Serialize)]
 pub struct BlockSize {
-    /// The block.
+    /// Block size.
     pub block_bytes: u64,
     /// The smallest cache that reaches the target.
     pub target_bytes: Option<u64>,
     /// The knee of its curve.
     pub knee: Option<SizePoint>,
-    /// Hits of reads at the recommended cache size (at the target's size where none is recommended).
+    /// Hit ratio of reads at the recommended cache size (at the target's size without a recommendation).
     pub read_hit_ratio: f64,
-    /// The curve: sizes, and hits of reads.
+    /// The curve: sizes, and hit ratios of reads.
     pub curve: Vec<SizePoint>,
 }
 
-/// What a cache of the recommended size that writes back would do, by LRU.
+/// Results of a write-back cache of the recommended size, with LRU.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct WriteBack {
-    /// Share of the written bytes that are overwritten in time and never reach the backing.
+    /// Share of the written bytes that are overwritten before destaging and never reach the backing.
     pub absorbed_ratio: f64,
-    /// Share of the backing's writes that it saves; writing back in whole blocks can save more than bytes.
+    /// Share of the backing's writes that it saves; destaging whole blocks can save more writes than bytes.
     pub writes_saved_ratio: f64,
 }
 
-/// What the flash has to endure.
+/// Wear of the flash.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Wear {
-    /// Bytes written to flash each day, at the trace's pace.
+    /// Bytes written to flash each day, at the trace's rate.
     pub flash_write_bytes_per_day: f64,
-    /// Times the cache's own size each day.
+    /// The same as a multiple of the cache's size.
     pub cache_writes_per_day: f64,
     /// The rating.
     pub endurance: String,
-    /// Bytes it allows in all.
+    /// Total of bytes that it allows.
     pub endurance_bytes: f64,
-    /// Years until then, if the device writes no more than it is told to.
+    /// Expected life in years, if the device writes no more than the cache does.
     pub life_years: f64,
-    /// How large a device with a rating in drive writes a day must be to last five years.
+    /// Size of a device with a rating in drive writes per day that lasts five years.
     pub device_bytes: Option<f64>,
 }
 
-/// Told how far the work is: the stage in a word or two, and the share of all work, 0 to 1. Ends it by returning false.
+/// Progress callback: the stage in a word or two, and the share of all work, 0 to 1. Returning false
+/// cancels the work.
 pub type Progress<'a> = dyn FnMut(&str, f64) -> bool + 'a;
 
-/// What to do with the disk whose trace this is.
+/// Returns the advice for the disk of this trace.
 ///
 /// # Errors
-/// No read and no write; a trace spread over more than 4 TiB; `progress` ended it.
+/// No read and no write; a trace spread over more than 4 TiB; cancelled by `progress`.
 pub fn advise(material: Material, options: &Options, progress: &mut Progress<'_>) -> Result<Advice> {
     let held = material.finish()?;
     let sample = held.sample(options.touches_max);
@@ -270,7 +273,7 @@ fn step(progress: &mut Progress<'_>, stage: &str, share: f64) -> Result<()> {
 fn target(curves: &[BlockCurve<'_>], given: Option<f64>) -> Target {
     let best = curves.iter().map(BlockCurve::best).fold(0.0, f64::max);
     Target {
-        // What no cache reaches cannot be aimed at; the words say so.
+        // A target that no cache reaches is lowered; the sentences say so.
         read_hit_ratio: given.unwrap_or(best * TARGET_OF_BEST).min(best),
         is_given: given.is_some(),
         best_read_hit_ratio: best,

@@ -6,7 +6,7 @@ use super::{Advice, BlockSize, Setting, Trial};
 use crate::page::{Card, Cell, Figure, Page, Section, Table};
 use crate::picture::{Axis, Bar, BarChart, BarGroup, Curve, CurveChart, Marker, Unit, bars, curves};
 
-/// The page, complete in itself. `made_by` says by what command.
+/// Returns a self-contained page. `made_by` is the command that created it.
 pub fn page(advice: &Advice, made_by: &str) -> String {
     let mut page = Page::new(format!("A cache for {}?", advice.trace)).lead(&advice.summary).made_by(made_by);
     for card in cards(advice) {
@@ -104,7 +104,7 @@ fn size_section(advice: &Advice) -> Section {
     section.table(rows.fold(Table::new(heads).caption("The advised cache in other sizes"), Table::row))
 }
 
-/// A row's name, with a word where it is the advised cache's.
+/// Returns a row's name, with a note if it is the advised cache's.
 fn named(name: String, advice: &Advice, is_same: impl Fn(&Setting) -> bool) -> Cell {
     let advised = advice.recommendation.as_ref().is_some_and(|advised| is_same(&advised.cache.setting));
     Cell::text(if advised { format!("{name} (advised)") } else { name })

@@ -1,4 +1,4 @@
-//! Advice on traces whose right answer is known.
+//! Advice on traces with a known best answer.
 
 use hob_engine::policy::PolicyKind;
 
@@ -59,12 +59,12 @@ fn a_zipf_load_gets_a_size_at_its_target() {
     let distinct = advice.profile.footprint.sectors as f64;
     assert!((best - (1.0 - distinct / 100_000.0)).abs() < 1e-9, "all but first reads: {best}");
     assert!((advised.cache.read_hit_ratio - 0.9 * best).abs() < 0.03, "{}", advice.summary);
-    // No larger than LRU needs, nor so small that half of it would do.
+    // Not larger than LRU needs, and not twice as large as necessary.
     let lru_bytes = advice.block_sizes[0].target_bytes.unwrap();
     assert!(setting.cache_bytes <= lru_bytes + MIB, "{} of {lru_bytes}", setting.cache_bytes);
     let half = Setting { cache_bytes: setting.cache_bytes / 2, ..setting };
     assert!(simulated(&records, half) < 0.9 * best - 0.01);
-    // Near the knee: scattered sectors in small blocks, within a few times the size.
+    // Near the knee: scattered sectors in small blocks, within a small factor of the size.
     let knee = advice.knee.unwrap();
     assert!((1..=6).contains(&(setting.cache_bytes / knee.cache_bytes)), "knee {knee:?}, {setting:?}");
     assert_eq!(setting.block_bytes, 4096);
@@ -86,7 +86,7 @@ fn a_sample_gives_nearly_the_same_advice_as_the_whole() {
     let sizes = sampled_at.setting.cache_bytes as f64 / whole_at.setting.cache_bytes as f64;
     assert!((0.7..1.4).contains(&sizes), "{sizes}");
     assert!((sampled_at.read_hit_ratio - whole_at.read_hit_ratio).abs() < 0.04);
-    // What the sample promised holds over the whole trace.
+    // The sample's prediction holds over the whole trace.
     assert!((sampled_at.read_hit_ratio - sampled.target.read_hit_ratio).abs() < 0.05);
     assert_eq!(sampled_at.read_hit_ratio, simulated(&records, sampled_at.setting));
     for (a, b) in whole.block_sizes.iter().zip(&sampled.block_sizes) {
@@ -135,7 +135,7 @@ fn a_loop_gets_room_for_all_of_it_or_a_policy_that_stands_loops() {
     assert!((20 * MIB..=33 * MIB).contains(&setting.cache_bytes), "{setting:?}");
     let smaller = Setting { cache_bytes: 30 * MIB, policy: lru(), ..setting };
     assert_eq!(simulated(&records, smaller), 0.0);
-    // Without gaps that vary there is no pace to speak of.
+    // Without varying gaps there are no times.
     assert!(found.wear.is_none());
     assert!(found.caveats.iter().any(|words| words.contains("no times")), "{:?}", found.caveats);
 }
@@ -197,7 +197,8 @@ fn a_backing_that_cannot_keep_up_is_measured_without_queues() {
 #[test]
 fn several_disks_share_no_block_and_far_addresses_are_moved_together() {
     let mut dice = Prng::new(7);
-    // Both disks read the same addresses, each once in a while: were they one disk, half of all reads would be hits.
+    // Both disks read the same addresses, each once in a while: as one disk, half of all reads would be
+    // hits.
     let records: Vec<Record> = (0..4000_u64)
         .map(|i| Record {
             disk: (i % 2) as u16,

@@ -1,9 +1,9 @@
-//! The advice on a screen of text.
+//! The advice as text.
 
 use super::words::{bytes, percent};
 use super::{Advice, Trial};
 
-/// Width to which sentences are filled.
+/// Maximum line width of sentences.
 const WIDTH: usize = 100;
 /// Policies shown besides the chosen one.
 const POLICIES_SHOWN: usize = 4;
@@ -57,7 +57,7 @@ pub(super) fn section(out: &mut String, title: &str, sentences: &[String]) {
     sentences.iter().for_each(|sentence| *out += &filled("  - ", sentence));
 }
 
-/// Words filled into lines, the first after `lead` and the others as far indented.
+/// Wraps words into lines, the first after `lead` and the others indented equally.
 pub(super) fn filled(lead: &str, words: &str) -> String {
     let mut out = String::new();
     let mut line = lead.to_owned();
@@ -75,7 +75,7 @@ pub(super) fn filled(lead: &str, words: &str) -> String {
     out + &line + "\n"
 }
 
-/// Rows below heads, right-aligned but for the first column; a row that is marked has an arrow.
+/// Formats rows below heads, right-aligned except the first column; a marked row has an arrow.
 pub(super) fn columns(heads: &[&str], rows: impl Iterator<Item = (bool, Vec<String>)>) -> String {
     let heads = heads.iter().map(|head| (*head).to_owned()).collect();
     let rows: Vec<(bool, Vec<String>)> = std::iter::once((false, heads)).chain(rows).collect();

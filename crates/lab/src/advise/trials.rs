@@ -1,9 +1,10 @@
-//! Simulations of caches one might choose, and the choice.
+//! Simulations of candidate caches, and the choice.
 //!
-//! The choice is greedy, one property after the other, each by simulation with the ones before: the policy with the
-//! smallest size that reaches the target, then the largest block, then the admission that writes least to flash;
-//! hit ratios within a point count as equal. It is not the optimum of all combinations, which would cost
-//! hundreds of simulations to gain what the next day's load takes away again.
+//! The choice is greedy, one property after the other, each by simulation with the earlier choices. First
+//! the policy with the smallest size that reaches the target, then the largest block, then the admission
+//! that writes least to flash. Hit ratios within a point count as equal. This is not the optimum of all
+//! combinations, which would need hundreds of simulations for a gain that is smaller than the load's
+//! variation from day to day.
 
 use std::cell::RefCell;
 
@@ -17,26 +18,26 @@ use super::material::{Held, Sample, Slices};
 use super::{POINT, Progress};
 use crate::sim::{self, Point, Simulated};
 
-/// From one size to the next, as long as a policy reaches the target.
+/// Factor from one size to the next, as long as a policy reaches the target.
 const SMALLER: f64 = 0.7;
 const LARGER: f64 = 1.25;
-/// Times that a cache is enlarged because a sample promised too much.
+/// Maximum number of times that a cache is enlarged because the sample was too optimistic.
 const ENLARGED_MAX: u32 = 3;
-/// Smaller sizes to try: down to a twelfth of what LRU needs.
+/// Maximum number of smaller sizes to try: down to a twelfth of what LRU needs.
 const STEPS_MAX: u32 = 7;
 /// Sizes to try between one that is too small and one that is not.
 const BETWEEN: [f64; 3] = [0.25, 0.5, 0.75];
-/// Sizes to show, in parts of the chosen one.
+/// Sizes to show, relative to the chosen one.
 const SIZES_SHOWN: [f64; 5] = [0.25, 0.5, 1.0, 2.0, 4.0];
-/// Flash writes nearer than this are the same.
+/// Flash writes within this factor count as equal.
 const WRITES_ALIKE: f64 = 1.02;
-/// Other sizes are simulated over the whole trace if it touches no more sectors.
+/// Other sizes are simulated over the whole trace if it touches at most this many sectors.
 const WHOLE_TOUCHES_MAX: u64 = 20_000_000;
-/// Of all work, where simulations begin and end.
+/// Start and end of the simulations as shares of all work.
 pub(super) const SHARES: (f64, f64) = (0.3, 0.8);
-/// Nothing smaller can be given.
+/// Minimum size of a cache.
 const CACHE_BYTES_MIN: u64 = 1 << 20;
-/// What is tried besides letting everything in.
+/// Admissions that are tried besides admitting everything.
 const ADMISSIONS: [&str; 6] = [
     "always",
     "always+not-sequential:512K",
@@ -46,17 +47,17 @@ const ADMISSIONS: [&str; 6] = [
     "ghost+not-sequential:512K",
 ];
 
-/// A cache.
+/// Settings of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Setting {
     /// Its size; whole blocks of it are used.
     pub cache_bytes: u64,
-    /// Its blocks.
+    /// Its block size.
     pub block_bytes: u32,
-    /// Replacement.
+    /// Replacement policy.
     #[serde(serialize_with = "policy_name")]
     pub policy: PolicyKind,
-    /// What may come in.
+    /// Admission.
     #[serde(serialize_with = "admission_form")]
     pub admission: Admission,
 }
@@ -69,15 +70,15 @@ fn admission_form<S: Serializer>(admission: &Admission, serializer: S) -> Result
     serializer.collect_str(admission)
 }
 
-/// A cache, and what it does with the trace.
+/// A cache, and its results for the trace.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Trial {
     /// The cache.
     #[serde(flatten)]
     pub setting: Setting,
-    /// Reads that are served from flash.
+    /// Hit ratio of reads.
     pub read_hit_ratio: f64,
-    /// Bytes of these, of all bytes read.
+    /// Hit ratio of read bytes.
     pub read_hit_byte_ratio: f64,
     /// Bytes written to flash over the trace.
     pub flash_write_bytes: u64,
@@ -85,7 +86,7 @@ pub struct Trial {
     pub memory_bytes: u64,
 }
 
-/// What simulations need.
+/// Input of the simulations.
 pub(super) struct Trials<'a, 'b> {
     sample: &'a Sample<'a>,
     held: &'a Held,
@@ -93,7 +94,7 @@ pub(super) struct Trials<'a, 'b> {
     progress: RefCell<(&'a mut Progress<'b>, f64)>,
 }
 
-/// The choice, and what it was chosen from.
+/// The choice, and its alternatives.
 pub(super) struct Chosen {
     pub(super) setting: Setting,
     pub(super) policies: Vec<Trial>,
@@ -130,14 +131,14 @@ impl<'a, 'b> Trials<'a, 'b> {
             goes_on
         })?;
         ensure!(goes_on, "interrupted");
-        // How many runs it takes is not known: each gets a tenth of what is left.
+        // The number of runs is unknown: each gets a tenth of the remaining share.
         *share += (SHARES.1 - *share) / 10.0;
         Ok(settings.iter().zip(results).map(|(setting, result)| trial(*setting, &result, sample)).collect())
     }
 }
 
-/// What a sample promised, made true: the cache simulated over the whole trace, and enlarged as long as it has fewer
-/// hits than it should.
+/// Simulates a cache chosen from the sample over the whole trace, and enlarges it while it has too few
+/// hits.
 pub(super) fn settled(trials: &Trials<'_, '_>, setting: Setting, target: f64) -> Result<Trial> {
     let mut cache = trials.exactly(setting)?;
     for _ in 0..ENLARGED_MAX {
@@ -168,18 +169,18 @@ fn trial(setting: Setting, simulated: &Simulated, sample: &Sample<'_>) -> Trial 
     }
 }
 
-/// Rounds up to a size people can type: 1/64 exact, whole MiB.
+/// Rounds up to a size that is easy to type: within 1/64, whole MiB.
 pub(super) fn rounded(bytes: f64) -> u64 {
     let bytes = (bytes as u64).max(CACHE_BYTES_MIN);
     bytes.next_multiple_of((1 << bytes.ilog2() >> 6).max(CACHE_BYTES_MIN))
 }
 
-/// The policies the daemon has.
+/// Returns the policies of the daemon.
 fn serving() -> impl Iterator<Item = PolicyKind> {
     PolicyKind::all().filter(|policy| policy.info().serves)
 }
 
-/// Chooses; see the module's text.
+/// Chooses a cache; see the module documentation.
 pub(super) fn choose(
     trials: &Trials<'_, '_>,
     start: &Start,
@@ -198,7 +199,7 @@ pub(super) fn choose(
     Ok(Chosen { setting, policies, admissions })
 }
 
-/// The smallest size at which a policy reaches the target, and the policy there.
+/// Returns the smallest size at which a policy reaches the target, and that policy.
 fn choose_policy(
     trials: &Trials<'_, '_>,
     start: &Start,
@@ -211,7 +212,7 @@ fn choose_policy(
         let setting = |policy| Setting { cache_bytes, block_bytes, policy, admission };
         trials.run(&serving().map(setting).collect::<Vec<_>>())
     };
-    // LRU reaches it at the first size, but for rounding and what a sample leaves uncertain.
+    // LRU reaches it at the first size, except for rounding and the sample's uncertainty.
     let mut size = rounded(start.cache_bytes as f64);
     let mut at_size = all_at(size)?;
     if best(&at_size) < enough {
@@ -223,7 +224,7 @@ fn choose_policy(
         if size == CACHE_BYTES_MIN {
             break;
         }
-        // Rounding up must not end up where it began.
+        // Rounding up must not return to the same size.
         let smaller = rounded(size as f64 * SMALLER).min(size - CACHE_BYTES_MIN);
         let trials = all_at(smaller)?;
         too_small = smaller;
@@ -246,8 +247,8 @@ fn best(trials: &[Trial]) -> f64 {
     trials.iter().map(|trial| trial.read_hit_ratio).fold(0.0, f64::max)
 }
 
-/// Of those within a point of the best, and with `enough` hits if any has, what writes least to flash; among equals
-/// the first.
+/// Returns the trial with least flash writes among those within a point of the best, and with `enough` hits
+/// if any has; the first of equal ones.
 fn pick(trials: &[Trial], enough: f64) -> &Trial {
     let best = best(trials);
     let least_hits = (best - POINT).max(enough.min(best));
@@ -257,7 +258,7 @@ fn pick(trials: &[Trial], enough: f64) -> &Trial {
     good.iter().find(alike).expect("the least is alike")
 }
 
-/// The largest block that is as good as the best.
+/// Returns the largest block that is as good as the best.
 fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32) -> Result<Setting> {
     let sizes = (12..=block_bytes_max.ilog2()).map(|shift| 1 << shift);
     let settings: Vec<Setting> = sizes.map(|block_bytes| Setting { block_bytes, ..setting }).collect();
@@ -267,7 +268,7 @@ fn choose_block(trials: &Trials<'_, '_>, setting: Setting, block_bytes_max: u32)
     Ok(good.expect("the best is good").setting)
 }
 
-/// Of what can be set, the admission that writes least to flash for as many hits; and all of them.
+/// Returns the supported admission with least flash writes for as many hits, and all trials.
 fn choose_admission(
     trials: &Trials<'_, '_>,
     setting: Setting,
@@ -281,7 +282,7 @@ fn choose_admission(
     Ok((setting, results))
 }
 
-/// The chosen cache in other sizes, smallest first.
+/// Returns trials of the chosen cache in other sizes, smallest first.
 pub(super) fn sizes(
     trials: &Trials<'_, '_>,
     setting: Setting,

@@ -1,4 +1,4 @@
-//! The advice in sentences: what to do, why, and what may be wrong about it.
+//! The sentences of the advice: recommendation, reasons, caveats.
 
 use super::devices::WARRANTY_YEARS;
 use super::latency::{self, Timing};
@@ -7,22 +7,22 @@ use super::trials::Trial;
 use super::{Advice, HIT_RATIO_MIN, Options, POINT, Verdict};
 use crate::picture::Unit;
 
-/// A trace shorter than this does not show what returns each day.
+/// A shorter trace does not show data that is used again each day.
 const DAY_S: f64 = 86_400.0;
-/// One shorter than this hardly shows what returns at all.
+/// A shorter trace hardly shows any repeated use.
 const HOUR_S: f64 = 3600.0;
-/// Longer lives are not told apart.
+/// Longer lives are not distinguished.
 const LIFE_YEARS_MAX: f64 = 50.0;
-/// Shares below this are as good as none.
+/// Shares below this count as none.
 const NOTICEABLE: f64 = 0.005;
-/// A target this far above what is attained is worth a word.
+/// A target that exceeds the attained ratio by this is mentioned.
 const OVER: f64 = 0.005;
 
 pub(super) fn bytes(value: u64) -> String {
     Unit::Bytes.text(value as f64)
 }
 
-/// A share, without false precision.
+/// Formats a share without false precision.
 pub(super) fn percent(ratio: f64) -> String {
     let percent = ratio * 100.0;
     if percent > 0.0 && percent < 0.05 {
@@ -47,14 +47,14 @@ pub(super) fn years(years: f64) -> String {
     }
 }
 
-/// A byte count as `hob` reads it.
+/// Formats a byte count as `hob` parses it.
 pub(super) fn typed(bytes: u64) -> String {
     let suffixes = [(40, "T"), (30, "G"), (20, "M"), (10, "K")];
     let exact = suffixes.into_iter().find(|(shift, _)| bytes.is_multiple_of(1 << shift));
     exact.map_or(bytes.to_string(), |(shift, suffix)| format!("{}{suffix}", bytes >> shift))
 }
 
-/// Words for a disk that a cache does not help.
+/// Adds the sentences for a disk that a cache does not help.
 pub(super) fn refusing(mut advice: Advice, held: &Held) -> Advice {
     advice.verdict = Verdict::NoCache;
     let best = advice.target.best_read_hit_ratio;
@@ -84,7 +84,7 @@ pub(super) fn refusing(mut advice: Advice, held: &Held) -> Advice {
     advice
 }
 
-/// Words for a recommendation, which is there.
+/// Adds the sentences for a recommendation.
 pub(super) fn recommending(mut advice: Advice, held: &Held, options: &Options) -> Advice {
     let recommendation = advice.recommendation.clone().expect("there is a recommendation");
     let cache = &recommendation.cache;
@@ -211,7 +211,7 @@ fn push_mode(advice: &mut Advice) {
 
 fn push_write_back(advice: &mut Advice) {
     if let Some(saves) = advice.write_back.filter(|saves| saves.absorbed_ratio > NOTICEABLE) {
-        // Dirty blocks leave one by one, so writes larger than a block become more of them.
+        // Dirty blocks are destaged one by one, so writes larger than a block become more writes.
         let writes = match saves.writes_saved_ratio {
             NOTICEABLE.. => format!(" and {} of the writes", percent(saves.writes_saved_ratio)),
             _ => String::new(),

@@ -1,4 +1,4 @@
-//! Belady's optimum against trying everything, and against every policy.
+//! Compares Belady's optimum with exhaustive search, and with every policy.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -9,9 +9,9 @@ use hob_engine::{CacheSim, SimConfig};
 use super::*;
 use crate::prng::Prng;
 
-/// Misses of `blocks` in a cache of so many, whatever is kept: every choice is tried.
+/// Returns the minimum number of misses with a cache of `size` blocks, by trying every choice.
 fn brute_force(blocks: &[u64], size: usize) -> u64 {
-    // What can be in the cache now, and the fewest misses with which it can be.
+    // Possible contents of the cache, and the minimum number of misses for each.
     let mut states: HashMap<BTreeSet<u64>, u64> = HashMap::from([(BTreeSet::new(), 0)]);
     for block in blocks {
         let mut next: HashMap<BTreeSet<u64>, u64> = HashMap::new();
@@ -41,7 +41,7 @@ fn brute_force(blocks: &[u64], size: usize) -> u64 {
     states.into_values().min().expect("there is always a way")
 }
 
-/// Misses of a policy in a cache of that many blocks.
+/// Returns the misses of a policy in a cache of that many blocks.
 fn misses(policy: PolicyKind, blocks: u32, requests: &[u32]) -> u64 {
     let config = SimConfig { blocks, block_bytes: 4096, policy, admission: Admission::default() };
     let mut sim = CacheSim::new(&config).expect("workable");
@@ -51,7 +51,7 @@ fn misses(policy: PolicyKind, blocks: u32, requests: &[u32]) -> u64 {
 
 #[test]
 fn by_hand() {
-    // 1 and 2 stay for their next use, 3 does not come in; then 2 is over.
+    // 1 and 2 stay for their next use, 3 is not admitted; then 2 is not needed any more.
     let uses = NextUses::new([1, 2, 3, 1, 2, 3, 1]).expect("short");
     assert_eq!((uses.requests(), uses.distinct()), (7, 3));
     assert_eq!(uses.misses(0), 7);
@@ -83,7 +83,7 @@ fn no_choice_misses_less() {
     }
 }
 
-/// The set of moments spans several levels here.
+/// The set of times has several levels here.
 #[test]
 fn moments_know_their_last() {
     let mut dice = Prng::new(5);

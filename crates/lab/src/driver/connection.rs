@@ -10,7 +10,7 @@ use hob_nbd::NbdUri;
 use hob_nbd::client::handshake::{Goal, Handshake, HandshakeOutcome, Negotiated};
 use hob_nbd::uri::Address;
 
-/// A server that says nothing for this long while negotiating is not one.
+/// Timeout of the server during negotiation.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
 /// A socket of either kind.
@@ -45,7 +45,7 @@ impl Stream {
         }
     }
 
-    /// Ends both directions, whoever waits in them; an end that is already there is fine.
+    /// Shuts both directions down, which ends waits; an earlier shutdown is no error.
     pub(super) fn shutdown(&self) {
         let _ = match self {
             Stream::Tcp(stream) => stream.shutdown(Shutdown::Both),
@@ -80,7 +80,7 @@ impl Write for &Stream {
 pub struct Connection {
     pub(super) stream: Stream,
     pub(super) negotiated: Negotiated,
-    /// Bytes that came behind the negotiation.
+    /// Bytes received after the negotiation.
     pub(super) early: Vec<u8>,
 }
 
@@ -88,7 +88,7 @@ impl Connection {
     /// Connects and negotiates.
     ///
     /// # Errors
-    /// The server cannot be reached, is none, or refuses the export.
+    /// The server cannot be reached, is not an NBD server, or refuses the export.
     pub fn open(target: &NbdUri) -> Result<Connection> {
         let stream =
             Stream::connect(&target.address).with_context(|| format!("cannot connect to {target}"))?;
@@ -98,7 +98,7 @@ impl Connection {
         Ok(Connection { stream, negotiated, early })
     }
 
-    /// What the server said of the export.
+    /// Returns the server's description of the export.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }

@@ -1,7 +1,8 @@
-//! A connection for one thread that knows what every answer should be: it sends when told to, and receives when asked.
+//! A connection for one thread that checks every answer: it sends and receives on request.
 //!
-//! For load that is checked byte by byte, where [`Connection::run`] only times its requests. The caller bounds what is in
-//! flight, so that neither end waits for the other to take what it sends: a mebibyte each way is fine.
+//! For load that is checked byte by byte, while [`Connection::run`] only measures latencies. The caller
+//! limits the data in flight, so that neither end waits for the other to take what it sends: a mebibyte
+//! each way is fine.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -17,7 +18,7 @@ use super::connection::{Connection, Stream};
 
 const RECEIVE_BYTES: usize = 256 << 10;
 
-/// A request. Offsets and lengths are bytes, and suit what was negotiated.
+/// A request. Offsets and lengths are bytes, and must suit the negotiated export.
 #[derive(Clone, Copy, Debug)]
 pub enum Ask<'a> {
     /// Read.
@@ -33,7 +34,7 @@ pub enum Ask<'a> {
         offset: u64,
         /// These bytes.
         data: &'a [u8],
-        /// Answer when they are durable.
+        /// True to answer only when they are durable.
         fua: bool,
     },
     /// Write zeroes, which may become a hole.
@@ -42,19 +43,19 @@ pub enum Ask<'a> {
         offset: u64,
         /// So many.
         len: u32,
-        /// Answer when they are durable.
+        /// True to answer only when they are durable.
         fua: bool,
     },
-    /// Make durable what was answered before.
+    /// Make everything durable that was answered before.
     Flush,
 }
 
-/// What the server said to a request.
+/// The server's answer to a request.
 #[derive(Debug)]
 pub struct Answer {
-    /// As [`Dialogue::send`] returned it.
+    /// The value that [`Dialogue::send`] returned.
     pub cookie: u64,
-    /// Why the request failed, if it did.
+    /// The error, if the request failed.
     pub error: Option<ErrorCode>,
     /// What was read.
     pub data: Vec<u8>,
@@ -63,11 +64,11 @@ pub struct Answer {
 /// Why there will be no more answers.
 #[derive(Debug)]
 pub enum Lost {
-    /// The server has gone, or closed the connection.
+    /// The server closed the connection.
     Closed,
-    /// It says nothing for as long as [`Dialogue::open`] was told.
+    /// The server sent nothing for the timeout of [`Dialogue::open`].
     Silent(Duration),
-    /// It says something that is not NBD.
+    /// The server's data is not valid NBD.
     Broken(String),
 }
 
@@ -89,7 +90,7 @@ struct Asked {
     data: Vec<u8>,
 }
 
-/// See the module's text.
+/// A connection; see the module documentation.
 pub struct Dialogue {
     stream: Stream,
     negotiated: Negotiated,
@@ -97,16 +98,15 @@ pub struct Dialogue {
     silence_max: Duration,
     flight: BTreeMap<u64, Asked>,
     next_cookie: u64,
-    /// Received and not looked at.
+    /// Received bytes that were not parsed yet.
     arrived: Vec<u8>,
-    /// Where the payload that comes next belongs: a request, and the first byte in its data.
+    /// Destination of the next payload: a request, and the offset in its data.
     filling: Option<(u64, usize)>,
     answers: VecDeque<Answer>,
 }
 
 impl Dialogue {
-    /// Goes on with a connection on which nothing was asked yet. A server that says nothing for `silence_max` while
-    /// an answer is waited for is given up.
+    /// Takes over a connection without earlier requests. `silence_max` is the timeout of an awaited answer.
     ///
     /// # Errors
     /// The socket's.
@@ -127,20 +127,20 @@ impl Dialogue {
         })
     }
 
-    /// What the server said of the export.
+    /// Returns the server's description of the export.
     pub fn negotiated(&self) -> &Negotiated {
         &self.negotiated
     }
 
-    /// Requests without an answer that was received.
+    /// Returns the number of requests without a received answer.
     pub fn in_flight(&self) -> usize {
         self.flight.len() + self.answers.len()
     }
 
-    /// Sends a request and returns its name.
+    /// Sends a request and returns its cookie.
     ///
     /// # Errors
-    /// [`Lost::Closed`], whatever the socket says.
+    /// [`Lost::Closed`] for any error of the socket.
     pub fn send(&mut self, ask: Ask<'_>) -> Result<u64, Lost> {
         let cookie = self.next_cookie;
         self.next_cookie += 1;
@@ -167,13 +167,13 @@ impl Dialogue {
         Ok(cookie)
     }
 
-    /// The next answer, in whichever order the server gives them.
+    /// Returns the next answer, in the server's order.
     ///
     /// # Errors
     /// [`Lost`].
     ///
     /// # Panics
-    /// When nothing was asked.
+    /// If no request is in flight.
     pub fn receive(&mut self) -> Result<Answer, Lost> {
         assert!(self.in_flight() > 0, "no answer without a question");
         let mut bytes = vec![0; RECEIVE_BYTES];
@@ -194,7 +194,7 @@ impl Dialogue {
         }
     }
 
-    /// Understands what has arrived, as far as it goes.
+    /// Parses the received bytes as far as possible.
     fn digest(&mut self) -> Result<(), Lost> {
         let arrived = std::mem::take(&mut self.arrived);
         let mut rest = &arrived[..];
@@ -232,7 +232,7 @@ impl Dialogue {
                 let asked = &self.flight[&cookie];
                 self.filling = Some((cookie, (offset - asked.expected.offset) as usize));
             }
-            // Data that was not filled in is zero already.
+            // The data buffer is zeroed at the start.
             ReplyEvent::Hole { .. } | ReplyEvent::BlockStatus { .. } | ReplyEvent::Error { .. } => {}
             ReplyEvent::Done { cookie, error } => {
                 let Asked { data, .. } =
@@ -242,9 +242,9 @@ impl Dialogue {
         }
     }
 
-    /// Says goodbye; nothing may be in flight.
+    /// Sends DISC; nothing may be in flight.
     pub fn close(self) {
-        // A courtesy: the dialogue is over whether or not the server hears it.
+        // Optional: the connection ends whether or not the server receives it.
         let _ = (&self.stream).write_all(&request::disconnect());
     }
 }

@@ -1,8 +1,8 @@
-//! Requests on their way over one connection: sent when they are due, matched with their answers, timed.
+//! Requests in flight on one connection: sends them when due, matches answers, and measures latencies.
 //!
-//! Requests come from an iterator, which runs on the sending thread, and leave through a callback, which runs on the
-//! receiving one; between the two there are as many slots as requests may be in flight, so memory does not grow with
-//! the number of requests.
+//! Requests come from an iterator, which runs on the sending thread, and are reported through a callback,
+//! which runs on the receiving one. Between the two there are as many slots as requests may be in flight,
+//! so memory does not grow with the number of requests.
 
 use std::io::{ErrorKind, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -21,14 +21,16 @@ use crate::clock::{Clock, RealClock, STOP_POLL, wait_until};
 use crate::prng::noise;
 use crate::workload::{Access, Op};
 
-/// How long requests in flight are waited for after a stop.
+/// Maximum wait for requests in flight after a stop.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 const RECEIVE_BYTES: usize = 256 << 10;
 const SEND_BYTES_MAX: usize = 128 << 10;
 
-/// Sends what `source` yields, each when it is due, with up to `depth` in flight; `done` hears of every answer.
+/// Sends what `source` yields, each when it is due, with up to `depth` in flight; `done` is called for
+/// every answer.
 ///
-/// After an error, and after a stop, what `done` has heard of is what there is. The requests must suit the export.
+/// After an error, and after a stop, the calls of `done` so far are the result. The requests must suit the
+/// export.
 pub(super) fn fly(
     connection: Connection,
     source: impl Iterator<Item = Result<Timed>> + Send,
@@ -63,14 +65,14 @@ pub(super) fn fly(
     let sent = sent.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     if received? == Drained::Yes {
         sent.socket.context("cannot send to the NBD server")?;
-        // A courtesy: the run is complete whether or not the server still hears it.
+        // Optional: the run is complete whether or not the server receives it.
         let _ = (&stream).write_all(&request::disconnect());
     }
     sent.source
 }
 
-/// A request in flight; its number is the cookie. The sender fills a slot before the request leaves, and the
-/// receiver hands it back through the channel after the answer, so neither sees half of the other's work.
+/// A request in flight; its number is the cookie. The sender fills a slot before the request is sent, and
+/// the receiver returns it through the channel after the answer, so neither sees partial data of the other.
 #[derive(Default)]
 struct Slot {
     /// Number of the request plus one; zero when the slot is free.
@@ -103,24 +105,24 @@ impl Slot {
     }
 }
 
-/// How the sender ended.
+/// Result of the sender.
 struct Sent {
     source: Result<()>,
     socket: std::io::Result<()>,
 }
 
-/// What both threads see.
+/// State shared by both threads.
 struct Flight {
     clock: RealClock,
     slots: Vec<Slot>,
     sent: AtomicU64,
     sent_all: AtomicBool,
-    /// Nobody waits for answers any more.
+    /// The receiver has stopped waiting for answers.
     received_all: AtomicBool,
 }
 
 impl Flight {
-    /// The number of the request in flight with that cookie, and its slot.
+    /// Returns the number of the request in flight with that cookie, and its slot.
     fn find(&self, cookie: u64) -> Option<(u64, &Slot)> {
         let slot = self.slots.get(usize::try_from(cookie).ok()?)?;
         let number = slot.number.load(Ordering::Acquire).checked_sub(1)?;
@@ -150,8 +152,8 @@ impl Flight {
         Sent { source: failure, socket }
     }
 
-    /// Takes free slots and sends the next requests in them, several at a time when several slots are free and
-    /// several requests due.
+    /// Takes free slots and sends the next requests in them, several at a time if several slots are free
+    /// and several requests due.
     fn send_each(
         &self,
         mut stream: &Stream,
@@ -186,9 +188,10 @@ impl Flight {
                     && requests.peek().is_some_and(|timed| timed.due_ns <= now_ns);
                 slot = if more { freed.try_recv().ok() } else { None };
             }
-            // Counted first: the receiver must not believe that it has seen everything.
+            // Counted first, so that the receiver does not stop too early.
             self.sent.fetch_add(batch.len() as u64, Ordering::Release);
-            // Stamped last: the slot of a batch's last request may have become free after its first was encoded.
+            // The time is taken last: the slot of a batch's last request may have become free after its
+            // first was encoded.
             let now_ns = self.clock.now_ns();
             for (cookie, timed) in batch.drain(..) {
                 self.slots[cookie].fill(number, &timed, now_ns);
@@ -200,7 +203,7 @@ impl Flight {
     }
 }
 
-/// `payload` are bytes to write, made longer when needed.
+/// `payload` holds the bytes to write, and grows if needed.
 fn encode(bytes: &mut Vec<u8>, cookie: u64, access: &Access, payload: &mut Vec<u8>) {
     match access.op {
         Op::Read => {
@@ -225,7 +228,7 @@ fn encode(bytes: &mut Vec<u8>, cookie: u64, access: &Access, payload: &mut Vec<u
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Drained {
     Yes,
-    /// A stopped run gave up waiting.
+    /// A stopped run timed out.
     No,
 }
 
@@ -237,7 +240,7 @@ struct Receiver<'a, F> {
 }
 
 impl<F: FnMut(&Done)> Receiver<'_, F> {
-    /// Owns the channel of free slots, so that its end, however it comes, ends a sender that waits for one.
+    /// Owns the channel of free slots, so that its end always ends a sender that waits for one.
     fn receive(
         &mut self,
         mut stream: &Stream,
@@ -316,7 +319,7 @@ impl<F: FnMut(&Done)> Receiver<'_, F> {
         };
         self.answered += 1;
         slot.number.store(0, Ordering::Release);
-        // A sender that has ended needs no slot.
+        // If the sender has ended, it needs no slot.
         let _ = free.send(cookie as usize);
         (self.done)(&done);
     }

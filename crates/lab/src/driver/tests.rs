@@ -1,4 +1,4 @@
-//! The driver against a small server of its own, written from the specification and sharing no code with `hob_nbd`.
+//! Tests of the driver with a small server, written from the specification without code of `hob_nbd`.
 
 use std::io::{Read, Result as IoResult, Write};
 use std::net::TcpListener;
@@ -15,16 +15,16 @@ use crate::workload::{Pattern, Workload, WorkloadConfig};
 
 const DISK_BYTES: u64 = 1 << 20;
 
-/// How the server behaves once negotiated.
+/// Behaviour of the server after the negotiation.
 #[derive(Clone, Copy)]
 struct Manners {
-    /// Requests it collects before it answers them, last one first.
+    /// Number of requests it collects before it answers them, last one first.
     hold: usize,
-    /// Time it takes over each lot.
+    /// Delay of each batch.
     delay: Duration,
-    /// Requests it answers before it says no more.
+    /// Number of requests that it answers.
     answers_max: u64,
-    /// Whether it then hangs up, or just falls silent.
+    /// True if it then disconnects; otherwise it stops answering.
     hangs_up: bool,
     flags: u16,
 }
@@ -120,7 +120,7 @@ fn against(
     run
 }
 
-/// Runs requests with times, and returns when each was due and sent, and how the run ended.
+/// Runs requests with times; returns when each was due and sent, and the run's result.
 fn timed(
     manners: Manners,
     requests: impl Iterator<Item = Result<Timed>> + Send,
@@ -155,7 +155,7 @@ fn accesses(count: usize, read_permille: u16) -> Vec<Access> {
         read_permille,
         seed: 6,
     };
-    // Offset zero is the one that fails.
+    // Offset zero is the failing one.
     Workload::new(&config)
         .take(count)
         .map(|access| Access { offset: access.offset + 4096, ..access })
@@ -247,7 +247,8 @@ fn a_server_that_hangs_up_is_an_error_that_says_how_far_it_got() {
     assert!(format!("{error:#}").contains("after 10 of 100 requests"), "{error:#}");
 }
 
-/// The server has taken all that the depth allows, so the sender waits for an answer that never comes.
+/// The server has accepted as many requests as the depth allows, so the sender waits for an answer that
+/// never comes.
 #[test]
 fn a_server_that_hangs_up_with_every_slot_in_flight_does_not_strand_the_sender() {
     let manners = Manners { hold: 4, answers_max: 8, hangs_up: true, ..WILLING };
@@ -324,7 +325,7 @@ fn a_list_that_breaks_off_ends_the_run_after_what_was_sent() {
     assert_eq!((times.len(), ended.unwrap_err().to_string()), (20, "torn".to_owned()));
 }
 
-/// A dialogue with a server, and what `talk` makes of it.
+/// Runs `talk` with a connection to a server.
 fn in_dialogue<T>(manners: Manners, silence_max: Duration, talk: impl FnOnce(&mut Dialogue) -> T) -> T {
     static SOCKETS: AtomicU32 = AtomicU32::new(0);
     let number = SOCKETS.fetch_add(1, Ordering::Relaxed);
@@ -351,7 +352,7 @@ fn a_dialogue_matches_answers_with_questions_in_any_order() {
         let fails = dialogue.send(Ask::WriteZeroes { offset: 0, len: 512, fua: false }).unwrap();
         assert_eq!(dialogue.in_flight(), 4);
         let answers: Vec<Answer> = (0..4).map(|_| dialogue.receive().unwrap()).collect();
-        // This server answers the last one first, and takes a flush for a request at offset zero.
+        // This server answers the last one first, and treats a flush as a request at offset zero.
         assert_eq!(
             answers.iter().map(|answer| answer.cookie).collect::<Vec<_>>(),
             [fails, flush, write, read]

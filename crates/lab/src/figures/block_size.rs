@@ -1,4 +1,4 @@
-//! Mean latency over the cache's block size: blocks larger than the requests waste the space of a cache.
+//! Mean latency by the cache's block size: blocks larger than the requests waste the cache's space.
 
 use anyhow::Result;
 use hob_world::flash_model::FlashConfig;

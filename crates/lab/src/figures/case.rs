@@ -1,4 +1,4 @@
-//! One run of a figure: a generator's plan on modelled devices, and what was measured.
+//! One run of a figure: a generator's plan on modelled devices, and its measurements.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,25 +19,25 @@ use hob_world::service::{FixedModel, ServiceModel};
 
 use crate::generate::{Clients, GeneratorInfo, Load, Plan, Turn};
 
-/// See the module's text.
+/// A run; see the module documentation.
 #[derive(Clone, Debug)]
 pub(super) struct Case {
     /// Row of [`GENERATORS`](crate::generate::GENERATORS).
     pub(super) generator: &'static str,
     /// Its parameters, `key=value`.
     pub(super) settings: Vec<String>,
-    /// What caches.
+    /// The cache.
     pub(super) cache: CaseCache,
-    /// What all disks lie on.
+    /// The backing of all disks.
     pub(super) backing: Backing,
-    /// All disks are one, as an array that caches for all of them sees it.
+    /// All disks are combined into one, as an array sees them that caches for all.
     pub(super) on_one_disk: bool,
-    /// The whole load is played once before it is measured.
+    /// The whole load is run once before it is measured.
     pub(super) twice: bool,
 }
 
 impl Case {
-    /// A run of that generator with these `key=value` settings.
+    /// Creates a run of that generator with these `key=value` settings.
     pub(super) fn new(
         generator: &'static str,
         settings: &[&str],
@@ -48,23 +48,23 @@ impl Case {
         Case { generator, settings, cache, backing, on_one_disk: false, twice: false }
     }
 
-    /// With all disks as one.
+    /// Combines all disks into one.
     pub(super) fn on_one_disk(self) -> Case {
         Case { on_one_disk: true, ..self }
     }
 
-    /// Played once before it is measured.
+    /// Runs the load once before it is measured.
     pub(super) fn twice(self) -> Case {
         Case { twice: true, ..self }
     }
 
-    /// With one more setting.
+    /// Adds a setting.
     pub(super) fn set(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
     }
 
-    /// With the setting that leaves the warm-up out: without a cache there is nothing to warm.
+    /// Adds the setting that omits the warm-up: without a cache none is needed.
     pub(super) fn cold(mut self, setting: &str) -> Case {
         self.settings.push(setting.to_owned());
         self
@@ -78,50 +78,50 @@ pub(super) enum CaseCache {
     Off,
     /// The plan's own.
     Planned(FlashConfig),
-    /// With blocks of that many bytes, in the plan's space.
+    /// With blocks of this many bytes, and the plan's size.
     Blocks(FlashConfig, u32),
-    /// With that share of the plan's space.
+    /// With this share of the plan's size.
     Share(FlashConfig, f64),
-    /// As the preset of that name has it. The plan's space counts once what is kept twice for good.
+    /// With the preset of that name. The plan's size does not include permanent second copies.
     Preset(FlashConfig, &'static str),
 }
 
-/// What lies below.
+/// The backing.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Backing {
-    /// Each request takes that many nanoseconds: a source that gives the mean of its array and not the array.
+    /// A fixed latency in nanoseconds: the source gives only the mean of its array.
     FixedNs(u64),
-    /// Disks, by the bytes they have to hold.
+    /// Disks, by the number of bytes they must hold.
     Array(fn(u64) -> ArrayConfig),
 }
 
-/// What was measured, after the warm-up.
+/// Measurements after the warm-up.
 #[derive(Debug)]
 pub(super) struct Measured {
-    /// Answered.
+    /// Number of answered requests.
     pub(super) requests: u64,
     latency_ns: u128,
     /// From the first request to the end of the last I/O.
     elapsed_ns: u64,
-    /// Of the first disk, which is the only one of all plans here.
+    /// Statistics of the first disk, the only one in all these plans.
     pub(super) stats: DiskStats,
     /// By the generator's mark.
     pub(super) tags: BTreeMap<u32, Tagged>,
-    /// By the plan's disks, also where they were played as one.
+    /// By the plan's disks, also if they were combined into one.
     pub(super) parts: Vec<Part>,
     /// The written bytes, in [`PORTIONS`] equal portions of the disks' size.
     pub(super) portions: Vec<Portion>,
-    /// What a preset's cache held, each time that [`SAMPLED_REQUESTS`] had been answered.
+    /// Samples of a preset's cache, one after every [`SAMPLED_REQUESTS`] answers.
     pub(super) samples: Vec<Sample>,
-    /// Most requests answered within one second of the run, and the mean latency of those, seconds.
+    /// Maximum number of requests answered within one second of the run, and their mean latency, seconds.
     pub(super) peak: (u64, f64),
     transactions: Transactions,
 }
 
-/// Portions into which written bytes are divided.
+/// Number of portions into which written bytes are divided.
 pub(super) const PORTIONS: u64 = 100;
 
-/// Requests between two looks at a cache.
+/// Number of requests between two samples of a cache.
 const SAMPLED_REQUESTS: u64 = 500;
 
 /// Requests of one of the plan's disks.
@@ -131,32 +131,32 @@ pub(super) struct Part {
     pub(super) latency_ns: u128,
 }
 
-/// A portion of what was written.
+/// A portion of the written bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Portion {
     pub(super) bytes: u64,
     pub(super) requests: u64,
-    /// Of these, bytes that flash took.
+    /// Bytes of it that went to flash.
     pub(super) to_flash: u64,
-    /// Time from the end of the portion before to the end of this one.
+    /// Time from the end of the portion before to the end of this one, nanoseconds.
     pub(super) ns: u64,
 }
 
 impl Portion {
-    /// Bytes a second.
+    /// Returns bytes a second.
     pub(super) fn rate(&self) -> f64 {
         self.bytes as f64 / (self.ns as f64 / 1e9)
     }
 }
 
-/// Adds up what is served while a case is played.
+/// Sums of the served requests during a run.
 struct Tally {
     starts: Vec<u64>,
     portion_bytes: u64,
-    /// When the portion that is being written began.
+    /// Start of the present portion.
     portion_began: u64,
     portion: Portion,
-    /// The second that is being counted: its number, requests, and sum of their latencies.
+    /// The present second: its number, requests, and sum of their latencies.
     second: (u64, u64, u128),
     measured: Measured,
 }
@@ -238,19 +238,19 @@ pub(super) struct Tagged {
     pub(super) ended_ns: u64,
 }
 
-/// Transactions, told by the mark 1 on their last request.
+/// Transactions, marked by 1 on their last request.
 #[derive(Debug, Default)]
 struct Transactions {
     count: u64,
     /// When each client's last one ended.
     ended: BTreeMap<u32, u64>,
-    /// Of those that began and ended while measured.
+    /// Number of transactions that began and ended while measured.
     whole: u64,
     response_ns: u128,
 }
 
 impl Transactions {
-    /// A client starts over at once, so a transaction begins where its predecessor ended.
+    /// A client starts again immediately, so a transaction begins where its predecessor ended.
     fn end(&mut self, client: u32, at: u64) {
         self.count += 1;
         if let Some(began) = self.ended.insert(client, at) {
@@ -261,22 +261,22 @@ impl Transactions {
 }
 
 impl Measured {
-    /// Seconds from a request's arrival to its answer, the mean.
+    /// Returns the mean latency in seconds.
     pub(super) fn mean_s(&self) -> f64 {
         self.latency_ns as f64 / self.requests as f64 / 1e9
     }
 
-    /// Transactions a minute.
+    /// Returns transactions a minute.
     pub(super) fn per_minute(&self) -> f64 {
         self.transactions.count as f64 / (self.elapsed_ns as f64 / 60e9)
     }
 
-    /// Seconds of a transaction, thought included, the mean.
+    /// Returns the mean duration of a transaction in seconds, think time included.
     pub(super) fn response_s(&self) -> f64 {
         self.transactions.response_ns as f64 / self.transactions.whole as f64 / 1e9
     }
 
-    /// Requests a second and share of hits of each mark, for marks that follow each other.
+    /// Returns requests a second and hit ratio of each mark, for consecutive marks.
     pub(super) fn passes(&self) -> Vec<(f64, f64)> {
         let mut began = 0;
         let pass = |tagged: &Tagged| {
@@ -288,10 +288,10 @@ impl Measured {
     }
 }
 
-/// Plays a run; `requests` counts those handed out, warm-up included.
+/// Runs the case; `requests` counts the requests handed out, warm-up included.
 ///
 /// # Errors
-/// The case contradicts itself, or `stop` was set.
+/// The case is inconsistent, or `stop` was set.
 pub(super) fn play(case: &Case, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Result<Measured> {
     let fresh = || -> Result<Plan> {
         let plan = GeneratorInfo::find(case.generator)?.plan(&case.settings)?;
@@ -356,13 +356,13 @@ impl Case {
     }
 }
 
-/// The `scale` among the settings.
+/// Returns the `scale` of the settings.
 pub(super) fn scale_of(settings: &[String]) -> u64 {
     let scale = settings.iter().rev().find_map(|setting| setting.strip_prefix("scale="));
     scale.and_then(|text| text.parse().ok()).unwrap_or(1)
 }
 
-/// The plan with a load that counts what it hands out and ends when it is told to.
+/// Returns the plan with a load that counts its requests and ends when it is stopped.
 fn watched(plan: Plan, stop: &Arc<AtomicBool>, requests: &Arc<AtomicU64>) -> Plan {
     let watch = Watch { stop: Arc::clone(stop), requests: Arc::clone(requests) };
     let load = match plan.load {

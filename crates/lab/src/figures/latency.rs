@@ -1,7 +1,8 @@
-//! Mean latency of two MSR Cambridge servers' disks, without and with a cache: hardware monitoring and a web proxy.
+//! Mean latency of two MSR Cambridge servers' disks, without and with a cache: hardware monitoring and a
+//! web proxy.
 //!
-//! The source gives the mean of its array and not the array, so the backing has that latency, fixed: what is measured
-//! is what hob's hits and misses make of it.
+//! The source gives only the mean of its array, so the backing has that latency, fixed: the result shows
+//! the effect of hob's hits and misses.
 
 use anyhow::Result;
 use hob_world::flash_model::FlashConfig;
@@ -37,7 +38,7 @@ pub(super) const PROXY: FigureInfo = FigureInfo {
     work: Work::Play { cases: |size| cases(&PROXY_SOURCE, size), judge: |runs| judge(&PROXY_SOURCE, runs) },
 };
 
-/// What a source gives, and the generator that stands in for it.
+/// The source's figures, and the generator that represents its load.
 struct Source {
     generator: &'static str,
     full: [&'static str; 2],
@@ -65,7 +66,7 @@ const PROXY_SOURCE: Source = Source {
     hits: 0.83,
 };
 
-/// Share of hits by which a run may differ from the published one and still be the same experiment.
+/// Maximum difference of the hit ratio from the published one for comparable experiments.
 const HITS_APART_MAX: f64 = 0.03;
 
 fn cases(source: &Source, size: Size) -> Vec<Case> {

@@ -1,4 +1,4 @@
-//! A line of a figure: what, as published, as measured, what it must be, and whether it is.
+//! A line of a figure: description, published value, measured value, expected value, and check.
 
 use serde::{Serialize, Serializer};
 
@@ -36,7 +36,7 @@ impl From<&str> for Quantity {
 }
 
 impl Quantity {
-    /// As people write it.
+    /// Returns the value for users.
     pub fn text(&self, unit: Unit) -> String {
         match self {
             Quantity::Number(value) => unit.text(*value),
@@ -45,7 +45,7 @@ impl Quantity {
         }
     }
 
-    /// For programs: plain numbers, "576..608" for a span.
+    /// Returns the value for programs: plain numbers, "576..608" for a span.
     fn plain(&self) -> String {
         match self {
             Quantity::Number(value) => value.to_string(),
@@ -55,59 +55,59 @@ impl Quantity {
     }
 }
 
-/// See the module's text.
+/// A line; see the module documentation.
 #[derive(Clone, Debug, Serialize)]
 pub struct Line {
-    /// What was measured.
+    /// Description of the value.
     pub what: String,
-    /// Of both values; seconds and bytes, and "ratio" for shares of one.
+    /// Unit of both values; seconds and bytes, and "ratio" for shares of one.
     #[serde(serialize_with = "unit_word")]
     pub unit: Unit,
-    /// The source's value; none where it gives none.
+    /// The source's value, if it gives one.
     pub published: Option<Quantity>,
-    /// Ours.
+    /// The measured value.
     pub measured: Quantity,
-    /// What ours must be; empty where nothing is checked.
+    /// The expected value; empty without a check.
     pub expected: String,
-    /// Whether it is.
+    /// Result of the check.
     pub check: Option<Check>,
 }
 
 impl Line {
-    /// A line that checks nothing.
+    /// Creates a line without a check.
     pub(super) fn new(what: impl Into<String>, unit: Unit, measured: impl Into<Quantity>) -> Line {
         let (what, measured) = (what.into(), measured.into());
         Line { what, unit, published: None, measured, expected: String::new(), check: None }
     }
 
-    /// With the source's value.
+    /// Adds the source's value.
     pub(super) fn published(self, value: impl Into<Quantity>) -> Line {
         Line { published: Some(value.into()), ..self }
     }
 
-    /// With what must be, and whether it is.
+    /// Adds the expected value, and the result of the check.
     pub(super) fn check(self, expected: impl Into<String>, holds: bool) -> Line {
         Line { expected: expected.into(), check: Some(Check::of(holds)), ..self }
     }
 
-    /// With the bounds, ends included, that the measured number must keep.
+    /// Adds a check that the measured number is within these bounds, inclusive.
     pub(super) fn within(self, low: f64, high: f64) -> Line {
         let expected = Quantity::Span(low, high).text(self.unit);
         let holds = matches!(self.measured, Quantity::Number(value) if (low..=high).contains(&value));
         self.check(expected, holds)
     }
 
-    /// The source's value as people write it.
+    /// Returns the source's value for users.
     pub fn published_text(&self) -> String {
         self.published.as_ref().map_or("–".to_owned(), |value| value.text(self.unit))
     }
 
-    /// Ours as people write it.
+    /// Returns the measured value for users.
     pub fn measured_text(&self) -> String {
         self.measured.text(self.unit)
     }
 
-    /// For the table of the page.
+    /// Returns the cells of the page's table.
     pub(super) fn cells(&self) -> [Cell; 5] {
         let published = match &self.published {
             Some(Quantity::Words(words)) => Cell::text(words),
@@ -122,7 +122,7 @@ impl Line {
         [Cell::text(&self.what), published, measured, Cell::text(&self.expected), check]
     }
 
-    /// A row of the CSV that [`CSV_HEAD`] names.
+    /// Returns a row of the CSV with the columns of [`CSV_HEAD`].
     pub(super) fn csv(&self) -> String {
         let published = self.published.as_ref().map_or(String::new(), Quantity::plain);
         let check = match self.check {
@@ -139,7 +139,7 @@ impl Line {
 
 pub(super) const CSV_HEAD: &str = "what,unit,published,measured,expected,check";
 
-/// A cell of a CSV, quoted where it must be.
+/// Returns a cell of a CSV, quoted if necessary.
 fn quoted(cell: &str) -> String {
     if cell.contains([',', '"', '\n', '\r']) {
         return format!("\"{}\"", cell.replace('"', "\"\""));

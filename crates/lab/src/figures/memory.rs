@@ -1,4 +1,4 @@
-//! Memory a cache's metadata takes, by block size.
+//! Memory of a cache's metadata, by block size.
 
 use anyhow::{Result, anyhow};
 use hob_engine::admission::Admission;
@@ -13,7 +13,7 @@ use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 const CACHE_BYTES: u64 = 1 << 30;
 /// The source's share at 4 KB blocks is above this.
 const PUBLISHED_4K: f64 = 0.02;
-/// What counts as near nothing: a tenth of it.
+/// Limit of "near nothing": a tenth of the published share.
 const NEAR_NOTHING: f64 = 0.002;
 
 pub(super) const INFO: FigureInfo = FigureInfo {

@@ -1,12 +1,13 @@
-//! The published figures of the systems hob follows, measured again with hob's own engine.
+//! The published figures of the systems that hob reproduces, measured with hob's own engine.
 //!
-//! A figure is a row of [`FIGURES`]: what was published, how it is made here, the runs it takes and what they must
-//! show. [`run()`] plays them in virtual time (generators for workloads, device models for flash and disks, the engine
-//! as it is) and writes one page with a picture, a table and a CSV for each.
+//! A figure is a row of [`FIGURES`]: the published result, the method used here, its runs, and the expected
+//! results. [`run()`] runs them in virtual time (generators for workloads, device models for flash and
+//! disks, the real engine). It writes one page with a picture, a table and a CSV for each.
 //!
-//! Nothing is fitted here: workloads come from [`generate`](crate::generate), where every fitted parameter says so.
-//! Checks are about shape (how many times faster, which order); where hob does not do as the source did, the
-//! check is red and a note says why. What cannot be measured here is listed with the reason and not run.
+//! Nothing is fitted here: workloads come from [`generate`](crate::generate), where every fitted parameter
+//! is marked. Checks are about the shape (ratios and order). If hob differs from the source, the check
+//! fails and a note gives the reason. Figures that cannot be measured here are listed with the reason and
+//! not run.
 //!
 //! Units: seconds, bytes, and shares of one.
 
@@ -65,24 +66,24 @@ pub const FIGURES: &[FigureInfo] = &[
 
 /// A row of [`FIGURES`].
 pub struct FigureInfo {
-    /// As users type it, and what its files are called.
+    /// The name that users type, also used for its files.
     pub name: &'static str,
-    /// One line.
+    /// Title in one line.
     pub title: &'static str,
-    /// Where its numbers were published.
+    /// The publication.
     pub source: &'static str,
-    /// What was published.
+    /// The published result.
     pub published: &'static str,
-    /// How it is made here.
+    /// The method used here.
     pub method: &'static str,
     work: Work,
 }
 
 impl FigureInfo {
-    /// The figure of that name.
+    /// Returns the figure of that name.
     ///
     /// # Errors
-    /// There is none; the message lists those there are.
+    /// There is none; the message lists all figures.
     pub fn find(name: &str) -> Result<&'static FigureInfo> {
         let Some(info) = FIGURES.iter().find(|info| info.name == name) else {
             let names: Vec<&str> = FIGURES.iter().map(|info| info.name).collect();
@@ -91,7 +92,7 @@ impl FigureInfo {
         Ok(info)
     }
 
-    /// What it waits for, if it cannot be made yet.
+    /// Returns why it cannot be made yet, if so.
     pub fn waits_for(&self) -> Option<&'static str> {
         match self.work {
             Work::Play { .. } => None,
@@ -106,33 +107,33 @@ impl fmt::Debug for FigureInfo {
     }
 }
 
-/// How large the workloads are.
+/// Size of the workloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Size {
-    /// As large as a few minutes allow: what the checks are for.
+    /// As large as a few minutes allow: checks apply to this size.
     #[default]
     Full,
-    /// Seconds: shows that every figure runs. Checks may be red for want of requests.
+    /// A few seconds: shows that every figure runs. Checks may fail for lack of requests.
     Quick,
 }
 
-/// What a figure takes.
+/// The work for a figure.
 enum Work {
-    /// Runs, each by itself, and what they show together.
+    /// Independent runs, and their evaluation.
     Play {
         /// The runs.
         cases: fn(Size) -> Vec<Case>,
-        /// Lines, picture and notes; the runs are handed in, in the order of `cases`.
+        /// Returns lines, picture and notes from the results, in the order of `cases`.
         judge: fn(&[Measured]) -> Result<Findings>,
     },
-    /// It cannot be made, for this reason.
+    /// It cannot be made, with the reason.
     NotYet(&'static str),
 }
 
-/// What runs show.
+/// Results of the runs.
 struct Findings {
     lines: Vec<Line>,
-    /// Limits, and why a check is red.
+    /// Limits, and why a check fails.
     notes: Vec<String>,
     /// SVG.
     picture: String,

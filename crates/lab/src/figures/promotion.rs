@@ -1,4 +1,4 @@
-//! FAST Cache's promotion: the third access brings a page in, and a sequential stream never does.
+//! FAST Cache's promotion: the third access promotes a page, and a sequential stream never does.
 
 use anyhow::{Context, Result};
 use hob_engine::io::{Durability, Op};
@@ -15,7 +15,7 @@ use crate::picture::{Axis, Curve, CurveChart, Unit, curves};
 use crate::workload::Scatter;
 
 const PAGE: u64 = 64 << 10;
-/// Pages that are asked for, in another order each time; the cache has room for four times as many.
+/// Number of accessed pages, in another order each time; the cache has room for four times as many.
 const PAGES: u64 = 2000;
 const ACCESSES: u64 = 6;
 /// Requests of the stream.
@@ -33,7 +33,7 @@ pub(super) const INFO: FigureInfo = FigureInfo {
     work: Work::Play { cases: |_| vec![], judge },
 };
 
-/// Share of accesses that flash served: a read's data, or a write's. One value for each time.
+/// Returns the share of accesses that flash served (a read's data, or a write's), one value for each time.
 fn served(replay: &mut Replay, asks: impl Fn(u64) -> Vec<Ask>) -> Vec<f64> {
     let pass = |time| {
         let mut asks = asks(time).into_iter();

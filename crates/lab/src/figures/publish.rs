@@ -1,6 +1,6 @@
-//! Writes figures: a page with everything, and picture and table of each as files beside it.
+//! Writes figures: a page with everything, and picture and table of each as separate files.
 //!
-//! Each file is written under another name first and the page last, so there is never half a page.
+//! Each file is first written under another name, and the page last, so there is never a partial page.
 
 use std::fs;
 use std::path::Path;
@@ -23,7 +23,7 @@ pub(super) fn svg_name(figure: &str) -> String {
     format!("{figure}.svg")
 }
 
-/// Writes everything into the directory, which exists.
+/// Writes everything into the directory, which must exist.
 pub(super) fn write(report: &Report, options: &Options) -> Result<()> {
     for figure in report.figures.iter().filter(|figure| figure.waits_for.is_none()) {
         place(&options.out, &svg_name(figure.name), &figure.picture)?;
@@ -97,7 +97,7 @@ fn section(figure: &FigureReport) -> Section {
     section.figure(picture).table(table.csv(csv_name(figure.name)))
 }
 
-/// What was made smaller.
+/// Describes the reduction in size.
 fn scale(figure: &FigureReport) -> String {
     match figure.scale {
         None => "Scale: none, everything is of full size.".to_owned(),

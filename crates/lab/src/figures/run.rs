@@ -1,7 +1,7 @@
-//! Runs figures: all runs of all of them side by side in a few threads, then what each shows.
+//! Runs figures: all their runs in parallel in a few threads, then the evaluations.
 //!
-//! A run is single-threaded and deterministic, so the numbers do not depend on how many threads share the work. When
-//! it is interrupted nothing is written.
+//! A run is single-threaded and deterministic, so the numbers do not depend on the number of threads. If it
+//! is interrupted, nothing is written.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -16,68 +16,68 @@ use super::case::{Case, Measured, play, scale_of};
 use super::{FIGURES, FigureInfo, Findings, Line, Size, Work, publish};
 use crate::page::Check;
 
-/// How often progress is told.
+/// Interval of progress reports.
 const PROGRESS_EVERY: Duration = Duration::from_millis(100);
 
-/// How to run figures.
+/// Options of a run.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Directory of the page and its files; made when absent. Files of the same names are replaced.
+    /// Directory of the page and its files; created if missing. Files of the same names are replaced.
     pub out: PathBuf,
-    /// Runs at a time, at least one.
+    /// Number of parallel runs, at least one.
     pub threads: usize,
-    /// Of the workloads.
+    /// Size of the workloads.
     pub size: Size,
-    /// What the page says of how it was made: the command and its version.
+    /// Origin printed on the page: the command and its version.
     pub made_by: String,
 }
 
-/// How far it is.
+/// Progress of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
-    /// Runs that have ended.
+    /// Number of runs that have ended.
     pub runs: usize,
-    /// All runs.
+    /// Total number of runs.
     pub runs_total: usize,
-    /// Requests so far, warm-ups included.
+    /// Number of requests so far, warm-ups included.
     pub requests: u64,
 }
 
-/// What came of it.
+/// Result of the work.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// In the order of [`FIGURES`].
     pub figures: Vec<FigureReport>,
-    /// The page.
+    /// Path of the page.
     pub page: PathBuf,
-    /// Time it took, seconds.
+    /// Duration in seconds.
     pub elapsed_s: f64,
-    /// Requests played, warm-ups included.
+    /// Number of requests, warm-ups included.
     pub requests: u64,
 }
 
 /// One figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct FigureReport {
-    /// As in [`FIGURES`].
+    /// Name in [`FIGURES`].
     pub name: &'static str,
-    /// One line.
+    /// Title in one line.
     pub title: &'static str,
-    /// Where its numbers were published.
+    /// The publication.
     pub source: &'static str,
-    /// What was published.
+    /// The published result.
     pub published: &'static str,
-    /// How it is made.
+    /// The method used here.
     pub method: &'static str,
-    /// Red when one of its lines is; open when it cannot be made yet.
+    /// Failed if one of its lines failed; open if it cannot be made yet.
     pub check: Check,
-    /// What it waits for, if so.
+    /// Why it cannot be made yet, if so.
     pub waits_for: Option<&'static str>,
-    /// Footprint, cache and warm-up of the workload were divided by this; none where there was no workload.
+    /// Divisor of footprint, cache and warm-up of the workload; `None` without a workload.
     pub scale: Option<u64>,
-    /// Published and measured.
+    /// Published and measured values.
     pub lines: Vec<Line>,
-    /// Limits, and why a check is red.
+    /// Limits, and why a check fails.
     pub notes: Vec<String>,
     /// Names of its picture and table in the page's directory.
     pub files: Vec<String>,
@@ -87,7 +87,7 @@ pub struct FigureReport {
 }
 
 impl Report {
-    /// Checks that hold, and checks that do not.
+    /// Returns the numbers of passed and failed checks.
     pub fn checks(&self) -> (usize, usize) {
         let count = |check| {
             let lines = self.figures.iter().flat_map(|figure| &figure.lines);
@@ -97,9 +97,9 @@ impl Report {
     }
 }
 
-/// Runs the named figures, all of them when none is named, and writes page, pictures and tables.
+/// Runs the named figures, or all if none is named, and writes page, pictures and tables.
 ///
-/// `progress` is told now and then, from the caller's thread. `stop` ends the work soon.
+/// `progress` is called at intervals on the caller's thread. `stop` ends the work soon.
 ///
 /// # Errors
 /// A name is unknown, the directory cannot be written, or `stop` was set: then nothing is written.
@@ -110,7 +110,7 @@ pub fn run(
     mut progress: impl FnMut(Progress),
 ) -> Result<Report> {
     let figures = chosen(names)?;
-    // Better now than after minutes.
+    // An error should occur now rather than after minutes.
     std::fs::create_dir_all(&options.out)
         .with_context(|| format!("cannot make the directory {}", options.out.display()))?;
     let began = Instant::now();
@@ -132,7 +132,7 @@ pub fn run(
     Ok(report)
 }
 
-/// The named figures in the table's order, each once.
+/// Returns the named figures in the table's order, each once.
 fn chosen(names: &[String]) -> Result<Vec<&'static FigureInfo>> {
     for name in names {
         FigureInfo::find(name)?;
@@ -148,7 +148,7 @@ fn cases_of(figure: &FigureInfo, size: Size) -> Vec<Case> {
     }
 }
 
-/// Plays every run. Results stand as the cases do.
+/// Runs all cases. Results are in the order of the cases.
 fn play_all(
     cases: &[Vec<Case>],
     threads: usize,
@@ -159,7 +159,7 @@ fn play_all(
     let jobs: VecDeque<(usize, &Case)> = cases.iter().flatten().enumerate().collect();
     let runs_total = jobs.len();
     let (jobs, results) = (Mutex::new(jobs), Mutex::new(Vec::with_capacity(runs_total)));
-    // Apart, so that the lock is not held while the job is done.
+    // A separate function, so that the lock is not held during the job.
     let next = || jobs.lock().expect("a run panicked").pop_front();
     let work = || {
         while !stop.load(Ordering::Relaxed)
@@ -180,7 +180,7 @@ fn play_all(
             }
             std::thread::sleep(PROGRESS_EVERY);
         }
-        // A run that panicked says so here.
+        // Reports a run that panicked.
         for worker in workers {
             worker.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         }

@@ -1,4 +1,4 @@
-//! vSAN's split: how much of a group's flash ever caches reads, and how much ever buffers writes.
+//! vSAN's split: how much of a group's flash can cache reads, and how much can buffer writes.
 
 use anyhow::Result;
 
@@ -9,7 +9,7 @@ use super::{FigureInfo, Findings, Size, Work};
 use crate::picture::{Axis, Curve, CurveChart, Marker, Unit, curves};
 
 const GIB: f64 = 1_073_741_824.0;
-/// The source's group, of which 5 GB are neither.
+/// The source's group, of which 5 GB are for neither.
 const FLASH: f64 = 894.0 * GIB;
 const READ: f64 = 620.6 * GIB;
 const WRITE: f64 = 268.3 * GIB;

@@ -1,4 +1,4 @@
-//! The statistics of one cache, under the names the source gives them: `numBlocks` and those that size by hand.
+//! The statistics of one cache under the names of the source: `numBlocks`, and those for sizing by hand.
 
 use anyhow::Result;
 use hob_world::flash_model::FlashConfig;

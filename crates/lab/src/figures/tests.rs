@@ -1,4 +1,4 @@
-//! Every figure runs, is written, and says what it must.
+//! Tests that every figure runs, is written, and passes its checks.
 
 use std::fs;
 use std::sync::Arc;

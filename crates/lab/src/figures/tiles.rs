@@ -1,4 +1,5 @@
-//! FAST Cache under VMmark's tiles: how many pass on so many disks, and how much of their I/O flash serves.
+//! FAST Cache under VMmark's tiles: how many tiles pass on how many disks, and how much of their I/O flash
+//! serves.
 
 use anyhow::Result;
 use hob_engine::outcome::Outcome;
@@ -63,10 +64,10 @@ const TILES_NOTE: &str = "Without a cache the source's 11 disks carried no tile 
 const SHARE_NOTE: &str = "What is left with 366 GB is data that the generator asks for so seldom that hardly a page of it is \
     accessed three times while this is played.";
 
-/// Tiles tried.
+/// Maximum number of tiles tried.
 const TILES_MAX: usize = 4;
 
-/// An array: its name, how it is made for so many bytes, and the tiles it bears without a cache.
+/// An array: its name, its configuration for a number of bytes, and its number of tiles without a cache.
 type Array = (&'static str, fn(u64) -> ArrayConfig, u32);
 
 const ARRAYS: [Array; 2] = [("20 disks", twenty, 2), ("11 disks", eleven, 0)];
@@ -86,7 +87,8 @@ fn tile_cases(size: Size) -> Vec<Case> {
     cases
 }
 
-/// How many tiles run so that all of them are served well, at most; and the slowest one's mean, seconds, by tiles.
+/// Returns the maximum number of tiles that are all served well, and the slowest tile's mean latency in
+/// seconds, by number of tiles.
 fn passing(runs: &[Measured]) -> (f64, Vec<f64>) {
     let slowest = |run: &Measured| {
         let means = run.parts.iter().map(|part| part.latency_ns as f64 / part.requests.max(1) as f64 / 1e9);
@@ -131,7 +133,7 @@ fn share_cases(size: Size) -> Vec<Case> {
     vec![case("cache=92GiB"), case("cache=366GiB")]
 }
 
-/// Shares of all reads and writes, of reads and of writes that flash served.
+/// Returns the shares of all I/O, of reads and of writes that flash served.
 fn shares(run: &Measured) -> [f64; 3] {
     let count = |outcome: Outcome| run.stats.outcomes[outcome as usize].count as f64;
     let (hits, taken) = (count(Outcome::Hit), count(Outcome::WriteBack));

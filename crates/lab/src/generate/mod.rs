@@ -1,14 +1,14 @@
-//! Workload generators: what the published experiments ran, made up again from what they published.
+//! Workload generators: the loads of published experiments, reconstructed from their publications.
 //!
-//! Each generator is one file and one row of [`GENERATORS`]. Its parameters default to the published values; what was
-//! not published was fitted to the published results, and its description says so. The same parameters and seed make
-//! the same requests on every machine.
+//! Each generator is one file and one row of [`GENERATORS`]. Its parameters default to the published
+//! values. Parameters that were not published are fitted to the published results, and their descriptions
+//! say so. The same parameters and seed give the same requests on every machine.
 //!
-//! A generator makes a [`Plan`]: disks, the cache of the source's set-up, and a load that is *open* (records with times
-//! of their own) or *closed* (clients that ask again after each answer). [`run`] plays a plan through the engine in
-//! virtual time.
+//! A generator makes a [`Plan`]: disks, the cache of the source's set-up, and a load that is *open*
+//! (records with times of their own) or *closed* (clients that send their next request after each answer).
+//! [`run`] runs a plan through the engine in virtual time.
 //!
-//! Units: bytes, nanoseconds, per cent where a name says so.
+//! Units: bytes, nanoseconds, per cent if a name says so.
 
 mod calibration;
 mod dss;
@@ -50,11 +50,11 @@ pub const GENERATORS: &[GeneratorInfo] = &[
 /// A row of [`GENERATORS`].
 #[derive(Debug)]
 pub struct GeneratorInfo {
-    /// As users type it.
+    /// The name that users type.
     pub name: &'static str,
-    /// One line on what it does.
+    /// A one-line summary.
     pub summary: &'static str,
-    /// Whose experiment it stands for.
+    /// The source of the experiment.
     pub source: &'static str,
     /// Its parameters with their defaults.
     pub parameters: fn() -> Vec<Parameter>,
@@ -62,7 +62,7 @@ pub struct GeneratorInfo {
 }
 
 impl GeneratorInfo {
-    /// The generator of that name.
+    /// Returns the generator of that name.
     pub fn find(name: &str) -> Result<&'static GeneratorInfo, ParameterError> {
         GENERATORS.iter().find(|info| info.name == name).ok_or_else(|| {
             let names: Vec<&str> = GENERATORS.iter().map(|info| info.name).collect();
@@ -70,7 +70,7 @@ impl GeneratorInfo {
         })
     }
 
-    /// The plan with these `key=value` settings, later ones winning.
+    /// Returns the plan with these `key=value` settings; later ones take precedence.
     pub fn plan<S: AsRef<str>>(&self, settings: &[S]) -> Result<Plan, ParameterError> {
         let mut pairs = Vec::with_capacity(settings.len());
         for setting in settings {
@@ -87,7 +87,7 @@ impl GeneratorInfo {
 /// A parameter's name and its value as text.
 type Setting<'a> = (&'a str, &'a str);
 
-/// Why there is no plan: one line that says what would be right.
+/// Why there is no plan: one line with a correct alternative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParameterError(pub String);
 
@@ -99,28 +99,28 @@ impl fmt::Display for ParameterError {
 
 impl std::error::Error for ParameterError {}
 
-/// What is to be done to which disks.
+/// Disks and a load on them.
 #[derive(Debug)]
 pub struct Plan {
     /// Sizes of the disks, bytes.
     pub disks: Vec<u64>,
-    /// Cache of the source's set-up, all disks together and scaled, bytes; 0 where it had none.
+    /// Total cache size of the source's set-up, scaled, bytes; 0 if it had none.
     pub cache_bytes: u64,
     /// Cache block of the source's set-up, bytes.
     pub block_bytes: u32,
-    /// A disk that is served more slowly in the mean, nanoseconds, fails the source's quality of service.
+    /// Maximum mean latency of a disk for the source's quality of service, nanoseconds.
     pub qos_mean_ns: Option<u64>,
-    /// Requests that come first and are not part of what is measured: they warm the cache.
+    /// Number of requests at the start that warm the cache and are not measured.
     pub warmup: u64,
     /// The requests.
     pub load: Load,
 }
 
-/// Requests, and what sets their pace.
+/// Requests, and what determines their pace.
 pub enum Load {
-    /// Their own times do.
+    /// Their own times.
     Open(Box<dyn Iterator<Item = Record> + Send>),
-    /// The answers do.
+    /// The answers to earlier requests.
     Closed(Box<dyn Clients + Send>),
 }
 
@@ -135,19 +135,19 @@ impl fmt::Debug for Load {
 
 /// The clients of a closed load.
 pub trait Clients {
-    /// How many there are.
+    /// Returns the number of clients.
     fn count(&self) -> u32;
 
-    /// What this client does after its last answer; `None` ends it.
+    /// Returns a client's next step after its last answer; `None` ends it.
     fn next(&mut self, client: u32) -> Option<Turn>;
 }
 
-/// A client thinks, then asks.
+/// A client's think time, and its next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// Between the last answer and this request, nanoseconds.
+    /// Time between the last answer and this request, nanoseconds.
     pub think_ns: u64,
-    /// What it does.
+    /// The operation.
     pub op: Op,
     /// First byte on the disk.
     pub offset: u64,
@@ -160,8 +160,8 @@ pub struct Turn {
 }
 
 impl Plan {
-    /// The requests as a trace. Clients take turns, `turn_ns` apart: their order is right, their times are a stand-in
-    /// for what only a replay knows.
+    /// Returns the requests as a trace. Clients take turns, `turn_ns` apart: their order is right, but
+    /// their times are placeholders, since only a replay determines them.
     pub fn into_records(self, turn_ns: u64) -> Box<dyn Iterator<Item = Record> + Send> {
         let mut clients = match self.load {
             Load::Open(records) => return records,
@@ -188,13 +188,13 @@ impl Plan {
     }
 }
 
-/// A generator: a name, parameters, and how they become a plan.
+/// A generator: name, parameters, and the creation of a plan.
 trait Generate: Parameters {
     const NAME: &'static str;
     const SUMMARY: &'static str;
     const SOURCE: &'static str;
 
-    /// The plan, or what is wrong with the parameters. `scale` is checked already.
+    /// Returns the plan, or what is wrong with the parameters. `scale` is checked already.
     fn plan(&self) -> Result<Plan, String>;
 }
 

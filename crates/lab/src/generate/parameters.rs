@@ -9,11 +9,11 @@ use std::fmt;
 /// A row of a generator's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parameter {
-    /// As users type it.
+    /// The name that users type.
     pub name: String,
-    /// Its value unless it is set, as users would type it.
+    /// Its default value as text.
     pub default: String,
-    /// What it is, and where the default comes from if it was not published.
+    /// Description, with the origin of a default that was not published.
     pub about: &'static str,
 }
 
@@ -33,9 +33,9 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Something a parameter can be.
+/// A type of parameters.
 pub(super) trait Value: Sized + fmt::Display {
-    /// What to type.
+    /// The expected form.
     const EXPECTED: &'static str;
     fn parse(text: &str) -> Option<Self>;
 }
@@ -73,9 +73,9 @@ impl Value for Bytes {
 
 /// A generator's parameters.
 pub(super) trait Parameters: Default {
-    /// Every parameter with its present value.
+    /// Returns every parameter with its present value.
     fn list(&self) -> Vec<Parameter>;
-    /// Sets one.
+    /// Sets a parameter.
     fn set(&mut self, name: &str, text: &str) -> Result<(), String>;
 }
 

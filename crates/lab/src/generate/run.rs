@@ -1,4 +1,4 @@
-//! Plays a plan through the engine in virtual time, warm-up first.
+//! Runs a plan through the engine in virtual time, warm-up first.
 
 use hob_engine::io::{self, Durability};
 use hob_engine::policy::PolicyKind;
@@ -9,7 +9,7 @@ use hob_world::service::ServiceModel;
 use super::{Clients, Load, Plan, Turn};
 use crate::trace::{Op, Record};
 
-/// What was measured, the warm-up not counted.
+/// Measurements without the warm-up.
 #[derive(Clone, Debug)]
 pub struct Played {
     /// Requests and times.
@@ -19,13 +19,13 @@ pub struct Played {
 }
 
 impl Plan {
-    /// The cache of the source's set-up, volatile, with the room of all disks together.
+    /// Returns the cache of the source's set-up: volatile, with the size of all disks together.
     pub fn cache(&self, policy: PolicyKind) -> CacheSetup {
         CacheSetup::volatile(self.cache_bytes, self.block_bytes, policy)
     }
 
-    /// The set-up: disks one behind the other on the backing, sharing flash, and the cache's room in proportion to
-    /// their sizes.
+    /// Returns the set-up: disks one after the other on the backing, sharing flash, with the cache divided
+    /// in proportion to their sizes.
     pub fn setup(
         &self,
         cache: Option<CacheSetup>,
@@ -46,12 +46,12 @@ impl Plan {
         Setup::of_disks(disks.collect(), flash, backing)
     }
 
-    /// Bytes of all disks: what the backing has to hold.
+    /// Returns the total size of the disks, which the backing must hold.
     pub fn disks_bytes(&self) -> u64 {
         self.disks.iter().sum()
     }
 
-    /// The same requests of one disk that has all others one behind the other: what an array sees of them.
+    /// Combines all disks into one, one after the other, as an array sees them.
     pub fn on_one_disk(self) -> Plan {
         let starts: Vec<u64> = self.starts().collect();
         let disks = vec![self.disks_bytes()];
@@ -65,7 +65,7 @@ impl Plan {
         Plan { disks, load, ..self }
     }
 
-    /// Where each disk begins when they lie one behind the other.
+    /// Returns the start of each disk when they are combined.
     pub fn starts(&self) -> impl Iterator<Item = u64> + '_ {
         self.disks.iter().scan(0, |end, bytes| {
             *end += bytes;
@@ -73,7 +73,8 @@ impl Plan {
         })
     }
 
-    /// Plays the plan; `served` hears of each measured request. Times of an open load are divided by `acceleration`.
+    /// Runs the plan; `served` is called for each measured request. Times of an open load are divided by
+    /// `acceleration`.
     pub fn play(
         self,
         setup: Setup,
@@ -87,7 +88,7 @@ impl Plan {
         Ok(Played { run, disks })
     }
 
-    /// The same on a replay that is there already, and goes on from what it has done.
+    /// As `play`, on an existing replay, which continues from its present state.
     pub fn play_on(self, replay: &mut Replay, acceleration: f64, mut served: impl FnMut(&Served)) -> Run {
         match self.load {
             Load::Open(records) => play_open(replay, records, self.warmup, acceleration, &mut served),
@@ -96,7 +97,7 @@ impl Plan {
     }
 }
 
-/// Clients whose disks lie one behind the other on one.
+/// Clients whose disks are combined into one.
 struct Moved {
     clients: Box<dyn Clients + Send>,
     starts: Vec<u64>,
@@ -160,7 +161,7 @@ fn play_closed(
     replay.closed(count, |_, client| next(client), served)
 }
 
-/// A record as the engine is asked.
+/// Converts a record to a request of a replay.
 pub fn ask(record: Record) -> Ask {
     let op = match record.op {
         Op::Read => io::Op::Read,

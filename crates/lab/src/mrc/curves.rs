@@ -1,4 +1,4 @@
-//! What exact curves tell: of each size, every count that a simulation of that size would give.
+//! Results of exact curves: for each size, every count that a simulation of that size would give.
 
 use hob_engine::sizing::Curve;
 use hob_engine::units::SECTOR_BYTES;
@@ -6,26 +6,26 @@ use hob_engine::units::SECTOR_BYTES;
 use super::Mode;
 use super::steps::Values;
 
-/// What a trace asked for.
+/// Totals of a trace's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Read requests.
     pub reads: u64,
     /// Their bytes.
     pub read_bytes: u64,
-    /// Sectors that they touch, each as often as it is touched.
+    /// Number of sectors that they touch, counted each time.
     pub read_sectors: u64,
     /// Write requests.
     pub writes: u64,
     /// Their bytes.
     pub write_bytes: u64,
-    /// Sectors that they cover whole.
+    /// Number of sectors that they cover completely.
     pub write_sectors: u64,
-    /// Sectors that they cover in part: each is a write to the backing of its own in write-back.
+    /// Number of sectors that they cover in part: each is a separate write to the backing in write-back.
     pub write_parts: u64,
     /// Bytes in those parts.
     pub write_part_bytes: u64,
-    /// Blocks that came into the cache at least once.
+    /// Number of blocks that entered the cache at least once.
     pub blocks: u64,
 }
 
@@ -43,70 +43,71 @@ pub struct Curves {
     pub(super) destages: Values,
 }
 
-/// What a cache of one size does with the trace. Counts are requests unless they say bytes.
+/// Results of a cache of one size for the trace. Counts are requests unless they say bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct At {
     /// The cache's size.
     pub blocks: u64,
-    /// Reads whose sectors are all valid.
+    /// Number of reads whose sectors are all valid.
     pub read_hits: u64,
     /// Their bytes.
     pub read_hit_bytes: u64,
-    /// Writes all of whose blocks are cached when they come; only blocks of which they cover a sector count, and
-    /// writes that cover none are no hits. Always 0 in write-around.
+    /// Number of writes whose blocks are all cached when they arrive. Only blocks of which they cover a
+    /// sector count, and writes that cover none are not hits. Always 0 in write-around.
     pub write_hits: u64,
-    /// Written bytes that never reach the backing: overwritten or discarded while dirty. Write-back only.
+    /// Written bytes that never reach the backing because they are overwritten or discarded while dirty.
+    /// Write-back only.
     pub absorbed_bytes: u64,
     /// Reads of the backing: all misses.
     pub backing_reads: u64,
     /// Their bytes.
     pub backing_read_bytes: u64,
-    /// Writes to the backing. In write-back one for each time that a block's dirty sectors are destaged, and one for
-    /// each sector that a write covers in part; what is dirty in the end is destaged.
+    /// Writes to the backing. In write-back: one for each destage of a block's dirty sectors, and one for
+    /// each sector that a write covers in part. Data that is dirty at the end is destaged.
     pub backing_writes: u64,
     /// Their bytes.
     pub backing_write_bytes: u64,
-    /// Bytes written to flash: what misses bring that was not valid yet, and whole sectors of writes.
+    /// Bytes written to flash: sectors of misses that were not valid yet, and whole sectors of writes.
     pub flash_write_bytes: u64,
 }
 
 impl Curves {
-    /// The block size.
+    /// Returns the block size.
     pub fn block_bytes(&self) -> u64 {
         self.block_bytes
     }
 
-    /// What writes do.
+    /// Returns the write mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
-    /// What the trace asked for.
+    /// Returns the totals of the trace.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// The read miss ratio by requests.
+    /// Returns the read miss ratio by requests.
     pub fn read_misses(&self) -> Curve {
         self.read_hits.miss_curve(self.totals.reads)
     }
 
-    /// The read miss ratio by bytes.
+    /// Returns the read miss ratio by bytes.
     pub fn read_miss_bytes(&self) -> Curve {
         self.read_hit_bytes.miss_curve(self.totals.read_bytes)
     }
 
-    /// The share of the writes that find a block of theirs missing.
+    /// Returns the share of the writes with a missing block.
     pub fn write_misses(&self) -> Curve {
         self.write_hits.miss_curve(self.totals.writes)
     }
 
-    /// The share of the written bytes that reach the backing.
+    /// Returns the share of the written bytes that reach the backing.
     pub fn written_through(&self) -> Curve {
         self.absorbed_sectors.scaled(SECTOR_BYTES).miss_curve(self.totals.write_bytes)
     }
 
-    /// The smallest cache (1 block or more) beyond which more blocks change nothing.
+    /// Returns the smallest cache (at least 1 block) beyond which more blocks change nothing.
     pub fn blocks_max(&self) -> u64 {
         let values = [
             &self.read_hits,
@@ -119,7 +120,7 @@ impl Curves {
         values.into_iter().map(Values::end).fold(1, u64::max)
     }
 
-    /// What a cache of that many blocks does; of 0 blocks, what happens without a cache.
+    /// Returns the results of a cache of that many blocks; of 0 blocks, those without a cache.
     pub fn at(&self, blocks: u64) -> At {
         let totals = &self.totals;
         let (read_hits, read_hit_bytes) = (self.read_hits.at(blocks), self.read_hit_bytes.at(blocks));

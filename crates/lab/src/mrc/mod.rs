@@ -1,16 +1,16 @@
-//! Miss-ratio curves: what an LRU cache of any size would have done with a trace, from one pass over it.
+//! Miss-ratio curves: the results of LRU caches of all sizes for a trace, from one pass over it.
 //!
-//! Three depths, for caches of one block size:
+//! Three levels of detail, for caches of one block size:
 //!
-//! * [`exact`]: whole requests against sectors, as the engine serves them. A read hits when all its sectors are valid;
-//!   a miss makes the requested sectors valid and no others; writes follow a [`Mode`]. Also what goes to and from
-//!   flash and the backing.
-//! * [`exact_blocks`]: block accesses only, each block cached whole (Olken, "Efficient methods for calculating the
-//!   success function of fixed space replacement policies", 1981). What [`shards`] estimates.
+//! * [`exact`]: whole requests against sectors, as the engine serves them. A read hits if all its sectors are valid;
+//!   a miss makes exactly the requested sectors valid; writes follow a [`Mode`]. Also the traffic of flash and backing.
+//! * [`exact_blocks`]: only block accesses, with blocks cached as a whole (Olken, "Efficient methods for calculating the
+//!   success function of fixed space replacement policies", 1981). [`shards`] estimates this result.
 //! * [`shards`]: the estimate from a sample of the blocks ([`hob_engine::sizing`]).
 //!
-//! All disks of a trace share one cache. Sizes are cache blocks. Flushes do nothing. Memory is in proportion to the
-//! blocks touched; a trace with more than [`SECTORS_MAX`] sectors in its blocks is refused by the exact ones.
+//! All disks of a trace share one cache. Sizes are cache blocks. Flushes have no effect. Memory is
+//! proportional to the blocks touched; the exact functions refuse a trace with more than [`SECTORS_MAX`]
+//! sectors in its blocks.
 
 mod curves;
 mod requests;
@@ -30,21 +30,21 @@ use crate::trace::{Op, Record};
 use stack::Stack;
 use steps::Steps;
 
-/// What a write does to the cache.
+/// Effect of a write on the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
-    /// It goes to the backing and into the cache.
+    /// Written to the backing and the cache.
     WriteThrough,
-    /// It goes into the cache, and to the backing when its block leaves.
+    /// Written to the cache, and to the backing when its block is evicted.
     WriteBack,
-    /// It goes to the backing; what the cache holds of it becomes invalid.
+    /// Written to the backing; cached data of its range becomes invalid.
     WriteAround,
 }
 
-/// The curves of caches with blocks of `block_bytes`.
+/// Returns the curves of caches with blocks of `block_bytes`.
 ///
 /// # Errors
-/// A block size that is no power of two from 4 KiB to 1 MiB; a trace of too many sectors.
+/// A block size that is no power of two from 4 KiB to 1 MiB; a trace with too many sectors.
 pub fn exact(records: impl IntoIterator<Item = Record>, block_bytes: u64, mode: Mode) -> Result<Curves> {
     let mut requests = requests::Requests::new(checked_shift(block_bytes)?, mode);
     for record in records {
@@ -53,8 +53,8 @@ pub fn exact(records: impl IntoIterator<Item = Record>, block_bytes: u64, mode: 
     Ok(requests.finish())
 }
 
-/// The read miss ratio by blocks: each block of a read is an access, and hits when the block is cached. Blocks come
-/// into the cache as `mode` says.
+/// Returns the read miss ratio by blocks: each block of a read is an access, and hits if the block is
+/// cached. Blocks enter the cache as `mode` says.
 ///
 /// # Errors
 /// As for [`exact`].
@@ -66,7 +66,7 @@ pub fn exact_blocks(
     exact_accesses(accesses(records, block_bytes, mode)?)
 }
 
-/// The LRU miss-ratio curve of accesses: blocks, and what each access weighs.
+/// Returns the LRU miss-ratio curve of accesses: blocks with their weights.
 ///
 /// # Errors
 /// More than [`SECTORS_MAX`] blocks.
@@ -83,7 +83,7 @@ pub fn exact_accesses(accesses: impl IntoIterator<Item = (u64, u32)>) -> Result<
     Ok(hits.finish().miss_curve(total))
 }
 
-/// Shows `shards` the accesses that [`exact_blocks`] counts. Its curve estimates that one.
+/// Passes the accesses of [`exact_blocks`] to `shards`, whose curve is an estimate of that one.
 ///
 /// # Errors
 /// A block size that is no power of two from 4 KiB to 1 MiB.
@@ -97,7 +97,7 @@ pub fn shards(
     Ok(shards)
 }
 
-/// The block accesses of a trace: reads weigh 1; writes that come into the cache weigh nothing.
+/// Returns the block accesses of a trace: reads have weight 1, writes that enter the cache weight 0.
 fn accesses(
     records: impl IntoIterator<Item = Record>,
     block_bytes: u64,
@@ -133,8 +133,8 @@ fn checked_shift(block_bytes: u64) -> Result<u32> {
     Ok(block_bytes.ilog2() - SECTOR_SHIFT)
 }
 
-/// One number for a block of one of the trace's disks. Block numbers have at most 52 bits; the disk scatters the upper
-/// ones, and the lower ones as well, so that no two disks of a real trace meet.
+/// Returns a number for a block of one of the trace's disks. Block numbers have at most 52 bits; the disk
+/// number is hashed into the upper and the lower ones, so that disks of real traces do not collide.
 fn key(disk: u16, block: u64) -> u64 {
     block ^ u64::from(disk).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }

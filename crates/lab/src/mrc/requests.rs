@@ -1,12 +1,13 @@
-//! Whole requests against sectors: Olken's stack, and for each sector how large a cache still has it.
+//! Whole requests against sectors: Olken's stack, and for each sector the smallest cache that still has it.
 //!
-//! A block lies in an LRU cache of c blocks for as long as each of its stack distances is at most c. So a sector that
-//! was made valid is still valid in just the caches that are at least as large as the largest stack distance of its
-//! block since then. That maximum is kept for each sector, and another one since it was last written: from that on
-//! it is dirty in write-back. One pass then gives every size at once, as the stack does for whole blocks.
+//! A block is in an LRU cache of c blocks as long as each of its stack distances is at most c. So a sector
+//! that was made valid is still valid in exactly the caches that are at least as large as the largest stack
+//! distance of its block since then. That maximum is kept for each sector. A second one since its last
+//! write tells from which size on it is dirty in write-back. One pass then gives every size at once, as the
+//! stack does for whole blocks.
 //!
-//! A request is judged by what is cached when it comes, and its own blocks do not push each other out: where it needs
-//! room, other blocks leave. Discards and partly covered sectors make sectors invalid; they use no block.
+//! A request is judged by the cache's content when it arrives, and its own blocks do not evict each other.
+//! Discards and partly covered sectors make sectors invalid; they use no block.
 
 use anyhow::Result;
 use hob_engine::units::SECTOR_BYTES;
@@ -26,7 +27,7 @@ struct Span {
     count: u32,
 }
 
-/// A span whose block has a number, and where its sectors lie in the arrays.
+/// A span whose block has a number, and the position of its sectors in the arrays.
 #[derive(Clone, Copy, Debug)]
 struct Place {
     number: u32,
@@ -34,7 +35,7 @@ struct Place {
     end: usize,
 }
 
-/// Gathers the curves.
+/// Computes the curves.
 pub(super) struct Requests {
     /// log2 of the sectors in a block.
     shift: u32,
@@ -58,7 +59,7 @@ pub(super) struct Requests {
 }
 
 impl Requests {
-    /// For blocks of `1 << shift` sectors.
+    /// Creates the state for blocks of `1 << shift` sectors.
     pub(super) fn new(shift: u32, mode: Mode) -> Self {
         Requests {
             shift,
@@ -99,7 +100,7 @@ impl Requests {
     }
 
     pub(super) fn finish(mut self) -> Curves {
-        // What is still dirty is destaged.
+        // Data that is still dirty is destaged.
         self.block_dirty_from.iter().for_each(|from| self.destages.add(*from, 1));
         self.totals.blocks = self.stack.len();
         Curves {

@@ -1,10 +1,11 @@
-//! Real-time replay: the requests of a trace, sent to a real disk when they are due.
+//! Real-time replay: sends the requests of a trace to a real disk when they are due.
 //!
-//! First a [`Survey`] of the whole trace, then [`replay`] of it, streaming: memory does not grow with the trace.
-//! Nothing is sent before the trace is known to fit the target and to be wanted there ([`Changes`]). A request is due
-//! at its time in the trace, from the first request on, divided by the [`Pace`]'s factor. When as many as `depth` are
-//! in flight, the next waits for an answer and is late. How late requests were is part of the [`Report`]. On an idle
-//! machine that is some microseconds; a machine without a processor to spare adds what it takes to get one.
+//! First a [`Survey`] of the whole trace, then its [`replay`], streaming: memory does not grow with the
+//! trace. Nothing is sent before it is known that the trace fits the target and its changes are permitted
+//! ([`Changes`]). A request is due at its time in the trace, counted from the first request, divided by the
+//! [`Pace`]'s factor. If `depth` requests are in flight, the next waits for an answer and is late. The
+//! [`Report`] contains the lateness. On an idle machine it is some microseconds; on a busy machine the wait
+//! for a processor is added.
 
 mod file;
 mod pace;
@@ -28,26 +29,26 @@ use survey::Fit;
 pub use survey::{Kind, Survey};
 pub use target::{FileAccess, Target, TargetInfo};
 
-/// What becomes of writes and discards.
+/// Handling of writes and discards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Changes {
-    /// A trace that has any is refused.
+    /// A trace with changes is refused.
     #[default]
     Refuse,
-    /// They are made.
+    /// They are sent.
     Allow,
     /// They are left out, and flushes with them.
     LeaveOut,
 }
 
-/// How to replay.
+/// Settings of a replay.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Options {
-    /// How fast.
+    /// Pace.
     pub pace: Pace,
-    /// Most requests in flight, 1 or more.
+    /// Maximum queue depth, 1 or more.
     pub depth: usize,
-    /// What becomes of writes and discards.
+    /// Handling of writes and discards.
     pub changes: Changes,
     /// Offsets beyond the target are taken modulo its size, instead of refused.
     pub wrap: bool,
@@ -56,14 +57,14 @@ pub struct Options {
 /// A part of a trace.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Only requests from that time on, nanoseconds.
+    /// Only requests from this time on, nanoseconds.
     pub from_ns: u64,
-    /// Only so many of them.
+    /// Maximum number of requests.
     pub requests_max: u64,
 }
 
 impl Part {
-    /// The requests of the part. What comes after it is not read.
+    /// Returns the requests of the part. The trace is not read beyond it.
     pub fn of<I: Iterator<Item = Result<Record>>>(
         self,
         records: I,
@@ -74,25 +75,26 @@ impl Part {
     }
 }
 
-/// How far a replay is.
+/// Progress of a replay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Requests that were answered.
     pub answered: u64,
-    /// Requests to be sent in all.
+    /// Total number of requests to send.
     pub total: u64,
-    /// How late the last one was sent, nanoseconds.
+    /// Lateness of the last request, nanoseconds.
     pub late_ns: u64,
 }
 
-/// Replays `records`, which `survey` has been made of, to the target.
+/// Replays `records`, of which `survey` was made, to the target.
 ///
-/// `progress` is called on this thread for every answer. When `stop` becomes true nothing more is sent, and what is
-/// in flight is waited for, but for an NBD server no longer than a few seconds. A target that goes away in the middle,
-/// and a trace that cannot be read any further, end the replay with a report that says so.
+/// `progress` is called on this thread for every answer. When `stop` becomes true nothing more is sent, and
+/// requests in flight are awaited, for an NBD server at most a few seconds. If the target fails during the
+/// replay, or the trace cannot be read any further, the report says so.
 ///
 /// # Errors
-/// Before anything is sent: the trace does not fit the target, changes it without leave, or the depth is out of range.
+/// Before anything is sent: the trace does not fit the target, contains changes that are not permitted, or
+/// the depth is out of range.
 pub fn replay(
     target: Target,
     records: impl Iterator<Item = Result<Record>> + Send,
@@ -114,7 +116,7 @@ pub fn replay(
         }
         Err(error) => Some(Err(error)),
     });
-    // What a reader has to do before its first request is done before time begins.
+    // The reader's work before its first request is done before the time starts.
     let mut requests = requests.peekable();
     requests.peek();
     let mut meter = Meter::new();

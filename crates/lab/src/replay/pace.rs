@@ -5,19 +5,19 @@ use std::str::FromStr;
 
 use anyhow::{Result, bail};
 
-/// How fast a trace is replayed.
+/// Pace of a replay.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Pace {
     /// As it was recorded.
     #[default]
     Original,
-    /// That many times as fast.
+    /// This many times as fast.
     Times(f64),
-    /// As fast as the target answers: nothing is due at any time, and nothing is late.
+    /// As fast as the target answers: there are no due times, and nothing is late.
     Asap,
 }
 
-/// Factors beyond these are mistakes.
+/// Factors outside this range are refused.
 const FACTORS: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
 
 impl FromStr for Pace {
@@ -48,8 +48,8 @@ impl fmt::Display for Pace {
     }
 }
 
-/// Times of a trace into times of its replay, nanoseconds from the replay's start. The first request is due at once,
-/// and no request before its predecessor.
+/// Converts times of a trace to times of its replay, nanoseconds from the replay's start. The first request
+/// is due immediately, and no request before its predecessor.
 #[derive(Clone, Debug)]
 pub(crate) struct Schedule {
     pace: Pace,

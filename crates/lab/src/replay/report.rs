@@ -1,7 +1,8 @@
-//! What a replay was like.
+//! The result of a replay.
 //!
-//! Latencies and lateness are kept in histograms with three significant digits, so percentiles are at most 0.1 % off;
-//! means are of the histogram too, maxima exact. Above an hour all values count as one.
+//! Latencies and lateness are in histograms with three significant digits, so percentiles are off by at
+//! most 0.1 %; means are computed from the histogram too, maxima are exact. Values above an hour count as
+//! an hour.
 
 use hdrhistogram::Histogram;
 use serde::Serialize;
@@ -11,77 +12,78 @@ use crate::driver::Done;
 /// The kinds of requests, in the order of [`Op`](crate::trace::Op).
 const CLASSES: [&str; 4] = ["read", "write", "discard", "flush"];
 
-/// Longest time that is told from longer ones.
+/// Maximum time that is distinguished.
 const HOUR_NS: u64 = 3_600_000_000_000;
 
-/// How late requests were sent, against when they were due.
+/// Lateness of requests: time of sending minus due time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Lateness {
     /// Mean, nanoseconds.
     pub mean_ns: u64,
-    /// 99 % were at most this late, nanoseconds.
+    /// 99th percentile, nanoseconds.
     pub p99_ns: u64,
-    /// The latest, nanoseconds.
+    /// Maximum, nanoseconds.
     pub max_ns: u64,
 }
 
-/// How requests of one kind fared. Latencies are those of requests that succeeded.
+/// Results of one kind of requests. Latencies are those of requests that succeeded.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Class {
     /// `read`, `write`, `discard` or `flush`.
     pub class: &'static str,
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub requests: u64,
-    /// Of these, with an error.
+    /// Number of those with an error.
     pub errors: u64,
     /// Bytes of those that succeeded.
     pub bytes: u64,
     /// Mean, nanoseconds.
     pub mean_ns: u64,
-    /// Half took at most this long, nanoseconds.
+    /// Median, nanoseconds.
     pub p50_ns: u64,
-    /// 99 % took at most this long, nanoseconds.
+    /// 99th percentile, nanoseconds.
     pub p99_ns: u64,
-    /// 99.9 % took at most this long, nanoseconds.
+    /// 99.9th percentile, nanoseconds.
     pub p999_ns: u64,
-    /// Longest, nanoseconds.
+    /// Maximum, nanoseconds.
     pub max_ns: u64,
 }
 
-/// What a replay was like.
+/// The result of a replay.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// Where to.
+    /// The target.
     pub target: String,
-    /// How fast.
+    /// The pace.
     pub pace: String,
-    /// Most requests in flight.
+    /// Maximum queue depth.
     pub depth: usize,
-    /// Requests of the trace, or of the part of it that was asked for.
+    /// Number of requests of the trace, or of the selected part.
     pub requests: u64,
-    /// Of these, left out from the start: changes that were not wanted, and what the target cannot do.
+    /// Number of requests left out from the start: unwanted changes, and operations that the target does
+    /// not support.
     pub left_out: u64,
-    /// Of the others, answered.
+    /// Number of answered requests.
     pub answered: u64,
-    /// Of these, with an error.
+    /// Number of answers with an error.
     pub errors: u64,
-    /// The first error, in words.
+    /// Description of the first error.
     pub first_error: Option<String>,
-    /// A stop ended the replay before its end.
+    /// True if a stop ended the replay early.
     pub interrupted: bool,
-    /// The replay broke off for this reason: the target went away, or the trace cannot be read any further.
+    /// Why the replay was aborted: the target failed, or the trace cannot be read any further.
     pub failure: Option<String>,
-    /// From the first request to the last answer, nanoseconds.
+    /// Time from the first request to the last answer, nanoseconds.
     pub elapsed_ns: u64,
     /// Answers a second.
     pub iops: f64,
-    /// How late requests were sent; nothing for a pace that knows no late.
+    /// Lateness of requests; `None` for a pace without due times.
     pub lateness: Option<Lateness>,
-    /// One for each kind of request that was answered.
+    /// Results for each kind of request that was answered.
     pub classes: Vec<Class>,
 }
 
-/// Sums answers up.
+/// Sums of the answers.
 pub(super) struct Meter {
     classes: [ClassMeter; CLASSES.len()],
     lateness: Times,
@@ -97,7 +99,7 @@ struct ClassMeter {
     latency: Times,
 }
 
-/// Times as a histogram, beside which the largest is kept exactly.
+/// A histogram of times, with the exact maximum.
 struct Times {
     histogram: Histogram<u64>,
     max_ns: u64,
@@ -118,7 +120,7 @@ impl Times {
         self.histogram.mean() as u64
     }
 
-    /// A bucket may reach beyond its largest value.
+    /// A bucket may extend beyond its largest value.
     fn quantile_ns(&self, share: f64) -> u64 {
         self.histogram.value_at_quantile(share).min(self.max_ns)
     }
@@ -155,7 +157,7 @@ impl Meter {
         self.elapsed_ns = self.elapsed_ns.max(done.sent_ns + done.latency_ns);
     }
 
-    /// The figures; the rest of the report is the caller's to fill in.
+    /// Returns the figures; the caller fills in the rest of the report.
     pub(super) fn report(&self) -> Report {
         let classes = CLASSES.iter().zip(&self.classes).filter(|(_, meter)| meter.requests > 0);
         Report {

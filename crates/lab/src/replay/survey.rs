@@ -1,4 +1,4 @@
-//! A look at a whole trace before its replay: what it asks for, and whether a target has that.
+//! Reads a whole trace before its replay: its requests, and whether they fit a target.
 
 use anyhow::{Result, bail, ensure};
 
@@ -6,7 +6,7 @@ use super::{Changes, Options, TargetInfo};
 use crate::trace::Record;
 use crate::workload::Access;
 
-/// What a trace asks for.
+/// Properties of a trace's requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Survey {
     /// Reads, writes, discards and flushes.
@@ -15,14 +15,14 @@ pub struct Survey {
     pub span_ns: u64,
 }
 
-/// What the requests of one kind have in common.
+/// Properties of the requests of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Kind {
-    /// How many there are.
+    /// Number of requests.
     pub requests: u64,
-    /// The one that ends farthest out: where it begins, and where it ends.
+    /// Start and end of the request that ends at the highest address.
     pub farthest: (u64, u64),
-    /// The longest, bytes.
+    /// Maximum length in bytes.
     pub len_max: u32,
     /// All offsets and lengths, or-ed: they are multiples of its lowest bit.
     mixed: u64,
@@ -43,7 +43,7 @@ impl Survey {
             kind.requests += 1;
             kind.mixed |= offset | u64::from(len);
             kind.len_max = kind.len_max.max(len);
-            // Readers refuse what overflows.
+            // Readers refuse requests that overflow.
             let end = offset + u64::from(len);
             if end > kind.farthest.1 {
                 kind.farthest = (offset, end);
@@ -52,13 +52,13 @@ impl Survey {
         Ok(survey)
     }
 
-    /// All requests.
+    /// Returns the number of all requests.
     pub fn requests(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.requests).sum()
     }
 }
 
-/// How a trace goes onto a target: which requests, and where.
+/// Mapping of a trace to a target: which requests are sent, and where.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fit {
     sends: [bool; 4],
@@ -67,7 +67,7 @@ pub(super) struct Fit {
 }
 
 impl Fit {
-    /// Checks everything that can be checked before the first request is sent.
+    /// Makes all checks that are possible before the first request is sent.
     pub(super) fn new(survey: &Survey, info: &TargetInfo, options: &Options) -> Result<Fit> {
         let name = &info.name;
         let sends = match options.changes {
@@ -116,19 +116,19 @@ impl Fit {
             u64::from(len_max) <= size_bytes,
             "the trace has a request of {len_max} bytes, more than {name} has in all"
         );
-        // Without a byte there are only flushes, which go nowhere.
+        // If the size is 0, there are only flushes, which have no offset.
         let size_bytes = if options.wrap { size_bytes.max(1) } else { u64::MAX };
         Ok(Fit { sends, size_bytes, unit_bytes })
     }
 
-    /// Requests of the trace that are sent.
+    /// Returns the number of requests that are sent.
     pub(super) fn count(&self, survey: &Survey) -> u64 {
         let sent = survey.kinds.iter().zip(self.sends).filter(|(_, sends)| *sends);
         sent.map(|(kind, _)| kind.requests).sum()
     }
 
-    /// What is sent for a record, if anything is. Offsets beyond the target go to their remainder; what would
-    /// straddle the end moves to just before it.
+    /// Returns the access for a record; `None` if it is left out. Offsets beyond the target are reduced
+    /// modulo its size; a request that would cross the end is moved to just before it.
     pub(super) fn place(&self, record: &Record) -> Option<Access> {
         if !self.sends[record.op as usize] {
             return None;
@@ -212,7 +212,7 @@ mod tests {
         let info = TargetInfo { can_discard: false, can_flush: false, ..target() };
         let fit = Fit::new(&survey(&all), &info, &ALLOW).unwrap();
         assert_eq!((fit.count(&survey(&all)), fit.place(&all[1]).is_some()), (1, true));
-        // What is left out may be as wrong for the target as it likes.
+        // Requests that are left out need not fit the target.
         let far = [record(Op::Read, 0, 512), record(Op::Write, 1 << 40, 1 << 30), record(Op::Discard, 3, 7)];
         let leave = Options { changes: Changes::LeaveOut, ..ALLOW };
         assert_eq!(Fit::new(&survey(&far), &info, &leave).unwrap().count(&survey(&far)), 1);

@@ -1,4 +1,4 @@
-//! Where a trace is replayed to: an NBD export, a file, or a block device.
+//! The target of a replay: an NBD export, a file, or a block device.
 
 use std::io::{Seek, SeekFrom};
 use std::path::Path;
@@ -11,32 +11,32 @@ use super::Changes;
 use super::file::FileTarget;
 use crate::driver::{Connection, DEPTH_MAX, Done, Timed};
 
-/// What a target can do.
+/// Properties of a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetInfo {
-    /// As it was given.
+    /// Its name as given.
     pub name: String,
-    /// Its size.
+    /// Its size in bytes.
     pub size_bytes: u64,
     /// Offsets and lengths are multiples of this.
     pub unit_bytes: u32,
     /// Longest read or write.
     pub payload_bytes_max: u32,
-    /// Does it refuse changes?
+    /// True if it refuses changes.
     pub read_only: bool,
-    /// Does it take discards?
+    /// True if it supports discards.
     pub can_discard: bool,
-    /// Does it take flushes?
+    /// True if it supports flushes.
     pub can_flush: bool,
 }
 
-/// How a file or block device is read and written.
+/// Access mode of a file or block device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FileAccess {
-    /// Through the kernel's page cache, which answers much by itself.
+    /// Through the kernel's page cache, which answers many requests itself.
     #[default]
     Buffered,
-    /// Past it (O_DIRECT), in units of 512 bytes at least.
+    /// Past the page cache (O_DIRECT), in units of at least 512 bytes.
     Direct,
 }
 
@@ -52,11 +52,11 @@ enum Way {
 }
 
 impl Target {
-    /// Opens `spec`: an NBD URI, or the path of a file or block device, which is opened for writing only when changes
-    /// are allowed.
+    /// Opens `spec`: an NBD URI, or the path of a file or block device, which is opened for writing only if
+    /// changes are allowed.
     ///
     /// # Errors
-    /// It is not there, or cannot be used.
+    /// It does not exist, or cannot be used.
     pub fn open(spec: &str, access: FileAccess, changes: Changes) -> Result<Target> {
         match spec.split_once("://") {
             Some(_) => {
@@ -108,12 +108,12 @@ impl Target {
         Ok(Target { info, way: Way::File(file) })
     }
 
-    /// What it can do.
+    /// Returns its properties.
     pub fn info(&self) -> &TargetInfo {
         &self.info
     }
 
-    /// Most requests it takes at once.
+    /// Returns the maximum queue depth.
     pub fn depth_max(&self) -> usize {
         match self.way {
             Way::Nbd(_) => DEPTH_MAX,

@@ -1,12 +1,13 @@
-//! What each disk of a model is due: a level of units a second for each share, the same for all, at which everything that the store
-//! did is given out. No disk gets more than it wants or its limit allows, and none less than its reservation, if it wants that much.
+//! Entitlement of each disk of a model: one rate per share for all disks, at which the store's total rate
+//! is distributed. No disk gets more than it demands or its limit allows, and none less than its
+//! reservation, if it demands that much.
 
 use super::{Demand, Disk};
 
-/// Halvings of the interval in which the level lies.
+/// Number of bisections of the interval of the rate per share.
 const STEPS: usize = 100;
 
-/// Units a second that a disk would take.
+/// Returns a disk's demand in units a second.
 pub(super) fn wants(disk: &Disk) -> f64 {
     let limit = disk.due.limit.map_or(f64::INFINITY, f64::from);
     match disk.demand {
@@ -15,7 +16,7 @@ pub(super) fn wants(disk: &Disk) -> f64 {
     }
 }
 
-/// What disks are due of so many units a second together, by disk.
+/// Returns the entitlements of disks at a total rate of `rate` units a second, by disk.
 pub(super) fn due(disks: &[Disk], rate: f64) -> Vec<f64> {
     let at = |level: f64| -> Vec<f64> {
         let of = |disk: &Disk| {

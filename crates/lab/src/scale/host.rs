@@ -1,4 +1,4 @@
-//! A host of the model: the engine's scheduler and window, and disks that want something.
+//! A host of the model: the engine's scheduler and window, and disks with a demand.
 
 use std::collections::BTreeMap;
 
@@ -9,15 +9,15 @@ use super::store::{Event, Store};
 use super::{Demand, Disk, Knowledge, SECOND_NS, Scale};
 use crate::prng::Prng;
 
-/// See the module's text.
+/// A host; see the module documentation.
 pub(super) struct Host {
     number: usize,
     scheduler: Scheduler<usize>,
     window: Window,
-    /// By the disk's number: its flow, and what it wants.
+    /// By the disk's number: its flow, and its demand.
     disks: BTreeMap<usize, (FlowId, Demand)>,
     level: Option<f64>,
-    /// When it is looked at next, for a limit that has passed by then.
+    /// Time of the next check, for a limit that has passed by then.
     looks_at: u64,
 }
 
@@ -39,7 +39,7 @@ impl Host {
         Host { number, scheduler, window, disks, level: None, looks_at: u64::MAX }
     }
 
-    /// A disk wants its first.
+    /// Creates a disk's first I/Os.
     pub(super) fn begin(&mut self, disk: usize, store: &mut Store, dice: &mut Prng) {
         let first = match self.disks[&disk].1 {
             Demand::Depth(depth) => depth,
@@ -48,7 +48,7 @@ impl Host {
         (0..first).for_each(|_| store.at(dice.below(SECOND_NS), Event::Arrival(disk)));
     }
 
-    /// A disk wants an I/O.
+    /// Handles a new I/O of a disk.
     pub(super) fn arrive(&mut self, now: u64, disk: usize, store: &mut Store, dice: &mut Prng) {
         let (flow, demand) = self.disks[&disk];
         if let Demand::Rate(rate) = demand {
@@ -59,7 +59,7 @@ impl Host {
         self.pump(now, store);
     }
 
-    /// An I/O of a disk has ended.
+    /// Handles the end of a disk's I/O.
     pub(super) fn ended(
         &mut self,
         now: u64,
@@ -75,7 +75,7 @@ impl Host {
         }
     }
 
-    /// Sends what may go.
+    /// Sends all I/O that may be sent.
     pub(super) fn pump(&mut self, now: u64, store: &mut Store) {
         if self.looks_at <= now {
             self.looks_at = u64::MAX;
@@ -94,14 +94,14 @@ impl Host {
         }
     }
 
-    /// What it says to the others.
+    /// Returns its report to the other hosts.
     pub(super) fn report(&mut self, now: u64) -> Option<Report> {
         let Host { scheduler, window, level, .. } = self;
         window
             .take_report(Instant(now), |seconds| scheduler.take_wanted_shares(Instant(now), *level, seconds))
     }
 
-    /// Takes its part.
+    /// Applies an agreement.
     pub(super) fn settle(&mut self, now: u64, report: &Report, agreement: &Agreement) {
         self.level = Some(agreement.level);
         self.window.settle(Instant(now), report.wanted_shares * agreement.in_flight_per_share);

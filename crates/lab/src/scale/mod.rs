@@ -1,8 +1,8 @@
-//! Many hosts and one shared store, in virtual time: does a disk get what it is due wherever it runs?
+//! Many hosts and one shared store, in virtual time: does a disk get its entitlement on any host?
 //!
-//! The hosts have the engine's own scheduler and window, and nothing else of it; the store is a number of servers behind one queue,
-//! which know nothing of hosts or disks. Disks are spread unevenly, and differ in what they are due and in what they want. What each is due
-//! is worked out from the rules by filling up (`due.rs`), and compared with what it received.
+//! The hosts use only the engine's scheduler and window. The store is a number of servers behind one queue,
+//! without knowledge of hosts or disks. Disks are spread unevenly, and differ in entitlement and demand.
+//! The entitlement of each is computed from the rules (`due.rs`), and compared with its actual rate.
 //!
 //! Rates are units a second, times nanoseconds of virtual time.
 
@@ -23,18 +23,18 @@ use store::Store;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What hosts know of each other.
+/// Information that hosts have of each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Knowledge {
-    /// Nothing is throttled: who asks for most receives most.
+    /// No throttling: hosts with more requests get more.
     Unthrottled,
-    /// Nothing: each follows the latency it sees.
+    /// None: each host follows the latency it measures.
     Latency,
-    /// They report to each other, so often.
+    /// They report to each other.
     Reports {
-        /// Nanoseconds between the reports of a host.
+        /// Interval of a host's reports, nanoseconds.
         every_ns: u64,
-        /// Nanoseconds until another host has one.
+        /// Delay of a report to another host, nanoseconds.
         delay_ns: u64,
     },
 }
@@ -42,32 +42,32 @@ pub enum Knowledge {
 /// A model.
 #[derive(Clone, Copy, Debug)]
 pub struct Scale {
-    /// Hosts.
+    /// Number of hosts.
     pub hosts: usize,
-    /// Disks, of all hosts.
+    /// Number of disks of all hosts.
     pub disks: usize,
-    /// I/Os that the store serves at a time.
+    /// Number of I/Os that the store serves in parallel.
     pub servers: usize,
-    /// Mean time that it takes for each, nanoseconds; they differ as exponential times do.
+    /// Mean service time, nanoseconds; exponentially distributed.
     pub service_ns: u64,
-    /// Latency above which hosts hold back, nanoseconds.
+    /// Latency above which hosts throttle, nanoseconds.
     pub threshold_ns: u64,
-    /// What hosts know.
+    /// Information that hosts have of each other.
     pub knowledge: Knowledge,
-    /// Seconds before anything counts, and seconds that count.
+    /// Seconds of warm-up.
     pub warm_s: u64,
-    /// See `warm_s`.
+    /// Seconds that are measured.
     pub seconds: u64,
-    /// Of the dice.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// What a disk wants.
+/// Demand of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Demand {
-    /// So many I/Os at any time.
+    /// A constant queue depth.
     Depth(u32),
-    /// So many a second, whatever becomes of them.
+    /// A constant rate of I/Os a second, independent of completions.
     Rate(u32),
 }
 
@@ -79,37 +79,37 @@ pub(crate) struct Disk {
     pub(crate) demand: Demand,
 }
 
-/// What came of it.
+/// Result of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// Units a second, of all disks.
+    /// Rate of all disks, units a second.
     pub rate: f64,
     /// Mean latency in the store, milliseconds.
     pub latency_ms: f64,
-    /// How far disks are from what they are due, as parts of that, sorted.
+    /// Relative deviation of each disk from its entitlement, sorted.
     pub errors: Vec<f64>,
-    /// Reservations that are missed by more than a tenth, of those that somebody wanted to use.
+    /// Number of used reservations that are missed by more than a tenth.
     pub missed: usize,
-    /// See `missed`.
+    /// Number of used reservations.
     pub reserved: usize,
-    /// Reports that were made, each second, by all hosts; and how often one was delivered.
+    /// Number of reports a second, by all hosts.
     pub reports: f64,
-    /// See `reports`.
+    /// Number of deliveries per report.
     pub deliveries: f64,
 }
 
 impl Outcome {
-    /// The error that so many percent of the disks stay below.
+    /// Returns the error that `percent` percent of the disks do not exceed.
     pub fn error_at(&self, percent: usize) -> f64 {
         let last = self.errors.len().saturating_sub(1);
         self.errors.get(self.errors.len() * percent / 100).or(self.errors.get(last)).copied().unwrap_or(0.0)
     }
 }
 
-/// Plays a model. `check` is asked now and then whether to go on.
+/// Runs a model. `check` is called at intervals and can end the run.
 ///
 /// # Errors
-/// Whatever `check` returns.
+/// Those of `check`.
 pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Result<Outcome, E> {
     let disks = disks(scale);
     let mut dice = Prng::new(scale.seed ^ 1);
@@ -143,8 +143,8 @@ pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Resul
     Ok(counted.outcome(scale, &disks, &reports))
 }
 
-/// The disks of a model: shares as people give them, one in ten with a reservation, one in ten with a limit, one in four that wants
-/// little. The last host has seven times as many as the first.
+/// Creates the disks of a model: usual shares, one in ten with a reservation, one in ten with a limit, one
+/// in four with a small demand. The last host has seven times as many as the first.
 fn disks(scale: &Scale) -> Vec<Disk> {
     let mut dice = Prng::new(scale.seed);
     let fair = (scale.servers as f64 * 1e9 / scale.service_ns as f64 / scale.disks as f64).max(1.0);
@@ -175,14 +175,14 @@ fn disks(scale: &Scale) -> Vec<Disk> {
     (0..scale.disks).map(disk).collect()
 }
 
-/// What hosts have told each other.
+/// The reports of the hosts.
 struct Reports {
     every_ns: u64,
     delay_ns: u64,
-    /// By host, when it reports next.
+    /// Time of each host's next report.
     next_at: Vec<u64>,
     first_at: u64,
-    /// By host: what the others know, and what they will know, and from when on.
+    /// By host: the report known to the others, and the next one with its arrival time.
     known: Vec<Report>,
     coming: VecDeque<(u64, usize, Report)>,
     made: u64,
@@ -194,7 +194,7 @@ impl Reports {
             Knowledge::Reports { every_ns, delay_ns } => (every_ns, delay_ns),
             Knowledge::Unthrottled | Knowledge::Latency => (u64::MAX, 0),
         };
-        // Hosts report whenever they happen to.
+        // Hosts report at independent times.
         let hosts = scale.hosts as u64;
         let at = |host| if every_ns == u64::MAX { u64::MAX } else { every_ns + every_ns / hosts * host };
         let known = vec![Report::default(); scale.hosts];
@@ -209,7 +209,7 @@ impl Reports {
         }
     }
 
-    /// Whoever is due reports, and takes its part of what follows from the reports that have arrived.
+    /// Lets hosts report when due, and apply the agreement on the reports that have arrived.
     fn exchange(&mut self, now: u64, scale: &Scale, hosts: &mut [Host], store: &mut Store) {
         if now < self.first_at {
             return;
@@ -237,7 +237,7 @@ impl Reports {
     }
 }
 
-/// What is counted while it counts.
+/// Counts during the measurement.
 struct Counted {
     /// By disk.
     units: Vec<u64>,

@@ -5,25 +5,25 @@ use std::collections::{BinaryHeap, VecDeque};
 
 use crate::prng::Prng;
 
-/// What happens next.
+/// A future event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
-    /// A disk wants an I/O.
+    /// A disk has a new I/O.
     Arrival(usize),
     /// An I/O of a disk has ended that was sent at `began`.
     Done { disk: usize, began: u64 },
-    /// A host wants to be looked at.
+    /// A host must be checked.
     Look(usize),
 }
 
-/// See the module's text.
+/// The store; see the module documentation.
 pub(super) struct Store {
     idle: usize,
     service_ns: u64,
     queue: VecDeque<(usize, u64)>,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     serial: u64,
-    /// A server that is done takes the next at once, whose time is thrown then.
+    /// Random service times: a free server takes the next I/O immediately.
     dice: Prng,
 }
 
@@ -39,13 +39,13 @@ impl Store {
         }
     }
 
-    /// Something will happen.
+    /// Schedules an event.
     pub(super) fn at(&mut self, at: u64, event: Event) {
         self.serial += 1;
         self.events.push(Reverse((at, self.serial, event)));
     }
 
-    /// An I/O for the store.
+    /// Sends an I/O to the store.
     pub(super) fn send(&mut self, now: u64, disk: usize) {
         if self.idle == 0 {
             return self.queue.push_back((disk, now));
@@ -54,7 +54,7 @@ impl Store {
         self.serve(now, disk, now);
     }
 
-    /// What happens next, and when.
+    /// Returns the next event and its time.
     pub(super) fn next(&mut self) -> Option<(u64, Event)> {
         let Reverse((now, _, event)) = self.events.pop()?;
         if matches!(event, Event::Done { .. }) {

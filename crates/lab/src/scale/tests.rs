@@ -1,4 +1,4 @@
-//! Small models, whose answers are known.
+//! Small models with known results.
 
 use std::convert::Infallible;
 

@@ -1,4 +1,4 @@
-//! Which blocks a miniature follows.
+//! The blocks that a miniature simulates.
 
 use crate::prng::splitmix64;
 use crate::trace::Record;
@@ -6,7 +6,7 @@ use crate::trace::Record;
 /// A sample of the blocks, the same for each run.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
-    /// A block is followed when its scattered number lies below.
+    /// A block is sampled if its hash is below this.
     threshold: u64,
     block_bytes: u64,
 }
@@ -16,7 +16,7 @@ impl Sample {
         Sample { threshold: (rate * u64::MAX as f64) as u64, block_bytes: u64::from(block_bytes) }
     }
 
-    /// The parts of a request that lie in blocks of the sample, a block each.
+    /// Returns the parts of a request in sampled blocks, one part per block.
     pub(super) fn parts(self, record: &Record) -> impl Iterator<Item = Record> + use<> {
         let Record { offset, len, .. } = *record;
         let (record, end, size) = (*record, offset + u64::from(len), self.block_bytes);
@@ -27,7 +27,8 @@ impl Sample {
         })
     }
 
-    /// Not the hash of the engine's index: the sample would crowd one end of its table.
+    /// A different hash from the engine's index: otherwise the sample would occupy only one end of its
+    /// table.
     fn follows(self, block: u64) -> bool {
         let mut counter = block ^ 0x6d69_6e69_6174_7572;
         splitmix64(&mut counter) < self.threshold

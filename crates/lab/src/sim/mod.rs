@@ -1,12 +1,12 @@
-//! Hit ratios of many caches on one trace: which size, block size, policy and admission.
+//! Hit ratios of many caches on one trace: by size, block size, policy and admission.
 //!
-//! The trace is read once. Blocks of its records go to worker threads, each of which simulates some
-//! of the caches, so memory is bounded by the caches and a few blocks of records, not by the trace. What a
-//! cache decides is the engine's ([`CacheSim`]). Sizes are bytes.
+//! The trace is read once. Blocks of its records go to worker threads, each of which simulates some of the
+//! caches. So memory is bounded by the caches and a few blocks of records, not by the trace. The engine's
+//! code makes the caches' decisions ([`CacheSim`]). Sizes are bytes.
 //!
-//! A *miniature* follows only a sample of the blocks in a cache that is smaller by the same factor
-//! (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature
-//! simulations", USENIX ATC 2017). It sees each block's part of a request as a request of its own.
+//! A *miniature* simulates only a sample of the blocks in a cache that is smaller by the same factor
+//! (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature simulations",
+//! USENIX ATC 2017). It treats each block's part of a request as a separate request.
 
 mod mini;
 #[cfg(test)]
@@ -24,59 +24,59 @@ use crate::trace::blocks::Blocks;
 use crate::trace::{Op, Record};
 use mini::Sample;
 
-/// Blocks of records that wait for a slow worker.
+/// Maximum number of record blocks that wait for a slow worker.
 const BLOCKS_WAITING_MAX: usize = 4;
-/// How far ahead the index is looked at while a request is simulated.
+/// How many requests ahead the index is prefetched.
 const LOOK_AHEAD: usize = 8;
 
-/// Most blocks of one simulated cache.
+/// Maximum number of blocks of a simulated cache.
 const BLOCKS_MAX: f64 = (1u64 << 30) as f64;
 
 /// A cache to simulate.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Point {
-    /// Replacement.
+    /// Replacement policy.
     pub policy: PolicyKind,
-    /// What may come in.
+    /// Admission.
     pub admission: Admission,
-    /// Bytes of a block.
+    /// Block size in bytes.
     pub block_bytes: u32,
-    /// Bytes of the cache; what does not fill a block is left out.
+    /// Size of the cache in bytes, rounded down to whole blocks.
     pub cache_bytes: u64,
-    /// Share of the blocks that are followed: 1 is an exact simulation, less a miniature.
+    /// Sampling rate of the blocks: 1 is an exact simulation, less a miniature.
     pub sample_rate: f64,
 }
 
-/// What came of it.
+/// Result of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Simulated {
     /// The cache.
     pub point: Point,
-    /// Counts; of a miniature, what was counted, not scaled up.
+    /// Counts; for a miniature, of the sample, not scaled up.
     pub stats: SimStats,
-    /// Bytes of memory the cache's metadata took.
+    /// Memory of the cache's metadata, bytes.
     pub memory_bytes: u64,
-    /// Requests that lie beyond what a cache with this block size can address.
+    /// Number of requests beyond the addresses that a cache with this block size supports.
     pub out_of_reach: u64,
 }
 
-/// One cache while it is simulated.
+/// A cache during its simulation.
 pub struct Simulation {
     point: Point,
     cache: CacheSim,
     sample: Option<Sample>,
-    /// First byte beyond the reach of block numbers.
+    /// First byte beyond the range of block numbers.
     end: u64,
     out_of_reach: u64,
-    /// Keeps the looks ahead from being optimized away.
+    /// Keeps the prefetches from being optimized away.
     looked_at: u32,
 }
 
 impl Simulation {
-    /// An empty cache.
+    /// Creates an empty cache.
     ///
     /// # Errors
-    /// The point makes no cache: a block size that is not supported, or no block at all.
+    /// The point is invalid: an unsupported block size, or no block at all.
     pub fn new(point: Point) -> Result<Simulation> {
         let Point { policy, admission, block_bytes, cache_bytes, sample_rate } = point;
         ensure!(
@@ -103,7 +103,7 @@ impl Simulation {
         Ok(Simulation { point, cache, sample, end, out_of_reach: 0, looked_at: 0 })
     }
 
-    /// Takes requests in, in order.
+    /// Simulates requests, in order.
     pub fn feed(&mut self, records: &[Record]) {
         for (index, record) in records.iter().enumerate() {
             if record.offset.saturating_add(u64::from(record.len)) > self.end {
@@ -134,7 +134,7 @@ impl Simulation {
         }
     }
 
-    /// What came of it so far.
+    /// Returns the result so far.
     pub fn result(&self) -> Simulated {
         std::hint::black_box(self.looked_at);
         Simulated {
@@ -146,11 +146,12 @@ impl Simulation {
     }
 }
 
-/// Simulates every point on the same records, in `threads` threads besides the caller's, which reads; in the
-/// caller's alone when `threads` is 1. `progress` is told the records read so far, and ends the run early by returning false.
+/// Simulates every point on the same records, in `threads` threads besides the caller's, which reads; in
+/// the caller's alone if `threads` is 1. `progress` gets the number of records read so far; returning false
+/// ends the run early.
 ///
 /// # Errors
-/// A point makes no cache, the records are of several disks, or they end with an error.
+/// A point is invalid, the records are of several disks, or reading them fails.
 pub fn grid(
     records: &mut dyn Blocks,
     points: &[Point],
@@ -166,7 +167,7 @@ pub fn grid(
         return Ok(simulations.iter().map(Simulation::result).collect());
     }
     let mut shares: Vec<Share> = (0..threads.min(points.len())).map(|_| vec![]).collect();
-    // Neighbours in the list tend to cost alike: dealing them out balances the shares.
+    // Adjacent points tend to have equal cost: distributing them in turn balances the shares.
     let count = shares.len();
     for (index, simulation) in simulations.into_iter().enumerate() {
         shares[index % count].push((index, simulation));
@@ -181,7 +182,7 @@ pub fn grid(
             .unzip();
         let read = read_all(records, |block, count| {
             let block: Arc<[Record]> = block.into();
-            // A worker that is gone has panicked; joining it says so.
+            // A worker that has ended has panicked; joining it reports that.
             senders.iter().all(|sender| sender.send(Arc::clone(&block)).is_ok()) && progress(count)
         });
         drop(senders);
@@ -195,7 +196,7 @@ pub fn grid(
     Ok(results.into_iter().map(|(_, result)| result).collect())
 }
 
-/// Some of the grid's simulations, with their places in the list.
+/// Some of the grid's simulations, with their indexes.
 type Share = Vec<(usize, Simulation)>;
 
 fn simulate(
@@ -208,7 +209,7 @@ fn simulate(
     share.into_iter().map(|(index, simulation)| (index, simulation.result())).collect()
 }
 
-/// Hands records on in blocks, with the number read, until `take` wants no more.
+/// Passes records on in blocks, with the number read, until `take` returns false.
 fn read_all(records: &mut dyn Blocks, mut take: impl FnMut(&[Record], u64) -> bool) -> Result<()> {
     let (mut count, mut disk) = (0, None);
     loop {

@@ -1,4 +1,4 @@
-//! Grids against single runs, and miniatures against the real size.
+//! Compares grids with single runs, and miniatures with exact simulations.
 
 use super::*;
 use crate::trace::blocks::Gathered;

@@ -1,8 +1,9 @@
-//! hob's own trace format: a 64-byte header and records of 24 bytes, little-endian, as `docs/TRACE.md` specifies.
+//! hob's own trace format: a 64-byte header and records of 24 bytes, little-endian, as specified in
+//! `docs/TRACE.md`.
 //!
-//! [`Writer`] and [`Reader`] work on blocks of 256 KiB, so that reading keeps up with a simulator. A file that was
-//! cut off is good up to the last whole record; the reader says so instead of failing. What it refuses: another
-//! version, required flags it does not know, and records that [`Record::check`] refuses.
+//! [`Writer`] and [`Reader`] work on blocks of 256 KiB, so that reading keeps up with a simulator. A
+//! truncated file is valid up to the last whole record; the reader reports the truncation instead of
+//! failing. Refused: other versions, unknown required flags, and records that [`Record::check`] refuses.
 
 use std::io::{self, Read, Seek, SeekFrom, Write};
 
@@ -12,32 +13,32 @@ use super::{Op, Record};
 
 /// The first bytes of a trace in this format.
 pub const MAGIC: [u8; 8] = *b"hobtrace";
-/// The version that is written.
+/// Version of written traces.
 pub const VERSION: u32 = 1;
-/// Bytes of the header.
+/// Size of the header in bytes.
 pub const HEADER_BYTES: usize = 64;
-/// Bytes of a record.
+/// Size of a record in bytes.
 pub const RECORD_BYTES: usize = 24;
 
 const RECORDS_A_BLOCK: usize = (256 << 10) / RECORD_BYTES;
-/// The upper half of the flags must be understood.
+/// Flags in the upper half are required: a reader must know them.
 const FLAGS_REQUIRED: u32 = 0xffff_0000;
 
-/// What the header says of a trace.
+/// The header of a trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Header {
-    /// Records; 0 when the writer could not go back to say, then the file's end decides.
+    /// Number of records; 0 if the writer could not seek back, then the file's end decides.
     pub records: u64,
-    /// Disks: one more than the highest number; 0 when not known.
+    /// Number of disks: one more than the highest number; 0 if unknown.
     pub disks: u32,
-    /// Requests that a recorder could not keep up with and left out.
+    /// Requests that a recorder left out because it could not keep up.
     pub dropped: u64,
-    /// When the trace began, nanoseconds of Unix time; 0 when not known.
+    /// Start of the trace, nanoseconds of Unix time; 0 if unknown.
     pub started_unix_ns: u64,
 }
 
 impl Header {
-    /// The header's bytes.
+    /// Returns the header's bytes.
     pub fn encode(&self) -> [u8; HEADER_BYTES] {
         let mut bytes = [0; HEADER_BYTES];
         bytes[0x00..0x08].copy_from_slice(&MAGIC);
@@ -49,10 +50,10 @@ impl Header {
         bytes
     }
 
-    /// What `bytes` say.
+    /// Decodes a header.
     ///
     /// # Errors
-    /// Another magic, another version, or a required flag that this version does not know.
+    /// Another magic, another version, or an unknown required flag.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> anyhow::Result<Header> {
         ensure!(bytes[..8] == MAGIC, "this is no hob trace: it does not begin with 'hobtrace'");
         let version = u32_at(bytes, 0x08);
@@ -81,7 +82,7 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..at + 8].try_into().expect("eight bytes"))
 }
 
-/// A record's bytes.
+/// Returns a record's bytes.
 pub fn encode(record: &Record) -> [u8; RECORD_BYTES] {
     let mut bytes = [0; RECORD_BYTES];
     bytes[0..8].copy_from_slice(&record.at_ns.to_le_bytes());
@@ -97,7 +98,7 @@ pub fn encode(record: &Record) -> [u8; RECORD_BYTES] {
     bytes
 }
 
-/// The record in `bytes`, or what is wrong with it.
+/// Decodes a record, or returns what is wrong with it.
 #[inline]
 pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<Record, &'static str> {
     let op = match bytes[20] {
@@ -117,7 +118,7 @@ pub fn decode(bytes: &[u8; RECORD_BYTES]) -> Result<Record, &'static str> {
     record.check().map(|()| record)
 }
 
-/// Writes a trace. Nothing is complete before [`finish`](Writer::finish) or
+/// Writes a trace. The trace is complete only after [`finish`](Writer::finish) or
 /// [`finish_counted`](Writer::finish_counted).
 #[derive(Debug)]
 pub struct Writer<W> {
@@ -127,22 +128,22 @@ pub struct Writer<W> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes the header, with the number of records not known yet. Needs no buffering below it.
+    /// Writes the header with an unknown number of records. `out` needs no buffering.
     pub fn new(out: W) -> io::Result<Writer<W>> {
         Self::with_header(out, Header::default())
     }
 
-    /// As [`new`](Self::new), with what is known beforehand; `records` is ignored.
+    /// As [`new`](Self::new), with a given header; `records` is ignored.
     pub fn with_header(mut out: W, header: Header) -> io::Result<Writer<W>> {
         let header = Header { records: 0, ..header };
         out.write_all(&header.encode())?;
         Ok(Writer { out, block: Vec::with_capacity(RECORDS_A_BLOCK * RECORD_BYTES), header })
     }
 
-    /// Adds a record.
+    /// Appends a record.
     ///
     /// # Errors
-    /// A record that [`Record::check`] refuses, as `InvalidInput`; or the file below.
+    /// A record that [`Record::check`] refuses, as `InvalidInput`; or an error of the file.
     pub fn push(&mut self, record: &Record) -> io::Result<()> {
         record.check().map_err(|reason| io::Error::new(io::ErrorKind::InvalidInput, reason))?;
         self.block.extend_from_slice(&encode(record));
@@ -154,12 +155,12 @@ impl<W: Write> Writer<W> {
         Ok(())
     }
 
-    /// Records so far.
+    /// Returns the number of records so far.
     pub fn records(&self) -> u64 {
         self.header.records
     }
 
-    /// Writes what is left and flushes. The header goes on saying "not known", which suits pipes.
+    /// Writes the rest and flushes. The header still says "unknown", which suits pipes.
     pub fn finish(mut self) -> io::Result<W> {
         self.flush_block()?;
         self.out.flush()?;
@@ -174,8 +175,8 @@ impl<W: Write> Writer<W> {
 }
 
 impl<W: Write + Seek> Writer<W> {
-    /// As [`finish`](Self::finish), and puts the numbers of records, disks and `dropped` requests into the header,
-    /// which must be where `W` began.
+    /// As [`finish`](Self::finish), and writes the numbers of records, disks and `dropped` requests into
+    /// the header, which must be at the start of `W`.
     pub fn finish_counted(mut self, dropped: u64) -> io::Result<W> {
         self.flush_block()?;
         self.header.dropped = dropped;
@@ -187,8 +188,8 @@ impl<W: Write + Seek> Writer<W> {
     }
 }
 
-/// Reads a trace, block by block ([`read_block`](Reader::read_block)) or record by record (as an iterator). The first
-/// bad record ends it with an error that names its number; [`super::open`] is for files that need forgiving.
+/// Reads a trace, block by block ([`read_block`](Reader::read_block)) or record by record (as an iterator).
+/// The first bad record ends it with an error that has its number; [`super::open`] tolerates bad records.
 #[derive(Debug)]
 pub struct Reader<R> {
     input: R,
@@ -202,10 +203,10 @@ pub struct Reader<R> {
 }
 
 impl<R: Read> Reader<R> {
-    /// Reads the header. Needs no buffering below it.
+    /// Reads the header. `input` needs no buffering.
     ///
     /// # Errors
-    /// What [`Header::decode`] refuses, a file shorter than a header, or the file below.
+    /// Those of [`Header::decode`], a file shorter than a header, or an error of the file.
     pub fn new(mut input: R) -> anyhow::Result<Reader<R>> {
         let mut bytes = [0; HEADER_BYTES];
         let got = read_whole(&mut input, &mut bytes).context("cannot read the trace")?;
@@ -222,22 +223,24 @@ impl<R: Read> Reader<R> {
         })
     }
 
-    /// What the header says.
+    /// Returns the header.
     pub fn header(&self) -> &Header {
         &self.header
     }
 
-    /// Bytes after the last whole record: more than 0 when the file was cut off. Known at the end.
+    /// Returns the bytes after the last whole record: more than 0 if the file is truncated. Known at the
+    /// end.
     pub fn torn_bytes(&self) -> usize {
         self.torn_bytes
     }
 
-    /// Records that the header promised and the file does not have. Known at the end.
+    /// Returns the number of records in the header that the file does not have. Known at the end.
     pub fn missing(&self) -> u64 {
         if self.ended { self.header.records.saturating_sub(self.read) } else { 0 }
     }
 
-    /// The next records, some ten thousand of them, none at the end. Not to be mixed with the iterator.
+    /// Returns the next records, some ten thousand of them; none at the end. Do not mix it with the
+    /// iterator.
     pub fn read_block(&mut self) -> anyhow::Result<&[Record]> {
         self.block.clear();
         self.next = 0;
@@ -277,7 +280,7 @@ impl<R: Read> Iterator for Reader<R> {
     }
 }
 
-/// Fills `bytes` as far as the input goes.
+/// Fills `bytes` as far as the input goes, and returns the number of bytes.
 pub(super) fn read_whole(input: &mut (impl Read + ?Sized), bytes: &mut [u8]) -> io::Result<usize> {
     let mut got = 0;
     while got < bytes.len() {

@@ -1,4 +1,4 @@
-//! Records some thousand at a time, so that what follows them runs over slices.
+//! Records in blocks of some thousand, so that consumers work on slices.
 
 use std::fs::File;
 use std::io::{Read, Seek};
@@ -8,15 +8,15 @@ use anyhow::{Context, Result};
 
 use super::{OpenOptions, Record, TraceReader, binary, open};
 
-/// Records of a made-up or decoded trace that travel together.
+/// Records per block of a generated or decoded trace.
 const RECORDS_A_BLOCK: usize = 1 << 13;
 
 /// A trace, read block by block.
 pub trait Blocks {
-    /// The next records, in order; none at the end.
+    /// Returns the next records, in order; none at the end.
     ///
     /// # Errors
-    /// The trace cannot be read on.
+    /// The trace cannot be read any further.
     fn next_block(&mut self) -> Result<&[Record]>;
 }
 
@@ -34,14 +34,14 @@ pub struct Gathered<I> {
 }
 
 impl<I> Gathered<I> {
-    /// Where the records come from.
+    /// Returns the source of the records.
     pub fn source(&self) -> &I {
         &self.records
     }
 }
 
 impl<I: Iterator<Item = Result<Record>>> Gathered<I> {
-    /// Blocks of these records.
+    /// Creates blocks of these records.
     pub fn new(records: I) -> Self {
         Gathered { records, block: Vec::with_capacity(RECORDS_A_BLOCK) }
     }
@@ -57,10 +57,10 @@ impl<I: Iterator<Item = Result<Record>>> Blocks for Gathered<I> {
     }
 }
 
-/// A trace file as blocks: hob's own format by the fastest way, every other through a [`TraceReader`].
+/// A trace file as blocks: hob's own format by a fast path, every other through a [`TraceReader`].
 #[derive(Debug)]
 pub enum TraceBlocks {
-    /// hob's own format, uncompressed, of which every disk is wanted.
+    /// hob's own format, uncompressed, with all its disks.
     Binary(binary::Reader<File>),
     /// Anything else.
     Other(Box<Gathered<TraceReader>>),
@@ -84,7 +84,8 @@ impl TraceBlocks {
         Ok(TraceBlocks::Other(Box::new(Gathered::new(open(path, options)?))))
     }
 
-    /// The reader, for what it skipped; none for hob's own format, of which nothing is skipped.
+    /// Returns the reader, for its counts of skipped records; `None` for hob's own format, of which nothing
+    /// is skipped.
     pub fn reader(&self) -> Option<&TraceReader> {
         match self {
             TraceBlocks::Binary(_) => None,

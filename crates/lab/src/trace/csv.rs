@@ -1,8 +1,8 @@
-//! hob's trace as text: the header `ts_us,op,offset,size` and a line for each request, for spreadsheets and other
-//! programs. [`super::open`] reads it.
+//! hob's trace as text: the header `ts_us,op,offset,size` and a line for each request, for spreadsheets and
+//! other programs. [`super::open`] reads it.
 //!
-//! `ts_us` are microseconds from the start, cut to whole ones when written; `op` is R, W, D (discard) or F (flush);
-//! offset and size are bytes. A trace of several disks has a fifth column, `disk`.
+//! `ts_us` are microseconds from the start, truncated to whole ones when written; `op` is R, W, D (discard)
+//! or F (flush); offset and size are bytes. A trace of several disks has a fifth column, `disk`.
 
 use std::io::{self, BufWriter, Write};
 
@@ -13,7 +13,7 @@ pub const HEADER: &str = "ts_us,op,offset,size";
 /// The first line of a trace of several disks.
 pub const HEADER_DISKS: &str = "ts_us,op,offset,size,disk";
 
-/// The letter that stands for an operation.
+/// Returns the letter of an operation.
 pub fn letter(op: Op) -> char {
     match op {
         Op::Read => 'R',
@@ -31,7 +31,7 @@ pub struct Writer<W: Write> {
 }
 
 impl<W: Write> Writer<W> {
-    /// Writes the first line of a trace of one disk, number 0. Needs no buffering below it.
+    /// Writes the first line of a trace of one disk, number 0. `out` needs no buffering.
     pub fn new(out: W) -> io::Result<Writer<W>> {
         Self::start(out, false)
     }
@@ -47,11 +47,11 @@ impl<W: Write> Writer<W> {
         Ok(Writer { out, with_disks })
     }
 
-    /// Adds a record.
+    /// Appends a record.
     ///
     /// # Errors
-    /// A disk other than 0 in a trace that says it has one, and what [`Record::check`] refuses, as `InvalidInput`;
-    /// or the file below.
+    /// A disk other than 0 in a trace of one disk, and records that [`Record::check`] refuses, as
+    /// `InvalidInput`; or an error of the file.
     pub fn push(&mut self, record: &Record) -> io::Result<()> {
         let invalid = |reason| Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         if let Err(reason) = record.check() {
@@ -66,7 +66,7 @@ impl<W: Write> Writer<W> {
         }
     }
 
-    /// Writes what is left and flushes.
+    /// Writes the rest and flushes.
     pub fn finish(self) -> io::Result<W> {
         let mut out = self.out.into_inner().map_err(io::IntoInnerError::into_error)?;
         out.flush()?;

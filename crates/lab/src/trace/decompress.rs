@@ -1,20 +1,20 @@
-//! Compressed files, known by their first bytes and decoded as a stream. All decoders are Rust; their windows are
-//! bounded, so a header cannot make them allocate what it likes.
+//! Detects compressed files by their first bytes and decodes them as a stream. All decoders are in Rust and
+//! limit their windows, so that a header cannot cause large allocations.
 
 use std::io::{self, BufRead, Read};
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
-/// An xz file may ask for this much, KiB; `xz -9` asks for 64 MiB.
+/// Maximum memory of an xz decoder, KiB; `xz -9` needs 64 MiB.
 const XZ_MEMORY_KIB_MAX: u32 = 256 << 10;
-/// Blocks of zstd are decoded until about this much is there.
+/// Blocks of zstd are decoded until there are about this many bytes.
 const ZSTD_CHUNK_BYTES: usize = 256 << 10;
 
-/// How a file is compressed.
+/// Compression of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// Not at all.
+    /// Not compressed.
     None,
     /// gzip.
     Gzip,
@@ -27,7 +27,7 @@ pub enum Compression {
 }
 
 impl Compression {
-    /// What a file with these first bytes is; six decide.
+    /// Returns the compression of a file with these first bytes; six are sufficient.
     pub(super) fn of(start: &[u8]) -> Compression {
         match start {
             [0x1f, 0x8b, 0x08, ..] => Compression::Gzip,
@@ -38,7 +38,7 @@ impl Compression {
         }
     }
 
-    /// What is in the file.
+    /// Returns a reader of the decompressed content.
     pub(super) fn decoder(self, input: impl BufRead + Send + 'static) -> Box<dyn Read + Send> {
         match self {
             Compression::None => Box::new(input),
@@ -50,7 +50,7 @@ impl Compression {
     }
 }
 
-/// Zstandard frames, one after another; frames to be skipped are.
+/// Consecutive Zstandard frames; skippable frames are skipped.
 struct Zstd<R> {
     input: R,
     frame: FrameDecoder,
@@ -58,7 +58,7 @@ struct Zstd<R> {
 }
 
 impl<R: BufRead> Zstd<R> {
-    /// Begins the next frame; `false` at the end of the file.
+    /// Begins the next frame; returns `false` at the end of the file.
     fn begin(&mut self) -> io::Result<bool> {
         loop {
             if self.input.fill_buf()?.is_empty() {
@@ -187,7 +187,7 @@ mod tests {
             let mut changed = bytes.clone();
             changed[bytes.len() / 2] ^= 0x55;
             let out = decoded(&changed);
-            // What this encoder of zstd writes has a checksum as well.
+            // This zstd encoder writes a checksum as well.
             assert!(out.is_err(), "{how:?} changed");
         }
     }

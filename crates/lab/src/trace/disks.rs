@@ -1,5 +1,6 @@
-//! The disks of a trace: names and numbers of volumes, hosts or files become disk numbers in the order in which they
-//! first appear. Where a format numbers its disks from 0 without gaps, they keep their numbers.
+//! The disks of a trace: names and numbers of volumes, hosts or files are mapped to disk numbers in the
+//! order in which they first appear. If a format numbers its disks from 0 without gaps, they keep their
+//! numbers.
 
 use std::collections::HashMap;
 
@@ -7,7 +8,7 @@ use super::fields::Reason;
 
 /// Disk numbers are 16 bits wide.
 pub(super) const DISKS_MAX: usize = 1 << 16;
-/// Kept of a name.
+/// Maximum number of bytes kept of a name.
 const NAME_BYTES_MAX: usize = 256;
 
 /// Names and numbers.
@@ -16,12 +17,12 @@ pub(super) struct Disks {
     names: Vec<String>,
     by_name: HashMap<String, u16>,
     by_id: HashMap<u64, u16>,
-    /// Neighbouring requests mostly go to one disk.
+    /// Cache of the last look-up: successive requests mostly go to one disk.
     last_id: Option<(u64, u16)>,
 }
 
 impl Disks {
-    /// The number of the disk of that name.
+    /// Returns the number of the disk with that name.
     pub(super) fn named(&mut self, name: &str) -> Result<u16, Reason> {
         if let Some(disk) = self.by_name.get(name) {
             return Ok(*disk);
@@ -36,7 +37,7 @@ impl Disks {
         Ok(disk)
     }
 
-    /// The number of the disk that the trace calls `id`.
+    /// Returns the number of the disk that the trace calls `id`.
     pub(super) fn numbered(&mut self, id: u64) -> Result<u16, Reason> {
         if let Some((last, disk)) = self.last_id
             && last == id
@@ -55,14 +56,15 @@ impl Disks {
         Ok(disk)
     }
 
-    /// A format of our own knows disk numbers: `disk` and those below it are called by their number.
+    /// For hob's own formats, which have disk numbers: `disk` and those below it are named by their number.
     pub(super) fn own(&mut self, disk: u16) {
         while self.names.len() <= usize::from(disk) {
             self.names.push(self.names.len().to_string());
         }
     }
 
-    /// As [`own`](Self::own), for a format whose disks are numbered from 0 without gaps: they keep their numbers.
+    /// As [`own`](Self::own), for a format that numbers its disks from 0 without gaps: they keep their
+    /// numbers.
     pub(super) fn dense(&mut self, number: u64) -> Result<u16, Reason> {
         let disk =
             u16::try_from(number).map_err(|_| format!("the disk's number is above 65535: {number}"))?;
@@ -70,7 +72,7 @@ impl Disks {
         Ok(disk)
     }
 
-    /// Names by disk number; none for a trace of one disk without a name.
+    /// Returns the names by disk number; none for a trace of one disk without a name.
     pub(super) fn names(&self) -> &[String] {
         &self.names
     }

@@ -1,13 +1,13 @@
-//! Numbers and columns of text formats. Whatever does not parse comes back as a reason to show, never as a guess.
+//! Numbers and columns of text formats. Text that does not parse is returned as a reason, never guessed.
 
 use std::borrow::Cow;
 
 use super::Op;
 
-/// Why an entry of a trace makes no sense.
+/// Why an entry of a trace is invalid.
 pub(super) type Reason = Cow<'static, str>;
 
-/// Shown of a field that makes no sense.
+/// Maximum number of characters of an invalid field in a message.
 const QUOTED_CHARS_MAX: usize = 40;
 
 fn quoted(text: &str) -> String {
@@ -16,23 +16,24 @@ fn quoted(text: &str) -> String {
     format!("'{}{more}'", shown.escape_debug())
 }
 
-/// A whole number; `what` names it in a reason.
+/// Parses a whole number; `what` is its name in messages.
 pub(super) fn number(text: &str, what: &str) -> Result<u64, Reason> {
     digits(text).map_err(|problem| problem.reason(text, what))
 }
 
-/// A whole number of things that are `unit` bytes large, as bytes.
+/// Parses a whole number of units of `unit` bytes, and returns bytes.
 pub(super) fn bytes(text: &str, unit: u64, what: &str) -> Result<u64, Reason> {
     let count = number(text, what)?;
     count.checked_mul(unit).ok_or_else(|| Problem::TooLarge.reason(text, what))
 }
 
-/// As [`bytes`], of a number that is one already.
+/// As [`bytes`], for a parsed number.
 pub(super) fn scaled(count: u64, unit: u64, what: &str) -> Result<u64, Reason> {
     count.checked_mul(unit).ok_or_else(|| format!("{what} is too large: {count} times {unit} bytes").into())
 }
 
-/// A time in units of `unit_ns`, perhaps with a fraction, as nanoseconds. `unit_ns` is at most a second.
+/// Parses a time in units of `unit_ns`, possibly with a fraction, and returns nanoseconds. `unit_ns` is at
+/// most a second.
 pub(super) fn time_ns(text: &str, unit_ns: u64) -> Result<u64, Reason> {
     let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
     let parse = || {
@@ -44,7 +45,7 @@ pub(super) fn time_ns(text: &str, unit_ns: u64) -> Result<u64, Reason> {
         if !fraction.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(Problem::NoNumber);
         }
-        // Nine digits of a second are nanoseconds; what is finer is cut.
+        // Nine digits of a second are nanoseconds; further digits are dropped.
         let kept = &fraction[..fraction.len().min(9)];
         let part = digits(kept)? * unit_ns / 10_u64.pow(kept.len() as u32);
         nanos.checked_add(part).ok_or(Problem::TooLarge)
@@ -87,7 +88,7 @@ fn digits(text: &str) -> Result<u64, Problem> {
     Ok(value)
 }
 
-/// R, W, D (discard) or F (flush), or a word that begins with it, in any case.
+/// Parses R, W, D (discard) or F (flush), or a word that starts with it, in any case.
 pub(super) fn operation(text: &str) -> Result<Op, Reason> {
     let words = [("read", Op::Read), ("write", Op::Write), ("discard", Op::Discard), ("flush", Op::Flush)];
     let known =
@@ -99,13 +100,13 @@ pub(super) fn operation(text: &str) -> Result<Op, Reason> {
     }
 }
 
-/// A number or a word that means one of a few things.
+/// Parses a number or a word that stands for one of `choices`.
 pub(super) fn choice<T: Copy>(text: &str, what: &str, choices: &[(&str, T)]) -> Result<T, Reason> {
     let found = choices.iter().find(|(word, _)| *word == text).map(|(_, value)| *value);
     found.ok_or_else(|| format!("{what} is unknown: {}", quoted(text)).into())
 }
 
-/// The line's columns, trimmed: exactly `N`, or more when `more` allows them.
+/// Splits the line into trimmed columns: exactly `N`, or more if `more` allows it.
 pub(super) fn columns<const N: usize>(line: &str, separator: char, more: More) -> Result<[&str; N], Reason> {
     collect(line.split(separator).map(str::trim), more)
 }
@@ -115,7 +116,7 @@ pub(super) fn words<const N: usize>(line: &str, more: More) -> Result<[&str; N],
     collect(line.split_whitespace(), more)
 }
 
-/// Whether a line may have more columns than are looked at.
+/// Whether a line may have more columns than are used.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum More {
     Allowed,

@@ -1,4 +1,4 @@
-//! What a format reads from: lines of bounded length, or bytes, and where in the file that is.
+//! The input of a parser: lines of bounded length, or bytes, and the position in the file.
 
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read};
@@ -8,7 +8,7 @@ use super::fields::Reason;
 
 const BUFFER_BYTES: usize = 256 << 10;
 
-/// Where in a trace something is. Lines and records count from 1.
+/// A position in a trace. Lines and records are counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// A line of a text format.
@@ -42,12 +42,12 @@ impl Input {
         Input { reader, line: Vec::new(), line_bytes_max, place: Place::Line(0), after_cr: false }
     }
 
-    /// Where the last line or record was.
+    /// Returns the position of the last line or record.
     pub(super) fn place(&self) -> Place {
         self.place
     }
 
-    /// The next line without its end, which is LF, CR LF or CR. `None` at the end of the file.
+    /// Returns the next line without its end, which is LF, CR LF or CR. `None` at the end of the file.
     pub(super) fn line(&mut self) -> io::Result<Option<Result<&str, Reason>>> {
         let length = match self.read_line()? {
             None => return Ok(None),
@@ -58,14 +58,14 @@ impl Input {
         let text = if length > self.line_bytes_max as u64 {
             Err(format!("the line has {length} bytes, of at most {}", self.line_bytes_max).into())
         } else {
-            // Some programs mark UTF-8 so, and it is no part of a first column.
+            // Some programs write a byte order mark, which is not part of the first column.
             let line = self.line.strip_prefix(b"\xef\xbb\xbf").filter(|_| number == 0).unwrap_or(&self.line);
             std::str::from_utf8(line).map_err(|_| "the line is no text".into())
         };
         Ok(Some(text))
     }
 
-    /// Puts the start of the next line into `self.line`, as much as may be kept, and returns its length.
+    /// Reads the start of the next line into `self.line`, up to the limit, and returns the line's length.
     fn read_line(&mut self) -> io::Result<Option<u64>> {
         self.line.clear();
         let mut length = 0_u64;
@@ -100,17 +100,18 @@ impl Input {
         Ok(Some(length))
     }
 
-    /// Fills `bytes` as far as the file goes, and returns how far that is. Moves no place.
+    /// Fills `bytes` as far as the file goes, and returns the number of bytes. Does not change the
+    /// position.
     pub(super) fn bytes(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
         read_whole(&mut self.reader, bytes)
     }
 
-    /// Leaves out up to `count` bytes and returns how many there were.
+    /// Skips up to `count` bytes and returns how many there were.
     pub(super) fn skip(&mut self, count: u64) -> io::Result<u64> {
         io::copy(&mut (&mut self.reader).take(count), &mut io::sink())
     }
 
-    /// The next record begins.
+    /// Moves the position to the next record.
     pub(super) fn next_record(&mut self) {
         self.place = match self.place {
             Place::Line(_) => Place::Record(1),
@@ -123,7 +124,7 @@ impl Input {
 mod tests {
     use super::*;
 
-    /// Gives one byte at a time, so that every seam is met.
+    /// Returns one byte at a time, to test every boundary.
     struct Drops(io::Cursor<Vec<u8>>);
 
     impl Read for Drops {

@@ -1,10 +1,10 @@
-//! Traces: what a disk was asked, and when.
+//! Traces: the requests to a disk, with their times.
 //!
-//! [`open`] reads any format of the table [`FORMATS`], compressed or not, as a stream of [`Record`]s. Memory is
-//! bounded whatever the file holds: a line, a window of records put into order, the names of the disks.
-//! What a file says is checked before it becomes a record; what makes no sense is counted, and skipped or fatal by
-//! option. [`binary`] and [`csv`] also write, and [`profile`] sums a trace up. Times are nanoseconds from the first
-//! record, offsets and lengths bytes.
+//! [`open`] reads any format of the table [`FORMATS`], compressed or not, as a stream of [`Record`]s.
+//! Memory is bounded for any file: a line, a window of records for sorting, the names of the disks. Data is
+//! checked before it becomes a record; invalid data is counted, and skipped or fatal, as the options say.
+//! [`binary`] and [`csv`] also write, and [`profile`] summarizes a trace. Times are nanoseconds from the
+//! first record, offsets and lengths bytes.
 
 pub mod binary;
 pub mod blocks;
@@ -25,19 +25,19 @@ pub use formats::{FORMATS, FormatInfo};
 pub use input::Place;
 pub use open::{Limits, OnBad, OpenOptions, Skipped, SkippedEntry, TraceReader, open, open_stream};
 
-/// Offsets, and ends of requests, are at most this: what a disk may hold, 2⁶³ bytes.
+/// Maximum of offsets and ends of requests: the largest disk, 2⁶³ bytes.
 pub const DISK_BYTES_MAX: u64 = 1 << 63;
 
-/// What a request does.
+/// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Op {
-    /// Bytes are asked for.
+    /// Data is read.
     Read,
-    /// Bytes are handed over.
+    /// Data is written.
     Write,
-    /// The range's content is no longer wanted, or becomes zeroes.
+    /// The range's content is discarded or zeroed.
     Discard,
-    /// What was written before is made durable. Offset and length are 0.
+    /// Earlier writes are made durable. Offset and length are 0.
     Flush,
 }
 
@@ -48,11 +48,11 @@ pub struct Record {
     pub at_ns: u64,
     /// First byte on the disk; below 2⁶³.
     pub offset: u64,
-    /// Bytes; 1 or more, but for a flush.
+    /// Length in bytes; at least 1, except for a flush.
     pub len: u32,
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// Which of the trace's disks it went to; 0 when there is only one.
+    /// Its disk in the trace; 0 if there is only one.
     pub disk: u16,
 }
 

@@ -1,4 +1,4 @@
-//! Opening a trace and reading it record by record, whatever its format and compression.
+//! Opens a trace and reads it record by record, in any format and compression.
 
 use std::fmt;
 use std::fs::File;
@@ -18,30 +18,30 @@ use super::input::{Input, Place};
 use super::window::{Waiting, Window};
 use super::{Op, Record, check_range};
 
-/// A format is told from this much of a trace.
+/// Number of bytes from which the format is detected.
 const HEAD_BYTES: usize = 64 << 10;
 const FILE_BUFFER_BYTES: usize = 256 << 10;
-/// Times farther than this from the trace's own, some 36 years, are absurd.
+/// Times that differ from the trace's own by more than this, some 36 years, are invalid.
 const SPAN_NS_MAX: u64 = 1 << 60;
 
-/// What to do with an entry that makes no sense.
+/// Handling of an invalid entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnBad {
-    /// Leave it out and count it.
+    /// Skip and count it.
     #[default]
     Skip,
-    /// End with an error that says where it is and what is wrong.
+    /// End with an error that has its position and the reason.
     Fail,
 }
 
-/// What a reader may use.
+/// Limits of a reader's memory.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of a line; a longer one is bad.
+    /// Maximum length of a line in bytes; a longer one is invalid.
     pub line_bytes_max: usize,
-    /// Requests that are held back to put them into order of time; at least 1.
+    /// Number of requests that are buffered for sorting by time; at least 1.
     pub window_records: usize,
-    /// Bad entries that are kept to be shown.
+    /// Maximum number of invalid entries that are kept for display.
     pub skipped_shown_max: usize,
 }
 
@@ -51,27 +51,28 @@ impl Default for Limits {
     }
 }
 
-/// How to read a trace.
+/// Options of reading a trace.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct OpenOptions {
-    /// The format; otherwise the content tells, and the name where that leaves a doubt.
+    /// The format; by default it is detected from the content, and from the name if that is ambiguous.
     pub format: Option<&'static FormatInfo>,
-    /// What to do with bad entries.
+    /// Handling of invalid entries.
     pub on_bad: OnBad,
-    /// Only the requests to this disk. They keep its number.
+    /// Only the requests of this disk. They keep its number.
     pub disk: Option<u16>,
-    /// For formats that count in pages and do not say how large those are: arc, spc, oracle-general. 512 by default.
+    /// Page size for formats that count in pages and do not define their size: arc, spc, oracle-general.
+    /// 512 by default.
     pub page_bytes: Option<u32>,
-    /// What the reader may use.
+    /// Limits of the reader's memory.
     pub limits: Limits,
 }
 
-/// A bad entry.
+/// An invalid entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SkippedEntry {
-    /// Where it is.
+    /// Its position.
     pub place: Place,
-    /// What is wrong with it.
+    /// The reason.
     pub reason: String,
 }
 
@@ -81,10 +82,10 @@ impl fmt::Display for SkippedEntry {
     }
 }
 
-/// The bad entries so far.
+/// Invalid entries so far.
 #[derive(Clone, Debug, Default)]
 pub struct Skipped {
-    /// How many.
+    /// Their number.
     pub count: u64,
     /// The first few.
     pub first: Vec<SkippedEntry>,
@@ -93,7 +94,7 @@ pub struct Skipped {
 /// Opens the trace in a file; "-" is standard input.
 ///
 /// # Errors
-/// A file that cannot be read, is empty, or whose format cannot be told or begins with a header that makes no sense.
+/// The file cannot be read or is empty, its format is unknown, or its header is invalid.
 pub fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<TraceReader> {
     if path.as_os_str() == "-" {
         return open_stream(io::stdin(), "standard input", None, options);
@@ -107,8 +108,8 @@ pub fn open(path: &Path, options: &OpenOptions) -> anyhow::Result<TraceReader> {
     open_stream(file, &name, Some(metadata.len()).filter(|_| metadata.is_file()), options)
 }
 
-/// Opens the trace in a stream. `name` is for messages and, in doubt, tells the format; `bytes` is its length if that
-/// is known.
+/// Opens the trace in a stream. `name` is for messages and helps to detect the format; `bytes` is its
+/// length if known.
 ///
 /// # Errors
 /// As [`open`].
@@ -183,7 +184,7 @@ impl<R: Read> Read for Counted<R> {
     }
 }
 
-/// What follows the head: an error that ended it, or more.
+/// The part after the head: an error that ended it, or more data.
 struct Rest {
     decoded: Box<dyn Read + Send>,
     failed: Option<io::Error>,
@@ -254,47 +255,48 @@ impl fmt::Debug for TraceReader {
 }
 
 impl TraceReader {
-    /// The format that is read.
+    /// Returns the format.
     pub fn format(&self) -> &'static FormatInfo {
         self.format
     }
 
-    /// How the file is compressed.
+    /// Returns the compression of the file.
     pub fn compression(&self) -> Compression {
         self.compression
     }
 
-    /// Bytes of the file, if that is known.
+    /// Returns the size of the file in bytes, if known.
     pub fn bytes(&self) -> Option<u64> {
         self.bytes
     }
 
-    /// Bytes of the file read so far, as they are on disk.
+    /// Returns the number of bytes read so far, as they are on disk.
     pub fn bytes_read(&self) -> u64 {
         self.consumed.load(Ordering::Relaxed)
     }
 
-    /// Bad entries so far.
+    /// Returns the invalid entries so far.
     pub fn skipped(&self) -> &Skipped {
         &self.skipped
     }
 
-    /// Entries so far that are no requests, and in order: completions, messages, operations on files.
+    /// Returns the number of valid entries so far that are not requests: completions, messages, operations
+    /// on files.
     pub fn ignored(&self) -> u64 {
         self.ignored
     }
 
-    /// Requests so far whose time was raised to that of the one before.
+    /// Returns the number of requests so far whose time was raised to that of the one before.
     pub fn late(&self) -> u64 {
         self.late
     }
 
-    /// The names of the disks met so far, by number. Empty for a format that knows one disk without a name.
+    /// Returns the names of the disks so far, by number. Empty for a format with one disk without a name.
     pub fn disks(&self) -> &[String] {
         self.disks.names()
     }
 
-    /// Takes one entry from the file.
+    /// Reads one entry of the file.
     fn take(&mut self) {
         match self.parser.next(&mut self.input, &mut self.disks) {
             Ok(Step::Request(raw)) => self.admit(raw),
@@ -302,7 +304,7 @@ impl TraceReader {
             Ok(Step::Text) => {}
             Ok(Step::Bad(reason)) => self.bad(self.input.place(), reason),
             Ok(Step::End) => self.ended = true,
-            // What a decoder finds wrong is a fault of the data; the rest of it is lost.
+            // An error of a decoder is a defect of the data; the rest of it is lost.
             Err(error) if error.raw_os_error().is_none() && self.compression != Compression::None => {
                 self.bad(self.input.place(), explain(&error, self.compression).into());
                 self.ended = true;
@@ -350,8 +352,8 @@ impl TraceReader {
         }
     }
 
-    /// Decides where the trace's time begins. A first record with a time of its own must not decide that, so
-    /// the middle of the first window says which times are absurd.
+    /// Decides where the trace's time begins. The first record's time may be invalid, so the middle of the
+    /// first window decides which times are invalid.
     fn begin(&mut self) {
         let Some(middle) = self.window.median_ns() else { return };
         let mut absurd_ones = Vec::new();
@@ -392,7 +394,7 @@ impl Iterator for TraceReader {
                 return self.failure.take().map(Err);
             };
             let start = *self.start_ns.get_or_insert(record.at_ns);
-            // What is left of a first window that is not full yet stays within the span: see `begin`.
+            // The rest of a first window that is not full yet stays within the span: see `begin`.
             let at_ns = record.at_ns.saturating_sub(start);
             if at_ns < self.last_ns || record.at_ns < start {
                 self.late += 1;

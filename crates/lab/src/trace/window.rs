@@ -1,7 +1,8 @@
-//! Requests of a trace put into order of time, as far as a window of some thousand reaches.
+//! Sorts the requests of a trace by time, within a window of some thousand.
 //!
-//! Traces are written when requests complete, or by several processors, so times go back a little. The window holds
-//! requests in order, equal times in the order of the file; insertion begins at the end, so sorted traces cost nothing.
+//! Traces are written when requests complete, or by several processors, so times may decrease slightly. The
+//! window holds requests in order, equal times in the order of the file; insertion starts at the end, so
+//! sorted traces cost nothing.
 
 use std::collections::VecDeque;
 
@@ -42,17 +43,17 @@ impl Window {
         }
     }
 
-    /// The earliest.
+    /// Removes and returns the earliest.
     pub(super) fn pop(&mut self) -> Option<Waiting> {
         self.waiting.pop_front()
     }
 
-    /// The time in the middle: half of the requests are earlier.
+    /// Returns the median time.
     pub(super) fn median_ns(&self) -> Option<u64> {
         self.waiting.get(self.waiting.len() / 2).map(|waiting| waiting.record.at_ns)
     }
 
-    /// Takes out what `keep` refuses.
+    /// Removes requests for which `keep` returns false.
     pub(super) fn retain(&mut self, keep: impl FnMut(&Waiting) -> bool) {
         self.waiting.retain(keep);
     }

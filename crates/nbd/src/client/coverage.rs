@@ -1,16 +1,16 @@
-//! Which bytes of a READ have arrived, when its reply comes in several chunks.
+//! Records which bytes of a READ have arrived when its reply comes in several chunks.
 //!
-//! Chunks may come in any order but never overlap. Servers send them in order, which costs one interval; a server
-//! that scatters them beyond [`INTERVALS_MAX`] is refused rather than given memory. Units are bytes.
+//! Chunks may come in any order but never overlap. Servers send them in order, which costs one interval. A
+//! reply with more than [`INTERVALS_MAX`] separate intervals is refused, to bound memory. Units are bytes.
 
-/// Most separate intervals held for one reply.
+/// Maximum number of separate intervals per reply.
 pub(super) const INTERVALS_MAX: usize = 1024;
 
 /// Disjoint, sorted, merged half-open intervals.
 #[derive(Debug, Default)]
 pub(super) struct Coverage(Vec<(u64, u64)>);
 
-/// Why a chunk does not fit the ones before it.
+/// Why a chunk does not fit the chunks before it.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Misfit {
     Overlap,
@@ -37,7 +37,7 @@ impl Coverage {
         Ok(())
     }
 
-    /// True if exactly `start..end` is covered.
+    /// Returns true if exactly `start..end` is covered.
     pub(super) fn is_exactly(&self, start: u64, end: u64) -> bool {
         self.0 == [(start, end)]
     }

@@ -1,11 +1,13 @@
 //! The client's side of negotiation.
 //!
-//! To connect, it asks for structured replies, then for `base:allocation`, then for the export with GO; a server that
-//! does not know one of the first two goes without, one that does not know GO is asked with EXPORT_NAME. To list, it
-//! sends LIST and says goodbye. One option is in flight at a time, so every answer has one possible meaning.
+//! To connect, the client asks for structured replies, then for `base:allocation`, then for the export with
+//! GO. If the server does not support one of the first two, the client does without. If it does not support
+//! GO, the client sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT. One option is
+//! in flight at a time, so every answer has one possible meaning.
 //!
-//! Refused: oldstyle servers, TLS, sizes beyond a file offset, block sizes against the rules, answers that belong to
-//! another option or come after the end, and answers beyond [`LIST_BYTES_MAX`]. Lengths are bytes.
+//! Refused: oldstyle servers, TLS, sizes beyond a file offset, block sizes against the rules, answers that
+//! belong to another option or come after the end, and answers beyond [`LIST_BYTES_MAX`]. Lengths are
+//! bytes.
 
 use crate::bytes::{Intake, Reader, readable};
 use crate::export::{EXPORT_NAME_BYTES_MAX, check_block_sizes};
@@ -15,34 +17,34 @@ use crate::wire::{
     opt, rep,
 };
 
-/// Longest answer to an option that is read, bytes.
+/// Maximum length of an answer to an option in bytes.
 pub const REPLY_BYTES_MAX: u32 = 64 << 10;
-/// Most answers to one option other than LIST.
+/// Maximum number of answers to one option other than LIST.
 pub const REPLIES_MAX: u32 = 64;
-/// Most memory a server's list of exports may take, counting 64 bytes for each entry beside its text.
+/// Maximum memory for a server's list of exports in bytes. Each entry counts as 64 bytes plus its text.
 pub const LIST_BYTES_MAX: usize = 4 << 20;
 const MAGICS_BYTES: usize = 16;
 const LIST_ENTRY_BYTES: usize = 64;
 
-/// What the client is here for.
+/// Purpose of the connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Goal {
     /// Use the export of this name; empty for the server's default.
     Connect(String),
-    /// Learn which exports there are.
+    /// List the exports.
     List,
 }
 
-/// What was agreed; all that the transmission phase needs to know.
+/// Result of the negotiation: all that the transmission phase needs to know.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Negotiated {
     /// Size of the export, bytes; at most 2^63 - 1.
     pub size_bytes: u64,
-    /// What the server can do.
+    /// Features that the server announced.
     pub flags: TransmissionFlags,
     /// Offsets and lengths must be multiples of this; a power of two, bytes.
     pub block_size_min: u32,
-    /// What the server likes best; a power of two, bytes.
+    /// The server's preferred size; a power of two, bytes.
     pub block_size_preferred: u32,
     /// Longest READ or WRITE, bytes.
     pub block_size_max: u32,
@@ -57,7 +59,7 @@ pub struct Negotiated {
 pub struct ListedExport {
     /// The name to connect with.
     pub name: String,
-    /// For people; may be empty.
+    /// Free text; may be empty.
     pub description: String,
 }
 
@@ -75,39 +77,39 @@ pub enum HandshakeOutcome {
 /// Why there is no connection.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// Something else answered.
+    /// The peer is not an NBD server.
     #[error("this is not an NBD server; check the address and port")]
     NotNbd,
-    /// The server predates 2012.
+    /// An oldstyle server: it predates 2012.
     #[error("the server speaks oldstyle NBD only; upgrade it, or export the disk with qemu-nbd or nbdkit")]
     Oldstyle,
-    /// Our own request could not be sent.
+    /// The name does not fit a request.
     #[error("an export name may have 4096 bytes at most; this one has {0}")]
     NameTooLong(usize),
     /// LIST and other questions need fixed newstyle.
     #[error("the server does not support listing its exports; name the export instead")]
     CannotList,
-    /// Not there, as far as this client may know.
+    /// The export does not exist, or this client may not see it.
     #[error("the server has no export named {name:?}; list the names with `nbdinfo --list`: {message}")]
     UnknownExport {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
-        /// The server's words, perhaps none.
+        /// The server's message; may be empty.
         message: String,
     },
-    /// TLS only.
+    /// The server requires TLS.
     #[error(
         "the server insists on TLS, which hob does not speak; offer the export without TLS on a trusted path"
     )]
     TlsRequired,
-    /// The server said no.
+    /// The server refused an option.
     #[error("the server refused option {option} with error {code:#x}: {message}")]
     Refused {
         /// Option number.
         option: u32,
         /// Reply type.
         code: u32,
-        /// The server's words, perhaps none.
+        /// The server's message; may be empty.
         message: String,
     },
     /// The stream ended in the middle of negotiation.
@@ -122,7 +124,7 @@ use HandshakeError::Protocol;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// An oldstyle server sends something other than flags after its magics, so they are read first.
+    /// An oldstyle server sends other data than flags after its magics, so the magics are read first.
     Magics,
     Flags,
     ReplyHeader,
@@ -134,8 +136,8 @@ enum State {
 
 /// One negotiation with a server.
 ///
-/// Call order: as [`server::handshake::Handshake`](crate::server::handshake::Handshake), but the server speaks
-/// first: feed bytes, send what [`poll_output`](Self::poll_output) gives, look at
+/// Call order: as [`server::handshake::Handshake`](crate::server::handshake::Handshake), but the server
+/// speaks first. Feed bytes, send what [`poll_output`](Self::poll_output) returns, and check
 /// [`poll_outcome`](Self::poll_outcome), until a round makes no progress.
 #[derive(Debug)]
 pub struct Handshake {
@@ -157,7 +159,7 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// A negotiation waiting for the server's greeting.
+    /// Creates a negotiation that waits for the server's greeting.
     pub fn new(goal: Goal) -> Self {
         let mut new = Self {
             goal,
@@ -181,8 +183,8 @@ impl Handshake {
         new
     }
 
-    /// Takes bytes from the server and returns how many were consumed; never past the end of negotiation, nor past an
-    /// answer that makes the client say something.
+    /// Handles bytes from the server and returns how many were consumed. Consumes nothing past the end of
+    /// negotiation, nor past an answer to which the client responds.
     pub fn handle_input(&mut self, bytes: &[u8]) -> usize {
         let mut rest = bytes;
         while self.output.is_empty() && self.state != State::Ended && self.intake.fill(&mut rest) {
@@ -194,11 +196,11 @@ impl Handshake {
         bytes.len() - rest.len()
     }
 
-    /// The server closed the connection. Ends the negotiation unless it has ended before.
+    /// Handles the end of the stream: ends the negotiation unless it has ended before.
     pub fn handle_end_of_stream(&mut self) {
         let error = match (self.state, self.name()) {
             (State::Ended, _) => return,
-            // Closing is the only way to refuse EXPORT_NAME.
+            // A server can refuse EXPORT_NAME only by closing the connection.
             (State::ExportName, Some(name)) => HandshakeError::UnknownExport {
                 name: name.to_owned(),
                 message: "it closed the connection".to_owned(),
@@ -209,7 +211,7 @@ impl Handshake {
         self.end(HandshakeOutcome::Failed(error));
     }
 
-    /// Bytes to send to the server, in order; `None` when there are none at present.
+    /// Returns bytes to send to the server, in order; `None` if there are none at present.
     pub fn poll_output(&mut self) -> Option<Vec<u8>> {
         if self.output.is_empty() {
             return None;
@@ -217,7 +219,7 @@ impl Handshake {
         Some(std::mem::take(&mut self.output))
     }
 
-    /// How negotiation ended, once, and not before the last output was taken.
+    /// Returns the outcome once, and not before the last output was taken.
     pub fn poll_outcome(&mut self) -> Option<HandshakeOutcome> {
         if !self.output.is_empty() {
             return None;
@@ -237,7 +239,7 @@ impl Handshake {
         self.outcome = Some(outcome);
     }
 
-    /// One complete item is in the intake.
+    /// Handles one complete item in the intake.
     fn advance(&mut self) -> Result<(), HandshakeError> {
         let bytes = self.intake.take();
         match self.state {
@@ -369,7 +371,7 @@ impl Handshake {
         let name = self.name().unwrap_or_default().to_owned();
         match (self.option, code) {
             (_, rep::ERR_TLS_REQD) => return Err(HandshakeError::TlsRequired),
-            // Both only make things better; if something deeper is wrong, GO says so.
+            // Both options are optional. If there is a deeper problem, the reply to GO reports it.
             (opt::STRUCTURED_REPLY, _) => self.ask(opt::GO),
             (opt::SET_META_CONTEXT, _) => {
                 self.meta_context_id = None;
@@ -441,10 +443,11 @@ impl Handshake {
             return Err(Protocol("the export's size does not fit a file offset"));
         }
         if !flags.contains(TransmissionFlags::HAS_FLAGS) {
-            // Going on would mean not knowing whether the server can flush.
+            // Without these flags the client would not know whether the server can flush.
             return Err(Protocol("it did not say what the export can do"));
         }
-        // A silent server is owed 512-byte requests, but its last few bytes must be reachable all the same.
+        // A server that announces no block sizes is sent requests in multiples of 512 bytes. The last bytes
+        // of an odd size must be reachable all the same.
         let silent_min = if size_bytes.is_multiple_of(512) { 512 } else { 1 };
         let (block_size_min, block_size_preferred, block_size_max) =
             self.block_sizes.unwrap_or((silent_min, 4096, DEFAULT_PAYLOAD_BYTES_MAX));

@@ -1,15 +1,16 @@
-//! Replies, decoded as they stream in.
+//! Decodes replies while they arrive.
 //!
-//! One [`ReplyDecoder`] per connection turns bytes into a few events that are the same for simple and structured
-//! replies. Data never passes through it: a [`ReplyEvent::Data`] says how many of the next bytes of the stream are
-//! payload, and the caller takes them from its buffer or receives them straight into the place where they belong.
+//! One [`ReplyDecoder`] per connection turns bytes into a few events that are the same for simple and
+//! structured replies. Data never passes through it: a [`ReplyEvent::Data`] says how many of the next bytes
+//! of the stream are payload. The caller takes them from its buffer, or receives them straight into their
+//! destination.
 //!
-//! Refused, each ending the connection: wrong magics, cookies that are not in flight, chunks of the wrong kind for
-//! their request, data outside the request or sent twice, a READ declared done with bytes missing, extents beyond the
-//! request, lengths that do not add up. Offsets and lengths are bytes.
+//! Refused, each ending the connection: wrong magics, cookies that are not in flight, chunks of the wrong
+//! kind for their request, data outside the request or sent twice, a READ declared done with bytes missing,
+//! extents beyond the request, and inconsistent lengths. Offsets and lengths are bytes.
 //!
 //! Memory: 64 KiB for an error message; for BLOCK_STATUS, 8 bytes per extent up to
-//! [`ReplyLimits::extents_max`]; for each READ in flight whose reply has come in part, its intervals.
+//! [`ReplyLimits::extents_max`]; for each READ in flight whose reply has arrived in part, its intervals.
 
 use std::collections::BTreeMap;
 
@@ -22,10 +23,10 @@ use crate::wire::{
     chunk,
 };
 
-/// Bytes of an error chunk beside its message: code, message length, and the offset some kinds add.
+/// Minimum length of an error chunk in bytes: code, message length, and the offset that some kinds add.
 const ERROR_BYTES_MIN: u32 = 6;
 const ERROR_BYTES_MAX: u32 = ERROR_BYTES_MIN + u16::MAX as u32 + 8;
-/// Bytes of a reply header up to where the two kinds differ.
+/// Bytes of a reply header before the part that differs between the two kinds.
 const MAGIC_BYTES: usize = 4;
 const EXTENT_BYTES: usize = 8;
 const KEPT_BYTES_MAX: usize = 4096;
@@ -33,7 +34,7 @@ const KEPT_BYTES_MAX: usize = 4096;
 /// A request in flight, as the decoder needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
-    /// What was asked.
+    /// The command.
     pub command: Command,
     /// First byte asked for.
     pub offset: u64,
@@ -43,7 +44,7 @@ pub struct Expected {
 
 /// The caller's table of requests in flight. Also implemented by closures.
 pub trait InFlight {
-    /// The request of that cookie, or `None` if there is none, which ends the connection.
+    /// Returns the request with this cookie. `None` ends the connection.
     fn find(&self, cookie: u64) -> Option<Expected>;
 }
 
@@ -53,7 +54,7 @@ impl<F: Fn(u64) -> Option<Expected>> InFlight for F {
     }
 }
 
-/// Bounds on what one reply may cost.
+/// Limits on the memory of one reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReplyLimits {
     /// Most extents of one BLOCK_STATUS reply.
@@ -62,16 +63,16 @@ pub struct ReplyLimits {
 
 impl Default for ReplyLimits {
     fn default() -> Self {
-        // The most the specification lets a server send without being rude.
+        // The maximum that the specification recommends for servers.
         Self { extents_max: 1 << 20 }
     }
 }
 
-/// What a reply says. Every request ends with exactly one [`ReplyEvent::Done`].
+/// One event of a reply. Every request ends with exactly one [`ReplyEvent::Done`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReplyEvent {
-    /// The next `length` bytes of the stream are the disk's bytes from `offset`; take them and report them with
-    /// [`ReplyDecoder::payload_received`]. The range lies inside the request and was not sent before.
+    /// The next `length` bytes of the stream are the disk's bytes from `offset`. Take them and report them
+    /// with [`ReplyDecoder::payload_received`]. The range lies inside the request and was not sent before.
     Data {
         /// The READ.
         cookie: u64,
@@ -96,18 +97,18 @@ pub enum ReplyEvent {
         /// In order and without gaps.
         extents: Vec<Extent>,
     },
-    /// Something failed; more events of the request may follow, and its `Done` carries the first such code.
+    /// An error; more events of the request may follow, and its `Done` carries the first such code.
     Error {
         /// The request.
         cookie: u64,
-        /// What failed.
+        /// The error code.
         code: ErrorCode,
-        /// The server's words, control characters removed; often empty.
+        /// The server's message without control characters; often empty.
         message: String,
-        /// The first byte concerned, where the server tells.
+        /// The first byte concerned, if the server sent it.
         offset: Option<u64>,
     },
-    /// The reply is complete and the cookie free. A READ without error has had every byte.
+    /// The reply is complete and the cookie is free. A READ without error has had every byte.
     Done {
         /// The request.
         cookie: u64,
@@ -116,13 +117,13 @@ pub enum ReplyEvent {
     },
 }
 
-/// Why the connection must be given up; requests in flight have unknown outcomes.
+/// Why the connection must be closed; the outcomes of requests in flight are unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ReplyError {
-    /// The stream is out of step.
+    /// The stream is not at a reply header.
     #[error("a reply starts with {0:#010x}, which is no magic number of NBD")]
     BadMagic(u32),
-    /// Nobody asked.
+    /// No request in flight has this cookie.
     #[error("the server answered a request that is not in flight (cookie {0:#x})")]
     UnknownCookie(u64),
     /// The reply breaks the protocol.
@@ -135,7 +136,7 @@ pub enum ReplyError {
     },
 }
 
-/// What is known of a reply between its chunks.
+/// State of a reply between its chunks.
 #[derive(Debug, Default)]
 struct Progress {
     coverage: Coverage,
@@ -155,10 +156,11 @@ enum State {
 
 /// Decodes one connection's replies.
 ///
-/// Call order: [`handle_input`](Self::handle_input) with the bytes there are; then
-/// [`poll_event`](Self::poll_event) until it is empty; then, while [`payload_pending`](Self::payload_pending) is not
-/// zero, take that many bytes of the stream and tell [`payload_received`](Self::payload_received); then again. Input
-/// is consumed up to the next event, and not at all while events or payload wait.
+/// Call order: [`handle_input`](Self::handle_input) with received bytes, then
+/// [`poll_event`](Self::poll_event) until it returns `None`. Then, while
+/// [`payload_pending`](Self::payload_pending) is not zero, take that many bytes of the stream and report
+/// them to [`payload_received`](Self::payload_received). Repeat. Input is consumed up to the next event,
+/// and not at all while events or payload wait.
 #[derive(Debug)]
 pub struct ReplyDecoder {
     limits: ReplyLimits,
@@ -174,7 +176,7 @@ pub struct ReplyDecoder {
 }
 
 impl ReplyDecoder {
-    /// A decoder for a connection on which this was negotiated.
+    /// Creates a decoder for a connection with this negotiation result.
     pub fn new(negotiated: &Negotiated, limits: ReplyLimits) -> Self {
         Self {
             limits,
@@ -190,7 +192,7 @@ impl ReplyDecoder {
         }
     }
 
-    /// Takes bytes from the server and returns how many were consumed.
+    /// Handles bytes from the server and returns how many were consumed.
     ///
     /// # Errors
     /// The connection is broken; every later call returns the same error.
@@ -211,7 +213,8 @@ impl ReplyDecoder {
         Ok(bytes.len() - rest.len())
     }
 
-    /// The next event, in the order of the stream. The `Done` of a request follows only after its payload.
+    /// Returns the next event, in the order of the stream. The `Done` of a request follows only after its
+    /// payload.
     pub fn poll_event(&mut self) -> Option<ReplyEvent> {
         if self.event.is_some() {
             return self.event.take();
@@ -222,16 +225,16 @@ impl ReplyDecoder {
         self.done.take()
     }
 
-    /// How many of the next bytes of the stream are payload of the last [`ReplyEvent::Data`].
+    /// Returns how many of the next bytes of the stream are payload of the last [`ReplyEvent::Data`].
     #[inline]
     pub const fn payload_pending(&self) -> u32 {
         self.payload_pending
     }
 
-    /// The caller took `bytes` of payload off the stream.
+    /// Reports that the caller took `bytes` of payload off the stream.
     ///
     /// # Panics
-    /// If that is more than was pending: the caller would have eaten a header.
+    /// If `bytes` is more than was pending: the caller would have consumed a header.
     #[inline]
     pub const fn payload_received(&mut self, bytes: u32) {
         assert!(bytes <= self.payload_pending, "more payload was taken than the reply has");
@@ -247,7 +250,7 @@ impl ReplyDecoder {
         self.intake.expect(MAGIC_BYTES);
     }
 
-    /// One complete item is in the intake.
+    /// Handles one complete item in the intake.
     fn advance(&mut self, in_flight: &dyn InFlight) -> Result<(), ReplyError> {
         match self.state {
             State::Magic => self.on_magic(),
@@ -256,7 +259,7 @@ impl ReplyDecoder {
             State::Fixed(header, expected) => {
                 let payload = self.intake.take();
                 self.on_fixed(header, expected, &payload)?;
-                // Headers come often and need little; what an error message made large is given up.
+                // Headers are frequent and small, so a buffer that an error message enlarged is dropped.
                 if payload.capacity() <= KEPT_BYTES_MAX {
                     self.intake.restore(payload);
                 }
@@ -323,7 +326,7 @@ impl ReplyDecoder {
             return Err(broken(cookie, "it is structured although that was not agreed"));
         }
         let extents = u64::from(length.saturating_sub(4) / 8);
-        // What must be there before the chunk can be judged, and whether its length and command make sense.
+        // Bytes needed to check the chunk, and whether its length and command are valid.
         let (fixed, sound) = match kind {
             chunk::NONE => (0, length == 0 && is_last(header)),
             chunk::OFFSET_DATA => (8, length > 8 && expected.command == Command::Read),
@@ -386,7 +389,7 @@ impl ReplyDecoder {
                     ErrorCode::from_wire(code).ok_or(broken(cookie, "an error chunk means success"))?;
                 let length = reader.u16().ok_or_else(short)?;
                 let message = readable(reader.bytes(usize::from(length)).ok_or_else(short)?);
-                // Kinds of errors that are not known start in the same way; the rest of them is ignored.
+                // Unknown kinds of errors start in the same way; the rest of them is ignored.
                 let offset = match header.kind {
                     chunk::ERROR_OFFSET => Some(reader.u64().ok_or_else(short)?),
                     _ => None,
@@ -398,7 +401,7 @@ impl ReplyDecoder {
         }
     }
 
-    /// Accounts for `length` bytes of a READ.
+    /// Records `length` bytes of a READ.
     fn content(
         &mut self,
         header: ChunkHeader,

@@ -1,7 +1,8 @@
-//! Requests, encoded: one function per command, each returning the 28 bytes to send.
+//! Encodes requests: one function per command, each returning the 28 bytes to send.
 //!
-//! Nothing is checked here; the caller knows from [`Negotiated`](super::handshake::Negotiated) what the server takes.
-//! Cookies are the caller's and must be unique among requests in flight. Offsets and lengths are bytes.
+//! Nothing is checked here; the caller knows from [`Negotiated`](super::handshake::Negotiated) what the
+//! server supports. The caller chooses the cookies, which must be unique among requests in flight. Offsets
+//! and lengths are bytes.
 
 use crate::request::{Command, CommandFlags, Request};
 use crate::wire::REQUEST_BYTES;

@@ -1,11 +1,12 @@
 //! The server's side of fixed newstyle negotiation.
 //!
-//! Understood: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT and SET_META_CONTEXT for
-//! `base:allocation` and what else the export has, STARTTLS where there is [`Tls`], ABORT. Any other option is answered with ERR_UNSUP and negotiation goes on.
-//! The connection ends on what has no polite answer: unknown client flags, a wrong magic, an EXPORT_NAME that cannot
-//! be served, an option over the drain limit, or more options than any client needs. Lengths are bytes.
+//! Supported options: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT and SET_META_CONTEXT
+//! for `base:allocation` and the export's other contexts, STARTTLS if [`Tls`] allows it, and ABORT. Any
+//! other option is answered with ERR_UNSUP, and negotiation goes on. The connection ends if no error reply
+//! is possible: unknown client flags, a wrong magic, an EXPORT_NAME that cannot be served, an option over
+//! the drain limit, or too many options. Lengths are bytes.
 //!
-//! Memory: at most one option payload is held ([`HandshakeLimits::option_bytes_max`]) and the answer to one option.
+//! Memory: at most one option payload ([`HandshakeLimits::option_bytes_max`]) and the answer to one option.
 
 use super::option::{self, MetaQuery, Refusal};
 use crate::bytes::{Intake, clip};
@@ -15,20 +16,21 @@ use crate::wire::{
     OptionHeader, OptionReplyHeader, STRING_BYTES_MAX, TransmissionFlags, handshake_flags, info, opt, rep,
 };
 
-/// Id under which BLOCK_STATUS replies name `base:allocation`.
+/// Id of `base:allocation` in BLOCK_STATUS replies.
 pub const BASE_ALLOCATION_ID: u32 = 1;
 
-/// Id under which they name the first of [`Negotiated::contexts`]; the others follow.
+/// Id of the first of [`Negotiated::contexts`] in BLOCK_STATUS replies; the others follow.
 pub const CONTEXTS_ID: u32 = 2;
 
-/// Bounds on what one client may cost before it has chosen an export.
+/// Limits on a client before it has chosen an export.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HandshakeLimits {
-    /// Longest option payload that is kept and answered, bytes.
+    /// Maximum length in bytes of an option payload that is kept and answered.
     pub option_bytes_max: u32,
-    /// Longest option payload that is read past and answered with ERR_TOO_BIG; beyond it the connection ends, bytes.
+    /// Maximum length in bytes of an option payload that is discarded and answered with ERR_TOO_BIG. A
+    /// longer one ends the connection.
     pub drain_bytes_max: u32,
-    /// Options per connection.
+    /// Maximum number of options per connection.
     pub options_max: u32,
 }
 
@@ -38,7 +40,7 @@ impl Default for HandshakeLimits {
     }
 }
 
-/// What was agreed; all that the transmission phase needs to know.
+/// Result of the negotiation: all that the transmission phase needs to know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Negotiated {
     /// Name of the export as the client gave it; empty for the default export.
@@ -47,26 +49,26 @@ pub struct Negotiated {
     pub info: ExportInfo,
     /// READ and BLOCK_STATUS must be answered in chunks.
     pub structured_replies: bool,
-    /// BLOCK_STATUS says what is allocated, under [`BASE_ALLOCATION_ID`].
+    /// BLOCK_STATUS reports the allocation, under [`BASE_ALLOCATION_ID`].
     pub base_allocation: bool,
-    /// Of [`ExportInfo::contexts`], those that BLOCK_STATUS answers for besides, from [`CONTEXTS_ID`] on.
+    /// The chosen ones of [`ExportInfo::contexts`]; their ids start at [`CONTEXTS_ID`].
     pub contexts: Vec<String>,
 }
 
 impl Negotiated {
-    /// The flags the client was told.
+    /// Returns the flags that were announced to the client.
     pub fn transmission_flags(&self) -> TransmissionFlags {
         self.info.transmission_flags(self.structured_replies)
     }
 
-    /// BLOCK_STATUS is allowed: there is a context to answer for.
+    /// Returns true if BLOCK_STATUS is allowed: the client has chosen a context.
     #[inline]
     pub fn has_contexts(&self) -> bool {
         self.base_allocation || !self.contexts.is_empty()
     }
 }
 
-/// Metadata contexts that were chosen; the choice is void for any export but this.
+/// The metadata contexts that were chosen; the choice is invalid for any other export.
 #[derive(Clone, Debug)]
 struct Choice {
     export: String,
@@ -74,17 +76,17 @@ struct Choice {
     contexts: Vec<String>,
 }
 
-/// What there is of TLS on a connection ("TLS support" in the specification).
+/// State of TLS on a connection ("TLS support" in the specification).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Tls {
-    /// None.
+    /// Not available.
     #[default]
     Absent,
-    /// The client may start it (SELECTIVETLS, with every export served without it too).
+    /// The client may start it (SELECTIVETLS; every export is also served without it).
     Offered,
-    /// Before it is started the client is told nothing, not even whether an export exists (FORCEDTLS).
+    /// Required: without TLS the client learns nothing, not even whether an export exists (FORCEDTLS).
     Required,
-    /// It was started: these bytes come from inside it.
+    /// Started: the bytes come from inside TLS.
     Started,
 }
 
@@ -93,28 +95,29 @@ pub enum Tls {
 pub enum HandshakeOutcome {
     /// Requests follow, starting with the first byte that `handle_input` did not consume.
     Done(Negotiated),
-    /// The client starts TLS now. Negotiation goes on inside it, with what [`Handshake::inside_tls`] makes of this one. Bytes that were
-    /// received and not consumed did not come through TLS and must end the connection: somebody may have put them there.
+    /// The client starts TLS now. Negotiation continues inside it, with the result of
+    /// [`Handshake::inside_tls`]. Bytes that were received and not consumed did not come through TLS and
+    /// must end the connection: an attacker may have injected them.
     StartTls,
-    /// The client said goodbye: close the connection.
+    /// The client sent ABORT: close the connection.
     Aborted,
     /// Close the connection; the reason is for the log.
     Failed(HandshakeError),
 }
 
-/// Why a connection is closed during negotiation. The client has been told where the protocol allows it.
+/// Why a connection is closed during negotiation. The client got an error reply if the protocol allows it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HandshakeError {
-    /// The client wants something from the future, or is no NBD client.
+    /// Unknown client flags: a newer client, or not an NBD client.
     #[error("client flags {0:#010x} contain unknown bits; is this an NBD client?")]
     ClientFlags(u32),
-    /// An option did not start with its magic: the stream is out of step.
+    /// An option did not start with its magic: the stream cannot be parsed.
     #[error("an option does not start with its magic number; the client is out of step")]
     OptionMagic,
-    /// The client did not announce fixed newstyle, so no answer to this option would be understood.
+    /// The client did not announce fixed newstyle, so it would not understand an answer to this option.
     #[error("client sent option {0} without having announced fixed newstyle negotiation")]
     NotFixedNewstyle(u32),
-    /// The option's payload is longer than we are willing to read past.
+    /// The option's payload is over the drain limit.
     #[error("option {option} announces {length} bytes, more than this server reads past")]
     OptionTooBig {
         /// Option number.
@@ -122,18 +125,18 @@ pub enum HandshakeError {
         /// Announced payload, bytes.
         length: u32,
     },
-    /// The client sends options and never chooses.
+    /// The client sent too many options without choosing an export.
     #[error("client sent more than {0} options without choosing an export")]
     TooManyOptions(u32),
-    /// EXPORT_NAME in the clear, which cannot be refused politely either.
+    /// EXPORT_NAME outside TLS; the protocol has no error reply to it.
     #[error("client asked for an export without TLS, which this server requires")]
     NoTls,
-    /// EXPORT_NAME cannot be refused politely.
+    /// The export cannot be served; EXPORT_NAME has no error reply.
     #[error("cannot serve export {name:?} chosen by EXPORT_NAME: {reason}")]
     ExportName {
-        /// Name as far as it was readable.
+        /// The readable part of the name.
         name: String,
-        /// Why.
+        /// The reason.
         reason: &'static str,
     },
 }
@@ -149,10 +152,10 @@ enum State {
 
 /// One client's negotiation.
 ///
-/// Call order: whenever there are bytes, [`handle_input`](Self::handle_input); after it, send what
-/// [`poll_output`](Self::poll_output) gives, look at [`poll_outcome`](Self::poll_outcome), and offer the bytes that
-/// were not consumed again, until a round makes no progress. While output waits to be taken nothing is consumed, so
-/// a client that does not read its answers cannot make them pile up. The greeting is the first output.
+/// Call order: pass received bytes to [`handle_input`](Self::handle_input). Then send what
+/// [`poll_output`](Self::poll_output) returns, check [`poll_outcome`](Self::poll_outcome), and pass the
+/// unconsumed bytes again, until a round makes no progress. Nothing is consumed while output waits, so a
+/// client that does not read its answers cannot make them pile up. The greeting is the first output.
 #[derive(Clone, Debug)]
 pub struct Handshake {
     limits: HandshakeLimits,
@@ -169,12 +172,12 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// A negotiation about to send its greeting, without TLS.
+    /// Creates a negotiation without TLS, about to send its greeting.
     pub fn new(limits: HandshakeLimits) -> Self {
         Self::with_tls(limits, Tls::Absent)
     }
 
-    /// A negotiation about to send its greeting.
+    /// Creates a negotiation about to send its greeting.
     pub fn with_tls(limits: HandshakeLimits, tls: Tls) -> Self {
         let mut greeting = Vec::with_capacity(GREETING_BYTES);
         greeting.extend_from_slice(&INIT_MAGIC.to_be_bytes());
@@ -196,11 +199,11 @@ impl Handshake {
         }
     }
 
-    /// The negotiation that goes on inside TLS, after [`HandshakeOutcome::StartTls`]. Only the client's flags are remembered: what was
-    /// said in the clear may have been said by somebody else.
+    /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. It keeps only the client's
+    /// flags: an attacker may have sent the unencrypted messages.
     ///
     /// # Panics
-    /// When this one did not end with `StartTls`.
+    /// If this negotiation did not end with `StartTls`.
     #[must_use]
     pub fn inside_tls(self) -> Self {
         assert!(self.tls == Tls::Started, "TLS was not started");
@@ -208,21 +211,21 @@ impl Handshake {
         inside.output.clear();
         inside.fixed_newstyle = self.fixed_newstyle;
         inside.no_zeroes = self.no_zeroes;
-        // What was asked for outside counts, so that the limit is one for the connection.
+        // The limit on options holds for the whole connection, so options outside TLS count too.
         inside.options = self.options;
         inside.await_option();
         inside
     }
 
-    /// Takes bytes from the client and returns how many were consumed. Never consumes past the option that ends the
-    /// negotiation, nor past one that has an answer waiting in [`poll_output`](Self::poll_output).
+    /// Handles bytes from the client and returns how many were consumed. Consumes nothing past the option
+    /// that ends the negotiation, nor past one whose answer waits in [`poll_output`](Self::poll_output).
     pub fn handle_input(&mut self, bytes: &[u8], directory: &dyn ExportDirectory) -> usize {
         let mut rest = bytes;
         while self.output.is_empty() && self.step(&mut rest, directory) {}
         bytes.len() - rest.len()
     }
 
-    /// Bytes to send to the client, in order; `None` when there are none at present.
+    /// Returns bytes to send to the client, in order; `None` if there are none at present.
     pub fn poll_output(&mut self) -> Option<Vec<u8>> {
         if self.output.is_empty() {
             return None;
@@ -230,7 +233,7 @@ impl Handshake {
         Some(std::mem::take(&mut self.output))
     }
 
-    /// How negotiation ended, once, and not before the last output was taken.
+    /// Returns the outcome once, and not before the last output was taken.
     pub fn poll_outcome(&mut self) -> Option<HandshakeOutcome> {
         if !self.output.is_empty() {
             return None;
@@ -238,7 +241,7 @@ impl Handshake {
         self.outcome.take()
     }
 
-    /// Advances by one item; false if it needs more bytes or is over.
+    /// Handles one item. Returns false if more bytes are needed or the negotiation has ended.
     fn step(&mut self, rest: &mut &[u8], directory: &dyn ExportDirectory) -> bool {
         match self.state {
             State::Ended => return false,
@@ -415,7 +418,7 @@ impl Handshake {
         let export = lookup(directory, query.name)?;
         let flags = export.transmission_flags(self.structured_replies);
         self.info(option, info::EXPORT, &[&export.size_bytes.to_be_bytes(), &flags.0.to_be_bytes()]);
-        // Sent without being asked: a client that does not know the item ignores it, one that does is warned.
+        // Sent without being asked for: a client that does not know the item ignores it.
         self.info(
             option,
             info::BLOCK_SIZE,
@@ -456,7 +459,7 @@ impl Handshake {
     }
 
     fn on_set_meta(&mut self, payload: &[u8], directory: &dyn ExportDirectory) -> Result<(), Refusal> {
-        // The earlier choice is void even if this one fails.
+        // The earlier choice is invalid even if this one fails.
         self.choice = None;
         let (query, export) = self.meta_query(payload, directory)?;
         let mut choice =
@@ -534,7 +537,7 @@ fn must_be_empty(payload: &[u8]) -> Result<(), Refusal> {
     Err(Refusal { reply: rep::ERR_INVALID, message: "the option takes no payload" })
 }
 
-/// Names of all metadata contexts of an export.
+/// Returns the names of all metadata contexts of an export.
 fn contexts_of(export: &ExportInfo) -> impl Iterator<Item = &str> {
     std::iter::once(BASE_ALLOCATION).chain(export.contexts.iter().take(CONTEXTS_MAX).map(String::as_str))
 }

@@ -1,13 +1,13 @@
-//! Option payloads, taken apart: pure functions from bytes to what the client asked.
+//! Parses option payloads: pure functions from bytes to the client's request.
 //!
-//! Every refusal carries the reply type and a sentence for the client's log. Strings must be UTF-8 without NUL;
-//! lengths must add up exactly, for a payload with spare bytes was built by someone who means something else.
+//! Every refusal carries the reply type and a sentence for the client's log. Strings must be UTF-8 without
+//! NUL. Lengths must add up exactly: a payload with spare bytes is malformed.
 
 use crate::bytes::Reader;
 use crate::export::EXPORT_NAME_BYTES_MAX;
 use crate::wire::{STRING_BYTES_MAX, info, rep};
 
-/// An option that is answered with an error, after which the client may try another.
+/// Refusal of an option by an error reply, after which the client may send another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) reply: u32,
@@ -38,14 +38,15 @@ pub(super) fn parse_info(payload: &[u8]) -> Result<InfoQuery<'_>, Refusal> {
         match reader.u16().ok_or(SHORT)? {
             info::NAME => query.wants_name = true,
             info::DESCRIPTION => query.wants_description = true,
-            // Size and block sizes are always sent, and unknown items are to be ignored.
+            // Size and block sizes are always sent, and unknown items must be ignored.
             _ => {}
         }
     }
     if reader.is_empty() { Ok(query) } else { Err(LONG) }
 }
 
-/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. However often a client asks for a context, one answer covers it.
+/// Payload of LIST_META_CONTEXT and SET_META_CONTEXT. A context that is asked for several times gets one
+/// answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct MetaQuery<'a> {
     pub(super) name: &'a str,
@@ -53,13 +54,14 @@ pub(super) struct MetaQuery<'a> {
 }
 
 impl MetaQuery<'_> {
-    /// Is a context to be listed? All are if nothing is asked for; a query that ends with a colon asks for all that begin with it.
+    /// Returns true if a context is to be listed. Without queries all are; a query that ends with a colon
+    /// matches all contexts that start with it.
     pub(super) fn lists(&self, context: &str) -> bool {
         let begins = |query: &&[u8]| query.ends_with(b":") && context.as_bytes().starts_with(query);
         self.queries.is_empty() || self.chooses(context) || self.queries.iter().any(begins)
     }
 
-    /// Is a context chosen? It has to be named.
+    /// Returns true if a query names the context exactly.
     pub(super) fn chooses(&self, context: &str) -> bool {
         self.queries.contains(&context.as_bytes())
     }
@@ -70,7 +72,8 @@ pub(super) fn parse_meta(payload: &[u8]) -> Result<MetaQuery<'_>, Refusal> {
     let name = export_name(reader.counted().ok_or(SHORT)?)?;
     let count = reader.u32().ok_or(SHORT)?;
     let mut query = MetaQuery { name, queries: Vec::new() };
-    // A count beyond the payload ends the loop at the first missing query, so it cannot cost more than the payload.
+    // A count beyond the payload ends the loop at the first missing query, so it cannot cost more than the
+    // payload.
     for _ in 0..count {
         let text = reader.counted().ok_or(SHORT)?;
         if text.len() > STRING_BYTES_MAX {

@@ -1,10 +1,10 @@
-//! Replies, appended to the caller's buffer.
+//! Encodes replies into the caller's buffer.
 //!
-//! These run once or twice per request: each writes a fixed array and allocates only if the caller's `Vec` has to
-//! grow. The `*_header` functions return the array itself, for callers that gather with `writev`. Payload never
-//! passes through here. Offsets and lengths are bytes.
+//! These functions run once or twice per request. Each writes a fixed array and allocates only if the
+//! caller's `Vec` has to grow. The `*_header` functions return the array itself, for callers that gather
+//! with `writev`. Payload never passes through here. Offsets and lengths are bytes.
 //!
-//! The caller is trusted: a length that cannot stand on the wire is a bug on this side, and asserted.
+//! The caller is trusted: a length that does not fit its field is a bug in hob, and asserted.
 
 use crate::bytes::clip;
 use crate::wire::{
@@ -14,7 +14,7 @@ use crate::wire::{
 
 /// Bytes of an OFFSET_DATA chunk before its data.
 pub const DATA_HEADER_BYTES: usize = CHUNK_HEADER_BYTES + 8;
-/// Most extents one BLOCK_STATUS reply should carry; clients may hang up on more.
+/// Maximum number of extents in a BLOCK_STATUS reply; clients may disconnect on more.
 pub const EXTENTS_MAX: usize = 1 << 20;
 
 /// Whether more chunks of the same reply follow.

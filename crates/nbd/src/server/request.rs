@@ -1,9 +1,9 @@
-//! The server's gate for requests: decode a header, hold it against what was negotiated, say what to do with it.
+//! Decodes a request header, checks it against the negotiation, and returns what to do with it.
 //!
-//! Refused politely (the client gets an error, the connection lives): unknown commands and flags, ranges outside the
-//! export, misaligned or empty ranges, writes to a read-only export, reads over the maximum. Refused by closing the
-//! connection: a wrong magic, and a WRITE whose payload is over the maximum, since reading past it would let a client
-//! keep the server busy for nothing. Offsets and lengths are bytes.
+//! Refused with an error reply: unknown commands and flags, ranges outside the export, misaligned or empty
+//! ranges, writes to a read-only export, reads over the maximum. Refused by closing the connection: a wrong
+//! magic, and a WRITE whose payload is over the maximum, since discarding it would let a client keep the
+//! server busy for nothing. Offsets and lengths are bytes.
 
 use super::handshake::Negotiated;
 use crate::request::{Command, CommandFlags, Request};
@@ -21,10 +21,10 @@ pub fn decode_request(bytes: &[u8; REQUEST_BYTES]) -> Result<Request, RequestErr
 /// Why the connection must be closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RequestError {
-    /// The stream is out of step.
+    /// The stream is not at a request header.
     #[error("a request does not start with its magic number; the client is out of step")]
     BadMagic,
-    /// A WRITE announces more payload than was agreed.
+    /// The payload of a WRITE is over the export's maximum.
     #[error("a write of {length} bytes exceeds the announced maximum of {max}")]
     PayloadTooLong {
         /// Announced payload, bytes.
@@ -34,10 +34,10 @@ pub enum RequestError {
     },
 }
 
-/// What to do with a request that is not carried out.
+/// How to refuse a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Refusal {
-    /// Read past [`Request::payload_len`] bytes, then answer with this error.
+    /// Discard [`Request::payload_len`] bytes, then answer with this error.
     Reply(ErrorCode),
     /// Close the connection.
     Close(RequestError),
@@ -45,14 +45,14 @@ pub enum Refusal {
 
 /// Checks a request against the export and the negotiation. [`Command::Disconnect`] always passes.
 ///
-/// A request that passes has a range inside the export, aligned and not empty (FLUSH and DISC have none), carries
-/// only flags that mean something for it, and, if it moves data, moves at most `block_size_max` bytes. TRIM,
-/// WRITE_ZEROES, CACHE and BLOCK_STATUS may be as long as the export.
+/// A request that passes has a range inside the export, aligned and not empty (FLUSH and DISC have none).
+/// It carries only flags that apply to its command. If it moves data, it moves at most `block_size_max`
+/// bytes. TRIM, WRITE_ZEROES, CACHE and BLOCK_STATUS may be as long as the export.
 ///
 /// # Errors
-/// The reaction that is due. The error codes follow "Error values" and what existing servers answer: EPERM before
-/// anything else on a read-only export, ENOSPC for writes past the end, EOVERFLOW for an unfragmented READ that is
-/// too long, EINVAL for the rest.
+/// How to refuse the request. The error codes follow "Error values" and the behaviour of existing servers:
+/// EPERM before anything else on a read-only export, ENOSPC for writes past the end, EOVERFLOW for an
+/// unfragmented READ that is too long, EINVAL for the rest.
 #[inline]
 pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), Refusal> {
     let info = &negotiated.info;
@@ -78,16 +78,16 @@ pub fn validate(request: &Request, negotiated: &Negotiated) -> Result<(), Refusa
     }
 }
 
-/// Whether the command and each of its flags were announced to this client. Says the same as
-/// [`ExportInfo::transmission_flags`](crate::ExportInfo::transmission_flags), without building the flags per request;
-/// a test compares the two. Write commands on read-only exports were refused before.
+/// Returns true if the command and each of its flags were announced to this client. Equivalent to
+/// [`ExportInfo::transmission_flags`](crate::ExportInfo::transmission_flags), without building the flags
+/// per request; a test compares the two. Write commands on read-only exports were refused before.
 #[inline]
 fn is_offered(request: &Request, negotiated: &Negotiated) -> bool {
     let info = &negotiated.info;
     let (command_offered, mut flags) = match request.command {
         Command::Read if negotiated.structured_replies => (true, CommandFlags::DF),
         Command::Read | Command::Write => (true, CommandFlags::NONE),
-        // The client leaves whatever it says; there is nobody to tell about its flags.
+        // DISC has no reply, so its flags are not checked.
         Command::Disconnect => return true,
         Command::Flush => (info.can_flush, CommandFlags::NONE),
         Command::Trim => (info.can_trim, CommandFlags::NONE),
@@ -109,8 +109,8 @@ fn is_offered(request: &Request, negotiated: &Negotiated) -> bool {
 #[inline]
 fn check_range(request: &Request, negotiated: &Negotiated) -> Result<(), ErrorCode> {
     let info = &negotiated.info;
-    // Negotiation refuses a minimum that is no power of two. Should the caller have changed it since, nothing counts
-    // as aligned, because a mask made of it would let misaligned requests through.
+    // Negotiation refuses a minimum that is no power of two. If the caller changed it since, nothing counts
+    // as aligned: a mask made of such a minimum would let misaligned requests through.
     let unaligned = match info.block_size_min {
         min if min.is_power_of_two() => u64::from(min) - 1,
         _ => u64::MAX,

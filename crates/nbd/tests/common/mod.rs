@@ -1,4 +1,4 @@
-//! A directory of exports, and loops that drive the machines, shared by the tests.
+//! Shared by the tests: a directory of exports, and loops that drive client and server.
 #![allow(dead_code, unreachable_pub)]
 
 use hob_nbd::server::handshake::{Handshake, HandshakeLimits, HandshakeOutcome, Tls};
@@ -7,7 +7,7 @@ use hob_nbd::{ExportDirectory, ExportInfo};
 pub struct Exports(pub Vec<(&'static str, ExportInfo)>);
 
 impl Exports {
-    /// A default export, a read-only one with 4 KiB blocks, and one whose block sizes are against the rules.
+    /// A default export, a read-only one with 4 KiB blocks, and one whose block sizes break the rules.
     pub fn sample() -> Self {
         let vm = ExportInfo { description: "a guest's disk".into(), ..ExportInfo::new(10 << 20) };
         let contexts = ["qemu:dirty-bitmap:a", "qemu:dirty-bitmap:b"].map(str::to_owned).to_vec();
@@ -27,12 +27,13 @@ impl ExportDirectory for Exports {
     }
 }
 
-/// What a server said and decided after `input`, offered in pieces of `piece` bytes; and how much it left.
+/// Returns the server's output and outcome after `input` in pieces of `piece` bytes, and the number of
+/// unconsumed bytes.
 pub fn serve(input: &[u8], piece: usize) -> (Vec<u8>, Option<HandshakeOutcome>, usize) {
     serve_with(&mut Handshake::new(HandshakeLimits::default()), input, piece)
 }
 
-/// The same in the clear and then inside TLS, if the client starts it: what was said and decided in each.
+/// The same outside TLS, and then inside TLS if the client starts it: output and outcome of each.
 pub fn serve_tls(
     tls: Tls,
     clear: &[u8],

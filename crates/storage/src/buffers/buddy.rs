@@ -1,7 +1,7 @@
-//! A buddy system of pages: which are free, in aligned blocks of powers of two.
+//! A buddy allocator of pages: free pages form aligned blocks of powers of two.
 //!
-//! Free blocks of one order form a doubly linked list through arrays, so that any block can leave
-//! its list at once. Only page numbers are handled here, no memory.
+//! Free blocks of one order form a doubly linked list through arrays, so that any block can be removed in
+//! O(1). Only page numbers are handled here, no memory.
 
 /// No page.
 const NONE: u32 = u32::MAX;
@@ -9,7 +9,7 @@ const NONE: u32 = u32::MAX;
 /// Not the first page of a free block.
 const NOT_FREE: u8 = u8::MAX;
 
-/// Free pages.
+/// The free pages.
 #[derive(Debug)]
 pub(super) struct Buddy {
     pages: u32,
@@ -25,7 +25,7 @@ pub(super) struct Buddy {
 }
 
 impl Buddy {
-    /// `pages` pages, all free.
+    /// Creates an allocator of `pages` pages, all free.
     pub(super) fn new(pages: u32) -> Buddy {
         let orders = 32 - pages.leading_zeros();
         let mut buddy = Buddy {
@@ -41,8 +41,8 @@ impl Buddy {
         buddy
     }
 
-    /// A run of `pages` from the smallest block that is large enough; what it does not need of the
-    /// block stays free.
+    /// Allocates a run of `pages` from the smallest block that is large enough; the rest of the block stays
+    /// free.
     pub(super) fn alloc(&mut self, pages: u32) -> Option<u32> {
         let order = order_for(pages);
         let fitting = self.orders.checked_shr(order).unwrap_or(0);
@@ -56,7 +56,7 @@ impl Buddy {
         Some(page)
     }
 
-    /// A run of `pages`, even if it takes several neighbouring blocks. Looks at every block.
+    /// Allocates a run of `pages`, also across several adjacent blocks. Scans all blocks.
     pub(super) fn alloc_anywhere(&mut self, pages: u32) -> Option<u32> {
         if pages > self.free_pages {
             return None;
@@ -76,7 +76,7 @@ impl Buddy {
         None
     }
 
-    /// Takes a run back and joins it with its free neighbours.
+    /// Frees a run and joins it with its free neighbours.
     pub(super) fn free(&mut self, page: u32, pages: u32) {
         let (mut at, end) = (page, page + pages);
         while at < end {
@@ -158,12 +158,12 @@ impl Buddy {
     }
 }
 
-/// The order of the smallest block that has `pages` pages.
+/// Returns the order of the smallest block that has `pages` pages.
 fn order_for(pages: u32) -> u32 {
     pages.next_power_of_two().trailing_zeros()
 }
 
-/// The order of the largest block that starts at `at` and ends by `end`.
+/// Returns the order of the largest block that starts at `at` and ends by `end`.
 fn largest_block(at: u32, end: u32) -> u32 {
     at.trailing_zeros().min((end - at).ilog2())
 }

@@ -1,10 +1,11 @@
-//! Buffers that are somebody else's memory: a guest's, which is read into without a copy.
+//! Buffers outside the arena: a guest's memory, into which reads go without a copy.
 //!
 //! # Rules
-//! * Others write to this memory whenever they like, and may take it away. So its bytes are never borrowed; reads
-//!   fill it through the kernel, and checksums look at each byte once, as it is at that moment.
-//! * It stays mapped for as long as the buffer lives, which the operations in the ring see to: the buffer keeps its owner.
-//! * Whole pages only, so that O_DIRECT takes it wherever it takes the arena, and no sector lies in two pieces.
+//! * The guest and its client write to this memory at any time, and may truncate it. So its bytes are never borrowed.
+//!   Reads fill it through the kernel, and checksums read each byte once, with its value at that moment.
+//! * It stays mapped for as long as the buffer lives, because the buffer holds its owner. Operations in the ring hold
+//!   the buffer.
+//! * Whole pages only, so that O_DIRECT accepts it wherever it accepts the arena, and no sector is split.
 #![allow(unsafe_code)]
 
 use std::any::Any;
@@ -17,41 +18,41 @@ use vm_memory::VolatileSlice;
 use super::{Arena, Buffer, PAGE_BYTES};
 use crate::checksum::{sector_sums, shared_sector_sum};
 
-/// Where a part of such a buffer is.
+/// A contiguous part of such a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) to: *mut u8,
     pub(crate) len: usize,
 }
 
-/// A buffer's memory, piece by piece; see [`Arena::adopt`].
+/// The parts of a buffer's memory; see [`Arena::adopt`].
 #[derive(Debug)]
 pub struct Pieces<'a> {
     parts: Vec<Part>,
     len: usize,
     fits: bool,
-    /// What is pushed lives as long as its owner is borrowed, and not a moment less.
+    /// Pushed slices must live as long as their owner is borrowed.
     _life: std::marker::PhantomData<std::cell::Cell<&'a ()>>,
 }
 
 impl<'a> Pieces<'a> {
-    /// The next piece, behind the ones before.
+    /// Appends the next part.
     pub fn push(&mut self, slice: &VolatileSlice<'a>) {
         let (to, len) = (slice.ptr_guard_mut().as_ptr(), slice.len());
         self.fits &= (to as usize | len).is_multiple_of(PAGE_BYTES);
         self.len = self.len.saturating_add(len);
         match self.parts.last_mut() {
-            // One operation less for the kernel.
+            // Adjacent parts are joined, which saves the kernel an operation.
             Some(last) if last.to.wrapping_add(last.len) == to => last.len += len,
             _ => self.parts.push(Part { to, len }),
         }
     }
 }
 
-/// What makes a buffer such a one.
+/// State of a buffer outside the arena.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
-    /// Empty for a buffer of the arena's own. The memory is used again.
+    /// Empty for a buffer in the arena. Its memory is reused.
     parts: Vec<Part>,
     /// Keeps the parts mapped.
     owner: Option<Owner>,
@@ -77,8 +78,9 @@ impl Shared {
 }
 
 impl Arena {
-    /// A buffer that is memory of `owner`, with one reference: the pieces that `describe` pushes. `None` if they are not made of whole
-    /// pages, or there are none. It takes no room in the arena, can be read into from files and given back, and nothing else.
+    /// Creates a buffer, with one reference, from memory of `owner`: the parts that `describe` pushes.
+    /// Returns `None` if there are none, or they are not whole pages. It takes no room in the arena. It can
+    /// only be read into from files, and released.
     pub fn adopt<M: Send + Sync + 'static>(
         &mut self,
         owner: &Arc<M>,
@@ -103,13 +105,13 @@ impl Arena {
         Some(BufferId(id))
     }
 
-    /// Is a buffer somebody else's memory?
+    /// Returns true if a buffer is outside the arena.
     #[inline]
     pub(crate) fn is_shared(&self, id: BufferId) -> bool {
         self.buffer(id).shared.is_some()
     }
 
-    /// Where the bytes of such a buffer are.
+    /// Returns the addresses of such a buffer's bytes.
     pub(crate) fn shared_parts(&self, slice: BufferSlice) -> impl Iterator<Item = Part> {
         let buffer = self.buffer(slice.id);
         buffer.assert_holds(slice);
@@ -123,17 +125,19 @@ impl Arena {
         })
     }
 
-    /// Puts bytes into such a buffer.
+    /// Copies bytes into such a buffer.
     pub(crate) fn put_shared(&mut self, slice: BufferSlice, mut bytes: &[u8]) {
         for Part { to, len } in self.shared_parts(slice) {
             let (here, rest) = bytes.split_at(len);
-            // SAFETY: the part is mapped and writable while the buffer lives, and nobody has a reference to its bytes.
+            // SAFETY: the part is mapped and writable while the buffer lives, and there is no reference to
+            // its bytes.
             unsafe { std::ptr::copy_nonoverlapping(here.as_ptr(), to, len) };
             bytes = rest;
         }
     }
 
-    /// Replaces the contents of `sums` with the checksums of the sectors of a slice, whole ones, whoever's memory it is.
+    /// Replaces the contents of `sums` with the checksums of a slice's sectors, whole ones, inside or
+    /// outside the arena.
     pub fn sector_sums(&self, slice: BufferSlice, sums: &mut Vec<u32>) {
         if !self.is_shared(slice.id) {
             return sector_sums(self.slice(slice), sums);
@@ -148,7 +152,7 @@ impl Arena {
         }
     }
 
-    /// Keeps everybody's memory mapped for ever: the kernel may still write to it.
+    /// Keeps all memory outside the arena mapped for ever: the kernel may still write to it.
     pub(crate) fn leak_shared(&mut self) {
         for buffer in &mut self.buffers {
             std::mem::forget(buffer.shared.owner.take());

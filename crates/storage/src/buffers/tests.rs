@@ -1,4 +1,4 @@
-//! The arena against a naive model of which pages are taken.
+//! Compares the arena with a naive model of the allocated pages.
 
 use hob_engine::io::BufferSlice;
 use hob_engine::units::BufferId;
@@ -25,7 +25,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 }
 
 proptest! {
-    /// No two buffers share a byte, contents stay, and a refusal is right: there was no run of free pages.
+    /// No two buffers share a byte, contents stay, and an allocation fails only if there was no run of free
+    /// pages.
     #[test]
     fn buffers_never_overlap(steps in steps()) {
         const PAGES: usize = 300;

@@ -1,8 +1,8 @@
-//! One device of a pool: opening, refusing, reserving, locking.
+//! One device of a pool: opening, checks, reservation, locking.
 //!
-//! A device has two descriptors: one for the caches' data, O_DIRECT where the filesystem allows it,
-//! and a buffered one for superblock and segment table. They never touch the same 4 KiB. The lock is on
-//! the first, which shards hold duplicates of, so it lasts as long as anyone can write.
+//! A device has two descriptors: one for the caches' data, O_DIRECT if the filesystem supports it, and a
+//! buffered one for superblock and segment table. They never access the same 4 KiB. The lock is on the
+//! first, which shards hold duplicates of, so it lasts as long as any writer.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -24,28 +24,28 @@ use crate::ring::FdClass;
 use crate::swap::{self, FileId};
 use crate::volatile::ControlFile;
 
-/// Bytes at the start of a device that are searched for somebody else's data.
+/// Number of bytes at the start of a device that are searched for other data.
 const HEAD_BYTES: usize = 256 << 10;
 
-/// A device to take into a pool.
+/// A device to add to a pool.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceSpec {
-    /// A file or a block device; or a socket behind which another host's device is.
+    /// A file, a block device, or a socket that leads to another host's device.
     pub path: PathBuf,
-    /// Size of a file that does not exist yet, bytes; all of it is reserved.
+    /// Size of a file that does not exist yet, in bytes; all of it is reserved.
     pub size_bytes: Option<u64>,
 }
 
-/// May data that is there be destroyed?
+/// Whether existing data may be destroyed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Overwrite {
-    /// No: a device that holds something is refused.
+    /// No: a device with data is refused.
     Refuse,
     /// Yes.
     Force,
 }
 
-/// What hob will not overwrite unasked: name, offset, bytes.
+/// Signatures of data that hob does not overwrite without being told to: name, offset, bytes.
 const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("a qcow2 image", 0, b"QFI\xfb"),
     ("a VMDK image", 0, b"KDMV"),
@@ -76,7 +76,7 @@ const SIGNATURES: &[(&str, usize, &[u8])] = &[
     ("a partition table or boot sector", 510, b"\x55\xaa"),
 ];
 
-/// The name of what the first bytes of a device belong to.
+/// Returns the name of the data whose signature is in the first bytes of a device.
 pub(super) fn recognise(head: &[u8]) -> Option<&'static str> {
     let is_there = |offset: usize, magic: &[u8]| head.get(offset..).is_some_and(|at| at.starts_with(magic));
     SIGNATURES.iter().find(|(_, offset, magic)| is_there(*offset, magic)).map(|(name, ..)| *name)
@@ -90,11 +90,11 @@ pub(super) struct OpenDevice {
     pub(super) data: Data,
     pub(super) access: &'static str,
     pub(super) size_bytes: u64,
-    /// hob made the file just now.
+    /// hob has just created the file.
     created: bool,
 }
 
-/// What caches' data goes through.
+/// Access to the caches' data.
 #[derive(Debug)]
 pub(super) enum Data {
     Here(OwnedFd, FdClass),
@@ -106,13 +106,13 @@ pub(super) enum Data {
 pub(super) struct Device {
     pub(super) open: OpenDevice,
     pub(super) superblock: Superblock,
-    /// Which copy of the superblock is the current one.
+    /// Number of the current superblock copy.
     pub(super) copy: u8,
     pub(super) table: Table,
 }
 
 impl OpenDevice {
-    /// Opens and locks what is at `path`.
+    /// Opens and locks the device at `path`.
     pub(super) fn open(path: &Path) -> Result<OpenDevice, PoolError> {
         let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
         if std::fs::metadata(path).is_ok_and(|metadata| metadata.file_type().is_socket()) {
@@ -126,7 +126,7 @@ impl OpenDevice {
             return Err(PoolError::Unworkable { reason });
         }
         let memory = file_type.is_file() && filesystem::is_memory(&control);
-        // A block device opened exclusively cannot be mounted, nor opened while it is.
+        // O_EXCL: a mounted block device cannot be opened, nor an opened one mounted.
         let exclusive = if file_type.is_block_device() { libc::O_EXCL } else { 0 };
         let open_data = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
         let open_failed = |error: std::io::Error| match error.raw_os_error() {
@@ -165,7 +165,7 @@ impl OpenDevice {
         Ok(OpenDevice { path, control, data, access, size_bytes, created: false })
     }
 
-    /// Opens what is behind a socket: a device on another host.
+    /// Opens the device of another host through a socket.
     fn open_remote(path: &Path) -> Result<OpenDevice, PoolError> {
         let remote = Arc::new(RemoteFile::open(path)?);
         Ok(OpenDevice {
@@ -178,7 +178,7 @@ impl OpenDevice {
         })
     }
 
-    /// Opens a device that is to become part of a pool; makes the file if there is none.
+    /// Opens a device that will be added to a pool; creates the file if it does not exist.
     pub(super) fn create(spec: &DeviceSpec) -> Result<OpenDevice, PoolError> {
         let path = &spec.path;
         let system = |action, source: io::Error| PoolError::System { path: path.into(), action, source };
@@ -209,8 +209,8 @@ impl OpenDevice {
         file.map_or(Ok(()), |file| file.set_len(self.size_bytes)).map_err(|e| self.system("size it", e))
     }
 
-    /// Reserves all bytes of a file now, so that the filesystem's running full cannot hurt later. A file that does not fit is left
-    /// as it was.
+    /// Reserves all bytes of a file now, so that a full filesystem cannot cause errors later. On failure,
+    /// the file is left as it was.
     fn reserve(&self) -> Result<(), PoolError> {
         let is_file = |file: &&File| file.metadata().is_ok_and(|metadata| metadata.is_file());
         let Some(file) = self.control.file().filter(is_file) else { return Ok(()) };
@@ -233,12 +233,12 @@ impl OpenDevice {
         }
     }
 
-    /// The file's path if hob has just made it.
+    /// Returns the file's path if hob has just created it.
     pub(super) fn made(&self) -> Option<PathBuf> {
         self.created.then(|| self.path.clone())
     }
 
-    /// Refuses a device on which there is anything.
+    /// Refuses a device that has any data.
     pub(super) fn refuse_foreign(&self) -> Result<(), PoolError> {
         let mut head = vec![0; HEAD_BYTES.min(self.size_bytes as usize)];
         self.control.read_exact_at(&mut head, 0).map_err(|e| self.system("read it", e))?;
@@ -255,14 +255,15 @@ impl OpenDevice {
         Err(PoolError::Foreign { path: self.path.clone(), what })
     }
 
-    /// Refuses a device that the kernel uses through a loop device, as it does a swap area: no --force makes up for that.
+    /// Refuses a device that the kernel uses through a loop device, for example as a swap area, even with
+    /// --force.
     pub(super) fn refuse_in_use(&self) -> Result<(), PoolError> {
         let Data::Here(data, _) = &self.data else { return Ok(()) };
         let over = FileId::of(data).and_then(swap::loops_over);
         match over.map(|mut over| over.pop()) {
             Ok(None) => Ok(()),
             Ok(Some(device)) => Err(PoolError::UnderLoop { path: self.path.clone(), device }),
-            // Who may not look at loop devices has not made one either.
+            // A process that may not list loop devices has not created one either.
             Err(error) => {
                 tracing::debug!(%error, "cannot look at loop devices");
                 Ok(())
@@ -270,7 +271,7 @@ impl OpenDevice {
         }
     }
 
-    /// The newest whole superblock, and which copy it is.
+    /// Returns the newest valid superblock, and the number of its copy.
     pub(super) fn read_superblock(&self) -> Result<(Superblock, u8), PoolError> {
         let mut found: Option<(Superblock, u8)> = None;
         let mut reason = NotSuperblock::Foreign;
@@ -290,7 +291,7 @@ impl OpenDevice {
         }
         let path = self.path.clone();
         match (found, reason) {
-            // A device that a later hob has changed is not ours to guess at.
+            // A device that a newer hob has written must not be interpreted.
             (_, NotSuperblock::Newer(what)) => Err(PoolError::Newer { path, what }),
             (Some((superblock, _)), _) if superblock.device_bytes > self.size_bytes => {
                 Err(PoolError::TooSmall { path, bytes: self.size_bytes, needed: superblock.device_bytes })
@@ -301,7 +302,7 @@ impl OpenDevice {
         }
     }
 
-    /// Makes the device look empty to whoever probes it.
+    /// Makes the device appear empty to probes.
     pub(super) fn wipe(&self) -> Result<(), PoolError> {
         let zeroes = vec![0; HEAD_BYTES.min(SUPERBLOCK_OFFSETS[1] as usize)];
         let wiped = self
@@ -312,22 +313,22 @@ impl OpenDevice {
         wiped.map_err(|e| self.system("wipe it", e))
     }
 
-    /// An error of this device.
+    /// Returns an error of this device.
     pub(super) fn system(&self, action: &'static str, source: io::Error) -> PoolError {
         PoolError::System { path: self.path.clone(), action, source }
     }
 }
 
 impl Device {
-    /// Makes an open device part of a pool. Its superblock comes last: until it is whole, the device
-    /// is nobody's.
+    /// Makes an open device part of a pool. Its superblock is written last: until it is complete, the
+    /// device belongs to no pool.
     pub(super) fn format(open: OpenDevice, superblock: Superblock) -> Result<Device, PoolError> {
         open.wipe()?;
         let table = Table::new(superblock.device_uuid, superblock.layout);
         let mut device = Device { open, superblock, copy: 0, table };
         let formatted = device.write_first();
         if formatted.is_err() {
-            // Else it would be refused next time, for it holds a pool.
+            // Otherwise it would be refused next time because it holds a pool.
             let _ = device.open.wipe();
         }
         formatted.map(|()| device)
@@ -340,7 +341,7 @@ impl Device {
         self.store_superblock()
     }
 
-    /// Reads a device of a pool.
+    /// Reads the superblock and the table of a pool's device.
     pub(super) fn load(open: OpenDevice) -> Result<Device, PoolError> {
         let (superblock, copy) = open.read_superblock()?;
         let table = Table::load(&open.control, superblock.device_uuid, superblock.layout);
@@ -366,13 +367,13 @@ impl Device {
         Ok(())
     }
 
-    /// Writes what changed in the segment table.
+    /// Writes the changed pages of the segment table.
     pub(super) fn store_table(&mut self) -> Result<(), PoolError> {
         let stored = self.table.store(&self.open.control);
         stored.map_err(|e| self.open.system("write its segment table", e))
     }
 
-    /// The data for somebody else.
+    /// Duplicates the access to the data for a shard.
     pub(super) fn clone_data(&self) -> Result<FlashFile, PoolError> {
         match &self.open.data {
             Data::Here(file, class) => {
@@ -384,13 +385,14 @@ impl Device {
         }
     }
 
-    /// Does it take second copies only, being another host's?
+    /// Returns true if the device is another host's, and so for replicas only.
     pub(super) fn is_remote(&self) -> bool {
         matches!(self.open.data, Data::Remote(_))
     }
 }
 
-/// The name that the superblock in a file gives the device; nothing where there is none. Changes nothing, whoever has it open.
+/// Returns the UUID in a file's superblock; `None` without one. Changes nothing, and works while the file
+/// is open elsewhere.
 pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
     use std::os::unix::fs::FileExt;
     let file = File::open(path).ok()?;
@@ -402,20 +404,22 @@ pub fn superblock_uuid(path: &Path) -> Option<super::Uuid> {
     copies.max_by_key(|superblock| superblock.generation).map(|superblock| superblock.device_uuid)
 }
 
-/// Bytes of a file of `size_bytes` that have no space on its filesystem yet; `None` if the filesystem does not say.
+/// Returns how many bytes of a file of `size_bytes` have no space on its filesystem yet; `None` if the
+/// filesystem does not report it.
 fn missing_bytes(file: &File, size_bytes: u64) -> Option<u64> {
     let allocated = file.metadata().ok()?.blocks() * 512;
     Some(size_bytes.saturating_sub(allocated))
 }
 
-/// Bytes that a file's filesystem has left for this process; everything if it does not say.
+/// Returns the bytes that are free for this process on a file's filesystem; the maximum if it does not
+/// report them.
 fn free_bytes(file: &File) -> u64 {
     let Ok(status) = rustix::fs::fstatvfs(file) else { return u64::MAX };
     let blocks = if rustix::process::geteuid().is_root() { status.f_bfree } else { status.f_bavail };
     blocks.saturating_mul(status.f_frsize)
 }
 
-/// The holes of a file: offset and length, bytes.
+/// Returns the holes of a file: offset and length, bytes.
 fn holes(file: &File, size_bytes: u64) -> Vec<(u64, u64)> {
     let mut holes = Vec::new();
     let mut at = 0;
@@ -431,7 +435,8 @@ fn holes(file: &File, size_bytes: u64) -> Vec<(u64, u64)> {
     holes
 }
 
-/// Gives space back that a file was given where it had holes: a fallocate that fails keeps what it allocated before.
+/// Frees the space that was allocated in these former holes: a failed fallocate keeps what it allocated
+/// before.
 fn release(file: &File, holes: &[(u64, u64)]) {
     let punch = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     for (offset, len) in holes {

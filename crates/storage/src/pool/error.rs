@@ -1,4 +1,4 @@
-//! Why a pool operation failed.
+//! Errors of pool operations.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,13 +8,13 @@ use hob_engine::units::DeviceId;
 /// Why a pool operation failed. Nothing was changed, as far as the devices allow.
 #[derive(Debug, thiserror::Error)]
 pub enum PoolError {
-    /// Opened, but hob never wrote a pool there.
+    /// The device has no superblock of hob.
     #[error("{path} holds no hob pool; check the path. If a device of a pool was replaced or lost its data: `hob pool remove-device`, then `hob pool add-device`. For a new pool: `hob pool create`", path = path.display())]
     NotAPool {
         /// The device.
         path: PathBuf,
     },
-    /// Something else lives there.
+    /// The device holds other data.
     #[error(
         "{path} holds {what}; hob does not overwrite it. If it may go, say --force",
         path = path.display()
@@ -25,7 +25,7 @@ pub enum PoolError {
         /// What was found.
         what: String,
     },
-    /// The devices are not one pool's.
+    /// The devices belong to different pools.
     #[error(
         "{path} belongs to pool {found}, not to {expected}; open pools separately, or add it with --force to wipe it",
         path = path.display()
@@ -38,7 +38,7 @@ pub enum PoolError {
         /// The pool it was named with.
         expected: String,
     },
-    /// Another daemon has it.
+    /// Another process has the device.
     #[error(
         "{path} is in use by another process; a pool has one daemon. Stop the other one first",
         path = path.display()
@@ -47,14 +47,14 @@ pub enum PoolError {
         /// The device.
         path: PathBuf,
     },
-    /// It has no room for one segment, or is smaller than its superblock says.
+    /// The device has no room for one segment, or is smaller than its superblock says.
     #[error("{path} has {bytes} bytes; at least {needed} are needed", path = path.display())]
     TooSmall {
         /// The device.
         path: PathBuf,
-        /// Bytes there are.
+        /// Present bytes.
         bytes: u64,
-        /// Bytes there should be.
+        /// Required bytes.
         needed: u64,
     },
     /// The filesystem is full.
@@ -66,31 +66,31 @@ pub enum PoolError {
     NoSpace {
         /// The device.
         path: PathBuf,
-        /// Bytes wanted.
+        /// Requested bytes.
         bytes: u64,
     },
     /// There are too few free segments.
     #[error("the pool has {free} free segments of {wanted} that are needed; add a device or shrink a cache")]
     Full {
-        /// Segments wanted.
+        /// Requested segments.
         wanted: u64,
-        /// Free segments on devices that are in.
+        /// Free segments on devices with allocation on.
         free: u64,
     },
-    /// A swap area finds no room in one piece.
+    /// There is no contiguous room for a swap area.
     #[error(
         "no device has {wanted} free segments in one piece: {free} are free on it, the longest piece has {longest}; ask for less, make \
          a cache smaller, or add a device"
     )]
     InPieces {
-        /// Segments wanted.
+        /// Requested segments.
         wanted: u64,
-        /// Free segments on the device with the longest piece.
+        /// Free segments on the device with the longest contiguous range.
         free: u64,
-        /// Segments of that piece.
+        /// Length of that range in segments.
         longest: u64,
     },
-    /// The kernel has a loop device over it, whoever made that.
+    /// A loop device uses it.
     #[error(
         "{path} lies under {device}, and what is there is in use, as swap or as a filesystem; end that first ('swapon' and \
          'losetup -l' show it)",
@@ -103,17 +103,17 @@ pub enum PoolError {
         /// The loop device.
         device: PathBuf,
     },
-    /// A journal's copies do not find devices of their own.
+    /// The journal's copies need more devices.
     #[error(
         "{copies} copies of a journal need as many devices with {segments} free segments each, and the pool has \
          {devices}; add a device, make a cache smaller, or keep fewer copies"
     )]
     TooFewDevices {
-        /// Copies wanted.
+        /// Requested copies.
         copies: usize,
         /// Segments of each.
         segments: u64,
-        /// Devices that are in and have room for one.
+        /// Devices with allocation on that have room for a copy.
         devices: usize,
     },
     /// Segments of the device are in use.
@@ -124,13 +124,13 @@ pub enum PoolError {
         /// Segments in use.
         segments: u64,
     },
-    /// There is no such device.
+    /// The device does not exist.
     #[error("the pool has no device {device}")]
     NoSuchDevice {
-        /// The id asked for.
+        /// The requested id.
         device: DeviceId,
     },
-    /// hob wrote it, and it is broken.
+    /// hob's data on the device is damaged.
     #[error(
         "{path} is damaged: {what}. Caches lose what they kept there, persistent ones also writes that had not reached \
          the disk yet: remove it from the pool, or make it anew with --force",
@@ -139,31 +139,31 @@ pub enum PoolError {
     Damaged {
         /// The device.
         path: PathBuf,
-        /// What is wrong.
+        /// The damage.
         what: String,
     },
-    /// A later hob wrote it.
+    /// A newer hob wrote the device.
     #[error("{path} was written by a later version of hob ({what}); use that one", path = path.display())]
     Newer {
         /// The device.
         path: PathBuf,
-        /// What this hob does not know.
+        /// The unknown feature or version.
         what: String,
     },
-    /// The request cannot work.
+    /// The request is invalid.
     #[error("{reason}")]
     Unworkable {
-        /// Why not, and what would.
+        /// The reason, and a valid alternative.
         reason: String,
     },
-    /// The system refuses.
+    /// A system call failed.
     #[error("{path}: cannot {action}: {source}", path = path.display())]
     System {
         /// The device.
         path: PathBuf,
-        /// What was tried.
+        /// The attempted action.
         action: &'static str,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }

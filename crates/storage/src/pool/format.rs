@@ -1,37 +1,37 @@
-//! The bytes of a pool device, version 1, as `docs/FORMAT.md` specifies them.
+//! The format of a pool device, version 1, as specified in `docs/FORMAT.md`.
 //!
-//! Only encoding, decoding and arithmetic; no file is touched. All numbers are little-endian,
-//! offsets and lengths are bytes. What comes from a device is validated before it is used.
+//! Only encoding, decoding and arithmetic; no file is accessed. All numbers are little-endian, offsets and
+//! lengths are bytes. Data from a device is validated before it is used.
 
 use std::fmt;
 
 use super::{SEGMENT_BYTES_MAX, SEGMENT_BYTES_MIN};
 
-/// Version that this hob writes, and the only one it reads.
+/// Format version that this hob writes, and the only one it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
-/// Bytes of a superblock, and of a page of the segment table.
+/// Size of a superblock, and of a page of the segment table, in bytes.
 pub(super) const PAGE_BYTES: usize = 4096;
 
-/// Where the two copies of the superblock are.
+/// Offsets of the two copies of the superblock.
 pub(super) const SUPERBLOCK_OFFSETS: [u64; 2] = [0, (1 << 20) - PAGE_BYTES as u64];
 
-/// Where the segment table starts.
+/// Offset of the segment table.
 const TABLE_OFFSET: u64 = 1 << 20;
 
-/// What the second copy's distance from the first is a multiple of: more than flash loses in one torn write.
+/// Alignment of the second copy's distance from the first: more than flash loses in one torn write.
 const COPY_ALIGNMENT: u64 = 64 << 10;
 
-/// What the first segment's offset is a multiple of.
+/// Alignment of the first segment's offset.
 const DATA_ALIGNMENT: u64 = 1 << 20;
 
-/// Entries of a table page.
+/// Number of entries in a table page.
 pub(super) const ENTRIES_PER_PAGE: u64 = 126;
 
-/// Most segments of a device: bounds what a superblock can make us allocate.
+/// Maximum number of segments per device: bounds the memory that a superblock can make hob allocate.
 pub(super) const SEGMENTS_MAX: u64 = 1 << 24;
 
-/// Longest name of a pool, bytes.
+/// Maximum length of a pool's name in bytes.
 pub(super) const NAME_BYTES_MAX: usize = 63;
 
 const MAGIC: [u8; 8] = *b"hob-pool";
@@ -86,10 +86,10 @@ const KIND_DATA_PERSISTENT: u32 = 2;
 const KIND_RING: u32 = 3;
 const KIND_SWAP: u32 = 4;
 
-/// Copies of a ring at most.
+/// Maximum number of copies of a ring.
 pub(super) const RING_COPIES_MAX: u8 = 2;
 
-/// 128 random bits that name something.
+/// A random 128-bit identifier.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Uuid(pub [u8; 16]);
 
@@ -120,18 +120,18 @@ pub struct OwnerId(pub u128);
 pub(super) struct SuperblockFlags(pub(super) u32);
 
 impl SuperblockFlags {
-    /// The device gets no new segments.
+    /// The device gets no new segments (allocation off).
     pub(super) const OUT: SuperblockFlags = SuperblockFlags(1);
 }
 
-/// What a hob must know to open a device, one bit each.
+/// Features that a hob must know to open a device, one bit each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Features(pub(super) u64);
 
 impl Features {
-    /// There are or were persistent caches, and rings of their journals.
+    /// The pool has or had persistent caches, with journal rings.
     pub(super) const JOURNAL: Features = Features(1);
-    /// There are or were swap areas.
+    /// The pool has or had swap areas.
     pub(super) const SWAP: Features = Features(2);
 
     pub(super) const fn contains(self, other: Features) -> bool {
@@ -143,17 +143,17 @@ impl Features {
     }
 }
 
-/// Those that this hob knows.
+/// The features that this hob knows.
 const FEATURES_KNOWN: Features = Features::JOURNAL.with(Features::SWAP);
 
-/// What a device says about itself.
+/// The superblock of a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Superblock {
     pub(super) generation: u64,
     pub(super) pool_uuid: Uuid,
     pub(super) device_uuid: Uuid,
     pub(super) ordinal: u16,
-    /// First ordinal that no device of the pool has had.
+    /// First ordinal that no device of the pool has ever had.
     pub(super) next_ordinal: u16,
     pub(super) flags: SuperblockFlags,
     pub(super) device_bytes: u64,
@@ -163,18 +163,18 @@ pub(super) struct Superblock {
     pub(super) name: String,
 }
 
-/// Why 4 KiB are no superblock.
+/// Why 4 KiB are not a valid superblock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NotSuperblock {
-    /// They do not claim to be one.
+    /// They have no signature of hob.
     Foreign,
-    /// They are one of a version or with a feature that this hob does not know.
+    /// Their version or a feature is unknown to this hob.
     Newer(String),
-    /// They were one.
+    /// They are a damaged superblock.
     Damaged(&'static str),
 }
 
-/// Where things are on a device.
+/// Offsets on a device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Layout {
     pub(super) segments: u64,
@@ -184,7 +184,7 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    /// A device with that many segments.
+    /// Returns the layout of a device with `segments` segments.
     pub(super) fn new(segments: u64) -> Layout {
         let table_pages = segments.div_ceil(ENTRIES_PER_PAGE);
         let table_end = TABLE_OFFSET + 2 * copy_bytes(table_pages);
@@ -192,7 +192,7 @@ impl Layout {
         Layout { segments, table_offset: TABLE_OFFSET, table_pages, data_offset }
     }
 
-    /// As many segments as fit; `None` when none does.
+    /// Returns the layout with as many segments as fit; `None` if none fits.
     pub(super) fn fitting(device_bytes: u64, segment_bytes: u64) -> Option<Layout> {
         let mut segments = (device_bytes / segment_bytes).min(SEGMENTS_MAX);
         while segments > 0 {
@@ -206,18 +206,18 @@ impl Layout {
         None
     }
 
-    /// Where copy 0 or 1 of a table page is.
+    /// Returns the offset of copy 0 or 1 of a table page.
     pub(super) fn page_offset(&self, page: u64, copy: u8) -> u64 {
         self.table_offset + u64::from(copy) * copy_bytes(self.table_pages) + page * PAGE_BYTES as u64
     }
 }
 
-/// Bytes that one copy of the table takes up.
+/// Returns the size of one copy of the table in bytes.
 fn copy_bytes(table_pages: u64) -> u64 {
     (table_pages * PAGE_BYTES as u64).next_multiple_of(COPY_ALIGNMENT)
 }
 
-/// Bytes that a device needs so that `cache_bytes` of caches fit on it.
+/// Returns the size in bytes of a device on which `cache_bytes` of caches fit.
 pub fn device_bytes_for(cache_bytes: u64, segment_bytes: u64) -> u64 {
     let layout = Layout::new(cache_bytes.div_ceil(segment_bytes).max(1));
     layout.data_offset + layout.segments * segment_bytes
@@ -249,7 +249,7 @@ impl Superblock {
         bytes
     }
 
-    /// Reads what `encode` wrote; `bytes` is one page.
+    /// Decodes a superblock; `bytes` is one page.
     pub(super) fn decode(bytes: &[u8]) -> Result<Superblock, NotSuperblock> {
         use superblock_at as at;
         if bytes.len() != PAGE_BYTES || bytes[at::MAGIC..at::VERSION] != MAGIC {
@@ -292,7 +292,7 @@ impl Superblock {
         Ok(superblock)
     }
 
-    /// A correct checksum does not make numbers sensible.
+    /// Checks the numbers: a correct checksum does not make them valid.
     fn check(&self) -> Result<(), &'static str> {
         let Layout { segments, table_offset, table_pages, data_offset } = self.layout;
         let page = PAGE_BYTES as u64;
@@ -323,34 +323,33 @@ impl Superblock {
     }
 }
 
-/// Can segments be so large: a power of two, [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`]?
+/// Returns true if a segment size is valid: a power of two, [`SEGMENT_BYTES_MIN`] to [`SEGMENT_BYTES_MAX`].
 pub fn is_segment_size(bytes: u64) -> bool {
     bytes.is_power_of_two() && (SEGMENT_BYTES_MIN..=SEGMENT_BYTES_MAX).contains(&bytes)
 }
 
-/// One segment's row in the table.
+/// A segment's row in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Entry {
     Free,
     Owned {
         owner: OwnerId,
-        /// Which of the owner's segments of this kind it is; in a ring, which of the copy's.
+        /// Position among the owner's segments of this kind; in a ring, among the copy's segments.
         ordinal: u32,
         kind: Kind,
     },
 }
 
-/// What a segment is for.
+/// Purpose of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Data of a volatile cache: free when the pool is opened.
     Volatile,
-    /// Data of a persistent cache, which had no ring of a higher number than `since` when it got
-    /// the segment.
+    /// Data of a persistent cache, which had no ring with a number above `since` when it got the segment.
     Data { since: u32 },
-    /// Part of one copy of a ring of a persistent cache's journal.
+    /// Part of a copy of a journal ring of a persistent cache.
     Ring { number: u32, copy: u8 },
-    /// Part of a swap area of so many segments, one behind the other.
+    /// Part of a swap area of `of` consecutive segments.
     Swap { of: u32 },
 }
 
@@ -362,7 +361,7 @@ pub(super) struct PageHeader {
     pub(super) index: u32,
 }
 
-/// One page with its entries, at most [`ENTRIES_PER_PAGE`].
+/// Encodes one page with its entries, at most [`ENTRIES_PER_PAGE`].
 pub(super) fn encode_page(header: PageHeader, entries: &[Entry]) -> Vec<u8> {
     assert!(entries.len() as u64 <= ENTRIES_PER_PAGE, "entries of one page only");
     let mut bytes = vec![0; PAGE_BYTES];
@@ -398,7 +397,7 @@ pub(super) fn encode_page(header: PageHeader, entries: &[Entry]) -> Vec<u8> {
     bytes
 }
 
-/// Reads one page of `count` entries; `None` if it is not exactly that page of that device, whole.
+/// Decodes one page of `count` entries; `None` if it is not exactly that page of that device, and complete.
 pub(super) fn decode_page(
     bytes: &[u8],
     device_uuid: Uuid,
@@ -441,7 +440,7 @@ fn decode_entry(bytes: &[u8]) -> Option<Entry> {
     Some(Entry::Owned { owner, ordinal: u32_at(bytes, entry_at::ORDINAL), kind })
 }
 
-/// CRC-32C of all bytes, those of the checksum itself taken as zeroes.
+/// Returns the CRC-32C of all bytes, with those of the checksum itself taken as zeroes.
 fn page_crc(bytes: &[u8], at: usize) -> u32 {
     let before = crc32c::crc32c(&bytes[..at]);
     crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[at + 4..])

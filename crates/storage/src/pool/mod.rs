@@ -1,14 +1,14 @@
-//! The pool: the flash devices of this host, cut into segments that caches own.
+//! The pool: the flash devices of this host, divided into segments that caches own.
 //!
-//! A pool belongs to a control thread. Its calls read and write devices and wait for them, which is
-//! rare: caches come, go and change size. Shards get descriptors of their own ([`Pool::file`])
-//! and do cache I/O without it. The bytes on the devices are specified in `docs/FORMAT.md`.
+//! A pool belongs to a control thread. Its calls read and write devices and wait for them. They are rare:
+//! caches are created, removed and resized. Shards get descriptors of their own ([`Pool::file`]) and do
+//! cache I/O without the pool. `docs/FORMAT.md` specifies the bytes on the devices.
 //!
 //! # Rules
-//! * A segment has one owner; who owns it is on its device before one of the `allocate` functions returns.
-//! * Segments of volatile caches are free when a pool is opened: their contents died with the index.
+//! * A segment has one owner, which is recorded on its device before one of the `allocate` functions returns.
+//! * Segments of volatile caches are free when a pool is opened: their contents were lost with the index.
 //!   Those of persistent caches and of swap areas stay their owner's until they are released.
-//! * A device with somebody else's data on it is refused, unless told otherwise.
+//! * A device with other data on it is refused, unless overwriting is forced.
 //! * All devices of a pool have segments of one size. A device's id is its ordinal and stays for
 //!   as long as it belongs to the pool.
 
@@ -44,13 +44,13 @@ pub use swap::SwapArea;
 
 use crate::ring::FdClass;
 
-/// Size of segments when nobody says otherwise, bytes.
+/// Default segment size in bytes.
 pub const SEGMENT_BYTES_DEFAULT: u64 = 16 << 20;
 
-/// Smallest segment, bytes: a cache block must fit.
+/// Minimum segment size in bytes: a cache block must fit.
 pub const SEGMENT_BYTES_MIN: u64 = 1 << 20;
 
-/// Largest segment, bytes.
+/// Maximum segment size in bytes.
 pub const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 
 /// A device for a shard; see [`Flash::attach`](crate::flash::Flash::attach).
@@ -59,12 +59,12 @@ pub const SEGMENT_BYTES_MAX: u64 = 1 << 30;
 pub enum FlashFile {
     /// On this host.
     Here(LocalFlash),
-    /// On another.
+    /// On another host.
     Remote(RemoteFlash),
 }
 
 impl FlashFile {
-    /// The descriptor of one on this host.
+    /// Returns the descriptor of a device on this host; `None` for another host's.
     pub fn here(self) -> Option<LocalFlash> {
         match self {
             FlashFile::Here(local) => Some(local),
@@ -78,37 +78,38 @@ impl FlashFile {
 pub struct LocalFlash {
     /// Open for reading and writing.
     pub file: OwnedFd,
-    /// How the ring should treat it.
+    /// How the ring handles it.
     pub class: FdClass,
 }
 
-/// Does a device get new segments?
+/// Whether a device gets new segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
     /// Yes.
     In,
-    /// No; segments in use stay.
+    /// No; segments in use stay in use.
     Out,
 }
 
-/// A device as others may see it.
+/// Public information on a device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceInfo {
     /// Its id.
     pub id: DeviceId,
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
-    /// Its own name, from its superblock.
+    /// Its UUID, from its superblock.
     pub uuid: Uuid,
-    /// Bytes of the file or block device.
+    /// Size of the file or block device in bytes.
     pub size_bytes: u64,
-    /// Segments it has.
+    /// Number of segments.
     pub segments: u64,
-    /// Segments without owner.
+    /// Number of free segments.
     pub free_segments: u64,
-    /// Does it get new ones?
+    /// Whether it gets new segments.
     pub admission: Admission,
-    /// How it is accessed: `direct`, `buffered`, `memory` or `remote`. A remote one, on another host, takes second copies only.
+    /// How it is accessed: `direct`, `buffered`, `memory` or `remote`. A remote one, on another host, is
+    /// for replicas only.
     pub access: &'static str,
 }
 
@@ -120,15 +121,15 @@ pub struct Pool {
     segment_bytes: u64,
     next_ordinal: u16,
     devices: Vec<Device>,
-    /// Which device gets the next segment.
+    /// Index of the device that gets the next segment.
     turn: usize,
 }
 
 impl Pool {
-    /// Makes a pool of `devices`. Files that do not exist are created.
+    /// Creates a pool of `devices`. Files that do not exist are created.
     ///
     /// # Errors
-    /// [`PoolError`]; files made on the way are removed again.
+    /// [`PoolError`]; files created by the call are removed again.
     pub fn create(
         name: &str,
         devices: &[DeviceSpec],
@@ -167,11 +168,11 @@ impl Pool {
         Ok(pool)
     }
 
-    /// Opens a pool with the devices at `paths`: all those that can be had, at least one. Segments of
-    /// volatile caches become free.
+    /// Opens a pool with the available devices at `paths`, at least one. Segments of volatile caches become
+    /// free.
     ///
     /// # Errors
-    /// [`PoolError`], when any of the devices is not of this pool, or not usable.
+    /// [`PoolError`] if any of the devices is not of this pool, or not usable.
     pub fn open(paths: &[PathBuf]) -> Result<Pool, PoolError> {
         let mut pool: Option<Pool> = None;
         for path in paths {
@@ -198,10 +199,10 @@ impl Pool {
         pool.ok_or_else(|| PoolError::Unworkable { reason: "a pool is opened by naming its devices".into() })
     }
 
-    /// Takes in devices of the same pool that were opened later.
+    /// Adds devices of the same pool that were opened later.
     ///
     /// # Errors
-    /// `OtherPool`, or `Unworkable` for a copy of a device that is here already; then `late` is closed.
+    /// `OtherPool`, or `Unworkable` for a copy of a device that is present already; then `late` is closed.
     pub fn join(&mut self, late: Pool) -> Result<(), PoolError> {
         for device in &late.devices {
             self.check_sibling(&device.superblock, &device.open.path)?;
@@ -211,7 +212,7 @@ impl Pool {
         Ok(())
     }
 
-    /// Is it another device of this pool?
+    /// Checks that it is another device of this pool.
     fn check_sibling(&self, superblock: &Superblock, path: &Path) -> Result<(), PoolError> {
         if superblock.pool_uuid != self.uuid || superblock.segment_bytes != self.segment_bytes {
             return Err(PoolError::OtherPool {
@@ -227,10 +228,10 @@ impl Pool {
         Ok(())
     }
 
-    /// Takes a device into the pool. The file is created when there is none.
+    /// Adds a device to the pool. The file is created if it does not exist.
     ///
     /// # Errors
-    /// [`PoolError`]; a file made on the way is removed again.
+    /// [`PoolError`]; a file created by the call is removed again.
     pub fn add_device(&mut self, spec: &DeviceSpec, overwrite: Overwrite) -> Result<DeviceId, PoolError> {
         let open = OpenDevice::create(spec)?;
         let path = open.made();
@@ -268,7 +269,7 @@ impl Pool {
             features: self.features(),
             name: self.name.clone(),
         };
-        // The others learn first which ordinal is taken: a crash here wastes a number, no more.
+        // The other devices record first which ordinal is taken: a crash here only wastes a number.
         for device in &mut self.devices {
             device.superblock.next_ordinal = next_ordinal;
             if let Err(error) = device.store_superblock() {
@@ -280,10 +281,10 @@ impl Pool {
         Ok(DeviceId(ordinal))
     }
 
-    /// Takes a device without segments in use out of the pool and wipes its superblock.
+    /// Removes a device without segments in use from the pool and wipes its superblock.
     ///
     /// # Errors
-    /// `DeviceBusy`, `NoSuchDevice`. A device that cannot even be wiped is taken out all the same.
+    /// `DeviceBusy`, `NoSuchDevice`. A device that cannot be wiped is removed all the same.
     pub fn remove_device(&mut self, id: DeviceId) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let table = &self.devices[at].table;
@@ -298,20 +299,18 @@ impl Pool {
         Ok(())
     }
 
-    /// Closes a device and leaves what is on it as it is: it can be opened and join again.
-    ///
-    /// # Errors
-    /// `NoSuchDevice`.
+    /// Closes a device and leaves its content unchanged: it can be opened and join again.
     pub fn close_device(&mut self, id: DeviceId) -> Result<(), PoolError> {
         let at = self.position(id)?;
         self.devices.remove(at);
         Ok(())
     }
 
-    /// Lets a device have new segments, or no more of them.
+    /// Switches the allocation of new segments on a device on or off.
     ///
     /// # Errors
-    /// `NoSuchDevice`, or the device's own: it gets no more segments then in either case, but only until the pool is opened again.
+    /// `NoSuchDevice`, or the device's own: then allocation is off in either case, but only until the pool
+    /// is opened again.
     pub fn set_admission(&mut self, id: DeviceId, admission: Admission) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let device = &mut self.devices[at];
@@ -320,11 +319,11 @@ impl Pool {
             Admission::In => SuperblockFlags(out.0 & !SuperblockFlags::OUT.0),
             Admission::Out => out,
         };
-        // One that cannot even record that is no place for anything.
+        // Nothing should be stored on a device that cannot record this.
         device.store_superblock().inspect_err(|_| device.superblock.flags = out)
     }
 
-    /// A device on another host is not to be had any more: nothing is read or written there, and it gives no segments.
+    /// Abandons a device on another host: nothing is read or written there, and it provides no segments.
     ///
     /// # Errors
     /// `NoSuchDevice`.
@@ -338,12 +337,12 @@ impl Pool {
         Ok(())
     }
 
-    /// What a hob must know that opens this pool.
+    /// Returns the features required to open this pool.
     fn features(&self) -> Features {
         self.devices.iter().fold(Features::default(), |all, device| all.with(device.superblock.features))
     }
 
-    /// Says so on every device that does not say it yet.
+    /// Records a required feature on every device that does not have it yet.
     fn require(&mut self, feature: Features) -> Result<(), PoolError> {
         for device in &mut self.devices {
             let old = device.superblock.features;
@@ -355,27 +354,27 @@ impl Pool {
         Ok(())
     }
 
-    /// Free segments on devices of this host that are in.
+    /// Returns the number of free segments on this host's devices with allocation on.
     pub fn free_segments(&self) -> u64 {
         self.devices.iter().filter(|device| admits_all(device)).map(|device| device.table.free()).sum()
     }
 
-    /// The pool's name.
+    /// Returns the pool's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The pool's UUID.
+    /// Returns the pool's UUID.
     pub fn uuid(&self) -> Uuid {
         self.uuid
     }
 
-    /// Bytes of every segment.
+    /// Returns the segment size in bytes.
     pub fn segment_bytes(&self) -> u64 {
         self.segment_bytes
     }
 
-    /// The devices, by id.
+    /// Returns the devices, by id.
     pub fn devices(&self) -> Vec<DeviceInfo> {
         let info = |device: &Device| DeviceInfo {
             id: DeviceId(device.superblock.ordinal),
@@ -392,10 +391,10 @@ impl Pool {
         devices
     }
 
-    /// A descriptor of a device, for a shard.
+    /// Returns a descriptor of a device, for a shard.
     ///
     /// # Errors
-    /// `NoSuchDevice`, or the system's when there are no descriptors left.
+    /// `NoSuchDevice`, or the system's if there are no descriptors left.
     pub fn file(&self, id: DeviceId) -> Result<FlashFile, PoolError> {
         let device = &self.devices[self.position(id)?];
         device.clone_data()
@@ -411,7 +410,7 @@ fn admits(device: &Device) -> bool {
     device.superblock.flags.0 & SuperblockFlags::OUT.0 == 0
 }
 
-/// Does it give segments for whatever a cache keeps?
+/// Returns true if the device provides segments for all of a cache's data.
 fn admits_all(device: &Device) -> bool {
     admits(device) && !device.is_remote()
 }

@@ -1,7 +1,7 @@
-//! Reading flash directly and waiting for it: for recovery, and for taking dirty data out by hand.
+//! Direct, blocking reads of flash: for recovery, and for copying dirty data out by command.
 //!
-//! It goes through the descriptors of the caches' data, which are O_DIRECT where that works, so what is read is what
-//! the device has, not what some cache of the host remembers. Nothing is written.
+//! It uses the descriptors of the caches' data, which are O_DIRECT if possible, so it reads the device's
+//! content and not the host's page cache. Nothing is written.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::checksum::sector_sums;
 use crate::ring::read_now;
 use crate::volatile::{self, VolatileFile};
 
-/// What O_DIRECT wants memory to be aligned to, bytes.
+/// Memory alignment for O_DIRECT, bytes.
 const ALIGNMENT: usize = 4096;
 
 /// Memory that O_DIRECT reads into.
@@ -45,15 +45,15 @@ impl AlignedBuffer {
     }
 }
 
-/// A device that is read.
+/// A device to read.
 #[derive(Debug)]
 enum Source {
     Here(OwnedFd, Option<Arc<VolatileFile>>),
-    /// And whether something could not be read.
+    /// With a flag whether a read failed.
     Remote(Arc<RemoteFile>, AtomicBool),
 }
 
-/// The devices of a pool, open for reading. Outlives the pool's lock on its own.
+/// The devices of a pool, open for reading. Independent of the pool's lock.
 #[derive(Debug)]
 pub(super) struct Devices(Vec<(DeviceId, Source)>);
 
@@ -86,7 +86,7 @@ impl Devices {
         }
     }
 
-    /// Those on other hosts of which something could not be read: they may have left meanwhile.
+    /// Returns the devices on other hosts of which a read failed: they may be gone.
     pub(super) fn unread(&self) -> Vec<DeviceId> {
         let is_unread = |source: &Source| match source {
             Source::Remote(_, is_unread) => is_unread.load(Ordering::Relaxed),
@@ -96,29 +96,29 @@ impl Devices {
     }
 }
 
-/// Where a copy of a sector is, and how it is known again.
+/// Position of a copy of a sector, and its checksum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SectorCopy {
     /// The data segment.
     pub place: Segment,
-    /// The sector's number in it.
+    /// The sector's index in it.
     pub sector: u64,
-    /// CRC-32C of its bytes; `None` where nobody knows it, and whatever is there counts.
+    /// CRC-32C of its bytes; `None` if it is unknown and any content is accepted.
     pub sum: Option<u32>,
 }
 
-/// Why a sector cannot be had.
+/// Why a sector cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SectorLost {
     /// No copy of it can be read.
     #[error("no copy of it can be read from flash")]
     Unreadable,
-    /// What can be read has another checksum.
+    /// The readable copies have other checksums.
     #[error("what flash holds has another checksum")]
     Wrong,
 }
 
-/// Reads single sectors of caches that no shard runs.
+/// Reads single sectors of caches that are not in use by a shard.
 #[derive(Debug)]
 pub struct SectorReader {
     devices: Devices,
@@ -127,16 +127,16 @@ pub struct SectorReader {
 }
 
 impl SectorReader {
-    /// Of the devices that `pool` has now.
+    /// Creates a reader of the devices that `pool` has now.
     ///
     /// # Errors
-    /// The system's, when there are no descriptors left.
+    /// The system's if there are no descriptors left.
     pub fn new(pool: &Pool) -> Result<SectorReader, PoolError> {
         let buffer = AlignedBuffer::new(SECTOR_BYTES as usize);
         Ok(SectorReader { devices: Devices::of(pool)?, buffer, sums: Vec::new() })
     }
 
-    /// The bytes of a dirty sector of a cache with these data segments.
+    /// Returns the bytes of a dirty sector of a cache with these data segments.
     ///
     /// # Errors
     /// As [`SectorReader::read`].
@@ -152,10 +152,11 @@ impl SectorReader {
         }
     }
 
-    /// The bytes of the first of these copies of one sector that can be read and has its checksum.
+    /// Returns the bytes of the first of these copies of one sector that is readable and has the right
+    /// checksum.
     ///
     /// # Errors
-    /// [`SectorLost`], when there is none.
+    /// [`SectorLost`] if there is none.
     pub fn read(&mut self, copies: &[SectorCopy]) -> Result<&[u8], SectorLost> {
         let mut lost = SectorLost::Unreadable;
         for copy in copies {

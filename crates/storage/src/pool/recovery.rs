@@ -1,16 +1,17 @@
-//! Recovery: a persistent cache's journal, read from flash, becomes its index again.
+//! Recovery: reads a persistent cache's journal from flash and rebuilds its index.
 //!
-//! What the pages mean is `hob_engine::journal`'s business, and pure; here they are fetched. A ring is read twice, in runs of
-//! up to 1 MiB by a thread of its own, while the calling one makes sense of them. Then those sectors of the tail that
-//! the journal cannot vouch for are read and summed, several at a time. Nothing is written: whoever
-//! opens the cache writes a new ring, and a crash before that leaves everything as it was.
+//! `hob_engine::journal` interprets the pages, without I/O; this module reads them. A ring is read twice,
+//! in runs of up to 1 MiB by a thread of its own, while the calling thread interprets them. Then the
+//! sectors of the tail that the journal cannot vouch for are read and checksummed, several at a time.
+//! Nothing is written: the new owner writes a new ring, and a crash before that changes nothing.
 //!
-//! # What goes wrong
-//! Where a run cannot be read, its pages are read one by one; one that cannot be is not there. A page
-//! that was there in the first reading and is not in the second is left out, and all is read again; a device that does that
-//! often is an error. Where segments are missing because their device is away, the journal
-//! says what is lost; but a *journal* whose only copy is away looks like none at all. Ask for `recover` only when all
-//! devices of the pool are there, or somebody has decided to do without.
+//! # Failures
+//! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A page
+//! that was present in the first reading and differs in the second is left out, and everything is read
+//! again; a device that does this often is an error. If segments are missing because their device is
+//! missing, the journal shows what is lost. But if a journal's only copy is on a missing device, there
+//! seems to be no journal at all. Call `recover` only if all devices of the pool are present, or the
+//! operator has decided to do without the missing ones.
 
 mod pages;
 mod tail;
@@ -26,23 +27,23 @@ use super::reader::Devices;
 use super::{OwnerId, Pool, PoolError, RingOnFlash};
 use pages::{Run, read_runs, runs_of_copy, runs_of_pages};
 
-/// Pages that may turn out different in the second reading before the devices are not believed any more.
+/// Maximum number of pages that differ in the second reading before recovery fails.
 const CHANGED_PAGES_MAX: usize = 16;
 
-/// What there is of a persistent cache.
+/// Result of the recovery of a persistent cache.
 #[derive(Debug)]
 pub enum Found {
-    /// No finished journal: the cache holds nothing.
+    /// No valid journal: the cache holds no data.
     Nothing(Remains),
-    /// A journal, and the index it tells of. Frames are numbered by the order of the data segments of `Remains`.
+    /// A valid journal, and its index. Frames are numbered by the order of the data segments of `Remains`.
     Recovered(Box<Recovered>, Remains),
-    /// A journal that is not whole. Nothing of it is to be believed: what was dirty cannot be told from what was not.
+    /// A damaged journal. Nothing in it can be trusted: dirty data cannot be distinguished from clean data.
     Damaged {
         /// The ring that was read.
         ring: u32,
-        /// What is wrong with it, a sentence for people.
+        /// The damage, a sentence for users.
         what: String,
-        /// What is there all the same.
+        /// The segments found all the same.
         remains: Remains,
     },
 }
@@ -50,16 +51,16 @@ pub enum Found {
 /// Segments of a persistent cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Remains {
-    /// For data, by number.
+    /// Data segments, by number.
     pub data: Vec<DataSegment>,
-    /// Of journals, the newest first. To be released when a new ring is in use.
+    /// Journal rings, the newest first. They are released when a new ring is in use.
     pub rings: Vec<RingOnFlash>,
-    /// Devices on other hosts that failed while this was read, which was as if they had nothing.
+    /// Devices on other hosts that failed during the recovery; they were treated as empty.
     pub unread: Vec<DeviceId>,
 }
 
 impl Found {
-    /// What is there.
+    /// Returns the segments.
     pub fn remains(&self) -> &Remains {
         match self {
             Found::Nothing(remains) | Found::Recovered(_, remains) | Found::Damaged { remains, .. } => {
@@ -69,13 +70,13 @@ impl Found {
     }
 }
 
-/// Why a cache cannot even be looked at.
+/// Why a cache cannot be examined.
 #[derive(Debug, thiserror::Error)]
 pub enum RecoverError {
-    /// The pool's.
+    /// An error of the pool.
     #[error(transparent)]
     Pool(#[from] PoolError),
-    /// Pages come out different each time they are read.
+    /// Pages differ at each reading.
     #[error(
         "ring {ring} reads differently each time; a device of the pool is failing. Try again, or take the cache away with its data"
     )]
@@ -83,12 +84,12 @@ pub enum RecoverError {
         /// The ring.
         ring: u32,
     },
-    /// No thread, or the like.
+    /// A system resource, such as a thread, is missing.
     #[error("cannot read the journal: {0}")]
     System(#[from] std::io::Error),
 }
 
-/// How far a recovery is.
+/// Progress of a recovery.
 struct Progress<F> {
     report: F,
     done_bytes: u64,
@@ -107,24 +108,25 @@ impl<F: FnMut(u64, u64)> Progress<F> {
     }
 }
 
-/// How one attempt at one ring ended.
+/// Result of one attempt to read one ring.
 enum Outcome {
     Unfinished,
     Damaged(String),
     Recovered(Box<Recovered>),
-    /// This page of this copy is not what it was a moment ago.
+    /// This page of this copy differs from the first reading.
     Changed(usize, u64),
 }
 
-/// Finds out what a persistent cache holds. `progress` is told bytes read and bytes to be read, as far as known.
+/// Recovers a persistent cache. `progress` gets the bytes read and the bytes to read, as far as known.
 ///
 /// # Errors
-/// [`RecoverError`]. A cache of which nothing is left is not an error.
+/// [`RecoverError`]. A cache without any data left is not an error.
 pub fn recover(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> Result<Found, RecoverError> {
     Recovery::of(pool, owner)?.run(progress, |_| ())
 }
 
-/// A recovery that is to be. It needs the pool no more, which can be used meanwhile; what is the owner's has to stay.
+/// A prepared recovery. It does not need the pool, which can be used meanwhile; the owner's segments must
+/// not be released.
 #[derive(Debug)]
 pub struct Recovery {
     owner: OwnerId,
@@ -134,20 +136,20 @@ pub struct Recovery {
 }
 
 impl Recovery {
-    /// Of what a pool has of this owner now.
+    /// Prepares the recovery of what the pool has of this owner now.
     ///
     /// # Errors
-    /// The system's, when there are no descriptors left.
+    /// The system's if there are no descriptors left.
     pub fn of(pool: &Pool, owner: OwnerId) -> Result<Recovery, PoolError> {
         let remains = Remains { data: pool.data_of(owner), rings: pool.rings_of(owner), unread: Vec::new() };
         Ok(Recovery { owner, devices: Devices::of(pool)?, remains, segment_bytes: pool.segment_bytes() })
     }
 
-    /// Reads. `progress` is told bytes read and bytes to be read, as far as known; `surveyed` what the first reading of a whole
-    /// ring told, which may be several times.
+    /// Runs the recovery. `progress` gets the bytes read and the bytes to read, as far as known. `surveyed`
+    /// gets the result of the first reading of a whole ring, perhaps several times.
     ///
     /// # Errors
-    /// [`RecoverError`]. A cache of which nothing is left is not an error.
+    /// [`RecoverError`]. A cache without any data left is not an error.
     pub fn run(
         self,
         progress: impl FnMut(u64, u64),
@@ -185,7 +187,7 @@ impl Recovery {
     }
 }
 
-/// What is read from.
+/// The devices and segments to read from.
 struct Cache<'a> {
     owner: OwnerId,
     devices: &'a Devices,
@@ -194,7 +196,7 @@ struct Cache<'a> {
 }
 
 impl Cache<'_> {
-    /// The first reading of some pages. `advance` is told bytes.
+    /// First reading of some pages. `advance` gets the bytes read.
     fn survey(
         &self,
         runs: &[Run],
@@ -228,7 +230,8 @@ impl Cache<'_> {
             .collect();
         progress.expect(bytes_of(&runs));
         let new = || Survey::new(self.owner.0.to_le_bytes(), ring.number, ring.copies.len(), pages);
-        // What the pages mean takes longer than to read them: two threads share it, each with both copies of its pages.
+        // Interpreting the pages takes longer than reading them: two threads share it, each with both
+        // copies of its pages.
         let (mine, others): (Vec<Run>, Vec<Run>) =
             runs.into_iter().partition(|run| run.first_page < pages / 2);
         let (read_by_other, mut noted) = (AtomicU64::new(0), 0);

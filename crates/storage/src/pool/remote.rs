@@ -1,11 +1,14 @@
-//! A device of a pool that is on another host: a socket of this host, behind which somebody serves the device as an NBD export.
+//! A pool device on another host: reached through a socket of this host, where the device is served as an
+//! NBD export.
 //!
-//! Who listens at the socket connects it with the other host, and sees to it that what answers is the device of before, and has
-//! run ever since: nothing that was acknowledged is lost with a connection. Superblock and segment table are read and written
-//! here, by threads that may wait; caches' I/O goes through a connection that each shard has of its own ([`RemoteFlash`]).
+//! The listener at the socket connects it with the other host. It ensures that the same device answers,
+//! from a process that has run ever since: nothing that was acknowledged is lost with a connection.
+//! Superblock and segment table are read and written here, by threads that may wait. Cache I/O uses a
+//! separate connection of each shard ([`RemoteFlash`]).
 //!
-//! # What it refuses
-//! An export that cannot flush, or is read-only. Whatever has no answer within [`WAIT_MAX`] fails, and all else within [`PAUSE`] of it at once.
+//! # Refused
+//! An export that cannot flush, or is read-only. A request without an answer within [`WAIT_MAX`] fails, and
+//! all others within [`PAUSE`] of it fail immediately.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -24,22 +27,23 @@ use crate::backing::nbd::sample::{self, SampleError};
 use crate::backing::nbd::{NbdBacking, open_uri};
 use crate::backing::{BackingOptions, OpenError};
 
-/// What the export is called.
+/// Name of the export.
 pub const REMOTE_EXPORT: &str = "lent";
 
-/// A read, write or flush of superblock or table has failed after that long; so has connecting.
+/// Timeout of connecting, and of a read, write or flush of superblock or table.
 const WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// What failed after so long a wait would cost that much each time: nothing more is asked for a while, and all of it fails at once.
+/// A request that failed after this time suspends the device: further requests fail immediately for
+/// [`PAUSE`].
 const SILENT_AFTER: Duration = Duration::from_secs(2);
 
-/// That while. Reading a journal asks thousands of times.
+/// Length of the suspension. Reading a journal sends thousands of requests.
 const PAUSE: Duration = Duration::from_secs(30);
 
-/// A shard's I/O is held for as long as nobody says that it is to fail.
+/// Timeout of a shard's I/O, which is held until it is failed explicitly.
 const HELD_MAX: Duration = Duration::from_secs(86_400 * 365);
 
-/// Longest payload of one request, bytes: every server takes so much.
+/// Maximum payload of one request in bytes: every server accepts this size.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// The device, for threads that may wait.
@@ -48,15 +52,15 @@ pub(crate) struct RemoteFile {
     socket: PathBuf,
     size_bytes: u64,
     connection: Mutex<Connection>,
-    /// Nothing is asked of it any more.
+    /// The device was abandoned: no more requests are sent.
     given_up: AtomicBool,
 }
 
 #[derive(Debug)]
 struct Connection {
-    /// None after it broke; the next one to use it connects again.
+    /// `None` after the connection broke; the next request connects again.
     link: Option<Link>,
-    /// It does not answer, and is not asked before.
+    /// The device is suspended until then.
     paused_until: Option<Instant>,
 }
 
@@ -76,7 +80,7 @@ fn uri(socket: &Path) -> NbdUri {
 }
 
 impl RemoteFile {
-    /// Connects to what is behind a socket.
+    /// Connects to the device behind a socket.
     pub(crate) fn open(socket: &Path) -> Result<RemoteFile, PoolError> {
         let unworkable = |what: String| PoolError::Unworkable {
             reason: format!("the device behind {} cannot be used: {what}", socket.display()),
@@ -95,7 +99,7 @@ impl RemoteFile {
         })
     }
 
-    /// From now on everything fails at once.
+    /// Makes every further request fail immediately.
     pub(crate) fn give_up(&self) {
         self.given_up.store(true, Ordering::Relaxed);
     }
@@ -104,7 +108,7 @@ impl RemoteFile {
         self.size_bytes
     }
 
-    /// A connection for a shard, with the handshake behind it.
+    /// Returns a connection for a shard, after its handshake.
     pub(crate) fn for_shard(&self) -> Result<RemoteFlash, PoolError> {
         let options = BackingOptions {
             wait_max: HELD_MAX,
@@ -141,8 +145,8 @@ impl RemoteFile {
         self.with(|link| sample::flush(link, WAIT_MAX))
     }
 
-    /// One request, over the connection that is there or a new one. A connection that breaks is not tried twice: the caller's patience
-    /// is for one.
+    /// Sends one request, over the present connection or a new one. There is no second attempt after a
+    /// broken connection: the caller's timeout is for one.
     fn with(&self, ask: impl FnMut(&Link) -> Result<(), SampleError>) -> io::Result<()> {
         if self.given_up.load(Ordering::Relaxed) {
             return Err(io::Error::other("it was given up"));

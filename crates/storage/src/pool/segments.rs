@@ -1,8 +1,8 @@
-//! Segments: given to caches, found again after a restart, taken back.
+//! Segments: allocation to caches, look-up after a restart, release.
 //!
-//! A volatile cache has data segments without order. A persistent one has data segments with numbers that stay, and
-//! rings for its journal, of one or two copies on different devices. docs/FORMAT.md says what the
-//! table keeps of that, and in which order.
+//! A volatile cache has data segments without order. A persistent one has data segments with permanent
+//! numbers, and rings for its journal, of one or two copies on different devices. docs/FORMAT.md specifies
+//! the table's content and the order of writes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
@@ -15,17 +15,17 @@ use super::error::PoolError;
 use super::format::{Entry, Features, Kind, OwnerId, RING_COPIES_MAX};
 use super::{Pool, admits, admits_all};
 
-/// A ring of a journal, as far as its devices are there.
+/// A ring of a journal, as far as its devices are present.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RingOnFlash {
-    /// Its number; the journal with the highest one that is finished counts.
+    /// Its number; the finished journal with the highest number is valid.
     pub number: u32,
-    /// Segments of each copy, in order; as many in each.
+    /// Segments of each copy, in order; all copies have the same number.
     pub copies: Vec<Vec<Segment>>,
 }
 
 impl Pool {
-    /// Gives `count` free segments to a volatile cache, from all devices that are in, in turn.
+    /// Allocates `count` free segments to a volatile cache, from all devices with allocation on, in turn.
     ///
     /// # Errors
     /// `Full`, or a device's own.
@@ -35,8 +35,8 @@ impl Pool {
         Ok(segments.into_iter().map(|segment| segment.place).collect())
     }
 
-    /// Gives `count` free segments for data to a persistent cache, from all devices that are in, in turn. They get the
-    /// lowest numbers that the owner does not use.
+    /// Allocates `count` free data segments to a persistent cache, from all devices with allocation on, in
+    /// turn. They get the lowest numbers that the owner does not use.
     ///
     /// # Errors
     /// `Full`, or a device's own.
@@ -48,7 +48,7 @@ impl Pool {
         self.allocate_in_turn(owner, Kind::Data { since }, ordinals)
     }
 
-    /// The same, up to `most`, from devices of this host other than `besides`.
+    /// As [`Pool::allocate_data`], up to `most` segments, from devices of this host other than `besides`.
     ///
     /// # Errors
     /// A device's own.
@@ -76,8 +76,9 @@ impl Pool {
         Ok(segments)
     }
 
-    /// Gives up to `most` free segments for second copies to a persistent cache, from devices of other hosts that are in, but leaves
-    /// so many free on each. They get the lowest numbers that the owner does not use.
+    /// Allocates up to `most` free segments for replicas to a persistent cache, from devices of other hosts
+    /// with allocation on, but leaves a given number free on each. They get the lowest numbers that the
+    /// owner does not use.
     ///
     /// # Errors
     /// A device's own.
@@ -103,9 +104,9 @@ impl Pool {
         Ok(segments)
     }
 
-    /// Gives a persistent cache room for a ring of its journal: so many copies of so many segments, each copy on a device of
-    /// this host of its own. Devices with the most room are taken first, those in `avoid` last. The number is
-    /// [`Pool::next_ring_number`]'s.
+    /// Allocates a journal ring to a persistent cache: the given number of copies and segments, each copy
+    /// on a device of this host of its own. Devices with the most room are used first, those in `avoid`
+    /// last. The number is [`Pool::next_ring_number`]'s.
     ///
     /// # Errors
     /// `TooFewDevices`, a device's own; `Unworkable` for a number in use, or not one or two copies.
@@ -121,7 +122,8 @@ impl Pool {
         self.allocate_ring_on(owner, number, copies, segments, here)
     }
 
-    /// The same for a ring of two copies, of which the second is on another host, or of one that is there.
+    /// As [`Pool::allocate_ring`], for a ring of two copies of which the second is on another host, or of
+    /// one copy that is there.
     ///
     /// # Errors
     /// As [`Pool::allocate_ring`]'s.
@@ -139,7 +141,7 @@ impl Pool {
         self.allocate_ring_on(owner, number, copies, segments, devices)
     }
 
-    /// Devices that are in and have room for so many segments, the one to be taken first first.
+    /// Returns the devices with allocation on that have room for `segments`, in order of preference.
     fn with_room(&self, segments: u64, avoid: &[DeviceId], which: impl Fn(&Device) -> bool) -> Vec<usize> {
         let fits = |at: &usize| {
             let device = &self.devices[*at];
@@ -212,24 +214,26 @@ impl Pool {
         &mut self.devices[at]
     }
 
-    /// Writes who has `segments` now. Devices that have none of them do not matter: a sick one is in nobody's way.
+    /// Writes the owners of `segments`. Devices that have none of them are not written, so a faulty one
+    /// does no harm.
     pub(super) fn store_or_release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
         let stored = self.devices.iter_mut().filter(|device| has_any(device, segments));
         let stored = stored.map(Device::store_table).find(Result::is_err).unwrap_or(Ok(()));
         stored.inspect_err(|_| {
-            // What was not written is free again; what was is freed as soon as its device lets us.
+            // Segments that were not recorded are free again; recorded ones are freed as soon as their
+            // device permits.
             let _ = self.release(segments);
         })
     }
 
-    /// Takes segments back, whatever they were for. Segments of devices that are gone are ignored.
+    /// Frees segments of any kind. Segments of devices that are gone are ignored.
     ///
     /// # Errors
-    /// That of a device which has some of them; the segments count as free nevertheless, and whatever is written to the device
-    /// next says so.
+    /// That of a device which has some of them; the segments count as free nevertheless, and the next write
+    /// to the device records that.
     ///
     /// # Panics
-    /// If one of them is free already or no segment at all.
+    /// If one of them is free already or does not exist.
     pub fn release(&mut self, segments: &[Segment]) -> Result<(), PoolError> {
         for segment in segments {
             let Ok(at) = self.position(segment.device) else { continue };
@@ -242,7 +246,7 @@ impl Pool {
             assert!(device.table.entries()[index] != Entry::Free, "{segment:?} is free already");
             device.table.set(index, Entry::Free);
         }
-        // Every device is tried, the first error is told.
+        // All devices are tried; the first error is returned.
         let mut told = Ok(());
         for device in &mut self.devices {
             let stored = device.store_table();
@@ -253,8 +257,8 @@ impl Pool {
         told
     }
 
-    /// All segments of one owner, whatever they are for, those left over from changes that a crash ended included. Data
-    /// segments first, in their order.
+    /// Returns all segments of one owner, of any kind, including those left over from changes that a crash
+    /// interrupted. Data segments come first, in their order.
     pub fn segments_of(&self, owner: OwnerId) -> Vec<Segment> {
         let order = |kind| match kind {
             Kind::Volatile | Kind::Data { .. } | Kind::Swap { .. } => (0, 0),
@@ -266,8 +270,8 @@ impl Pool {
         found.into_iter().map(|(.., place)| place).collect()
     }
 
-    /// Data segments of a persistent cache, by number. Where a device that had been away brings back a
-    /// number that has been given anew meanwhile, the segment is left out.
+    /// Returns the data segments of a persistent cache, by number. If a returning device has a segment
+    /// whose number was reused meanwhile, that segment is left out.
     pub fn data_of(&self, owner: OwnerId) -> Vec<DataSegment> {
         let data = |(kind, ordinal, place)| match kind {
             Kind::Data { since } => Some((ordinal, std::cmp::Reverse(since), place)),
@@ -282,8 +286,8 @@ impl Pool {
         found.into_iter().map(segment).collect()
     }
 
-    /// Rings of a persistent cache, those with the highest number first. A copy whose device is away is left out; a ring of
-    /// which a crash left only parts is too, since nothing was ever written to it.
+    /// Returns the rings of a persistent cache, highest number first. A copy on a missing device is left
+    /// out. A ring of which a crash left only parts is left out too, since nothing was ever written to it.
     pub fn rings_of(&self, owner: OwnerId) -> Vec<RingOnFlash> {
         let mut rings: BTreeMap<u32, [Vec<(u32, Segment)>; RING_COPIES_MAX as usize]> = BTreeMap::new();
         for (kind, ordinal, place) in self.rows_of(owner) {
@@ -294,14 +298,14 @@ impl Pool {
         rings.into_iter().rev().filter_map(|(number, copies)| whole_ring(number, copies)).collect()
     }
 
-    /// Makes the rings of a persistent cache up to this number void: nothing can be recovered from them any more, whatever
-    /// becomes of this process. Their segments stay the owner's. To be used only while all devices of the pool are here: what
-    /// is on another is not reached.
+    /// Invalidates the rings of a persistent cache up to this number: no later recovery can use them, also
+    /// after a crash. Their segments stay the owner's. Call it only while all devices of the pool are
+    /// present: missing devices are not changed.
     ///
     /// # Errors
-    /// A device's own. Then the rings may be void or not.
+    /// A device's own. Then the rings may be invalid or not.
     pub fn make_void(&mut self, owner: OwnerId, upto: u32) -> Result<(), PoolError> {
-        // No page on flash has this number, and so none belongs to a ring of it.
+        // No page on flash has this number, so none belongs to a ring with it.
         let number = self.ring_number_max(owner).saturating_add(1);
         for device in &mut self.devices {
             for index in 0..device.table.entries().len() {
@@ -318,8 +322,9 @@ impl Pool {
         self.devices.iter_mut().try_for_each(Device::store_table)
     }
 
-    /// A number for a new ring: higher than that of any ring the cache ever had, on devices that are away included. (It
-    /// is the time in seconds, so that a ring made while a device was away wins against those that it brings back.)
+    /// Returns a number for a new ring: higher than that of any earlier ring of the cache, including those
+    /// on missing devices. (It is the time in seconds, so that a ring created while a device was missing
+    /// takes precedence over those on that device.)
     pub fn next_ring_number(&self, owner: OwnerId) -> u32 {
         let seconds =
             SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |time| time.as_secs());
@@ -327,7 +332,7 @@ impl Pool {
         above.max(u32::try_from(seconds).unwrap_or(0))
     }
 
-    /// Numbers of all rings of an owner of which there is anything, lowest first.
+    /// Returns the numbers of all rings of an owner with any segments, lowest first.
     fn ring_numbers(&self, owner: OwnerId) -> Vec<u32> {
         let number = |(kind, ..): (Kind, u32, Segment)| match kind {
             Kind::Ring { number, .. } => Some(number),
@@ -337,12 +342,12 @@ impl Pool {
         numbers.into_iter().collect()
     }
 
-    /// The highest number of a ring of which there is anything here; 0 without one.
+    /// Returns the highest ring number of an owner on the present devices; 0 without a ring.
     pub fn ring_number_max(&self, owner: OwnerId) -> u32 {
         self.ring_numbers(owner).last().copied().unwrap_or(0)
     }
 
-    /// Who has persistent caches here.
+    /// Returns the owners of persistent caches.
     pub fn owners(&self) -> Vec<OwnerId> {
         let owner =
             |(owner, kind, ..): (OwnerId, Kind, u32, Segment)| is_of_persistent_cache(kind).then_some(owner);
@@ -350,7 +355,7 @@ impl Pool {
         owners.into_iter().collect()
     }
 
-    /// Every segment in use.
+    /// Returns every segment in use.
     pub(super) fn rows(&self) -> impl Iterator<Item = (OwnerId, Kind, u32, Segment)> {
         self.devices.iter().flat_map(|device| {
             let row = move |(index, entry): (usize, &Entry)| match *entry {
@@ -373,7 +378,7 @@ fn is_of_persistent_cache(kind: Kind) -> bool {
     matches!(kind, Kind::Data { .. } | Kind::Ring { .. })
 }
 
-/// A ring of which each copy is there as a whole or not at all.
+/// Returns a ring each of whose copies is complete or absent; `None` otherwise.
 fn whole_ring(number: u32, copies: [Vec<(u32, Segment)>; RING_COPIES_MAX as usize]) -> Option<RingOnFlash> {
     let mut ring = RingOnFlash { number, copies: Vec::new() };
     for mut copy in copies {
@@ -393,7 +398,7 @@ fn has_any(device: &Device, segments: &[Segment]) -> bool {
     segments.iter().any(|segment| segment.device.0 == device.superblock.ordinal)
 }
 
-/// Gives a device's lowest free segment away.
+/// Allocates a device's lowest free segment.
 fn take_segment(device: &mut Device, entry: Entry) -> Segment {
     let index = device.table.find_free().expect("the device has a free segment");
     device.table.set(index, entry);

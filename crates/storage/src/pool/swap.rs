@@ -1,7 +1,7 @@
-//! Segments of swap areas: on one device, one behind the other, found again by their owner.
+//! Segments of swap areas: consecutive on one device, and found again by their owner.
 //!
-//! An area is taken from the end of a hole, the smallest that is large enough, on the device with the most room: caches take the lowest free segments, so
-//! that they and areas meet late.
+//! An area is allocated at the end of the smallest hole that is large enough, on the device with the most
+//! room. Caches use the lowest free segments, so that the two stay apart as long as possible.
 
 use std::collections::BTreeMap;
 
@@ -13,26 +13,29 @@ use super::format::{Entry, Features, Kind, OwnerId};
 use super::segments::segment_at;
 use super::{Pool, admits_all};
 
-/// A run of segments that the host swaps to.
+/// Consecutive segments that the host swaps to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SwapArea {
-    /// Whose it is; no cache has that owner.
+    /// Its owner id, which no cache has.
     pub owner: OwnerId,
-    /// The device that it is on.
+    /// Its device.
     pub device: DeviceId,
-    /// Where it begins on the device, bytes.
+    /// Its first byte on the device.
     pub offset: u64,
-    /// Segments of it that are there.
+    /// Number of its segments that were found.
     pub segments: u64,
-    /// They are all that it has, one behind the other. Else a crash left parts of it, and nothing was ever written there.
+    /// True if it is complete and contiguous. Otherwise a crash left parts of it, and nothing was ever
+    /// written there.
     pub whole: bool,
 }
 
 impl Pool {
-    /// Makes a swap area of so many segments, on that device or on any that is in and is not among `but`.
+    /// Allocates a swap area of `segments`, on the given device, or on any with allocation on that is not
+    /// in `but`.
     ///
     /// # Errors
-    /// `NoSuchDevice`, `InPieces`, a device's own; `Unworkable` for a device that is out, or no segments at all.
+    /// `NoSuchDevice`, `InPieces`, a device's own; `Unworkable` for a device with allocation off, or no
+    /// segments at all.
     pub fn allocate_swap(
         &mut self,
         owner: OwnerId,
@@ -84,7 +87,7 @@ impl Pool {
         Ok(SwapArea { owner, device, offset, segments, whole: true })
     }
 
-    /// The swap areas on the devices that are there, by their owners.
+    /// Returns the swap areas on the present devices, by owner.
     pub fn swap_areas(&self) -> Vec<SwapArea> {
         let mut found: BTreeMap<OwnerId, Vec<(u32, u32, Segment)>> = BTreeMap::new();
         for (owner, kind, ordinal, place) in self.rows() {
@@ -107,7 +110,7 @@ impl Pool {
     }
 }
 
-/// Where free segments lie one behind the other: from which on, and how many.
+/// Returns the ranges of consecutive free segments: first one, and length.
 fn holes(entries: &[Entry]) -> Vec<(usize, u64)> {
     let mut holes: Vec<(usize, u64)> = Vec::new();
     for (index, _) in entries.iter().enumerate().filter(|(_, entry)| **entry == Entry::Free) {
@@ -137,7 +140,7 @@ mod tests {
         Pool::create("p", &specs, MIB, Overwrite::Refuse).unwrap()
     }
 
-    /// In segments from the first one.
+    /// Returns device, first segment and length of an area.
     fn place(pool: &Pool, area: SwapArea) -> (u16, u64, u64) {
         let data = pool.devices[usize::from(area.device.0)].superblock.layout.data_offset;
         (area.device.0, (area.offset - data) / MIB, area.segments)
@@ -178,7 +181,7 @@ mod tests {
         assert_eq!((pool.data_of(SWAP), pool.rings_of(SWAP)), (vec![], vec![]));
         assert_eq!(pool.free_segments(), 410);
         assert!(matches!(pool.remove_device(DeviceId(1)), Err(PoolError::DeviceBusy { segments: 290, .. })));
-        // A device that joins later knows of it too.
+        // A device that is added later records the feature too.
         let spec = DeviceSpec { path: dir.path().join("c"), size_bytes: Some(device_bytes_for(MIB, MIB)) };
         pool.add_device(&spec, Overwrite::Refuse).unwrap();
         assert!(pool.devices[2].superblock.features.contains(Features::SWAP));
@@ -202,7 +205,8 @@ mod tests {
         assert!(matches!(pool.allocate_swap(SWAP, 0, None, &[]), Err(PoolError::Unworkable { .. })));
     }
 
-    /// A crash while the table was being written: of an area of three pages the last one is there, or the first.
+    /// A crash during the write of the table: of an area of three pages only the last is written, or only
+    /// the first.
     #[test]
     fn parts_of_an_area_are_told_from_a_whole_one() {
         for lost in [0..126, 126..200] {

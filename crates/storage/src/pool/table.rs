@@ -1,7 +1,7 @@
-//! A device's segment table: who owns each segment, in memory and on the device.
+//! A device's segment table, in memory and on the device: the owner of each segment.
 //!
-//! A changed page is written to its older copy, one generation up; the newer copy stays whole
-//! until that write is durable, so a torn write costs only the change it carried.
+//! A changed page is written over its older copy, with the next generation number. The newer copy stays
+//! intact until that write is durable, so a torn write loses only the change it carried.
 
 use std::io;
 
@@ -14,12 +14,12 @@ use crate::volatile::ControlFile;
 #[derive(Clone, Copy, Debug)]
 struct Page {
     generation: u64,
-    /// The copy, 0 or 1, that holds it.
+    /// The copy, 0 or 1, that holds its present state.
     copy: u8,
     dirty: bool,
 }
 
-/// See the module's text.
+/// The table; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Table {
     device_uuid: Uuid,
@@ -27,12 +27,12 @@ pub(super) struct Table {
     entries: Vec<Entry>,
     pages: Vec<Page>,
     free: u64,
-    /// No segment below is free.
+    /// No lower segment is free.
     lowest_free: usize,
 }
 
 impl Table {
-    /// A table of free segments, every page of it yet to be written.
+    /// Creates a table of free segments whose pages must all be written.
     pub(super) fn new(device_uuid: Uuid, layout: Layout) -> Table {
         Table {
             device_uuid,
@@ -47,7 +47,7 @@ impl Table {
     /// Reads a table.
     ///
     /// # Errors
-    /// The system's; `InvalidData` when neither copy of a page is whole.
+    /// The system's; `InvalidData` if both copies of a page are damaged.
     pub(super) fn load(file: &ControlFile, device_uuid: Uuid, layout: Layout) -> io::Result<Table> {
         let mut table = Table::new(device_uuid, layout);
         table.entries.clear();
@@ -56,7 +56,7 @@ impl Table {
             let count = (layout.segments - index * ENTRIES_PER_PAGE).min(ENTRIES_PER_PAGE) as u32;
             let mut best: Option<(PageHeader, Vec<Entry>, u8)> = None;
             for (copy, bytes) in (0u8..).zip(&mut copies) {
-                // A copy that cannot be read is as good as a torn one.
+                // An unreadable copy is treated like a torn one.
                 if let Err(error) = file.read_exact_at(bytes, layout.page_offset(index, copy)) {
                     tracing::warn!(%error, page = index, copy, "a copy of a segment table page is unreadable");
                     continue;
@@ -81,7 +81,7 @@ impl Table {
     /// Writes changed pages and makes them durable.
     ///
     /// # Errors
-    /// The system's. The pages stay marked and are written again by the next call.
+    /// The system's. The pages stay marked as changed, and the next call writes them again.
     pub(super) fn store(&mut self, file: &ControlFile) -> io::Result<()> {
         if !self.pages.iter().any(|page| page.dirty) {
             return Ok(());
@@ -116,7 +116,7 @@ impl Table {
         self.store(file)
     }
 
-    /// A free segment, lowest first.
+    /// Returns the lowest free segment.
     pub(super) fn find_free(&mut self) -> Option<usize> {
         let found = self.entries[self.lowest_free..].iter().position(|entry| *entry == Entry::Free)?;
         self.lowest_free += found;
@@ -134,12 +134,12 @@ impl Table {
         }
     }
 
-    /// All rows, by segment.
+    /// Returns all rows, by segment.
     pub(super) fn entries(&self) -> &[Entry] {
         &self.entries
     }
 
-    /// Segments without owner.
+    /// Returns the number of free segments.
     pub(super) fn free(&self) -> u64 {
         self.free
     }

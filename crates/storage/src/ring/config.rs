@@ -1,13 +1,13 @@
-//! How a ring is made, and why it may not be.
+//! Configuration of a ring, and errors of its creation.
 
 use std::io;
 
 use crate::buffers::ARENA_BYTES_DEFAULT;
 
-/// Which engine moves the bytes.
+/// Implementation of a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum RingKind {
-    /// io_uring, or threads where the system has none.
+    /// io_uring, or threads if it is not available.
     #[default]
     Auto,
     /// io_uring or an error.
@@ -19,14 +19,14 @@ pub enum RingKind {
 /// Settings of a ring.
 #[derive(Clone, Debug)]
 pub struct RingConfig {
-    /// Which engine.
+    /// Implementation.
     pub kind: RingKind,
-    /// Entries of the submission queue. More operations than that may be in flight.
+    /// Number of entries of the submission queue. More operations than that may be in flight.
     pub entries: u32,
-    /// Memory for payload, bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES) and
+    /// Size of the payload memory in bytes; at most 1 GiB less [`ZEROES_BYTES`](super::ZEROES_BYTES) and
     /// [`JOURNAL_ROOM_BYTES`](super::JOURNAL_ROOM_BYTES).
     pub arena_bytes: usize,
-    /// Most threads of [`RingKind::Threads`].
+    /// Maximum number of threads of [`RingKind::Threads`].
     pub threads_max: usize,
 }
 
@@ -36,10 +36,10 @@ impl Default for RingConfig {
     }
 }
 
-/// Why there is no ring.
+/// Why a ring cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum RingError {
-    /// The system refuses io_uring.
+    /// The kernel refuses io_uring.
     #[error(
         "io_uring is not available ({0}); allow it (sysctl kernel.io_uring_disabled, seccomp) or use the thread pool"
     )]
@@ -47,9 +47,9 @@ pub enum RingError {
     /// Memory, descriptors or threads are lacking.
     #[error("cannot set up a ring with {arena_bytes} bytes of buffers: {source}")]
     Resources {
-        /// What was asked for.
+        /// Requested size.
         arena_bytes: usize,
-        /// The system's answer.
+        /// The system's error.
         source: io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! Descriptors that a ring keeps.
+//! Descriptors of a ring.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -6,28 +6,29 @@ use std::sync::Arc;
 use super::workers::Gate;
 use crate::volatile::VolatileFile;
 
-/// What a descriptor is, and thereby how its operations are done.
+/// Kind of a descriptor, which determines how its operations are performed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdClass {
-    /// A file or block device on something that takes its time.
+    /// A file or block device with a latency.
     File,
-    /// A file whose filesystem may block whoever starts an operation, such as FUSE and NFS: the kernel's workers do all of it.
+    /// A file whose filesystem may block the thread that starts an operation, such as FUSE and NFS: the
+    /// kernel's workers perform all operations.
     Foreign,
-    /// A file whose bytes are memory (tmpfs, ramfs): read and written at once, by the caller.
+    /// A file in memory (tmpfs, ramfs): read and written synchronously by the calling thread.
     Memory,
-    /// A file or block device that the power-cut layer has been given: the ring carries out its I/O itself, through the
+    /// A file or block device under the power-cut layer: the ring performs its I/O itself, through the
     /// layer's cache, in any order. For tests; see [`volatile`](crate::volatile).
     Volatile,
     /// A stream socket or pipe.
     Socket,
-    /// A character device whose messages its user reads and writes itself, without waiting: the ring says when one is
-    /// there, and nothing else.
+    /// A character device whose messages the ring's user reads and writes directly, without waiting: the
+    /// ring only reports that one is available.
     Device,
-    /// An eventfd, which somebody else has too.
+    /// An eventfd that another process shares.
     Event,
 }
 
-/// A descriptor that a ring keeps. Cheap to copy; valid until [`Ring::detach`](super::Ring::detach).
+/// A descriptor attached to a ring. Cheap to copy; valid until [`Ring::detach`](super::Ring::detach).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fd {
     pub(super) index: u16,
@@ -41,16 +42,16 @@ pub(super) struct FdEntry {
     pub(super) class: FdClass,
     /// The cache of a [`FdClass::Volatile`].
     pub(super) volatile: Option<Arc<VolatileFile>>,
-    /// Asked before each change.
+    /// Checked before each change.
     pub(super) gate: Option<Arc<dyn Gate>>,
     pub(super) generation: u16,
     pub(super) in_flight: u32,
     pub(super) detached: bool,
     /// Registered with the kernel under its index.
     pub(super) fixed: bool,
-    /// An eventfd that nothing can be written to without waiting.
+    /// A blocking eventfd: attempts to write to it may wait.
     pub(super) patient: bool,
-    /// The last receive left bytes behind.
+    /// The last receive left bytes in the socket.
     pub(super) more_to_receive: bool,
 }
 

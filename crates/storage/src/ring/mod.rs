@@ -1,27 +1,27 @@
 //! The ring: asynchronous file and socket operations of one shard.
 //!
-//! # Two engines, one interface
-//! `uring.rs` uses io_uring; `threads.rs` uses a small pool of threads for files and epoll for
-//! sockets, where io_uring is missing or forbidden. This file is what both share: the table of
-//! operations in flight, the memory they use, and what makes an operation complete. A driver only
-//! starts one attempt and says how it ended; short transfers are continued here.
+//! # Two implementations, one interface
+//! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for sockets, for
+//! hosts on which io_uring is missing or forbidden. This file is the common part: the table of operations
+//! in flight, the memory they use, and the rules for their completion. A driver only starts one attempt and
+//! reports its result; this file continues short transfers.
 //!
 //! # Call order
 //! [`Ring::attach`] a descriptor, start operations, [`Ring::submit_and_wait`], then
 //! [`Ring::next_completion`] until it returns `None`, and again. Nothing reaches the kernel before
-//! `submit_and_wait`, except I/O of [`FdClass::Memory`], which is done where it is asked for:
-//! memory never blocks, and io_uring would pass it to a worker thread.
+//! `submit_and_wait`, except I/O of [`FdClass::Memory`], which is performed immediately: memory never
+//! blocks, and io_uring would pass it to a worker thread.
 //!
-//! # Promises
+//! # Guarantees
 //! * Every operation has exactly one completion; none is lost or refused because queues are full.
-//! * A read ends with as many bytes as it asked for, or an error; a file that ends too early is one
-//!   (ENODATA), because somebody truncated it. A write and a send are complete or failed.
+//! * A read ends with as many bytes as it asked for, or an error. A file that ends too early is an
+//!   error (ENODATA), because it was truncated. A write and a send are complete or failed.
 //!   [`Ring::recv_into`] is complete, or short because the peer closed.
-//! * One send and one receive per socket at a time; the caller keeps that rule, because two sends
+//! * One send and one receive per socket at a time; the caller ensures this, because two sends
 //!   could mix their bytes.
-//! * Memory of an operation in flight stays: buffers are referenced, descriptors kept open,
-//!   and dropping the ring waits, or leaks memory that the kernel still owns.
-//! * The ring lives on the thread that made it; only its [`Waker`]s travel.
+//! * Memory of an operation in flight stays valid: buffers are referenced, descriptors kept open,
+//!   and dropping the ring waits, or leaks memory that the kernel still uses.
+//! * The ring stays on the thread that created it; only its [`Waker`]s move between threads.
 
 mod config;
 mod fds;
@@ -63,10 +63,10 @@ use workers::{Job, Workers};
 /// Bytes of [`Ring::zeroes`].
 pub const ZEROES_BYTES: u32 = 64 << 10;
 
-/// Bytes that each ring keeps for the writing of journals, beside its [`RingConfig::arena_bytes`].
+/// Size in bytes of each ring's buffer for journal writes, in addition to [`RingConfig::arena_bytes`].
 pub const JOURNAL_ROOM_BYTES: u32 = 512 << 10;
 
-/// How long dropping a ring waits for operations in flight.
+/// Maximum time for which dropping a ring waits for operations in flight.
 const DRAIN_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -75,44 +75,45 @@ enum Driver {
     Threads(Box<threads::Threads>),
 }
 
-/// See the module's text.
+/// The ring of one shard; see the module documentation.
 #[derive(Debug)]
 pub struct Ring {
     driver: Driver,
     arena: Arena,
-    /// The arena's mapping. Kept apart so that no trick with `arena_mut` unmaps what the kernel uses.
+    /// The arena's mapping. Kept separately so that no use of `arena_mut` can unmap memory that the kernel
+    /// uses.
     memory: Option<Arc<Memory>>,
     fds: Vec<FdEntry>,
     free_fds: Vec<u16>,
     ops: Vec<Op>,
     free_ops: Vec<u32>,
-    /// Spare ones. They move in and out of operations; their boxes are what the kernel is told the address of.
+    /// Spare message headers for reuse. Boxed, because the kernel gets their addresses.
     #[allow(clippy::vec_box)]
     messages: Vec<Box<Message>>,
     ready: VecDeque<Completion>,
     waker: Waker,
     in_flight: usize,
-    /// Operations on volatile files that are not carried out yet.
+    /// Operations on volatile files that were not performed yet.
     held: Vec<u32>,
-    /// Which of those is next.
+    /// Selects the next of those.
     dice: Dice,
-    /// Writes that ask their gate before the kernel is entered next.
+    /// Writes whose gate is checked before the kernel is entered next.
     gated: Vec<u32>,
-    /// Beside io_uring, once a change of a file with a gate would have blocked.
+    /// Threads beside io_uring, started when a change of a file with a gate would have blocked.
     workers: Option<Workers>,
-    /// Operations that these have ended.
+    /// Operations that the threads have ended.
     worked: VecDeque<(u32, i32)>,
     threads_max: usize,
-    /// Never written to, never released.
+    /// Buffer of zeroes; never written to, never released.
     zeroes: BufferId,
-    /// Until somebody takes it.
+    /// The journal buffer until it is taken.
     journal_room: Option<BufferId>,
     /// Keeps the ring on its thread: the kernel accepts submissions from one task only.
     _not_send: PhantomData<*const ()>,
 }
 
 impl Ring {
-    /// A ring for the calling thread.
+    /// Creates a ring for the calling thread.
     ///
     /// # Errors
     /// [`RingError`]. `RingKind::Auto` falls back to threads with a warning instead of `NoUring`.
@@ -165,7 +166,7 @@ impl Ring {
         })
     }
 
-    /// Which engine was chosen; never `Auto`.
+    /// Returns the implementation in use; never `Auto`.
     pub fn kind(&self) -> RingKind {
         match self.driver {
             Driver::Uring(_) => RingKind::IoUring,
@@ -173,38 +174,39 @@ impl Ring {
         }
     }
 
-    /// The payload buffers.
+    /// Returns the payload buffers.
     pub fn arena(&self) -> &Arena {
         &self.arena
     }
 
-    /// The payload buffers. Those of two rings must not be swapped: operations check it and panic.
+    /// Returns the payload buffers for writing. Those of two rings must not be swapped: operations check it
+    /// and panic.
     pub fn arena_mut(&mut self) -> &mut Arena {
         &mut self.arena
     }
 
-    /// `len` zero bytes that are always there, to be written; at most [`ZEROES_BYTES`].
+    /// Returns `len` zero bytes to write from; at most [`ZEROES_BYTES`].
     pub fn zeroes(&self, len: u32) -> BufferSlice {
         BufferSlice { id: self.zeroes, offset: 0, len: len.min(ZEROES_BYTES) }
     }
 
-    /// The buffer of [`JOURNAL_ROOM_BYTES`] that is there however full the arena is: for the first who asks,
-    /// for as long as the ring lives.
+    /// Returns the buffer of [`JOURNAL_ROOM_BYTES`], which exists however full the arena is. Only the first
+    /// call gets it, for the lifetime of the ring.
     pub(crate) fn take_journal_room(&mut self) -> Option<BufferId> {
         self.journal_room.take()
     }
 
-    /// Makes `submit_and_wait` return, from any thread.
+    /// Returns a waker, with which any thread can end a `submit_and_wait`.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
 
-    /// Operations without a completion yet.
+    /// Returns the number of operations without a completion.
     pub fn in_flight(&self) -> usize {
         self.in_flight
     }
 
-    /// Takes a descriptor over. A socket is made blocking, which here means that its operations wait.
+    /// Attaches a descriptor. A socket is made blocking, so that its operations wait in the ring.
     ///
     /// # Panics
     /// With more than 65 535 descriptors, which is above the system's usual limit; or with a
@@ -215,7 +217,7 @@ impl Ring {
             // io_uring does not wait for descriptors that are marked as non-blocking.
             let _ = rustix::io::ioctl_fionbio(&file, false);
         }
-        // Attempts at once always fail with an eventfd that blocks.
+        // Non-blocking attempts always fail on a blocking eventfd.
         let patient = class == FdClass::Event
             && rustix::fs::fcntl_getfl(&file)
                 .is_ok_and(|flags| !flags.contains(rustix::fs::OFlags::NONBLOCK));
@@ -252,8 +254,8 @@ impl Ring {
         Fd { index, generation: entry.generation }
     }
 
-    /// Gives a descriptor up. It is closed when its last operation in flight has ended, which for a
-    /// socket needs [`Ring::shutdown`] first.
+    /// Detaches a descriptor. It is closed when its last operation in flight has ended, which for a socket
+    /// needs [`Ring::shutdown`] first.
     pub fn detach(&mut self, fd: Fd) {
         let entry = self.entry_mut(fd);
         entry.detached = true;
@@ -262,7 +264,7 @@ impl Ring {
         }
     }
 
-    /// Ends a socket's traffic in both directions: its operations complete, early or with an error. For a
+    /// Shuts a socket down in both directions: its operations complete, early or with an error. For a
     /// [`FdClass::Device`], ends a wait for messages.
     pub fn shutdown(&mut self, fd: Fd) {
         if self.entry_mut(fd).class == FdClass::Device {
@@ -273,7 +275,8 @@ impl Ring {
         let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
     }
 
-    /// Ends a [`Ring::recv`] that waits for bytes: it completes with -ECANCELED, or with what came first. No byte is lost.
+    /// Cancels a [`Ring::recv`] that waits for bytes: it completes with -ECANCELED, or with bytes that
+    /// arrived before. No byte is lost.
     pub fn cancel_recv(&mut self, fd: Fd) {
         self.entry_mut(fd);
         match &mut self.driver {
@@ -286,7 +289,7 @@ impl Ring {
         }
     }
 
-    /// Ends whatever waits for a device or an event.
+    /// Ends all waits for a device or an event.
     fn end_waits(&mut self, fd: Fd) {
         match &mut self.driver {
             Driver::Threads(threads) => threads.cancel(fd.index),
@@ -298,16 +301,17 @@ impl Ring {
         }
     }
 
-    /// Lets changes of a file begin only while `gate` is open. It is asked just before each system call; a change that it keeps from
-    /// beginning ends with -ECANCELED. Changes that would block in the kernel are made by threads here, not by io_uring's: there, whatever waits
-    /// for such a thread begins however late it is. A system call that has begun is not stopped.
+    /// Lets changes of a file start only while `gate` is open. The gate is checked just before each system
+    /// call; a change that it stops ends with -ECANCELED. Changes that would block in the kernel are made
+    /// by threads of this process, not by io_uring's workers: a change queued for such a worker starts at
+    /// an unknown time, without a check. A system call that has started is not stopped.
     ///
-    /// No effect on [`FdClass::Memory`] and [`FdClass::Volatile`], which nobody shares.
+    /// No effect on [`FdClass::Memory`] and [`FdClass::Volatile`], which are not shared.
     pub fn set_gate(&mut self, fd: Fd, gate: Arc<dyn Gate>) {
         self.entry_mut(fd).gate = Some(gate);
     }
 
-    /// The descriptor itself, for options and the like.
+    /// Returns the descriptor itself, for example to set options.
     pub fn borrow(&self, fd: Fd) -> BorrowedFd<'_> {
         let entry = &self.fds[usize::from(fd.index)];
         assert!(entry.generation == fd.generation && !entry.detached, "this descriptor was detached");
@@ -333,8 +337,8 @@ impl Ring {
         self.free_fds.push(index);
     }
 
-    /// Fills `slice` from a file. Result: `slice.len`. The buffer may be [somebody else's memory](Arena::adopt), as for no other
-    /// operation; where that is gone, the read fails.
+    /// Fills `slice` from a file. Result: `slice.len`. Only for this operation the buffer may be [outside
+    /// the arena](Arena::adopt); if that memory is gone, the read fails.
     pub fn read(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice) {
         if self.entry_mut(fd).class == FdClass::Memory {
             return self.run_now(token, fd, offset, slice, Traffic::KernelWrites);
@@ -367,27 +371,27 @@ impl Ring {
         self.start(token, fd, Work::Fallocate { mode, offset, len });
     }
 
-    /// Receives some bytes behind those that `rx` holds. Result: how many; 0 when the peer closed.
-    /// `rx` comes back with the completion.
+    /// Receives bytes and appends them to those in `rx`. Result: number of bytes; 0 when the peer closed.
+    /// `rx` is returned with the completion.
     pub fn recv(&mut self, token: Token, fd: Fd, rx: RxBuf) {
         assert!(rx.room() > 0, "no room to receive into");
         self.start(token, fd, Work::Recv(rx));
     }
 
-    /// Receives exactly `slice`. Result: `slice.len`, or less when the peer closed before.
+    /// Receives exactly `slice`. Result: `slice.len`, or less if the peer closed before.
     pub fn recv_into(&mut self, token: Token, fd: Fd, slice: BufferSlice) {
         self.arena_mut().pin(slice, Traffic::KernelWrites);
         self.start(token, fd, Work::RecvInto(slice));
     }
 
-    /// Waits until a [`FdClass::Device`] has a message, or an error to tell. Result: not negative; ECANCELED after
+    /// Waits until a [`FdClass::Device`] has a message or an error. Result: not negative; ECANCELED after
     /// [`Ring::shutdown`]. One at a time.
     pub fn readable(&mut self, token: Token, fd: Fd) {
         assert!(self.entry_mut(fd).class == FdClass::Device, "only devices are waited for");
         self.start(token, fd, Work::Readable);
     }
 
-    /// Sends everything in `gather`. Result: bytes. `gather` comes back with the completion.
+    /// Sends everything in `gather`. Result: bytes. `gather` is returned with the completion.
     pub fn send(&mut self, token: Token, fd: Fd, gather: Gather) {
         let arena = &mut self.arena;
         for piece in &gather.pieces {
@@ -400,35 +404,34 @@ impl Ring {
         self.start(token, fd, Work::Send { gather, message, total });
     }
 
-    /// Waits until somebody writes to an eventfd, and sets its count to zero. Result: 0, or -ECANCELED after
+    /// Waits until an eventfd is written to, and sets its count to zero. Result: 0, or -ECANCELED after
     /// [`Ring::detach_event`]. One such wait per descriptor at a time.
     pub fn await_event(&mut self, token: Token, fd: Fd) {
         self.start(token, fd, Work::AwaitEvent);
     }
 
-    /// Gives an eventfd up, as [`Ring::detach`] does. What waits for it completes.
+    /// Detaches an eventfd, as [`Ring::detach`] does. Waits for it complete.
     pub fn detach_event(&mut self, fd: Fd) {
         self.end_waits(fd);
         self.detach(fd);
     }
 
-    /// Adds one to an eventfd. Result: 0. That it ended is no reason for a wait to return: nobody waits for that.
+    /// Adds one to an eventfd. Result: 0. Its end does not wake a waiting ring, since no one waits for it.
     pub fn signal(&mut self, token: Token, fd: Fd) {
         self.start(token, fd, Work::Signal);
     }
 
-    /// Makes a completion without an operation, for whoever knows the result already.
+    /// Creates a completion without an operation, for callers that know the result already.
     pub fn post(&mut self, token: Token, result: i32) {
         self.ready.push_back(Completion { token, result, returned: Returned::None });
     }
 
-    /// Passes what was started to the kernel and waits until something completes, a [`Waker`]
-    /// wakes, or `timeout` is over; `None` waits for ever. Before it sleeps it watches
-    /// for up to `spin`, which saves the wake-up's latency at the price of CPU time.
-    /// May return early.
+    /// Submits started operations and waits until one completes, a [`Waker`] wakes, or `timeout` expires;
+    /// `None` waits for ever. Before it sleeps it polls for up to `spin`, which saves the wake-up's latency
+    /// at the cost of CPU time. May return early.
     ///
     /// # Errors
-    /// The kernel's, none of which is expected; the ring may be used further.
+    /// The kernel's, none of which is expected; the ring remains usable.
     pub fn submit_and_wait(&mut self, spin: Duration, timeout: Option<Duration>) -> io::Result<()> {
         self.run_waiting();
         let awake = self.waker.take() || !self.ready.is_empty();
@@ -441,8 +444,8 @@ impl Ring {
         result
     }
 
-    /// Passes what was started to the kernel and watches, for at most `spin`, until something completes or `look` sees
-    /// something. True if so. The thread pool needs the CPU and does not watch.
+    /// Submits started operations and polls, for at most `spin`, until one completes or `look` returns
+    /// true. Returns true in these cases. The thread pool needs the CPU and does not poll.
     pub fn watch(&mut self, spin: Duration, mut look: impl FnMut() -> bool) -> bool {
         self.run_waiting();
         if self.waker.take() || !self.ready.is_empty() || look() {
@@ -454,9 +457,9 @@ impl Ring {
         }
     }
 
-    /// Passes what was started to the kernel and sleeps until `events` operations have completed, for
-    /// at most `nap`, so that they are handled together: fewer wake-ups and longer sends for the price
-    /// of that much latency. The thread pool waits as usual.
+    /// Submits started operations and sleeps until `events` operations have completed, for at most `nap`,
+    /// so that they are handled together: fewer wake-ups and longer sends at the cost of that much latency.
+    /// The thread pool waits as usual.
     ///
     /// # Errors
     /// As for [`Ring::submit_and_wait`].
@@ -468,7 +471,7 @@ impl Ring {
         }
     }
 
-    /// The next operation that ended.
+    /// Returns the next operation that ended.
     pub fn next_completion(&mut self) -> Option<Completion> {
         loop {
             if let Some(completion) = self.ready.pop_front() {
@@ -488,7 +491,7 @@ impl Ring {
         }
     }
 
-    /// Memory-backed I/O, on the spot.
+    /// Performs I/O of a file in memory synchronously.
     fn run_now(&mut self, token: Token, fd: Fd, offset: u64, slice: BufferSlice, traffic: Traffic) {
         let arena = &mut self.arena;
         let file = self.fds[usize::from(fd.index)].file.as_ref().expect("an entry in use has a file");
@@ -525,13 +528,13 @@ impl Ring {
         self.attempt(index);
     }
 
-    /// The addresses in operations are those of the ring's own arena, and of no other.
+    /// Checks that this is the ring's own arena: operations hold its addresses.
     fn assert_own_arena(&self) {
         let own = self.memory.as_ref().is_some_and(|memory| Arc::ptr_eq(memory, self.arena.memory()));
         assert!(own, "the ring's arena was exchanged");
     }
 
-    /// Starts an operation, or what is left of it.
+    /// Starts an operation, or the rest of it.
     fn attempt(&mut self, index: u32) {
         self.assert_own_arena();
         let op = &mut self.ops[index as usize];
@@ -564,7 +567,7 @@ impl Ring {
         }
     }
 
-    /// Starts what waited for the moment before the kernel is entered.
+    /// Starts operations that were delayed until the kernel is entered.
     fn run_waiting(&mut self) {
         self.run_held();
         for index in std::mem::take(&mut self.gated) {
@@ -580,7 +583,7 @@ impl Ring {
         }
     }
 
-    /// The next operation that a worker beside io_uring has ended.
+    /// Returns the next operation that a thread beside io_uring has ended.
     fn next_worked(&mut self) -> Option<(u32, i32)> {
         if let Some(workers) = self.workers.as_ref().filter(|_| self.worked.is_empty()) {
             self.worked.extend(workers.take_done());
@@ -588,7 +591,8 @@ impl Ring {
         self.worked.pop_front()
     }
 
-    /// An attempt ended with `result`, as the system call would have: continues or completes.
+    /// Handles the end of an attempt, whose `result` is that of the system call: continues or completes the
+    /// operation.
     fn advance(&mut self, index: u32, result: i32) {
         let op = &mut self.ops[index as usize];
         match op.judge(result) {
@@ -678,8 +682,8 @@ impl Drop for Ring {
             let _ = self.submit_and_wait(Duration::ZERO, Some(left.min(Duration::from_millis(50))));
         }
         if self.in_flight > 0 {
-            // A device that does not answer may write into these buffers later. Leaking them is the
-            // price of never seeing its bytes in somebody else's memory.
+            // A device that does not answer may write into these buffers later. Leaking them ensures that
+            // its data never appears in reused memory.
             tracing::warn!(
                 operations = self.in_flight,
                 "dropping a ring with I/O in flight; its buffers are leaked"

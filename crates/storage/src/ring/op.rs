@@ -1,4 +1,4 @@
-//! One operation of the ring: what it uses, how it goes on, when it is over.
+//! One operation of the ring: its memory, its attempts, and its result.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -11,28 +11,28 @@ use super::Fd;
 use crate::buffers::{Arena, Part};
 use crate::token::Token;
 
-/// Most iovecs of one sendmsg; the kernel's UIO_MAXIOV.
+/// Maximum number of iovecs per sendmsg; the kernel's UIO_MAXIOV.
 const IOVECS_MAX: usize = 1024;
 
-/// What every O_DIRECT transfer is a multiple of: a read that ends elsewhere met the file's end.
+/// Alignment of O_DIRECT transfers: a read that ends elsewhere has reached the file's end.
 const DIRECT_BYTES_MIN: u32 = 512;
 
-/// Bytes received from a socket, and room for more.
+/// A receive buffer: received bytes, and room for more.
 #[derive(Debug, Default)]
 pub struct RxBuf {
-    // A `Vec` and not a `Box<[u8]>`: the kernel writes to it while it is moved about, which the
-    // aliasing rules forbid for boxes.
+    // A `Vec` and not a `Box<[u8]>`: the kernel writes to it while it is moved, which the aliasing rules
+    // forbid for boxes.
     bytes: Vec<u8>,
     filled: usize,
 }
 
 impl RxBuf {
-    /// Room for `capacity` bytes.
+    /// Creates a buffer of `capacity` bytes.
     pub fn new(capacity: usize) -> RxBuf {
         RxBuf { bytes: vec![0; capacity], filled: 0 }
     }
 
-    /// Room for `capacity` bytes, of which the first are there already.
+    /// Creates a buffer of `capacity` bytes that starts with `received`.
     pub fn with(capacity: usize, received: &[u8]) -> RxBuf {
         let mut rx = RxBuf::new(capacity.max(received.len()));
         rx.bytes[..received.len()].copy_from_slice(received);
@@ -40,25 +40,25 @@ impl RxBuf {
         rx
     }
 
-    /// What was received and not consumed.
+    /// Returns the received bytes that were not consumed.
     pub fn filled(&self) -> &[u8] {
         &self.bytes[..self.filled]
     }
 
-    /// Forgets the first `count` received bytes and moves the others to the front.
+    /// Removes the first `count` received bytes and moves the others to the front.
     pub fn consume(&mut self, count: usize) {
         assert!(count <= self.filled, "only what was received can be consumed");
         self.bytes.copy_within(count..self.filled, 0);
         self.filled -= count;
     }
 
-    /// Bytes that still fit.
+    /// Returns the free room in bytes.
     pub fn room(&self) -> usize {
         self.bytes.len() - self.filled
     }
 }
 
-/// What comes back with a completion.
+/// Memory that a completion returns.
 #[derive(Debug)]
 pub enum Returned {
     /// Nothing.
@@ -72,39 +72,39 @@ pub enum Returned {
 /// An operation that ended.
 #[derive(Debug)]
 pub struct Completion {
-    /// As it was started.
+    /// The token of the operation.
     pub token: Token,
     /// Bytes moved, or a negative errno.
     pub result: i32,
-    /// What the operation had taken along.
+    /// Memory that the operation returns.
     pub returned: Returned,
 }
 
-/// An operation in flight. Its memory must stay where it is until the attempt has ended.
+/// An operation in flight. Its memory must stay in place until the attempt has ended.
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) token: Token,
     pub(super) fd: Fd,
     /// Bytes that earlier attempts have moved.
     pub(super) done: u32,
-    /// Of sends, signals, and writes to a file with a gate.
+    /// For sends, signals, and writes to a file with a gate.
     pub(super) pace: Pace,
     pub(super) work: Work,
 }
 
-/// May an attempt wait for whoever is at the other end?
+/// Whether an attempt may wait for the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// No: it ends while it is submitted. Nobody needs to be woken for that unless not all of it could be done.
+    /// No: it ends while it is submitted. Its end needs no wake-up unless it was incomplete.
     AtOnce,
-    /// Yes: an earlier attempt could not do all of it.
+    /// Yes: an earlier attempt was incomplete.
     Patient,
 }
 
 #[derive(Debug)]
 pub(super) enum Work {
     Vacant,
-    /// With a list of parts where the buffer is somebody else's memory.
+    /// With a list of parts if the buffer is outside the arena.
     Read {
         slice: BufferSlice,
         offset: u64,
@@ -133,7 +133,7 @@ pub(super) enum Work {
     Signal,
 }
 
-/// One system call, more or less. The addresses belong to the operation of the same index.
+/// One system call. The addresses belong to the operation of the same index.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attempt {
     /// There is nothing to do.
@@ -143,7 +143,7 @@ pub(super) enum Attempt {
         len: u32,
         offset: u64,
     },
-    /// As many of an operation's parts as one system call takes.
+    /// As many of an operation's parts as one system call accepts.
     ReadParts {
         parts: *const libc::iovec,
         count: u32,
@@ -161,12 +161,12 @@ pub(super) enum Attempt {
         offset: u64,
         len: u64,
     },
-    /// Outside the arena.
+    /// Into memory outside the arena.
     Recv {
         to: *mut u8,
         len: u32,
     },
-    /// All of it, if the peer does not close.
+    /// All of it, unless the peer closes.
     RecvAll {
         to: *mut u8,
         len: u32,
@@ -181,19 +181,19 @@ pub(super) enum Attempt {
         len: usize,
         pace: Pace,
     },
-    /// Until there is something to read, or an error to tell.
+    /// Until it is readable, or has an error.
     Poll,
     /// Adds one to an eventfd.
     Signal(Pace),
 }
 
 impl Attempt {
-    /// Does it change a file?
+    /// Returns true if it changes a file.
     pub(super) fn is_change(&self) -> bool {
         matches!(self, Attempt::Write { .. } | Attempt::Fallocate { .. })
     }
 
-    /// What comes of it while it is submitted, unless it fails; nothing if it may wait.
+    /// Returns the result that it has when submitted, unless it fails; `None` if it may wait.
     pub(super) fn result_at_once(&self) -> Option<i32> {
         match *self {
             Attempt::Send { len, pace: Pace::AtOnce, .. } => Some(len as i32),
@@ -204,15 +204,15 @@ impl Attempt {
     }
 }
 
-/// What an attempt's result means.
+/// Meaning of an attempt's result.
 pub(super) enum Verdict {
-    /// There is more to do.
+    /// The operation continues with another attempt.
     Again,
-    /// This is the operation's result.
+    /// The operation has ended with this result.
     Ended(i32),
 }
 
-/// A message header and its parts, boxed so that their addresses last.
+/// A message header and its parts, boxed so that their addresses do not change.
 #[derive(Debug)]
 pub(super) struct Message {
     header: libc::msghdr,
@@ -227,7 +227,8 @@ impl Default for Message {
 }
 
 impl Message {
-    /// Describes what of `gather` comes after its first `skip` bytes, or the start of that. The bytes of that.
+    /// Describes `gather` after its first `skip` bytes, as far as it fits. Returns the number of bytes
+    /// described.
     fn describe(&mut self, gather: &Gather, skip: usize, arena: &Arena) -> usize {
         let (mut skip, mut described) = (skip, 0);
         self.iovecs.clear();
@@ -250,7 +251,7 @@ impl Message {
         described
     }
 
-    /// Describes part of a buffer that is somebody else's memory, or the start of that.
+    /// Describes part of a buffer outside the arena, as far as it fits.
     fn describe_shared(&mut self, slice: BufferSlice, arena: &Arena) -> &[libc::iovec] {
         let parts = arena.shared_parts(slice).take(IOVECS_MAX);
         self.iovecs.clear();
@@ -270,7 +271,7 @@ fn piece_address(piece: &Piece, gather: &Gather, arena: &Arena) -> (*const u8, u
 }
 
 impl Op {
-    /// What has to be done next.
+    /// Returns the next attempt.
     pub(super) fn attempt(&mut self, arena: &Arena) -> Attempt {
         let (done, pace) = (self.done, self.pace);
         let rest = |slice: &BufferSlice| {
@@ -310,7 +311,7 @@ impl Op {
             Work::Signal => Attempt::Signal(pace),
             Work::Send { total: 0, .. } => Attempt::Nothing,
             Work::Send { gather, message, .. } => match &gather.pieces[..] {
-                // One piece needs no message, and the kernel less time.
+                // A single piece needs no message header, which saves kernel time.
                 [piece] => {
                     let (from, len) = piece_address(piece, gather, arena);
                     Attempt::Send { from: from.wrapping_add(done as usize), len: len as u32 - done, pace }
@@ -327,9 +328,9 @@ impl Op {
         matches!(self.work, Work::Signal | Work::Write { .. }) && self.pace == Pace::AtOnce
     }
 
-    /// Takes an attempt's result into account.
+    /// Evaluates an attempt's result.
     pub(super) fn judge(&mut self, result: i32) -> Verdict {
-        // The second: an eventfd of a kernel, or a file, that cannot be written to without waiting.
+        // EOPNOTSUPP: an eventfd of a kernel, or a file, that does not support non-blocking writes.
         if result == -libc::EAGAIN || (result == -libc::EOPNOTSUPP && self.is_hasty_write()) {
             self.pace = Pace::Patient;
             return Verdict::Again;
@@ -389,11 +390,11 @@ impl Op {
     }
 }
 
-/// Sets an eventfd's count to zero, without ever waiting for it.
+/// Sets an eventfd's count to zero, without blocking.
 pub(super) fn clear_event(event: &OwnedFd) {
     let mut count = [0; 8];
     let mut parts = [std::io::IoSliceMut::new(&mut count)];
-    // The descriptor is somebody else's too, so whether it waits is not ours to set, and not to be counted on.
+    // Another process shares the descriptor, so its blocking mode must neither be changed nor relied on.
     let _ = rustix::io::preadv2(event, &mut parts, u64::MAX, rustix::io::ReadWriteFlags::NOWAIT);
 }
 
@@ -411,7 +412,7 @@ pub(crate) fn read_now(file: &OwnedFd, offset: u64, bytes: &mut [u8]) -> Result<
     Ok(())
 }
 
-/// Fills a slice that is somebody else's memory from a file on the calling thread.
+/// Fills a slice outside the arena from a file on the calling thread.
 pub(super) fn read_shared_now(
     file: &OwnedFd,
     offset: u64,
@@ -423,7 +424,8 @@ pub(super) fn read_shared_now(
         let mut done = 0;
         while done < len {
             let to = to.wrapping_add(done).cast();
-            // SAFETY: inside a part, which is mapped while the buffer lives, and to whose bytes nobody has a reference.
+            // SAFETY: inside a part, which is mapped while the buffer lives, and to whose bytes there is no
+            // reference.
             match unsafe { libc::pread(file.as_raw_fd(), to, len - done, offset as libc::off_t) } {
                 0 => return Err(Errno::NODATA),
                 count if count > 0 => {

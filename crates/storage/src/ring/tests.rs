@@ -1,4 +1,4 @@
-//! Both drivers under the same tests: each `#[test]` runs its body with io_uring and with threads.
+//! Tests of both drivers: each `#[test]` runs its body with io_uring and with threads.
 
 mod shared;
 
@@ -149,7 +149,7 @@ fn sends_are_complete_and_ordered() {
         let data = pattern(3 << 20, 3);
         let buffer = ring.arena_mut().alloc(3 << 20).unwrap();
         ring.arena_mut().bytes_mut(buffer).copy_from_slice(&data);
-        // More pieces than one message takes, and far more bytes than the socket does.
+        // More pieces than one message takes, and far more bytes than the socket buffers.
         let mut gather = Gather::default();
         let mut expected = Vec::new();
         for at in 0..1500u32 {
@@ -208,7 +208,7 @@ fn receiving_goes_behind_what_is_there() {
         ring.recv(token(2), fd, rx);
         let Returned::Rx(rx) = next(ring).returned else { panic!("the buffer comes back") };
         assert_eq!(rx.filled(), b"efghi");
-        // Straight into the arena, in two goes.
+        // Straight into the arena, in two parts.
         let buffer = ring.arena_mut().alloc(8192).unwrap();
         ring.recv_into(token(3), fd, BufferSlice { id: buffer, offset: 10, len: 8000 });
         let data = pattern(8000, 4);
@@ -245,7 +245,7 @@ fn a_receive_that_is_cancelled_loses_no_byte() {
         };
         cancelled(ring, b"");
         cancelled(ring, b"abc");
-        // Of bytes that come at the same moment all are there, one way or the other.
+        // Bytes that arrive at the same moment are all received, by one operation or the other.
         let (mut sent, mut received) = (0u8, Vec::new());
         for _ in 0..50 {
             ring.recv(token(2), fd, RxBuf::new(16));
@@ -260,7 +260,7 @@ fn a_receive_that_is_cancelled_loses_no_byte() {
             assert!(completion.result > 0 || completion.result == -libc::ECANCELED);
             received.extend_from_slice(rx.filled());
         }
-        // Given up without being shut down: whoever has the socket too goes on with it.
+        // Detached without a shutdown: another owner of the socket goes on using it.
         ring.detach(fd);
         let mut rest = std::os::unix::net::UnixStream::from(second);
         theirs.write_all(b"!").unwrap();
@@ -291,11 +291,11 @@ fn a_shut_down_socket_ends_its_operations_and_is_closed() {
         }
         assert_eq!(a.result, 0);
         assert_eq!(b.result, -libc::EPIPE);
-        // The peer sees what was sent, then the end: our descriptor is closed.
+        // The peer receives the sent bytes, then the end of the stream: our descriptor is closed.
         let mut rest = Vec::new();
         theirs.read_to_end(&mut rest).unwrap();
         ring.arena_mut().free(buffer);
-        // The place is used again, by another generation.
+        // The entry is reused, with another generation.
         let (ours, _theirs) = pair();
         let again = ring.attach(ours, FdClass::Socket);
         assert_ne!(again, fd);
@@ -429,7 +429,7 @@ fn devices_are_waited_for_and_waits_end() {
         ring.shutdown(fd);
         assert_eq!(next(ring).result, -libc::ECANCELED);
         ring.detach(fd);
-        // Nobody holds the other end any more.
+        // The other end is closed.
         assert!(rustix::io::write(&write, b"z").is_err());
     });
 }
@@ -437,14 +437,14 @@ fn devices_are_waited_for_and_waits_end() {
 #[test]
 fn events_are_awaited_one_by_one_and_told_of() {
     with_both(|ring| {
-        // Whether reads of it wait is its other owner's matter.
+        // Its other owner decides whether reads of it block.
         for flags in [EventfdFlags::NONBLOCK, EventfdFlags::empty()] {
             let theirs = eventfd(0, flags).unwrap();
             let fd = ring.attach(theirs.try_clone().unwrap(), FdClass::Event);
             for round in 0..3 {
                 ring.await_event(token(round), fd);
                 idle(ring, Duration::from_millis(20));
-                // Many before anybody looks are one.
+                // Several writes before the wait count as one.
                 for _ in 0..5 {
                     rustix::io::write(&theirs, &1u64.to_ne_bytes()).unwrap();
                 }
@@ -474,7 +474,7 @@ fn an_event_that_nobody_reads_holds_nothing_up() {
         rustix::io::write(&theirs, &(u64::MAX - 1).to_ne_bytes()).unwrap();
         let fd = ring.attach(theirs.try_clone().unwrap(), FdClass::Event);
         ring.signal(token(1), fd);
-        // It waits, and nothing else does.
+        // It waits, and blocks nothing else.
         idle(ring, Duration::from_millis(20));
         rustix::io::read(&theirs, &mut [0; 8]).unwrap();
         assert_eq!(next(ring).result, 0);
@@ -486,7 +486,7 @@ fn an_event_that_nobody_reads_holds_nothing_up() {
     });
 }
 
-/// The end of what ends at once is no reason to wake up; that it did not end is one, and what is held up holds up no other wait.
+/// Operations that end when submitted cause no wake-up; blocked ones do, and block no other wait.
 #[test]
 fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
     with_both(|ring| {
@@ -494,7 +494,7 @@ fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
         let slow = ring.attach(ours, FdClass::Socket);
         let (ours, mut other) = pair();
         let quick = ring.attach(ours, FdClass::Socket);
-        // An eventfd that waits when it is full, and one that does not.
+        // An eventfd that blocks when it is full, and one that does not.
         let events = [EventfdFlags::empty(), EventfdFlags::NONBLOCK].map(|flags| eventfd(0, flags).unwrap());
         let doors = [0, 1].map(|at: usize| ring.attach(events[at].try_clone().unwrap(), FdClass::Event));
         for event in &events {
@@ -517,7 +517,7 @@ fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
         assert_eq!(next(ring).token, token(3));
         assert!(start.elapsed() < PATIENCE / 2, "a wait was held up");
         drop(writer.join().unwrap());
-        // Somebody reads again, and everything goes on without anything else happening here.
+        // The peer reads again, and everything continues without another event here.
         let reader = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(30));
             let mut received = vec![0; 4 << 20];
@@ -540,7 +540,7 @@ fn sends_and_signals_that_are_held_up_hold_up_no_wait() {
     });
 }
 
-/// Who sent may want its memory back before anything else can happen here.
+/// The sender may need its memory back before anything else happens here.
 #[test]
 fn the_end_of_a_send_is_seen_before_a_sleep() {
     with_both(|ring| {
@@ -567,7 +567,7 @@ fn the_end_of_a_send_is_seen_before_a_sleep() {
     });
 }
 
-/// More of them than the queue has room for, and a wait with nothing else under way sees their ends.
+/// More signals than the queue has room for; a wait with nothing else in flight sees their ends.
 #[test]
 fn the_ends_of_many_signals_are_seen() {
     with_both(|ring| {

@@ -1,8 +1,8 @@
 //! The ring's driver without io_uring: threads for files, epoll for sockets.
 //!
-//! A file operation occupies a thread of a bounded pool for as long as the device takes; a socket
-//! operation is tried at once and, if it would wait, again when epoll says so. Sockets therefore
-//! cost no thread, however many are idle. A wait does not spin here: the threads need the CPU.
+//! A file operation occupies a thread of a bounded pool for as long as the device takes. A socket operation
+//! is tried immediately and, if it would block, again when epoll reports readiness. So sockets cost no
+//! thread, however many are idle. A wait does not poll: the threads need the CPU.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -18,10 +18,10 @@ use super::uring::Ended;
 use super::waker::Waker;
 use super::workers::{Job, Workers, run};
 
-/// epoll's name for the eventfd; descriptors are named by their index.
+/// epoll data of the eventfd; those of descriptors are their indexes.
 const EVENT: u64 = u64::MAX;
 
-/// Readiness reports taken per call.
+/// Maximum number of readiness reports per call.
 const REPORTS: usize = 128;
 
 /// Operations of one socket that wait for it to become ready.
@@ -29,7 +29,7 @@ const REPORTS: usize = 128;
 struct Waiting {
     receive: Option<u32>,
     send: Option<u32>,
-    /// epoll knows the socket.
+    /// The socket is registered with epoll.
     watched: bool,
 }
 
@@ -155,7 +155,7 @@ impl Threads {
         self.ended.extend(ended);
     }
 
-    /// Ends what waits for a descriptor.
+    /// Ends all waits for a descriptor.
     pub(super) fn cancel(&mut self, index: u16) {
         let Waiting { receive, send, .. } = &mut self.sockets[usize::from(index)];
         for op in receive.take().into_iter().chain(send.take()) {
@@ -163,7 +163,7 @@ impl Threads {
         }
     }
 
-    /// Ends a receive that waits.
+    /// Ends a waiting receive.
     pub(super) fn cancel_receive(&mut self, index: u16) {
         if let Some(op) = self.sockets[usize::from(index)].receive.take() {
             self.ended.push_back(Ended { op, result: -libc::ECANCELED, more_to_receive: false });

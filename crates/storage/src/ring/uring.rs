@@ -1,8 +1,8 @@
 //! The ring's driver over io_uring.
 //!
-//! Submissions are batched: one `io_uring_enter` passes them on, waits, and runs the completions
-//! (DEFER_TASKRUN), so a shard under load needs less than one system call per I/O. No SQPOLL, which
-//! would burn a core per shard, and no IOPOLL, which excludes sockets from the ring.
+//! Submissions are batched: one `io_uring_enter` submits them, waits, and runs the completions
+//! (DEFER_TASKRUN), so a shard under load needs less than one system call per I/O. No SQPOLL, which would
+//! use a core per shard, and no IOPOLL, which excludes sockets from the ring.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -19,42 +19,43 @@ use super::waker::Waker;
 use super::{FdClass, FdEntry};
 use crate::buffers::Arena;
 
-/// Descriptors the kernel keeps for us, which saves looking them up for each operation.
+/// Number of descriptors in the kernel's table, which saves a look-up for each operation.
 const FIXED_FILES: u32 = 1024;
 
-/// Threads of the kernel for operations that block, per ring.
+/// Maximum number of kernel workers for blocking operations, per ring.
 const WORKERS_MAX: u32 = 1024;
 
-/// The wake-up read's name.
+/// User data of the wake-up read.
 const WAKE: u64 = u64::MAX;
 
-/// A cancellation's name; its completion says nothing.
+/// User data of a cancellation; its completion is ignored.
 const CANCEL: u64 = u64::MAX - 1;
 
 /// IORING_RECVSEND_POLL_FIRST: wait for bytes before trying to receive.
 const POLL_FIRST: u16 = 1;
 
-/// How often a spinning wait looks at the clock.
+/// Number of polls between two reads of the clock.
 const LOOKS_PER_CLOCK: u32 = 64;
 
-/// What is written to an eventfd to tell of something.
+/// The value written to an eventfd to signal it.
 static ONE: [u8; 8] = 1u64.to_ne_bytes();
 
-/// Set in the names of attempts that end while they are submitted. Above it is their number, below that of their operation.
+/// Set in the user data of attempts that end while they are submitted. Above it is their number, below it
+/// their operation's index.
 const HASTY: u64 = 1 << 32;
 
-/// Numbers before they come again.
+/// Range of the numbers, which are reused after it.
 const NUMBERS: u32 = 1 << 30;
 
 /// An attempt that ends while it is submitted.
 #[derive(Clone, Copy, Debug)]
 struct Hasty {
     op: u32,
-    /// Tells it from those before it: operations' numbers come again.
+    /// Distinguishes it from earlier ones: operations' indexes are reused.
     number: u32,
-    /// Unless the kernel says another.
+    /// Its result, unless the kernel reports another.
     result: i32,
-    /// It holds memory, or a place in a row: its end is to be seen before a sleep.
+    /// It holds memory, or others queue behind it: its end must be seen before a sleep.
     is_awaited: bool,
 }
 
@@ -64,25 +65,25 @@ impl Hasty {
     }
 }
 
-/// Attempts that end while they are submitted, and are heard of only if they fail.
+/// Attempts that end while they are submitted, and are reported only if they fail.
 #[derive(Debug, Default)]
 struct Hasties {
     queued: Vec<Hasty>,
     submitted: VecDeque<Hasty>,
-    /// Of the last one.
+    /// Number of the last one.
     number: u32,
-    /// Nothing that was deferred can tell of a failure of those submitted.
+    /// No deferred work can report a failure of submitted ones any more.
     is_sure: bool,
 }
 
 impl Hasties {
-    /// A number that none has at the moment.
+    /// Returns a number that is not in use.
     fn next_number(&mut self) -> u32 {
         self.number = (self.number + 1) % NUMBERS;
         self.number
     }
 
-    /// That one failed. False if it counts as done already.
+    /// Records that an attempt failed. Returns false if it counts as done already.
     fn forget(&mut self, name: u64) -> bool {
         let is_it = |hasty: &Hasty| hasty.name() == name;
         let known = self.queued.len() + self.submitted.len();
@@ -91,12 +92,12 @@ impl Hasties {
         self.queued.len() + self.submitted.len() < known
     }
 
-    /// Is there one that somebody waits for, submitted or not?
+    /// Returns true if the end of any attempt, submitted or not, is awaited.
     fn are_awaited(&self) -> bool {
         self.queued.iter().any(|queued| queued.is_awaited) || self.have_ended()
     }
 
-    /// Has one ended that somebody waits for?
+    /// Returns true if an awaited attempt has ended.
     fn have_ended(&self) -> bool {
         self.submitted.iter().any(|submitted| submitted.is_awaited)
     }
@@ -114,14 +115,14 @@ pub(super) struct Uring {
     ring: IoUring,
     backlog: VecDeque<Entry>,
     waker: Waker,
-    /// Where the kernel puts the eventfd's count. Nobody reads it.
+    /// Where the kernel stores the eventfd's count, which is not used.
     wake_count: *mut u64,
     wake_awaited: bool,
-    /// The arena's first and one past its last address, when it is registered.
+    /// The arena's first address and one past its last, if it is registered.
     fixed_memory: std::ops::Range<usize>,
     fixed_files: bool,
     poll_first: bool,
-    /// This kernel can be asked to report failures alone.
+    /// This kernel can report failures only.
     can_skip: bool,
     hasty: Hasties,
 }
@@ -147,12 +148,14 @@ impl Uring {
             Ok(ring) => (ring, true),
             Err(_) => (IoUring::builder().setup_cqsize(entries * 4).setup_clamp().build(entries)?, false),
         };
-        // A file on a filesystem that hangs keeps one of the kernel's workers for each of its operations. The usual number, four for
-        // each CPU, would soon be gone, and with it the fsync of every other disk. An older kernel has its usual number.
+        // Each operation on a file of a hanging filesystem keeps a kernel worker. The default maximum, four
+        // per CPU, would soon be exhausted, and the fsync of every other disk would wait. Older kernels
+        // keep the default.
         if let Err(error) = ring.submitter().register_iowq_max_workers(&mut [WORKERS_MAX, 0]) {
             tracing::debug!(%error, "the kernel's workers stay as few as usual");
         }
-        // Timed waits (5.11), stable submissions and no dropped completions: older kernels get threads.
+        // Timed waits (5.11), stable submissions and no dropped completions are required: older kernels use
+        // threads.
         let params = ring.params();
         if !(params.is_feature_ext_arg() && params.is_feature_nodrop() && params.is_feature_fast_poll()) {
             return Err(io::Error::new(io::ErrorKind::Unsupported, "this kernel is older than 5.11"));
@@ -186,7 +189,8 @@ impl Uring {
         Ok(uring)
     }
 
-    /// Offers a descriptor to the kernel's table; false when operations must name it themselves.
+    /// Registers a descriptor in the kernel's table. Returns false if operations must use the descriptor
+    /// itself.
     pub(super) fn register(&mut self, index: u16, fd: RawFd) -> bool {
         self.fixed_files
             && u32::from(index) < FIXED_FILES
@@ -203,10 +207,10 @@ impl Uring {
             true => self.entry(i32::from(index), entry, attempt).flags(Flags::FIXED_FILE),
             false => self.entry(entry.raw(), entry, attempt),
         };
-        // FUSE waits for its server even where the kernel asks it not to wait.
+        // FUSE waits for its server even if the kernel asks it not to block.
         let sqe = if entry.class == FdClass::Foreign { sqe.flags(Flags::ASYNC) } else { sqe };
         if let Some(result) = attempt.result_at_once().filter(|_| self.can_skip) {
-            // What has to wait for room in the queue is reported as everything is.
+            // An attempt that has to wait for room in the queue is reported normally.
             let is_awaited = !matches!(attempt, Attempt::Signal(_));
             let hasty = Hasty { op, number: self.hasty.next_number(), result, is_awaited };
             let skipping = sqe.clone().flags(Flags::SKIP_SUCCESS).user_data(hasty.name());
@@ -241,7 +245,7 @@ impl Uring {
                     Durability::Durable => libc::RWF_DSYNC,
                     Durability::Volatile => 0,
                 };
-                // One that would wait ends with EAGAIN, instead of in a queue of the kernel.
+                // A write that would block ends with EAGAIN, instead of in a kernel queue.
                 let flags = if entry.gate.is_some() { flags | libc::RWF_NOWAIT } else { flags };
                 if self.is_fixed(from) {
                     return opcode::WriteFixed::new(fd, from, len, 0).offset(offset).rw_flags(flags).build();
@@ -284,12 +288,12 @@ impl Uring {
     }
 
     fn try_push(&mut self, entry: &Entry) -> bool {
-        // SAFETY: the addresses in an entry belong to its operation, whose memory stays in place
-        // until the kernel reports its end (see `Ring`'s promises).
+        // SAFETY: the addresses in an entry belong to its operation, whose memory stays in place until the
+        // kernel reports its end (see `Ring`'s guarantees).
         unsafe { self.ring.submission().push(entry).is_ok() }
     }
 
-    /// Moves what was kept back into the queue, as far as the kernel makes room.
+    /// Moves the backlog into the queue, as far as the kernel has room.
     fn push_backlog(&mut self) {
         while let Some(entry) = self.backlog.pop_front() {
             let pushed =
@@ -301,7 +305,7 @@ impl Uring {
         }
     }
 
-    /// Passes everything that is queued to the kernel.
+    /// Submits everything that is queued.
     fn submit(&mut self) -> io::Result<usize> {
         let result = self.ring.submit();
         self.note_submitted();
@@ -332,7 +336,7 @@ impl Uring {
             if dont_wait || (!spin.is_zero() && self.spin(spin, || false)) {
                 return Ok(());
             }
-            // Nothing would wake us up to see it.
+            // Nothing would wake the thread to handle it.
             if self.hasty.have_ended() {
                 return Ok(());
             }
@@ -340,7 +344,7 @@ impl Uring {
         self.enter(1, timeout)
     }
 
-    /// Submits, and lets so many events gather, for at most that long.
+    /// Submits, and waits until `events` completions are available, for at most `nap`.
     pub(super) fn nap(&mut self, events: usize, nap: Duration) -> io::Result<()> {
         self.push_backlog();
         self.enter(events.min(usize::from(u16::MAX)), Some(nap))
@@ -359,7 +363,7 @@ impl Uring {
         quiet(result)
     }
 
-    /// Submits, and watches for completions, or for what `look` looks for.
+    /// Submits, and polls for completions, or until `look` returns true.
     pub(super) fn watch(&mut self, spin: Duration, look: impl FnMut() -> bool) -> bool {
         self.push_backlog();
         let queued = !self.ring.submission().is_empty() || self.ring.submission().taskrun();
@@ -369,7 +373,7 @@ impl Uring {
         self.spin(spin, look)
     }
 
-    /// Watches for completions without a system call; true when there are some, or `look` says so.
+    /// Polls for completions without a system call. Returns true if there are some, or `look` returns true.
     fn spin(&mut self, limit: Duration, mut look: impl FnMut() -> bool) -> bool {
         let start = Instant::now();
         loop {
@@ -378,7 +382,7 @@ impl Uring {
                     return true;
                 }
                 if self.ring.submission().taskrun() {
-                    // Deferred completions appear when they are asked for.
+                    // Deferred completions appear only after a request.
                     let _ = self.submit();
                     if !self.ring.completion().is_empty() {
                         return true;
@@ -410,35 +414,36 @@ impl Uring {
                 WAKE if entry.result() == -libc::ECANCELED => self.wake_awaited = false,
                 WAKE => self.await_wake(),
                 CANCEL => {}
-                // It counts as done, and its operation may be another one.
+                // It counts as done, and its operation's index may have been reused.
                 name if name & HASTY != 0 && !self.hasty.forget(name) => {}
                 name => return Some(Ended { op: name as u32, result: entry.result(), more_to_receive }),
             }
         }
     }
 
-    /// Before attempts count as done because nothing was reported: takes what the kernel could not report at once, for want of room or because it
-    /// defers that, as it does with failed writes. False if nothing was reported thereby.
+    /// Called before attempts count as done because nothing was reported. Takes completions that the kernel
+    /// could not report immediately, for lack of room or because it defers them, as it does with failed
+    /// writes. Returns false if nothing was reported by this.
     fn run_deferred(&mut self) -> bool {
         if self.hasty.submitted.is_empty() || self.hasty.is_sure {
             return false;
         }
         self.hasty.is_sure = true;
         let is_late = self.ring.submission().cq_overflow() || self.ring.submission().taskrun();
-        // Once: the kernel may set the flag for what it has just done, and leave it.
+        // Once only: the kernel may set the flag for work that it has just done, and leave it set.
         if is_late && self.submit().is_ok() && !self.ring.completion().is_empty() {
-            // There may be more than it does at once.
+            // There may be more than it handles at once.
             self.hasty.is_sure = false;
         }
         !self.hasty.is_sure
     }
 
-    /// Asks the kernel to end an operation.
+    /// Asks the kernel to cancel an operation.
     pub(super) fn cancel(&mut self, op: u32) {
         self.push(opcode::AsyncCancel::new(u64::from(op)).build().user_data(CANCEL));
     }
 
-    /// Asks the kernel to end everything that can be ended.
+    /// Asks the kernel to cancel everything that can be cancelled.
     pub(super) fn cancel_all(&mut self) {
         let all = types::CancelBuilder::any();
         self.push(opcode::AsyncCancel2::new(all).build().user_data(CANCEL));
@@ -447,7 +452,7 @@ impl Uring {
 
 impl Drop for Uring {
     fn drop(&mut self) {
-        // The read of the eventfd is still in the ring; it ends when something is written, and
+        // The read of the eventfd is still in the ring. It ends when the eventfd is written to, and
         // `wake_count`'s eight bytes are freed only if that was seen.
         self.waker.signal();
         let deadline = Instant::now() + Duration::from_secs(1);

@@ -1,7 +1,8 @@
 //! A bounded pool of threads that make system calls for a ring.
 //!
-//! The ring without io_uring does all file I/O here. With io_uring, changes of a file with a [`Gate`] come here if they
-//! would block: io_uring would queue them in the kernel, where nobody can take them back.
+//! The ring without io_uring does all file I/O here. With io_uring, changes of a file with a [`Gate`] come
+//! here if they would block: io_uring would queue them in the kernel, where they cannot be stopped any
+//! more.
 #![allow(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -14,9 +15,9 @@ use hob_engine::io::Durability;
 use super::op::Attempt;
 use super::waker::Waker;
 
-/// Says whether a file may be changed now. Asked just before each system call that changes it.
+/// Decides whether a file may be changed now. Checked just before each system call that changes it.
 pub trait Gate: Send + Sync + std::fmt::Debug {
-    /// Returns whether changes may begin.
+    /// Returns true if changes may start.
     fn is_open(&self) -> bool;
 }
 
@@ -34,7 +35,7 @@ pub(super) struct Job {
 unsafe impl Send for Job {}
 
 impl Job {
-    /// Makes the system call. The result is as the ring has it: ECANCELED if the gate is closed.
+    /// Makes the system call. The result is that of the ring: ECANCELED if the gate is closed.
     fn run(self) -> (u32, i32) {
         let may_run = self.gate.is_none_or(|gate| gate.is_open());
         (self.op, if may_run { run(self.fd, self.attempt) } else { -libc::ECANCELED })
@@ -98,7 +99,7 @@ impl Workers {
             match spawned {
                 Ok(_) => queue.threads += 1,
                 Err(error) if queue.threads == 0 => {
-                    // Slow, but right: the calling thread does it.
+                    // Slow, but correct: the calling thread does it.
                     tracing::warn!(%error, "no thread for disk I/O; the shard waits for its disks");
                     let jobs = std::mem::take(&mut queue.jobs);
                     drop(queue);
@@ -124,7 +125,7 @@ impl Drop for Workers {
     }
 }
 
-/// What each thread of the pool does until the ring is gone.
+/// Main loop of each thread, until the ring is dropped.
 fn work(shared: &Shared) {
     let mut queue = lock(&shared.queue);
     loop {
@@ -148,7 +149,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// 1 if a descriptor is ready, or -1 and EAGAIN.
+/// Returns 1 if a descriptor is ready, or -1 with EAGAIN.
 fn ready(fd: RawFd, events: i16) -> isize {
     let mut poll = libc::pollfd { fd, events, revents: 0 };
     // SAFETY: one entry, on our stack, for the length of the call.
@@ -162,7 +163,7 @@ fn ready(fd: RawFd, events: i16) -> isize {
     }
 }
 
-/// Makes the system call; sockets do not wait.
+/// Makes the system call; socket operations do not block.
 pub(super) fn run(fd: RawFd, attempt: Attempt) -> i32 {
     let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
     // SAFETY: addresses and lengths belong to an operation in flight, whose memory stays; the
@@ -194,7 +195,7 @@ pub(super) fn run(fd: RawFd, attempt: Attempt) -> i32 {
             Attempt::Send { from, len, .. } => libc::send(fd, from.cast(), len as usize, flags),
             Attempt::SendMessage { header, .. } => libc::sendmsg(fd, header, flags),
             Attempt::Poll => ready(fd, libc::POLLIN),
-            // A count that is at its highest would make the write wait.
+            // A write would block if the count is at its maximum.
             Attempt::Signal(_) => match ready(fd, libc::POLLOUT) {
                 1 => libc::write(fd, 1u64.to_ne_bytes().as_ptr().cast(), 8),
                 not_now => not_now,

@@ -1,8 +1,10 @@
-//! What a pool device lies on, and whether the kernel may swap to it: down through filesystems, loop devices, mappings and arrays to the disks.
+//! Checks whether the kernel may swap to a pool device: follows the device stack through filesystems, loop
+//! devices, device mappings and arrays down to the disks.
 //!
-//! Swapping out is what the kernel does when it has no memory left; whatever needs memory, a program or a network to do it can end in a host that
-//! hangs. So this names what is known to be good and refuses the rest. It cannot see what a disk that is presented to this machine lies on
-//! elsewhere, nor that a volume of LVM is a thin one.
+//! The kernel swaps out when it has no memory left. A device stack that needs memory, a process or a
+//! network for a write can then hang the host. So only stacks that are known to be safe are accepted. It
+//! cannot see what is below a disk that another machine presents to this host, nor that an LVM volume is
+//! thin.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,13 +16,13 @@ use rustix::fs::FsWord;
 
 use super::SwapError;
 
-/// Mappings over mappings: more of them are a circle.
+/// Maximum depth of device mappings: a deeper stack is a loop.
 const DEPTH_MAX: usize = 16;
 
-/// Filesystems that write a block where it is, by `f_type`.
+/// Filesystems that overwrite blocks in place, by `f_type`.
 const GOOD: [FsWord; 2] = [0xEF53, 0x5846_5342];
 
-/// Others, by `f_type`, with the reason.
+/// Refused filesystems, by `f_type`, with the reason.
 const BAD: &[(FsWord, &str)] = &[
     (0x0102_1994, MEMORY),
     (0x8584_58F6, MEMORY),
@@ -49,7 +51,7 @@ const NETWORK: &str = "is on a network filesystem";
 const COPIES: &str =
     "is on a filesystem that writes blocks elsewhere each time (copy-on-write), which needs memory";
 
-/// Block devices that are not good, by how their names begin.
+/// Refused block devices, by the prefix of their names.
 const BAD_DEVICES: &[(&str, &str)] = &[
     ("zram", MEMORY),
     ("ram", MEMORY),
@@ -65,7 +67,7 @@ const BAD_DEVICES: &[(&str, &str)] = &[
     ("dcssblk", MEMORY),
 ];
 
-/// May the kernel swap to it?
+/// Checks that the kernel may swap to this file.
 ///
 /// # Errors
 /// [`SwapError::Unsafe`] with the reason, else the system's.
@@ -104,7 +106,7 @@ fn check_device(number: u64, depth: usize) -> Result<(), SwapError> {
             "lies on device {major}:{minor}, of which the system does not say what it is"
         )));
     };
-    // What is said of a whole disk is so of its partitions.
+    // The properties of a whole disk apply to its partitions.
     let disk = match place.parent() {
         Some(parent) if place.join("partition").exists() => parent.to_owned(),
         _ => place,
@@ -132,13 +134,13 @@ fn check_device(number: u64, depth: usize) -> Result<(), SwapError> {
     Ok(())
 }
 
-/// `254:1` as a number.
+/// Parses a device number such as `254:1`.
 fn device_number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// A whole disk, by its directory in /sys.
+/// Checks a whole disk, given its directory in /sys.
 fn judge_device(disk: &Path) -> Result<(), String> {
     let name = disk.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let is =
@@ -158,7 +160,7 @@ fn judge_device(disk: &Path) -> Result<(), String> {
     }
 }
 
-/// How an NVMe disk is reached, by each of its paths; nothing of other disks.
+/// Returns the transport of each path of an NVMe disk; nothing for other disks.
 fn transports(disk: &Path) -> Vec<String> {
     let device = disk.join("device");
     let paths = fs::read_dir(&device).into_iter().flatten().flatten().map(|entry| entry.path());
@@ -215,7 +217,7 @@ mod tests {
         let nvme = virtual_disk("nvme1n1");
         fs::write(nvme.join("device/transport"), "pcie\n").unwrap();
         assert_eq!(judge_device(&nvme), Ok(()));
-        // With several paths they are one directory further down.
+        // With multipath, they are one directory further down.
         fs::create_dir(nvme.join("device/nvme2")).unwrap();
         fs::write(nvme.join("device/nvme2/transport"), "tcp\n").unwrap();
         assert!(judge_device(&nvme).unwrap_err().contains("tcp"));

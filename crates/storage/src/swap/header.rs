@@ -1,16 +1,16 @@
-//! The first page of a swap area, as Linux wants it (`union swap_header` in its `linux/swap.h`, version 1).
+//! The first page of a swap area in Linux's format (`union swap_header` in its `linux/swap.h`, version 1).
 //!
-//! It is written in the byte order and with the page size of this host: swap means nothing to another one.
+//! It has the byte order and page size of this host: swap is meaningless to other hosts.
 
 use crate::pool::Uuid;
 
-/// Bytes of a label at most; longer ones are cut.
+/// Maximum length of a label in bytes; longer ones are cut.
 const LABEL_BYTES_MAX: usize = 16;
 
-/// What ends the first page.
+/// Signature at the end of the first page.
 const MAGIC: &[u8; 10] = b"SWAPSPACE2";
 
-/// Offsets in the page; before them is room for a boot loader.
+/// Offsets in the page; the space before them is for a boot loader.
 mod at {
     pub(super) const VERSION: usize = 1024;
     pub(super) const LAST_PAGE: usize = 1028;
@@ -19,7 +19,7 @@ mod at {
     pub(super) const LABEL_END: usize = 1068;
 }
 
-/// The first page of an area of `bytes`, which are a multiple of `page_bytes` and at most 2³² pages.
+/// Encodes the first page of an area of `bytes`, a multiple of `page_bytes` and at most 2³² pages.
 pub(super) fn encode(bytes: u64, page_bytes: usize, uuid: Uuid, label: &str) -> Vec<u8> {
     let pages = bytes / page_bytes as u64;
     let last_page = u32::try_from(pages - 1).expect("the caller bounds the area");
@@ -36,7 +36,7 @@ pub(super) fn encode(bytes: u64, page_bytes: usize, uuid: Uuid, label: &str) -> 
     page
 }
 
-/// Is that the first page of just that area, whatever its label?
+/// Returns true if `page` is the first page of this area, with any label.
 pub(super) fn is_of(page: &[u8], bytes: u64, uuid: Uuid) -> bool {
     let wanted = encode(bytes, page.len(), uuid, "");
     page[..at::LABEL] == wanted[..at::LABEL] && page[at::LABEL_END..] == wanted[at::LABEL_END..]
@@ -58,7 +58,7 @@ mod tests {
         assert!(!is_of(&page, 2 << 20, UUID));
         assert!(!is_of(&page, 1 << 20, Uuid([8; 16])));
         assert!(!is_of(&[0; 4096], 1 << 20, UUID));
-        // On hosts with larger pages the end is elsewhere.
+        // On hosts with larger pages the signature is elsewhere.
         let page = encode(1 << 20, 65536, UUID, "ä");
         assert!(is_of(&page, 1 << 20, UUID) && page.len() == 65536 && page.ends_with(MAGIC));
     }

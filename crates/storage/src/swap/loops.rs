@@ -1,9 +1,11 @@
-//! Loop devices: which there are, and a new one over a part of a file.
+//! Loop devices: lists them, and creates one over a part of a file.
 //!
-//! The kernel swaps to a whole block device; a loop device makes one of a part of another, or of a file. It outlives whoever made it, and goes
-//! by itself when its last user does (AUTOCLEAR): swap that is turned off leaves nothing behind, nor does a crash before it was turned on.
+//! The kernel swaps to a whole block device; a loop device provides one for a part of another device, or of
+//! a file. It outlives its creator, and is removed when its last user closes it (AUTOCLEAR). So deactivated
+//! swap leaves nothing behind, nor does a crash before the activation.
 //!
-//! Why `unsafe`: ioctls take addresses. Each is of a local of the type that the kernel's `linux/loop.h` gives for the request.
+//! Why `unsafe`: ioctls take addresses. Each is of a local of the type that the kernel's `linux/loop.h`
+//! defines for the request.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};
@@ -20,10 +22,11 @@ const LOOP_CTL_GET_FREE: libc::c_ulong = 0x4C82;
 const AUTOCLEAR: u32 = 4;
 const DIRECT_IO: u32 = 16;
 
-/// Logical block size of the new device, bytes: swap moves pages, and no flash device wants less than that at once.
+/// Logical block size of the new device, bytes: swap I/O is in pages, and flash devices need no smaller
+/// blocks.
 const BLOCK_BYTES: u32 = 4096;
 
-/// Others may take the number that was free a moment ago.
+/// Another process may take a free number first.
 const TRIES: usize = 16;
 
 /// `struct loop_info64`
@@ -75,11 +78,11 @@ const EMPTY: Info = Info {
 pub(super) struct LoopDevice {
     pub(super) path: PathBuf,
     pub(super) file: FileId,
-    /// What of the file it shows; up to its end if there is no limit.
+    /// The range of the file that it maps; up to the file's end if there is no limit.
     pub(super) range: Range,
 }
 
-/// All loop devices that are in use.
+/// Returns all loop devices in use.
 pub(super) fn in_use() -> io::Result<Vec<LoopDevice>> {
     let mut found = Vec::new();
     let entries = match std::fs::read_dir("/sys/block") {
@@ -94,7 +97,7 @@ pub(super) fn in_use() -> io::Result<Vec<LoopDevice>> {
         let path = PathBuf::from("/dev").join(entry.file_name());
         let device = match File::open(&path) {
             Ok(device) => device,
-            // One that went in this moment.
+            // It was removed at this moment.
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => continue,
             Err(error) => return Err(error),
         };
@@ -114,7 +117,7 @@ pub(super) fn in_use() -> io::Result<Vec<LoopDevice>> {
     Ok(found)
 }
 
-/// Where new ones are asked for.
+/// Opens the control device for new loop devices.
 pub(super) fn control() -> Result<File, SwapError> {
     let control = OpenOptions::new().read(true).write(true).open("/dev/loop-control");
     control.map_err(|source| match source.kind() {
@@ -124,14 +127,15 @@ pub(super) fn control() -> Result<File, SwapError> {
     })
 }
 
-/// A loop device over a part of a file, for as long as it is open or swapped to.
+/// A loop device over a part of a file, which exists while it is open or swapped to.
 pub(super) struct New {
     pub(super) path: PathBuf,
-    /// What keeps it.
+    /// Keeps the loop device alive.
     _device: File,
 }
 
-/// Makes one. `file` is open for reading and writing, and nobody's but the device's: it keeps that description, with its locks.
+/// Creates a loop device. `file` is open for reading and writing, and used by nothing else: the device
+/// keeps its open file description, with its locks.
 pub(super) fn make(file: BorrowedFd<'_>, range: Range) -> Result<New, SwapError> {
     let control = control()?;
     for _ in 0..TRIES {
@@ -150,7 +154,7 @@ pub(super) fn make(file: BorrowedFd<'_>, range: Range) -> Result<New, SwapError>
         if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE as _, &raw const config) } == 0 {
             let info = status(&device)
                 .map_err(|source| SwapError::System { action: "look at the loop device", source })?;
-            // From here on, dropping `device` makes it go.
+            // From here on, dropping `device` removes it.
             return match info.flags & DIRECT_IO {
                 0 => Err(SwapError::Unsafe(
                     "its filesystem has no direct I/O, so that each page that is swapped out would be in memory once more"

@@ -1,7 +1,8 @@
-//! Is every byte of a part of a file where it will be, so that writing it later needs no room and no memory for bookkeeping?
+//! Checks that every byte of a part of a file has its final position, so that later writes need neither
+//! space nor memory for metadata.
 //!
-//! Why `unsafe`: the ioctl takes an address. It is of a local of the type that the kernel's `linux/fiemap.h` gives, with room for as many extents as it
-//! says.
+//! Why `unsafe`: the ioctl takes an address. It is of a local of the type that the kernel's
+//! `linux/fiemap.h` defines, with room for as many extents as it says.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -11,13 +12,14 @@ use super::Range;
 
 const FS_IOC_FIEMAP: libc::c_ulong = 0xC020_660B;
 
-/// Extents of one question.
+/// Number of extents per request.
 const EXTENTS: usize = 64;
 
 const LAST: u32 = 1;
 const SHARED: u32 = 0x2000;
 
-/// Not on the device yet, compressed, encrypted by the filesystem, among metadata, in a tail, or reserved and never written.
+/// Flags of extents that are not yet on the device, compressed, encrypted by the filesystem, among
+/// metadata, in a tail, or reserved and never written.
 const ELSEWHERE: u32 = 0x2 | 0x4 | 0x8 | 0x80 | 0x100 | 0x200 | 0x400 | 0x800;
 
 /// `struct fiemap_extent`
@@ -44,16 +46,16 @@ struct Map {
     extents: [Extent; EXTENTS],
 }
 
-/// What a part of a file lacks to be swapped to.
+/// Why a part of a file cannot be swapped to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lack {
-    /// Some of it is a hole, or was never written.
+    /// Part of it is a hole, or was never written.
     Hole,
-    /// Some of it is another file's too.
+    /// Part of it is shared with another file.
     Shared,
 }
 
-/// The first thing that is wrong with a part of a file.
+/// Returns the first problem of a part of a file.
 pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack>> {
     let (mut at, end) = (range.offset, range.offset + range.bytes);
     while at < end {
@@ -85,7 +87,7 @@ pub(super) fn lack(file: BorrowedFd<'_>, range: Range) -> io::Result<Option<Lack
     Ok(None)
 }
 
-/// Moves `at` to where the extents end that follow each other from there on.
+/// Advances `at` to the end of the contiguous extents from there.
 fn walk(at: &mut u64, end: u64, extents: &[Extent]) -> Option<Lack> {
     for extent in extents.iter().filter(|extent| extent.logical < end) {
         if extent.logical > *at || extent.flags & ELSEWHERE != 0 {

@@ -1,4 +1,4 @@
-//! What can be tested without the privilege to swap; conformance tests do the rest with the real kernel.
+//! Tests that need no privilege to swap; conformance tests cover the rest with the real kernel.
 
 use super::*;
 
@@ -34,7 +34,7 @@ fn memory_is_read() {
     assert_eq!(parse_memory("MemTotal: lots\n"), Memory::default());
 }
 
-/// An area of a sparse file: written whole, with nothing around it touched, and known again.
+/// An area of a sparse file: written completely, with nothing around it changed, and recognised again.
 #[test]
 fn an_area_is_prepared_and_has_no_holes() {
     let dir = tempfile::tempdir().unwrap();
@@ -46,7 +46,7 @@ fn an_area_is_prepared_and_has_no_holes() {
         Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => None,
         other => Some(other.unwrap()),
     };
-    // Some filesystems cannot tell, and some have no direct I/O.
+    // Some filesystems do not report extents, and some have no direct I/O.
     let Some(lack) = sure(mapping::lack(file.as_fd(), range)) else { return };
     assert_eq!(lack, Some(Lack::Hole));
     if reopened(file.as_fd(), libc::O_DIRECT).is_err() {

@@ -1,4 +1,4 @@
-//! A file that a control thread reads and writes in place, waiting for it: superblocks and tables.
+//! A file that a control thread reads and writes in place, synchronously: superblocks and tables.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use super::VolatileFile;
 use crate::failing;
 use crate::pool::RemoteFile;
 
-/// What a write leaves that is made to fail, bytes.
+/// Number of bytes that a failing write leaves.
 const TORN_BYTES: usize = 512;
 
 /// A file, through the power-cut layer if that is on; or a device of another host.
@@ -33,16 +33,16 @@ pub(crate) struct LocalFile {
 }
 
 impl ControlFile {
-    /// Takes the file at `path`, which is open for reading and writing.
+    /// Wraps the file at `path`, which is open for reading and writing.
     ///
     /// # Errors
-    /// The layer is on and cannot open the file once more.
+    /// The layer is on and cannot open the file again.
     pub(crate) fn new(file: File, path: &Path) -> io::Result<ControlFile> {
         let volatile = super::volatile(&file)?;
         Ok(ControlFile::Here(LocalFile { file, path: path.to_owned(), volatile }))
     }
 
-    /// The file itself, for whatever neither reads nor writes; none on another host.
+    /// Returns the file itself, for uses other than reads and writes; `None` for another host's device.
     pub(crate) fn file(&self) -> Option<&File> {
         match self {
             ControlFile::Here(local) => Some(&local.file),
@@ -50,7 +50,7 @@ impl ControlFile {
         }
     }
 
-    /// Is the layer on?
+    /// Returns true if the layer is on.
     pub(crate) fn is_volatile(&self) -> bool {
         matches!(self, ControlFile::Here(LocalFile { volatile: Some(_), .. }))
     }

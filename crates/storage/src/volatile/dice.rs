@@ -1,12 +1,12 @@
-//! The layer's dice: splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators",
-//! OOPSLA 2014). Small and even enough to choose victims with.
+//! The layer's random number generator: splitmix64 (Steele, Lea and Flood, "Fast splittable pseudorandom
+//! number generators", OOPSLA 2014). Small, and uniform enough for random choices.
 
-/// Numbers that depend on the seed and nothing else.
+/// Random numbers that depend only on the seed.
 #[derive(Debug)]
 pub(crate) struct Dice(u64);
 
 impl Dice {
-    /// Dice for a seed.
+    /// Creates a generator with a seed.
     pub(crate) fn new(seed: u64) -> Dice {
         Dice(seed)
     }
@@ -19,18 +19,18 @@ impl Dice {
         word ^ (word >> 31)
     }
 
-    /// A number in `0..bound`.
+    /// Returns a number in `0..bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         assert!(bound > 0, "nothing lies below zero");
         (self.next() % bound as u64) as usize
     }
 
-    /// True once in `times`, on average.
+    /// Returns true once in `times`, on average.
     pub(crate) fn once_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }
 
-    /// Puts `items` into any order.
+    /// Shuffles `items`.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for at in (1..items.len()).rev() {
             items.swap(at, self.below(at + 1));

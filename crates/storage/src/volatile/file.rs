@@ -1,11 +1,12 @@
-//! One file with a cache that a kill empties.
+//! One file with a write cache that a kill discards.
 //!
-//! What is written is *held* in memory, in units of 512 bytes, and reads see it. A flush puts everything held into
-//! the file, piece by piece in any order; a durable write puts its own range there. Beyond that, dice let
-//! some of it through unasked: a whole write at once, single units of it, now and then older ones. So what a kill
-//! leaves is any subset of what was not flushed, torn at 512 bytes.
+//! Written data is *held* in memory, in units of 512 bytes, and reads see it. A flush writes all held units
+//! to the file, in pieces and in any order; a durable write writes its own range. In addition, some held
+//! units are written at random: a whole write immediately, single units of it, and sometimes older ones. So
+//! a kill leaves any subset of the unflushed data, torn at 512 bytes.
 //!
-//! "In the file" means in the kernel: a kill does not reach it there, and nobody cuts the real power.
+//! "In the file" means in the kernel: a kill does not affect it there, and the tests never cut the real
+//! power.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,34 +20,35 @@ use rustix::fs::FallocateFlags;
 
 use super::{Dice, Flushes, lock, step};
 
-/// What a device writes whole or not at all, bytes.
+/// Size in bytes of an atomic write of a device.
 pub(crate) const UNIT_BYTES: u64 = 512;
 
 const PAGE_BYTES: u64 = 4096;
 
 const PAGE_UNITS: u64 = PAGE_BYTES / UNIT_BYTES;
 
-/// Held units of one file. One more, and everything goes through, as it would from a device's full cache.
+/// Maximum number of held units per file. Above it, all are written to the file, as from a device's full
+/// cache.
 const HELD_UNITS_MAX: usize = (64 << 20) / UNIT_BYTES as usize;
 
-/// How many pages are looked at when older units are let through.
+/// Number of pages considered when older units are written.
 const STRAY_PAGES: usize = 32;
 
-/// Some units of 4 KiB of the file.
+/// The held units of one 4 KiB page of the file.
 struct Page {
-    /// Bit by unit: it is here, and not in the file.
+    /// One bit per unit: held, and not in the file.
     held: u8,
     bytes: Box<[u8; PAGE_BYTES as usize]>,
 }
 
 struct Cache {
-    /// By number. None of them is without held units.
+    /// By page number. Each page has held units.
     pages: BTreeMap<u64, Page>,
     held: usize,
     dice: Dice,
 }
 
-/// See the module's text.
+/// The file and its cache; see the module documentation.
 pub(crate) struct VolatileFile {
     file: File,
     flushes: Flushes,
@@ -66,10 +68,10 @@ impl VolatileFile {
         VolatileFile { file, flushes, cache: Mutex::new(cache) }
     }
 
-    /// Fills `bytes` with what was written last.
+    /// Fills `bytes` with the data written last.
     ///
     /// # Errors
-    /// The file's; `UnexpectedEof` behind its end.
+    /// The file's; `UnexpectedEof` beyond its end.
     pub(crate) fn read(&self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         step();
         let cache = lock(&self.cache);
@@ -78,7 +80,7 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Takes a write. A durable one is in the file when this returns; of another, as much as the dice say.
+    /// Writes `bytes`. A durable write is in the file when this returns; of other writes, a random part.
     ///
     /// # Errors
     /// The file's.
@@ -100,7 +102,7 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Puts everything held into the file.
+    /// Writes all held units to the file.
     ///
     /// # Errors
     /// The file's.
@@ -112,7 +114,7 @@ impl VolatileFile {
         }
     }
 
-    /// As [`VolatileFile::flush`], whatever a flush does.
+    /// As [`VolatileFile::flush`], even if flushes are ignored.
     ///
     /// # Errors
     /// The file's.
@@ -122,14 +124,14 @@ impl VolatileFile {
         cache.let_through(&self.file, all)
     }
 
-    /// fallocate(2). What it does is in the file at once, which a device is free to do.
+    /// Calls fallocate(2). Its effect is in the file immediately, which a device may do.
     ///
     /// # Errors
-    /// The file's; what was held is then still held.
+    /// The file's; held units then stay held.
     pub(crate) fn fallocate(&self, mode: FallocateFlags, offset: u64, len: u64) -> io::Result<()> {
         step();
         let mut cache = lock(&self.cache);
-        // The first and the last unit may be meant in part only.
+        // The range may cover the first and the last unit in part.
         let end = offset + len;
         let edges = [offset / UNIT_BYTES, end / UNIT_BYTES];
         cache.let_through(&self.file, edges.to_vec())?;
@@ -140,13 +142,13 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Units that a kill would lose.
+    /// Returns the number of units that a kill would lose.
     #[cfg(test)]
     pub(crate) fn held(&self) -> usize {
         lock(&self.cache).held
     }
 
-    /// The kill: what is held is gone.
+    /// Simulates the kill: discards all held units.
     #[cfg(test)]
     pub(crate) fn cut(&self) {
         let mut cache = lock(&self.cache);
@@ -156,7 +158,7 @@ impl VolatileFile {
 }
 
 impl Cache {
-    /// Lays held units over what a file's `bytes` at `offset` are.
+    /// Applies held units to the file's `bytes` at `offset`.
     fn patch(&self, offset: u64, bytes: &mut [u8]) {
         let end = offset + bytes.len() as u64;
         for (number, page) in self.pages.range(offset / PAGE_BYTES..end.div_ceil(PAGE_BYTES)) {
@@ -171,7 +173,7 @@ impl Cache {
         }
     }
 
-    /// Keeps a write in memory.
+    /// Holds a write in memory.
     fn hold(&mut self, file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
         let end = offset + bytes.len() as u64;
         let mut at = offset;
@@ -221,13 +223,13 @@ impl Cache {
         }
     }
 
-    /// Everything held.
+    /// Returns all held units.
     fn all(&self) -> Vec<u64> {
         let units = |(number, _): (&u64, &Page)| number * PAGE_UNITS..(number + 1) * PAGE_UNITS;
         self.pages.iter().flat_map(units).filter(|unit| self.is_held(*unit)).collect()
     }
 
-    /// What gets through unasked when `written` was written.
+    /// Returns the units to write at random after `written` was written.
     fn lucky(&mut self, written: Range<u64>) -> Vec<u64> {
         let mut lucky: Vec<u64> = match self.dice.below(8) {
             0 => written.collect(),
@@ -240,7 +242,7 @@ impl Cache {
         lucky
     }
 
-    /// Some older units.
+    /// Returns some older units.
     fn strays(&mut self) -> Vec<u64> {
         let Some((&last, _)) = self.pages.last_key_value() else { return Vec::new() };
         let from = self.dice.below(last as usize + 1) as u64;
@@ -250,7 +252,7 @@ impl Cache {
         units.filter(|_| self.dice.once_in(2)).collect()
     }
 
-    /// Puts those of `units` that are held into the file, in pieces, in any order.
+    /// Writes the held ones of `units` to the file, in pieces, in any order.
     fn let_through(&mut self, file: &File, mut units: Vec<u64>) -> io::Result<()> {
         units.sort_unstable();
         units.dedup();
@@ -259,7 +261,7 @@ impl Cache {
             if !self.is_held(unit) {
                 continue;
             }
-            // Most neighbours go together, as a device would have it; some are torn.
+            // Most neighbours stay together, as on a device; some are torn.
             match pieces.last_mut() {
                 Some(piece) if piece.end == unit && unit - piece.start < 128 && !self.dice.once_in(32) => {
                     piece.end += 1;

@@ -1,23 +1,25 @@
-//! Files that lose what was not flushed: the ground on which `hob selftest` cuts the power.
+//! The power-cut layer: files that lose unflushed data, for the power cuts of `hob selftest`.
 //!
-//! # For what
-//! A kill -9 does not lose what a process has written: the kernel has it. A power cut does: the device's cache
-//! goes, any part of it, in units of 512 bytes. Here that cache is memory of the process ([`VolatileFile`]), so
-//! kill -9 is a power cut, with the real process, its sockets and its files.
+//! # Purpose
+//! A kill -9 does not lose data that a process has written: the kernel has it. A power cut does: it
+//! discards any part of the device's cache, in units of 512 bytes. Here that cache is memory of the process
+//! ([`VolatileFile`]), so that kill -9 acts as a power cut, with the real process, its sockets and its
+//! files.
 //!
-//! # How
-//! [`switch_on`], once and before anything is opened, makes every pool device and every raw backing that is
-//! opened for writing a volatile file. The ring then carries out their I/O itself, some time later and in an
-//! order of its own, and the pool its tables' in place. Disks behind NBD are other processes and lose nothing.
-//! Who ends in peace calls [`settle`]: then the power stayed on.
+//! # Operation
+//! [`switch_on`] is called once, before any file is opened. It makes every pool device, and every raw
+//! backing that is opened for writing, a volatile file. The ring then performs their I/O itself, some time
+//! later and in any order, and the pool does that of its tables in place. Disks behind NBD are other
+//! processes and lose nothing. A process that ends cleanly calls [`settle`]: then the power stayed on.
 //!
-//! # What it refuses
-//! To be switched on twice, or by anything but the caller. It is a test's tool: whoever switches it on by mistake
-//! loses data that a healthy disk would keep, which is why it warns loudly. Performance is no aim.
+//! # Limits
+//! It cannot be switched on twice, or by anything but the caller. It is for tests only: if it is switched
+//! on by mistake, data is lost that a healthy disk would keep. So it logs a warning. Performance is not a
+//! goal.
 //!
 //! # Cutting by itself
-//! A kill from outside seldom comes while a flush is half done. With [`VolatileOptions::cut_after`] the process
-//! kills itself after so many steps, of which a flush has as many as it writes pieces.
+//! A kill from outside rarely happens during a flush. With [`VolatileOptions::cut_after`] the process kills
+//! itself after that many steps; each piece that a flush writes is a step.
 
 mod control;
 mod dice;
@@ -38,42 +40,42 @@ pub(crate) use control::ControlFile;
 pub(crate) use dice::Dice;
 pub(crate) use file::VolatileFile;
 
-/// What becomes of a flush.
+/// Effect of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Flushes {
-    /// It makes durable what was written.
+    /// It makes written data durable.
     #[default]
     Honest,
-    /// It does nothing and says that it did: a device that lies. hob cannot keep its promises on one, so this
-    /// shows whether a test would notice.
+    /// It has no effect and reports success, like a defective device. hob cannot keep its promises on one,
+    /// so this shows whether a test would notice.
     Ignored,
 }
 
-/// How the layer behaves.
+/// Behaviour of the layer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VolatileOptions {
-    /// Of the dice that decide what gets through unasked, and in which order things happen.
+    /// Seed of the random choices: which units are written early, and in which order operations happen.
     pub seed: u64,
-    /// What becomes of flushes and durable writes.
+    /// Effect of flushes and durable writes.
     pub flushes: Flushes,
-    /// The process kills itself after so many steps: I/Os, and pieces that reach a file.
+    /// The process kills itself after this many steps: I/Os, and pieces that are written to a file.
     pub cut_after: Option<u64>,
 }
 
 /// Set once the layer is switched on.
 static LAYER: OnceLock<VolatileOptions> = OnceLock::new();
 
-/// By device and inode: all descriptors of a file see the same. Kept until the end, and with them their
-/// descriptors, so that no number comes up again for another file.
+/// By device and inode: all descriptors of a file share one. Kept until the process ends, with their
+/// descriptors, so that no number is reused for another file.
 static FILES: Mutex<BTreeMap<(u64, u64), Arc<VolatileFile>>> = Mutex::new(BTreeMap::new());
 
 /// Steps until the process kills itself; 0: never.
 static STEPS_LEFT: AtomicU64 = AtomicU64::new(0);
 
-/// Makes all files that are opened from now on forget, at a kill, what was not flushed.
+/// Makes all files that are opened from now on lose unflushed data at a kill.
 ///
 /// # Errors
-/// It is on already.
+/// The layer is on already.
 pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
     LAYER.set(options).map_err(|_| AlreadyOn)?;
     STEPS_LEFT.store(options.cut_after.unwrap_or(0), Ordering::Relaxed);
@@ -89,25 +91,26 @@ pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
 #[error("the power-cut layer is on already")]
 pub struct AlreadyOn;
 
-/// Puts everything into the files: the process ends, and the power stays on. Without the layer, nothing happens.
+/// Writes all held data to the files, for a process that ends while the power stays on. Without the layer,
+/// it has no effect.
 ///
 /// # Errors
-/// The first one of a file's.
+/// The first error of a file.
 pub fn settle() -> io::Result<()> {
     let files: Vec<_> = lock(&FILES).values().cloned().collect();
-    // Every file is tried, the first error is told.
+    // All files are tried; the first error is returned.
     files.iter().map(|file| file.settle()).fold(Ok(()), Result::and)
 }
 
-/// The volatile file for a file that has been opened for writing; `None` when the layer is off.
+/// Returns the volatile file for a file that was opened for writing; `None` if the layer is off.
 ///
 /// # Errors
-/// The file cannot be opened once more.
+/// The file cannot be opened again.
 pub(crate) fn volatile(file: &File) -> io::Result<Option<Arc<VolatileFile>>> {
     LAYER.get().map(|options| adopt(file, *options)).transpose()
 }
 
-/// The same, whether or not the layer is on.
+/// As `volatile`, whether or not the layer is on.
 fn adopt(file: &File, options: VolatileOptions) -> io::Result<Arc<VolatileFile>> {
     let key = key(file)?;
     let mut files = lock(&FILES);
@@ -120,13 +123,13 @@ fn adopt(file: &File, options: VolatileOptions) -> io::Result<Arc<VolatileFile>>
     Ok(new)
 }
 
-/// The volatile file behind a descriptor, if it has gone through [`volatile`].
+/// Returns the volatile file of a descriptor, if [`volatile`] was called for it.
 pub(crate) fn known(file: impl AsFd) -> Option<Arc<VolatileFile>> {
     let key = key(file).ok()?;
     lock(&FILES).get(&key).cloned()
 }
 
-/// What a system call would say in place of a volatile file's error: behind the end there is no data.
+/// Returns a system call's errno for a volatile file's error: there is no data beyond the end.
 pub(crate) fn errno(error: io::Error) -> Errno {
     match error.kind() {
         io::ErrorKind::UnexpectedEof => Errno::NODATA,
@@ -139,7 +142,7 @@ fn key(file: impl AsFd) -> io::Result<(u64, u64)> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-/// A descriptor of its own, without O_DIRECT and its alignments, and without the lock.
+/// Opens the file again, without O_DIRECT and its alignment, and without the lock.
 fn reopen(file: &File) -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd()))
 }

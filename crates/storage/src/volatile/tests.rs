@@ -1,4 +1,4 @@
-//! The layer drops what it should, keeps what it must, and lets through any part of the rest.
+//! Tests that the layer loses and keeps what it should, and writes any part of the rest.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -16,7 +16,7 @@ use crate::token::Token;
 const UNIT: usize = UNIT_BYTES as usize;
 const BYTES: usize = 256 << 10;
 
-/// A file of zeroes, and the same through the layer.
+/// Returns a file of zeroes, and its volatile file.
 fn files(seed: u64, flushes: Flushes) -> (File, VolatileFile) {
     let file = tempfile::tempfile().unwrap();
     file.set_len(BYTES as u64).unwrap();
@@ -36,7 +36,7 @@ fn through(volatile: &VolatileFile) -> Vec<u8> {
     bytes
 }
 
-/// A write with bounds of its own choosing, also in the memory that says what should be read.
+/// Writes a random range, also to the memory with the expected content.
 fn write_somewhere(volatile: &VolatileFile, expected: &mut [u8], dice: &mut Dice, durability: Durability) {
     let len = 1 + dice.below(9000);
     let offset = dice.below(BYTES - len);
@@ -173,7 +173,7 @@ fn reading_behind_the_end_is_an_error() {
     assert_eq!(error.kind(), std::io::ErrorKind::UnexpectedEof);
 }
 
-/// The ring's operations, by their tokens in the order in which they ended.
+/// Returns the ring's operations by token, in the order in which they ended.
 fn all_ended(ring: &mut Ring, count: usize) -> Vec<(u32, i32)> {
     let mut ended = Vec::new();
     while ended.len() < count {
@@ -232,7 +232,7 @@ fn the_ring_moves_volatile_files_bytes_in_any_order() {
         ring.arena_mut().free(buffer);
         ring.arena_mut().free(other);
         ring.detach(fd);
-        // What is in flight when the ring goes is carried out all the same.
+        // Operations in flight when the ring is dropped are performed all the same.
         let last = ring.arena_mut().alloc(512).unwrap();
         ring.arena_mut().bytes_mut(last).fill(9);
         ring.write(token(4), second, 4096, ring.arena().whole(last), Durability::Durable);

@@ -1,4 +1,4 @@
-//! A host takes a disk over for the sake of the second copy that lies in its loan, as docs/decisions/0023 has it.
+//! Failover of a disk from the replica at this host, as in docs/decisions/0023.
 
 use hob_engine::cluster::{Found, LeaseId, Title};
 
@@ -8,19 +8,19 @@ use super::store::Request;
 use super::{Event, Sabotage, World, trace};
 use crate::Violation;
 
-/// How far it is.
+/// Phase of the failover.
 #[derive(Clone, Debug)]
 pub(super) enum Stage {
-    /// The title is to become this host's.
+    /// The record must become this host's.
     Begins,
-    /// What is dirty goes to the backing: what has not been sent.
+    /// Dirty data goes to the backing: the part that was not sent yet.
     Brings(Vec<(u32, u64)>),
     /// The backing has everything.
     Ends,
 }
 
 impl World<'_> {
-    /// The disk is held for the copy that is here.
+    /// Starts after this host got the lock for the sake of its replica.
     pub(super) fn begin_to_adopt(&mut self, host: usize, disk: usize, title: Found<Title>) {
         trace!(self, "host {host} adopts disk {disk}: {title:?}");
         let Some(copy) = title.value.copy.clone() else { return };
@@ -35,13 +35,14 @@ impl World<'_> {
         local.epoch = Backing::open(&mut self.backings[disk]);
     }
 
-    /// Is the copy here that a title says is here? Owners name their lenders, and learn later than others that one was destroyed.
+    /// Returns true if the replica that a record names is here. Owners learn later than others that a
+    /// lending host was destroyed.
     fn has_loan(&self, host: usize, title: &Found<Title>) -> bool {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.as_str());
         self.hosts[host].lent.values().any(|lent| Some(lent.loan.to_string().as_str()) == loan)
     }
 
-    /// What is next.
+    /// Continues with the next phase.
     pub(super) fn go_on_adopting(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let Some(tenure) = self.hosts[host].local[disk].tenure.filter(|it| it.is_valid(self.clock(host)))
         else {
@@ -52,10 +53,10 @@ impl World<'_> {
         let local = &self.hosts[host].local[disk];
         let Some(title) = local.title.clone() else { return Ok(()) };
         match local.stage.clone() {
-            // What an earlier attempt has sent arrives first.
+            // Writes of an earlier attempt must arrive first.
             Stage::Begins if !local.landing.is_empty() => {}
-            // It is not there, since this host has the name of one that was destroyed, or does not come out as it was written: the owner may
-            // have the disk back.
+            // The replica is not here because this host has the name of a destroyed one, or it cannot be
+            // read: the owner may have the disk back.
             Stage::Begins
                 if title.value.adopts.is_none() && (!self.has_loan(host, &title) || self.dice.chance(50)) =>
             {
@@ -83,7 +84,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The copy counts, and nothing else.
+    /// From here on the replica is valid, and nothing else.
     pub(super) fn adopting_begun(&mut self, host: usize, disk: usize, title: Found<Title>) {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.clone()).unwrap_or_default();
         let lent = self.hosts[host].lent.values().find(|lent| lent.loan.to_string() == loan);
@@ -110,24 +111,25 @@ impl World<'_> {
         self.hosts[host].local[disk].stage = Stage::Brings(Vec::new());
     }
 
-    /// One of the writes has ended.
+    /// Handles the end of one of the writes.
     pub(super) fn brought(&mut self, host: usize, disk: usize, op: u64, result: Option<u64>) -> bool {
         let local = &mut self.hosts[host].local[disk];
         let is_one = local.landing.remove(&op);
         if is_one && result.is_none() && local.phase == Phase::Adopting {
-            // Somebody else has opened the backing.
+            // Another host has opened the backing.
             self.stop_adopting(host, disk);
         }
         is_one
     }
 
-    /// The next look tells how far it was.
+    /// Stops; the next read of the record shows the progress.
     pub(super) fn stop_adopting(&mut self, host: usize, disk: usize) {
         let local = &mut self.hosts[host].local[disk];
         (local.phase, local.title, local.tenure) = (Phase::Closed, None, None);
     }
 
-    /// The store's answer about a disk that is being adopted: the title was put, at that revision, or nobody knows.
+    /// Handles the store's answer about a disk in failover: the record was put, at that revision, or the
+    /// result is unknown.
     pub(super) fn adopting_answered(
         &mut self,
         host: usize,

@@ -1,32 +1,32 @@
-//! What guests may see of a disk, whichever host serves it, and who may serve it.
+//! Checks what guests may see of a disk on any host, and which host may serve it.
 
 use std::collections::BTreeMap;
 
 use crate::{Violation, ensure};
 
-/// One disk, as its guests know it. Values of blocks are numbers that are used once.
+/// Expected state of one disk. Values of blocks are unique numbers.
 #[derive(Default)]
 pub(super) struct Checker {
-    /// The latest generation under which anything was acknowledged, and by which host.
+    /// The latest generation with an acknowledgement, and its host.
     acknowledged: Option<(u64, usize)>,
     blocks: BTreeMap<u32, Block>,
 }
 
 #[derive(Default)]
 struct Block {
-    /// Acknowledged last, or read last.
+    /// The value acknowledged or read last.
     settled: u64,
-    /// Written since, and not acknowledged, or not yet: each may be read, now or later.
+    /// Values written since and not acknowledged (yet): each may be read, now or later.
     in_doubt: Vec<u64>,
 }
 
 impl Checker {
-    /// A host has accepted a write.
+    /// Records that a host has accepted a write.
     pub(super) fn begin_write(&mut self, block: u32, value: u64) {
         self.blocks.entry(block).or_default().in_doubt.push(value);
     }
 
-    /// A host acknowledges it.
+    /// Records that a host acknowledges it.
     pub(super) fn end_write(
         &mut self,
         host: usize,
@@ -36,14 +36,14 @@ impl Checker {
     ) -> Result<(), Violation> {
         self.acknowledge(host, generation)?;
         let block = self.blocks.entry(block).or_default();
-        // What was begun before and never acknowledged must not come back; what was begun after may.
+        // Earlier unacknowledged writes must not come back; later ones may.
         let at = block.in_doubt.iter().position(|other| *other == value);
         block.in_doubt.drain(..at.map_or(0, |at| at + 1));
         block.settled = value;
         Ok(())
     }
 
-    /// A host answers a read.
+    /// Checks a host's answer to a read.
     pub(super) fn end_read(
         &mut self,
         host: usize,
@@ -67,7 +67,7 @@ impl Checker {
         Ok(())
     }
 
-    /// A change that a host has sent reaches the backing.
+    /// Checks a change that reaches the backing.
     pub(super) fn change(&self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(
@@ -78,13 +78,13 @@ impl Checker {
         Ok(())
     }
 
-    /// May a block have this value when nobody has anything newer?
+    /// Returns true if a block may have this value while no newer one exists.
     pub(super) fn may_have(&self, number: u32, value: u64) -> bool {
         let block = self.blocks.get(&number);
         block.map_or(value == 0, |block| value == block.settled || block.in_doubt.contains(&value))
     }
 
-    /// Somebody decided that data which is not on the backing is lost.
+    /// Records the decision to lose data that is not on the backing.
     pub(super) fn give_up(&mut self, backing: &BTreeMap<u32, u64>) {
         for (number, block) in &mut self.blocks {
             let there = backing.get(number).copied().unwrap_or(0);
@@ -93,7 +93,7 @@ impl Checker {
         }
     }
 
-    /// A host lets an answer out.
+    /// Checks a host's reply to the guest.
     pub(super) fn acknowledge(&mut self, host: usize, generation: u64) -> Result<(), Violation> {
         if let Some((latest, by)) = self.acknowledged {
             ensure!(

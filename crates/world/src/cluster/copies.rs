@@ -1,6 +1,8 @@
-//! Second copies of dirty data at another host: what is dirty lies in that host's loan too, and the title says so while that is complete.
+//! Replicas of dirty data at another host: dirty data is also in the other host's flash, and the ownership
+//! record names the replica while it is complete.
 //!
-//! One disk's dirty blocks are one loan. Journals and frames are not in it: what the borrower has heard of, the loan has.
+//! The replica of a disk is the set of its dirty blocks. Journals and frames are not modelled: acknowledged
+//! requests are in the replica.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,54 +14,55 @@ use super::store::Request;
 use super::{Event, Sabotage, World, trace};
 use crate::Violation;
 
-/// Blocks that are doubled at a time.
+/// Number of blocks that are replicated at a time.
 const DOUBLED_AT_ONCE: usize = 3;
 
-/// What a host keeps for another one: it survives its process.
+/// A replica that a host keeps for another one: it survives its process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Lent {
-    /// A number that is used once.
+    /// A unique number.
     pub(super) loan: u64,
-    /// The borrower writes it no more.
+    /// The owner does not write to it any more.
     pub(super) is_ended: bool,
-    /// What is dirty.
+    /// The dirty blocks.
     pub(super) dirty: BTreeMap<u32, u64>,
 }
 
-/// How far the second copy of a disk is.
+/// State of a disk's replica.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Copying {
     /// There is none.
     #[default]
     Alone,
-    /// A loan was asked for.
+    /// Remote flash was requested.
     Asking,
-    /// Changes go to both, and what was dirty before follows.
+    /// Changes go to both hosts, and earlier dirty data is copied.
     Doubling,
     /// Both have everything, or will before anything is acknowledged.
     Current,
-    /// The other one does not answer: what waits for it waits until the title says nothing of it any more.
+    /// The other host does not answer: requests that wait for it wait until the record does not name it any
+    /// more.
     Broken,
 }
 
-/// The second copy of a disk, as its owner's process knows it.
+/// The replica of a disk, as its owner's process knows it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Copy {
     pub(super) state: Copying,
     pub(super) loan: u64,
-    /// What the loan has, for all that was heard.
+    /// Content of the replica, as far as confirmed.
     pub(super) doubled: BTreeMap<u32, u64>,
-    /// Requests that the other one has not answered.
+    /// Requests that the other host has not answered.
     pub(super) pending: BTreeSet<u64>,
-    /// Of these, the ones that are done but for that, with their values.
+    /// Those of them that are otherwise complete, with their values.
     pub(super) half_done: BTreeMap<u64, u64>,
-    /// Writes under way that went to one flash only.
+    /// Writes in progress that went to this host's flash only.
     pub(super) alone: BTreeSet<u64>,
-    /// Something about the title may still happen.
+    /// A change of the record may still happen.
     pub(super) in_doubt: bool,
 }
 
-/// What a borrower asks.
+/// Request of an owner to the lending host.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PeerOp {
     Lend,
@@ -68,12 +71,12 @@ pub(super) enum PeerOp {
 }
 
 impl World<'_> {
-    /// Who lends to a host.
+    /// Returns the host that lends to this one.
     pub(super) fn lender_of(&self, host: usize) -> usize {
         (host + 1) % self.plan.hosts
     }
 
-    /// The second half of a change to what is dirty. False where there is none.
+    /// Replicates a change of dirty data. Returns false if there is no replica.
     pub(super) fn double(&mut self, host: usize, disk: usize, op: u64, what: PeerOp) -> bool {
         let copy = &mut self.hosts[host].local[disk].copy;
         if matches!(copy.state, Copying::Alone | Copying::Asking) {
@@ -98,7 +101,7 @@ impl World<'_> {
         self.queue.push(at, Event::LenderSilent { host, life, disk, loan, op });
     }
 
-    /// Something reaches a lender.
+    /// Handles a request at the lending host.
     pub(super) fn reach_lender(
         &mut self,
         lender: usize,
@@ -130,7 +133,7 @@ impl World<'_> {
         true
     }
 
-    /// A lender has done what it was asked.
+    /// Handles the answer of the lending host.
     pub(super) fn lender_answered(
         &mut self,
         host: usize,
@@ -155,7 +158,7 @@ impl World<'_> {
         self.other_half(host, disk, op)
     }
 
-    /// Nothing more is waited for of the lender.
+    /// Ends the wait for the lending host.
     fn other_half(&mut self, host: usize, disk: usize, op: u64) -> Result<(), Violation> {
         let local = &mut self.hosts[host].local[disk];
         if let Some(Op { kind: Kind::Double(_), .. }) = local.ops.get(&op) {
@@ -168,7 +171,7 @@ impl World<'_> {
         }
     }
 
-    /// A lender was silent for too long.
+    /// Handles the lending host's timeout.
     pub(super) fn lender_silent(
         &mut self,
         host: usize,
@@ -195,11 +198,11 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Nobody believes the second copy any more: what waits for it goes on without it.
+    /// The replica is invalid now: waiting requests continue without it.
     pub(super) fn go_on_alone(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let copy = std::mem::take(&mut self.hosts[host].local[disk].copy);
         trace!(self, "host {host} goes on alone with disk {disk}");
-        // What is still under way has nothing of it at the lender that counts.
+        // Requests in progress have no valid copy at the lending host.
         let ops = self.hosts[host].local[disk].ops.iter();
         let writes = ops.filter(|(_, op)| matches!(op.kind, Kind::WriteBack(_))).map(|(number, _)| *number);
         let alone = writes.collect();
@@ -211,7 +214,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What is to be done about the second copy of a disk that is served, or given back. True if something was asked of the store.
+    /// Advances the replica of a disk that is served or given back. Returns true if the store was asked for
+    /// something.
     pub(super) fn tend_copy(&mut self, host: usize, disk: usize) -> Result<bool, Violation> {
         let Some(tenure) = self.hosts[host].tenure else { return Ok(false) };
         let writes_back = self.hosts[host].kept[disk].writes_back;
@@ -260,7 +264,7 @@ impl World<'_> {
         Ok(false)
     }
 
-    /// Does the loan have everything that is dirty, and will it have what becomes so?
+    /// Returns true if the replica has all dirty data, and gets later changes.
     fn is_doubled(&self, host: usize, disk: usize) -> bool {
         let copy = &self.hosts[host].local[disk].copy;
         let mut cache = self.hosts[host].kept[disk].cache.iter();
@@ -284,7 +288,7 @@ impl World<'_> {
         }
     }
 
-    /// The title has the word, or has it no more.
+    /// Handles the change of the record: it names the replica, or not any more.
     pub(super) fn copy_said(
         &mut self,
         host: usize,
@@ -307,7 +311,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A host is destroyed with all that it has, if nothing is lost by that which was promised to be kept.
+    /// Destroys a host with all its data, unless that loses data that must be kept.
     pub(super) fn destroy(&mut self, host: usize, down_ns: u64) -> Result<(), Violation> {
         let is_spare = (0..self.plan.disks).all(|disk| {
             let title = self.store.look(&disk.to_string()).title.map(|title| title.value);
@@ -329,7 +333,7 @@ impl World<'_> {
         }
         trace!(self, "host {host} is destroyed");
         self.report.destroyed += 1;
-        // What it had asked of the store is gone with it.
+        // Its requests to the store are lost.
         self.queue.retain(|event| !matches!(event, Event::ToStore { host: of, .. } if *of == host));
         self.hosts[host].be_new();
         Ok(())

@@ -1,4 +1,5 @@
-//! What a daemon does with the machines: it makes their calls, takes disks, opens them, takes them again, gives them back.
+//! The daemon's part around the state machines: makes their calls, and takes, opens, retakes and gives back
+//! disks.
 
 use hob_engine::cluster::{
     Answer, Ask, Event as Told, Found, Is, Key, LeaseId, News, Refusal, Tenure, Title, Verdict, Wish,
@@ -12,7 +13,7 @@ use super::store::{Request, Response};
 use super::{Event, Forced, Sabotage, World, trace};
 use crate::{Violation, ensure};
 
-/// A question about a disk without an answer for so long has none, nanoseconds.
+/// Timeout of a request about a disk, nanoseconds.
 const QUESTION_NS_MAX: u64 = 1_500 * MS;
 
 impl World<'_> {
@@ -20,7 +21,7 @@ impl World<'_> {
         self.options.sabotage == Some(sabotage)
     }
 
-    /// The process of a host begins.
+    /// Starts the process of a host.
     pub(super) fn start(&mut self, host: usize) {
         let life = self.hosts[host].life;
         self.hosts[host].keep_at = self.now;
@@ -31,7 +32,7 @@ impl World<'_> {
         }
     }
 
-    /// What a host's clock shows, as far as leases are concerned.
+    /// Returns the clock that a host uses for leases.
     pub(super) fn clock(&self, host: usize) -> Instant {
         let host = &self.hosts[host];
         let clock = host.clock(self.now);
@@ -41,14 +42,15 @@ impl World<'_> {
         }
     }
 
-    /// May a host acknowledge anything of a disk, for all that it knows now?
+    /// Returns true if a host may acknowledge requests of a disk, as far as it knows.
     pub(super) fn may_acknowledge(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
         self.hosts[host].up && is_served && local.tenure.is_some_and(|it| it.is_valid(self.clock(host)))
     }
 
-    /// The same, or it might a moment ago: on a slow network renewals may come a little late now and then, and answers wait for them.
+    /// As `may_acknowledge`, with tolerance: on a slow network renewals may be a little late, and replies
+    /// wait for them.
     pub(super) fn serves(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
@@ -58,7 +60,7 @@ impl World<'_> {
 
     // The lease.
 
-    /// Takes what the keeper tells, makes its next call, and comes back when it has another.
+    /// Handles the lease manager's events, makes its next call, and schedules the next check.
     pub(super) fn keep(&mut self, host: usize) -> Result<(), Violation> {
         while let Some(told) = self.hosts[host].keeper.poll_event() {
             trace!(self, "host {host}: {told:?}");
@@ -72,7 +74,7 @@ impl World<'_> {
                 Told::Renewed(tenure) => self.renewed(host, tenure)?,
                 Told::Ended(lease) => self.ended(host, lease),
                 Told::NameTaken(member) => {
-                    // Unless it was destroyed, and the lease of who it was has not ended.
+                    // Unless the host was destroyed, and its former lease has not ended.
                     ensure!(self.hosts[host].me.id.ends_with('+'), "host {host}'s name is {}'s", member.id);
                 }
             }
@@ -115,7 +117,7 @@ impl World<'_> {
         self.keep(host)
     }
 
-    /// A tenure as a broken host understands it.
+    /// Distorts a lease term as a sabotaged host does.
     fn distort(&self, tenure: Tenure) -> Tenure {
         let lease = self.plan.lease_ns;
         let margin = lease - hob_engine::cluster::usable_ns(lease);
@@ -142,7 +144,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Nothing that was taken under that lease is held any more.
+    /// Releases everything that was taken under that lease.
     fn ended(&mut self, host: usize, lease: LeaseId) {
         if self.is(Sabotage::IgnoresEnd) {
             return;
@@ -152,7 +154,7 @@ impl World<'_> {
                 local.tenure = None;
                 local.phase = match local.phase {
                     Phase::Serving | Phase::Leaving => Phase::Doubted,
-                    // It is opened anew when it was taken again.
+                    // It is opened again after it was taken again.
                     Phase::Opening | Phase::Adopting => Phase::Closed,
                     other => other,
                 };
@@ -161,7 +163,7 @@ impl World<'_> {
         self.hosts[host].tenure = None;
     }
 
-    /// As a broken host does it: a new lease is as good as the one before.
+    /// Sabotage: treats a new lease like the one before.
     fn revive(&mut self, host: usize) -> Result<(), Violation> {
         let tenure = self.hosts[host].tenure;
         for disk in 0..self.plan.disks {
@@ -227,7 +229,8 @@ impl World<'_> {
         self.tell(&before)
     }
 
-    /// Hosts hear what has happened in the store, each in its time and order, or not at all. `before` are the titles as they were.
+    /// Delivers watch events to the hosts, each with its own delay, in order, or not at all. `before` are
+    /// the earlier records.
     fn tell(&mut self, before: &[Option<Found<Title>>]) -> Result<(), Violation> {
         for (name, revision, news) in self.store.take_news() {
             let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("disks are numbers"));
@@ -250,7 +253,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Whoever takes a disk by force may die before it knows. What was dirty is lost all the same, and whoever has the disk next finds that.
+    /// A host that takes a disk by force may crash before it knows the result. Dirty data is lost all the
+    /// same, and the next owner finds that.
     fn note_forced(&mut self, disk: usize, before: Option<&Found<Title>>) {
         let after = self.store.look(&disk.to_string()).title;
         let (Some(before), Some(after), Some(forced)) = (before, after, &mut self.forced[disk]) else {
@@ -262,7 +266,7 @@ impl World<'_> {
             is_asked_for && before.value.dirty && before.value.member.id != member.id && adopts.is_none();
     }
 
-    /// Whoever takes a disk from an owner that vanished has given it time for what that had sent.
+    /// Checks that a failed owner's writes had time to settle.
     fn check_settled(&self, disk: usize, before: Option<&Found<Title>>) -> Result<(), Violation> {
         let after = self.store.look(&disk.to_string()).title;
         let (Some(before), Some(after), Some(gone)) = (before, after, self.gone_at[disk]) else {
@@ -285,7 +289,7 @@ impl World<'_> {
 
     // Disks.
 
-    /// Looks whether there is something to do about a disk.
+    /// Checks a disk for necessary actions.
     pub(super) fn poll(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let life = self.hosts[host].life;
         let at = self.now + self.dice.latency(self.plan.poll_ns);
@@ -313,7 +317,7 @@ impl World<'_> {
                 let dirty = self.hosts[host].kept[disk].is_dirty();
                 let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
                 let txn = local.seat.give_back(tenure.lease, &title, dirty);
-                // From here on it may be another's, whatever is heard of it.
+                // From here on it may be another host's, whatever events say.
                 self.hosts[host].local[disk].tenure = None;
                 self.ask_about(host, disk, Purpose::GiveBack, Request::Txn(txn));
             }
@@ -358,7 +362,7 @@ impl World<'_> {
             _ => return,
         };
         if !dirty {
-            // Kept before the title says that nothing is dirty.
+            // Saved before the record says that nothing is dirty.
             local.draining = false;
             self.hosts[host].kept[disk].writes_back = false;
         }
@@ -406,7 +410,7 @@ impl World<'_> {
             {
                 self.copy_said(host, disk, copy, revision)?;
             }
-            // Whether it happened, or happens later, is not known.
+            // It is unknown whether it happened, or happens later.
             (Purpose::Mark { .. } | Purpose::SayCopy(_), response) => {
                 let local = &mut self.hosts[host].local[disk];
                 local.look_again = true;
@@ -434,7 +438,8 @@ impl World<'_> {
                 (local.phase, local.tenure, local.title) = (Phase::Closed, None, None);
             }
             (Purpose::GiveBack, Some(Response::Txn(None))) if phase == Phase::Leaving => {
-                // It happened before, and the answer was lost; or the lease has ended, and the next answer says so.
+                // It happened before, and the answer was lost; or the lease has ended, as the next answer
+                // will say.
                 let local = &mut self.hosts[host].local[disk];
                 (local.phase, local.tenure, local.title) = (Phase::Closed, None, None);
             }
@@ -490,7 +495,7 @@ impl World<'_> {
         let phase = self.hosts[host].local[disk].phase;
         let is_doubted = phase == Phase::Doubted;
         match verdict {
-            // Whatever was asked for and may still happen does not any more, once the title has been put anew.
+            // Requests in doubt cannot succeed any more once the record has been put again.
             Verdict::Mine(title) if phase == Phase::Closed && self.hosts[host].local[disk].copy.in_doubt => {
                 let continued = wish.known == Some(title.value.generation);
                 let txn = self.hosts[host].local[disk].seat.mark(tenure.lease, &title, title.value.dirty);
@@ -499,11 +504,11 @@ impl World<'_> {
                 self.ask_about(host, disk, purpose, Request::Txn(txn));
             }
             Verdict::Mine(title) => {
-                // An earlier attempt whose answer was lost, or its backing was.
+                // An earlier attempt whose answer or backing was lost.
                 let continued = wish.known == Some(title.value.generation);
                 self.took(host, disk, title, continued, From::Itself)?;
             }
-            // Its lease has ended; the keeper will say so.
+            // Its lease has ended; the lease manager will report it.
             _ if !matches!(phase, Phase::Closed | Phase::Doubted) => {}
             Verdict::Take(taking) if is_doubted && !taking.continued => self.lose(host, disk),
             Verdict::Adopt(_) if is_doubted => self.lose(host, disk),
@@ -543,7 +548,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The disk is held in the store, under the lease that the host has now, if it still has one.
+    /// The lock is held in the store, under the present lease of the host, if it still has one.
     fn took(
         &mut self,
         host: usize,
@@ -589,7 +594,7 @@ impl World<'_> {
         }
     }
 
-    /// Recovery has ended, and what was found counts or does not.
+    /// Handles the end of recovery: the cache is valid or not.
     pub(super) fn opened(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let believes = self.is(Sabotage::BelievesFlash);
         let early = self.is(Sabotage::EarlyWriteBack);
@@ -603,12 +608,12 @@ impl World<'_> {
         let adopted = self.hosts[host].local[disk].title.iter().flat_map(|title| &title.value.adopted);
         let was_adopted = adopted.into_iter().find(|it| it.by.id == me.id).map(|it| it.generation);
         let kept = &mut self.hosts[host].kept[disk];
-        // The first that ever has the disk has nothing of it in flash.
+        // The first host that ever has the disk has no flash content of it.
         let continued = kept.known.is_none_or(|known| known == generation);
         let is_outdated = !continued && was_adopted.is_some() && was_adopted == kept.known;
         self.report.outdated += u64::from(is_outdated && kept.is_dirty());
         if !(continued || believes || is_outdated && believes_adopted) {
-            // Dirty data that another host went on without was given up by whoever forced that.
+            // Dirty data in it was given up when another host took the disk by force.
             self.report.not_believed += u64::from(!kept.cache.is_empty());
             kept.cache.clear();
         }
@@ -620,14 +625,14 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The backings of a host's disks are not to be had any more: they are closed, held as they are, and opened anew.
+    /// The backings of a host's disks fail: the disks are closed, stay locked, and are opened again.
     pub(super) fn reopen(&mut self, host: usize) {
         for disk in 0..self.plan.disks {
             let local = &mut self.hosts[host].local[disk];
             if local.phase != Phase::Serving {
                 continue;
             }
-            // What was asked for may still happen.
+            // Earlier requests may still happen.
             let in_doubt = local.copy.in_doubt || local.asked.take().is_some();
             trace!(self, "host {host} lost the backing of disk {disk}");
             self.close(host, disk);
@@ -636,7 +641,7 @@ impl World<'_> {
         }
     }
 
-    /// Another host has it.
+    /// Another host has the disk.
     fn lose(&mut self, host: usize, disk: usize) {
         trace!(self, "host {host} lost disk {disk}");
         self.report.lost += 1;

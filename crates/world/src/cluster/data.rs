@@ -1,24 +1,24 @@
-//! Requests of guests, destaging, and what happens at the shard's boundary while the lease is in doubt.
+//! Guest requests, destaging, and the shard's boundary while the lease is in doubt.
 
 use super::copies::{Copying, PeerOp};
 use super::host::{Kind, Op, Phase};
 use super::{Blocks, Event, Sabotage, World, trace};
 use crate::{Violation, ensure};
 
-/// What a backing has.
+/// A backing.
 #[derive(Debug, Default)]
 pub(super) struct Backing {
     blocks: Blocks,
-    /// Counts who opened it. If it fences, what was sent by those before is refused.
+    /// Number of opens. If the backing fences, it refuses changes of earlier opens.
     epoch: u64,
 }
 
-/// A change on its way to a backing.
+/// A change in flight to a backing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Change {
-    /// In which whoever sent it had the disk.
+    /// The sender's generation of the disk.
     pub(super) generation: u64,
-    /// Of the backing, as it was opened.
+    /// Number of the sender's open.
     pub(super) epoch: u64,
     pub(super) block: u32,
     pub(super) value: u64,
@@ -29,7 +29,7 @@ impl Backing {
         &self.blocks
     }
 
-    /// Somebody opens it.
+    /// Opens the backing.
     pub(super) fn open(&mut self) -> u64 {
         self.epoch += 1;
         self.epoch
@@ -41,7 +41,7 @@ impl Backing {
 }
 
 impl World<'_> {
-    /// The guest of a host wants something.
+    /// Makes a request of a host's guest.
     pub(super) fn think(&mut self, host: usize) -> Result<(), Violation> {
         let at = self.now + self.dice.latency(self.plan.think_ns);
         self.queue.push(at, Event::Think { host });
@@ -99,7 +99,7 @@ impl World<'_> {
         self.queue.push(at, Event::Done { host, life, disk, op, result: Some(value) });
     }
 
-    /// Hands a change to the backing, if time is not up.
+    /// Sends a change to the backing, if the lease is valid.
     fn change(&mut self, host: usize, disk: usize, number: u64) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) && !self.is(Sabotage::UncheckedChanges) {
             self.report.changes_held += 1;
@@ -118,7 +118,7 @@ impl World<'_> {
         }
         let change = Change { generation, epoch, block, value };
         if self.plan.queued > 0 && self.dice.chance(self.plan.queued) {
-            // The call would block: a thread makes it when it comes to it.
+            // The call would block: a thread makes it some time later.
             let at = self.now + self.dice.below(self.plan.lease_ns);
             let life = self.hosts[host].life;
             self.queue.push(at, Event::Begin { host, life, disk, change, op: number });
@@ -128,7 +128,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The system call of a change that has waited, if time is not up.
+    /// Makes the system call of a change that has waited, if the lease is valid.
     pub(super) fn begin_change(
         &mut self,
         host: usize,
@@ -157,11 +157,12 @@ impl World<'_> {
         self.queue.push(self.now + after + way, Event::Land { host, life, disk, change, op });
     }
 
-    /// How long a change takes that was sent.
+    /// Returns how long a change takes to the backing.
     pub(super) fn way_to_backing(&mut self) -> u64 {
         let mut way = self.dice.latency(self.plan.backing_ns);
         if self.dice.chance(self.plan.very_late) {
-            // What fences may be reached as late as the network likes; what does not, within the time that everybody counts on.
+            // A backing that fences may get changes as late as the network likes; another one only within
+            // the settling time.
             way += match self.plan.fences {
                 true => self.dice.below(4 * self.plan.lease_ns),
                 false => self.plan.settle_ns,
@@ -173,7 +174,7 @@ impl World<'_> {
         way
     }
 
-    /// Between the look at the clock and what it allowed.
+    /// Returns the delay between the check of the clock and the checked action.
     pub(super) fn hesitate(&mut self) -> u64 {
         let is_slow = self.dice.chance(self.plan.hesitates);
         if is_slow { self.dice.below(self.plan.hesitation_ns_max) } else { 0 }
@@ -202,7 +203,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A process has died: what it has sent is through, or was never sent.
+    /// After a process died, its changes have arrived or were never sent.
     pub(super) fn end_io(&mut self, host: usize) -> Result<(), Violation> {
         let mut kept = Vec::new();
         while let Some((at, event)) = self.queue.pop() {
@@ -219,7 +220,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// An I/O of a request has ended.
+    /// Handles the end of a request's I/O.
     pub(super) fn done(
         &mut self,
         host: usize,
@@ -256,7 +257,7 @@ impl World<'_> {
         self.both_done(host, disk, number, value)
     }
 
-    /// A request has done what it was for, wherever that was to be.
+    /// Handles a request that is complete on all targets.
     pub(super) fn both_done(
         &mut self,
         host: usize,
@@ -274,7 +275,7 @@ impl World<'_> {
         }
     }
 
-    /// Lets an answer out, if time is not up.
+    /// Replies, if the lease is valid.
     fn reply(&mut self, host: usize, disk: usize, number: u64, value: u64) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) && !self.is(Sabotage::UncheckedAnswers) {
             self.report.answers_held += 1;
@@ -294,7 +295,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// An answer reaches the guest.
+    /// Handles a reply's arrival at the guest.
     pub(super) fn answer(
         &mut self,
         host: usize,
@@ -334,7 +335,7 @@ impl World<'_> {
         }
     }
 
-    /// The lease holds: what was held goes on its way.
+    /// Releases replies and changes that were held while the lease was in doubt.
     pub(super) fn release(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         if !self.may_acknowledge(host, disk) {
             return Ok(());
@@ -352,7 +353,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Some of what is dirty goes to the backing.
+    /// Destages some dirty data.
     pub(super) fn begin_destaging(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let is_urgent = self.hosts[host].local[disk].draining;
         if !is_urgent && !self.dice.chance(300) {

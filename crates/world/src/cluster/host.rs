@@ -1,4 +1,4 @@
-//! A host: what it keeps, what its process knows, and its clock.
+//! A host: its durable state, its process, and its clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,15 +8,15 @@ use hob_engine::units::Instant;
 use super::adopt::Stage;
 use super::copies::{Copy, Lent};
 
-/// Rates of clocks are parts of this.
+/// Unit of clock rates: parts per million.
 const PPM: u64 = 1_000_000;
 
-/// What survives its process.
+/// State that survives the process.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Kept {
     /// The generation in which the disk was served last.
     pub(super) known: Option<u64>,
-    /// What flash has: values, and whether they are dirty.
+    /// Flash content: values, and whether they are dirty.
     pub(super) cache: BTreeMap<u32, (u64, bool)>,
     /// The cache writes back.
     pub(super) writes_back: bool,
@@ -28,7 +28,7 @@ impl Kept {
     }
 }
 
-/// How far a disk is.
+/// Phase of a disk at a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Not this host's.
@@ -39,13 +39,13 @@ pub(super) enum Phase {
     Serving,
     /// The lease under which it was taken has ended: it is taken again, or lost.
     Doubted,
-    /// It is given back when nothing is in flight.
+    /// Given back when nothing is in flight.
     Leaving,
-    /// Held for the sake of its second copy, which goes to the backing.
+    /// Held for a failover: its replica goes to the backing.
     Adopting,
 }
 
-/// What a question to the store is for.
+/// Purpose of a request to the store.
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
     Look,
@@ -59,7 +59,7 @@ pub(super) enum Purpose {
     LeaveAlone,
 }
 
-/// Whom a disk is taken from.
+/// From which host a disk is taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum From {
     Nobody,
@@ -68,16 +68,16 @@ pub(super) enum From {
     Dirty,
 }
 
-/// What is done to a block.
+/// Operation on a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Read,
-    /// To the backing.
+    /// Write to the backing.
     Write(u64),
-    /// To flash, where it is dirty.
+    /// Write to flash as dirty data.
     WriteBack(u64),
     Destage(u64),
-    /// To the second copy, where it is missing.
+    /// Write to the replica, where it is missing.
     Double(u64),
 }
 
@@ -88,34 +88,34 @@ pub(super) struct Op {
     pub(super) block: u32,
 }
 
-/// A disk, as a process knows it.
+/// State of a disk in a process.
 #[derive(Debug)]
 pub(super) struct Local {
     pub(super) seat: Seat,
     pub(super) phase: Phase,
     pub(super) title: Option<Found<Title>>,
-    /// Under which it was taken.
+    /// The lease under which it was taken.
     pub(super) tenure: Option<Tenure>,
     pub(super) asked: Option<(u64, Purpose)>,
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) busy: BTreeSet<u32>,
-    /// Changes that wait for the lease, and answers, with what they say.
+    /// Changes, and replies with their values, that wait for the lease.
     pub(super) held_changes: Vec<u64>,
     pub(super) held_answers: Vec<(u64, u64)>,
     pub(super) force: bool,
     pub(super) not_before: Instant,
-    /// The mode is to change, once the title says so.
+    /// The mode changes once the record says so.
     pub(super) mode_due: bool,
-    /// Nothing is written back any more.
+    /// No data becomes dirty any more.
     pub(super) draining: bool,
-    /// It is not known what the title says now.
+    /// The present record is unknown.
     pub(super) look_again: bool,
-    /// Of the backing, as it was opened.
+    /// Number of the backing's open.
     pub(super) epoch: u64,
     pub(super) copy: Copy,
-    /// Of adopting it.
+    /// Phase of a failover.
     pub(super) stage: Stage,
-    /// What was sent for that and has not arrived.
+    /// Writes of the failover that were sent and have not arrived.
     pub(super) landing: BTreeSet<u64>,
 }
 
@@ -152,34 +152,34 @@ impl Local {
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) me: Member,
-    /// Counts its processes.
+    /// Number of its processes.
     pub(super) life: u32,
     pub(super) up: bool,
     /// Stopped until then.
     pub(super) paused_until: Instant,
-    /// Its shard does nothing any more.
+    /// Its shard hangs.
     pub(super) is_hung: bool,
     pub(super) no_store_until: Instant,
     pub(super) no_backing_until: Instant,
-    /// It does not reach who lends to it.
+    /// It does not reach the lending host.
     pub(super) no_peer_until: Instant,
-    /// What its wall clock is ahead of its other one, nanoseconds.
+    /// Wall clock minus the lease clock, nanoseconds.
     pub(super) wall_ahead: i64,
     slow_ppm: u64,
     pub(super) kept: Vec<Kept>,
-    /// What it lends, by borrower and disk.
+    /// Replicas that it keeps, by owner and disk.
     pub(super) lent: BTreeMap<(usize, usize), Lent>,
     pub(super) keeper: Keeper,
-    /// The newest, if there is one.
+    /// The newest lease term, if there is one.
     pub(super) tenure: Option<Tenure>,
-    /// When the keeper is to be looked at next.
+    /// When the lease manager must be called next.
     pub(super) keep_at: Instant,
     pub(super) local: Vec<Local>,
-    /// What it has heard of disks.
+    /// Scheduled attempts to take disks.
     pub(super) waiting: Waiting,
 }
 
-/// What a process has heard of all disks when it begins.
+/// Creates the schedule of a new process, for all disks.
 fn waiting(me: &Member, disks: usize, settle_ns: u64) -> Waiting {
     let mut waiting = Waiting::new(me, settle_ns);
     let names: Vec<String> = (0..disks).map(|disk| disk.to_string()).collect();
@@ -223,7 +223,7 @@ impl Host {
         }
     }
 
-    /// Another one of the same name and settings has nothing of what this one had.
+    /// Replaces the host by another one with the same name and settings, without its data.
     pub(super) fn be_new(&mut self) {
         self.me.id.push('+');
         self.lent.clear();
@@ -232,12 +232,12 @@ impl Host {
         }
     }
 
-    /// What its clock shows. It is slow, and shows something else than everybody's.
+    /// Returns the host's clock, which is slow and has its own origin.
     pub(super) fn clock(&self, now: Instant) -> Instant {
         Instant((u128::from(now.0) * u128::from(PPM - self.slow_ppm) / u128::from(PPM)) as u64)
     }
 
-    /// When its clock shows that.
+    /// Returns the true time at which the host's clock shows `clock`.
     pub(super) fn true_time(&self, clock: Instant) -> Instant {
         Instant((u128::from(clock.0) * u128::from(PPM) / u128::from(PPM - self.slow_ppm)) as u64 + 2)
     }

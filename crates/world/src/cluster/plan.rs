@@ -1,4 +1,4 @@
-//! What a seed decides in advance, and what histories contained.
+//! Decisions that a seed makes in advance, and counts of a history's events.
 
 use hob_engine::cluster::{DRIFT_ONE_IN, SCHEDULING_NS_MAX};
 use hob_engine::units::Instant;
@@ -9,7 +9,7 @@ use crate::dice::Dice;
 /// Nanoseconds of a millisecond.
 pub(super) const MS: u64 = 1_000_000;
 
-/// One history's.
+/// The plan of one history.
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) hosts: usize,
@@ -17,7 +17,7 @@ pub(super) struct Plan {
     pub(super) blocks: u32,
     pub(super) lease_ns: u64,
     pub(super) settle_ns: u64,
-    /// The backing refuses what an owner of an earlier generation has sent.
+    /// The backing refuses changes that an owner of an earlier generation sends.
     pub(super) fences: bool,
     /// Parts per million by which the hosts' clocks are slow, and etcd's is fast.
     pub(super) slow_ppm: Vec<u64>,
@@ -30,52 +30,52 @@ pub(super) struct Plan {
     pub(super) flash_ns: u64,
     pub(super) think_ns: u64,
     pub(super) poll_ns: u64,
-    /// Per mille of the looks at the clock that are followed by a pause.
+    /// Per mille of the clock checks that are followed by a pause.
     pub(super) hesitates: u32,
     pub(super) hesitation_ns_max: u64,
-    /// Per mille of the changes that wait in their process before they begin.
+    /// Per mille of the changes that wait in their process before they start.
     pub(super) queued: u32,
-    /// A process whose shard hangs ends after that.
+    /// Watchdog time: a process whose shard hangs ends after it.
     pub(super) silence_ns: u64,
     pub(super) span_ns: u64,
     pub(super) write_back: bool,
-    /// Each host has second copies of what is dirty at the next one.
+    /// Each host has replicas of its dirty data at the next one.
     pub(super) copies: bool,
-    /// A lender that is silent for so long has been lost.
+    /// Timeout of the lending host.
     pub(super) peer_wait_ns: u64,
     pub(super) faults: Vec<(Instant, Fault)>,
 }
 
-/// What happens to hosts, etcd and networks.
+/// Faults of hosts, etcd and networks.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fault {
     /// A host's process is stopped for a while.
     Pause(usize, u64),
-    /// A host's process dies; it is started again after that.
+    /// A host's process dies; it restarts after that time.
     Kill(usize, u64),
     /// A host loses power.
     PowerCut(usize, u64),
     /// A host does not reach etcd for a while.
     Partition(usize, u64),
-    /// It does not reach the backing.
+    /// A host does not reach the backing.
     NoBacking(usize, u64),
-    /// Nobody reaches etcd.
+    /// No host reaches etcd.
     StoreAway(u64),
-    /// A new leader; the old one goes on answering for a while.
+    /// A new leader; the old one continues to answer for a while.
     Depose(u64),
-    /// Wall clock of a host jumps by so many seconds.
+    /// A host's wall clock jumps by this many seconds.
     WallJump(usize, i64),
     /// An operator takes a disk by force.
     Force(usize, usize),
-    /// A disk is given back, and not wanted for a while.
+    /// A disk is given back, and not taken for a while.
     GiveBack(usize, usize, u64),
-    /// A cache begins to write back, or ends.
+    /// A cache starts or stops writing back.
     Mode(usize, usize),
-    /// A host does not reach who lends to it.
+    /// A host does not reach the lending host.
     NoPeer(usize, u64),
     /// A host's shard hangs.
     Hang(usize),
-    /// A host is gone for good, with its flash; another one comes in its place.
+    /// A host is destroyed with its flash; another one replaces it.
     Destroy(usize, u64),
 }
 
@@ -86,7 +86,7 @@ impl Plan {
         let lease_ns = dice.pick(&[3_000, 5_000, 10_000]) * MS;
         let think_ns = dice.pick(&[20, 100, 300]) * MS;
         let span_ns = (u64::from(options.requests) * think_ns).max(6 * lease_ns) + dice.below(30_000 * MS);
-        // Both clocks together stay within what the lease's margin is for.
+        // Both clocks together stay within the lease's margin.
         let drift_ppm = 1_000_000 / DRIFT_ONE_IN / 2 - 200;
         let drift = |dice: &mut Dice| dice.pick(&[0, 0, drift_ppm / 2, drift_ppm]);
         let mut plan = Plan {
@@ -107,7 +107,7 @@ impl Plan {
             think_ns,
             poll_ns: dice.pick(&[300, 1_000]) * MS,
             hesitates: if options.faults { dice.pick(&[0, 5, 50]) } else { 0 },
-            // A little is left for what comes after.
+            // The rest is for later delays.
             hesitation_ns_max: SCHEDULING_NS_MAX - 10 * MS,
             queued: if options.faults { dice.pick(&[0, 0, 100]) } else { 0 },
             silence_ns: if options.faults { dice.pick(&[lease_ns / 2, 3 * lease_ns]) } else { lease_ns },
@@ -124,10 +124,10 @@ impl Plan {
         plan
     }
 
-    /// Brings out what a sabotage does, where hardly any history would.
+    /// Adapts the plan so that a sabotage has an effect in many histories.
     fn suit(&mut self, sabotage: Option<Sabotage>) {
         if sabotage == Some(Sabotage::NoMargin) {
-            // What others wait beyond a lease hides that an owner has no margin within it.
+            // The settling time of other hosts would hide that an owner has no margin.
             self.settle_ns = 0;
         }
     }
@@ -137,7 +137,7 @@ impl Plan {
         for _ in 0..dice.between(1, 10) {
             let host = dice.below(self.hosts as u64) as usize;
             let disk = dice.below(self.disks as u64) as usize;
-            // Around the length of a lease everything is decided.
+            // The time around the length of a lease is decisive.
             let time = match dice.below(4) {
                 0 => dice.below(lease / 2),
                 1 | 2 => lease / 2 + dice.below(lease),
@@ -164,67 +164,67 @@ impl Plan {
     }
 }
 
-/// Counts of what happened.
+/// Counts of events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
-    /// Requests of guests that were acknowledged.
+    /// Guest requests that were acknowledged.
     pub acknowledged: u64,
-    /// Requests refused, or lost with their host.
+    /// Requests that were refused, or lost with their host.
     pub refused: u64,
     /// Disks taken for the first time, or from another host that gave them back.
     pub taken: u64,
     /// Disks taken that this host had last.
     pub taken_again: u64,
-    /// Disks taken from a host that vanished.
+    /// Disks taken from a failed host.
     pub failed_over: u64,
-    /// Disks taken by force, with what was dirty.
+    /// Disks taken by force, with dirty data.
     pub forced: u64,
-    /// Disks not taken because dirty data lies elsewhere.
+    /// Disks not taken because dirty data is elsewhere.
     pub kept_dirty: u64,
     /// Disks given back.
     pub given_back: u64,
-    /// Disks that somebody else had when their owner looked again.
+    /// Disks that another host had when their owner checked again.
     pub lost: u64,
-    /// Disks closed without their backing, to be opened anew while they are held.
+    /// Disks closed without their backing, to be opened again while they are held.
     pub reopened: u64,
     /// Leases that ended in the store.
     pub leases_ended: u64,
     /// Renewals that a deposed leader answered.
     pub false_renewals: u64,
-    /// Answers held because time was up.
+    /// Replies held because the lease had expired.
     pub answers_held: u64,
-    /// Changes held because time was up.
+    /// Changes held because the lease had expired.
     pub changes_held: u64,
-    /// Of both: let go on their way later.
+    /// Held replies and changes that were released later.
     pub released: u64,
-    /// Caches not believed because another host had the disk.
+    /// Caches that were invalid because another host had the disk.
     pub not_believed: u64,
-    /// Changes that arrived late, and that the backing refused.
+    /// Late changes that the backing refused.
     pub fenced: u64,
-    /// Processes that died, hosts that lost power.
+    /// Processes that died, and hosts that lost power.
     pub crashes: u64,
-    /// Processes that were stopped.
+    /// Processes that were stopped for a while.
     pub pauses: u64,
     /// Shards that hung.
     pub hangs: u64,
-    /// Changes that had waited in their process, and were stopped because time was up.
+    /// Changes that had waited in their process, and were stopped because the lease had expired.
     pub changes_stopped: u64,
-    /// Hosts that were destroyed with what they had.
+    /// Hosts that were destroyed with their data.
     pub destroyed: u64,
-    /// Times that a title came to say who has a second copy.
+    /// Times that a record named a new replica.
     pub copies_said: u64,
-    /// Second copies that were lost, as far as their owner could see.
+    /// Replicas that were lost, as far as their owner knew.
     pub copies_broken: u64,
-    /// Disks adopted from their second copies.
+    /// Disks failed over from their replicas.
     pub adopted: u64,
-    /// Caches with dirty data that had been adopted meanwhile.
+    /// Caches with dirty data from which a failover had been made meanwhile.
     pub outdated: u64,
-    /// Nanoseconds of virtual time.
+    /// Duration in nanoseconds of virtual time.
     pub took_ns: u64,
 }
 
 impl Report {
-    /// All of it, with names.
+    /// Returns all counts with names.
     pub fn counts(&self) -> [(&'static str, u64); 26] {
         [
             ("requests acknowledged", self.acknowledged),
@@ -256,7 +256,7 @@ impl Report {
         ]
     }
 
-    /// Adds another history's.
+    /// Adds another history's counts.
     pub fn add(&mut self, other: &Report) {
         macro_rules! sum {
             ($($field:ident)+) => { $(self.$field += other.$field;)+ };

@@ -1,41 +1,41 @@
 //! A model of etcd: linearizable, with transactions, leases by a clock of its own, and terms.
 //!
-//! A leader that was deposed and does not know it answers keep-alives by itself for a while. The read that follows each comes from the new one, in
-//! another term.
+//! A deposed leader that does not know it answers keep-alives by itself for a while. The read that follows
+//! each is answered by the new one, in another term.
 
 use std::collections::BTreeMap;
 
 use hob_engine::cluster::{Answer, Change, Found, Is, Key, LeaseId, Look, Member, News, Title, Txn, Value};
 use hob_engine::units::Instant;
 
-/// What hosts ask.
+/// A host's request to the store.
 #[derive(Clone, Debug)]
 pub enum Request {
-    /// A lease of so many nanoseconds.
+    /// Grant a lease of this many nanoseconds.
     Grant(u64),
-    /// What has that host's name.
+    /// Read the key with this host name.
     LookUp(String),
     /// Put the host's key.
     Register(Txn),
-    /// The lease, and the name whose key is read afterwards.
+    /// Renew a lease, and read the key of this name afterwards.
     Renew(LeaseId, String),
     /// End a lease.
     Revoke(LeaseId),
-    /// What there is of a disk.
+    /// Read the keys of a disk.
     Look(String),
-    /// Make changes.
+    /// Run a transaction.
     Txn(Txn),
 }
 
-/// What they hear.
+/// The store's answer.
 #[derive(Clone, Debug)]
 #[expect(clippy::large_enum_variant, reason = "a simulation has few at a time")]
 pub enum Response {
-    /// For the keeper.
+    /// For the lease manager.
     Lease(Answer),
-    /// What there is.
+    /// The keys of a disk.
     Look(Look),
-    /// The transaction happened, at that revision; or it did not.
+    /// The revision of the transaction, or `None` if its conditions did not hold.
     Txn(Option<u64>),
 }
 
@@ -52,26 +52,26 @@ struct Lease {
     due: Instant,
 }
 
-/// The model.
+/// The model of the store.
 #[derive(Debug)]
 pub struct Store {
     entries: BTreeMap<Key, Entry>,
     leases: BTreeMap<LeaseId, Lease>,
     revision: u64,
     last_lease: u64,
-    /// Parts per million of true time that its clock is fast.
+    /// Parts per million by which its clock is fast.
     fast_ppm: u64,
-    /// Leases end that much after their time.
+    /// Leases end this long after their time.
     late_ns: u64,
     /// Until when the deposed leader answers.
     deposed_until: Instant,
     pub(super) leases_ended: u64,
-    /// What has happened to disks since that was taken, with its revision.
+    /// Changes to disks' keys since the last `take_news`, with their revisions.
     news: Vec<(String, u64, News)>,
 }
 
 impl Store {
-    /// An empty one, whose clock is fast, and whose leases end late.
+    /// Creates an empty store whose clock is fast, and whose leases end late.
     pub fn new(fast_ppm: u64, late_ns: u64) -> Self {
         Store {
             entries: BTreeMap::new(),
@@ -86,7 +86,7 @@ impl Store {
         }
     }
 
-    /// What has happened to titles and holds since this was asked: what a watch tells, in order.
+    /// Returns the changes to records and locks since the last call: the events of a watch, in order.
     pub fn take_news(&mut self) -> Vec<(String, u64, News)> {
         std::mem::take(&mut self.news)
     }
@@ -95,7 +95,7 @@ impl Store {
         now + lease_ns * 1_000_000 / (1_000_000 + self.fast_ppm)
     }
 
-    /// Another leader; the one before answers until then. All leases get their full length.
+    /// Elects another leader; the former one answers until `until`. All leases get their full length.
     pub(super) fn depose(&mut self, now: Instant, until: Instant) {
         self.deposed_until = until;
         let ids: Vec<LeaseId> = self.leases.keys().copied().collect();
@@ -107,7 +107,8 @@ impl Store {
         }
     }
 
-    /// Does what is asked. `by_deposed`: a keep-alive reaches the deposed leader, if there is one; `believed`: and nobody looks at the term.
+    /// Handles a request. `by_deposed`: a keep-alive reaches the deposed leader, if there is one.
+    /// `believed`: the term is not checked.
     pub fn handle(&mut self, now: Instant, request: Request, by_deposed: bool, believed: bool) -> Response {
         self.end_leases(now);
         match request {
@@ -153,7 +154,7 @@ impl Store {
         }
     }
 
-    /// What there is of a disk.
+    /// Returns the keys of a disk.
     pub fn look(&self, disk: &str) -> Look {
         let title = self.entries.get(&Key::Title(disk.to_owned()));
         let hold = self.entries.get(&Key::Hold(disk.to_owned()));

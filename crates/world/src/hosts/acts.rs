@@ -1,4 +1,4 @@
-//! What the machines ask their host to do, and how that ends. Acts begin in the order in which they are asked for.
+//! Acts that the state machines request of their host. They begin in the order of the requests.
 
 use hob_engine::command::{Command, CommandError, Role};
 use hob_engine::io::{Io, IoOp, Op, Target};
@@ -10,14 +10,14 @@ use super::{Event, Sabotage, World, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// Which machine of a host.
+/// Which state machine of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Doer {
     Source,
     Destination,
 }
 
-/// One thing to do.
+/// One act.
 #[derive(Debug)]
 pub(super) enum Act {
     Source(Ticket, SourceAct),
@@ -25,7 +25,7 @@ pub(super) enum Act {
 }
 
 impl World<'_> {
-    /// A step of a host at which it may crash. Is it still up?
+    /// Counts a step of a host at which it may crash. Returns true if it is still up.
     pub(super) fn step(&mut self, host: usize) -> Result<bool, Violation> {
         if self.hosts[host].ram.is_none() {
             return Ok(false);
@@ -39,7 +39,7 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// An act waits for its turn.
+    /// Queues an act.
     pub(super) fn queue_act(&mut self, host: usize, act: Act) {
         let takes = self.dice.latency(self.plan.act_ns);
         let life = self.hosts[host].life;
@@ -154,7 +154,7 @@ impl World<'_> {
         }
     }
 
-    /// The disk is to be there, in standby, with nothing in its cache.
+    /// Adds the disk in standby, with an empty cache.
     fn prepare(&mut self, host: usize, ticket: Ticket) -> Result<(), Violation> {
         if !self.flush_for_standby(host)? {
             return self.acted(host, Doer::Destination, ticket, false);
@@ -182,7 +182,7 @@ impl World<'_> {
         }
     }
 
-    /// What an earlier life acknowledged becomes durable, before anybody can ask this one for a flush.
+    /// Flushes what an earlier process acknowledged, before this one can be asked for a flush.
     fn flush_for_standby(&mut self, host: usize) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         if !ram.must_flush || self.strikes(Sabotage::UnflushedStandby) {
@@ -207,10 +207,10 @@ impl World<'_> {
         ram.add_cache(now, plan, it.rings, After::Act(Doer::Destination, ticket));
     }
 
-    /// What the cache has of these ranges is forgotten, then it is pulled again.
+    /// Invalidates these ranges in the cache; then they are pulled again.
     fn forget(&mut self, host: usize, ticket: Ticket, ranges: &[(u64, u64)]) -> Result<(), Violation> {
         let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
-        // A list may end past the disk's end.
+        // A list may extend past the disk's end.
         let ranges: Vec<(u64, u64)> = ranges.iter().map(|(first, end)| (*first, sectors.min(*end))).collect();
         self.report.forgotten += ranges.len() as u64;
         if self.strikes(Sabotage::NothingForgotten) {
@@ -222,17 +222,18 @@ impl World<'_> {
         self.ask_for(host, Op::Forget, &ranges, Doer::Destination, ticket)
     }
 
-    /// The host serves the disk from now on.
+    /// Makes the host serve the disk.
     fn take_over(&mut self, host: usize) {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = false;
         let Some(pulling) = &mut ram.pulling else {
-            // Nothing is going to be pulled: whoever had it may know.
+            // Nothing will be pulled: the former owner may know.
             return ram.destination.handle_progress(0, 0, true);
         };
         pulling.after = true;
         if !ram.destination.knows_changes() {
-            // A life before this one may have served the disk, and changed it, and have crashed before that was on record.
+            // An earlier process may have served and changed the disk, and crashed before that was
+            // recorded.
             return;
         }
         let session = pulling.session;
@@ -240,7 +241,7 @@ impl World<'_> {
         ram.former = Some(Former { host, session });
     }
 
-    /// An act asks the engine for something, of each of these ranges of sectors.
+    /// Sends the engine a request for each of these ranges of sectors.
     fn ask_for(
         &mut self,
         host: usize,
@@ -267,7 +268,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// One of the things that an act asked for has ended.
+    /// Handles the end of one request of an act.
     pub(super) fn part_done(
         &mut self,
         host: usize,
@@ -292,7 +293,7 @@ impl World<'_> {
         self.acted(host, doer, ticket, !several.failed)
     }
 
-    /// An act has ended: its machine hears of it.
+    /// Reports the end of an act to its state machine.
     pub(super) fn acted(
         &mut self,
         host: usize,
@@ -324,7 +325,7 @@ impl World<'_> {
         self.drain(host)
     }
 
-    /// A command has ended.
+    /// Handles the end of a command.
     pub(super) fn commanded(
         &mut self,
         host: usize,
@@ -346,7 +347,7 @@ impl World<'_> {
         }
     }
 
-    /// A record is on its way to be durable.
+    /// Starts to write a record.
     fn write_record(&mut self, host: usize, writing: Writing) -> Result<(), Violation> {
         let takes = self.dice.latency(self.plan.record_ns);
         let life = self.hosts[host].life;
@@ -362,7 +363,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The oldest record on its way is durable, or is not.
+    /// The oldest record being written is durable, or failed.
     pub(super) fn recorded(&mut self, host: usize) -> Result<(), Violation> {
         if !self.step(host)? {
             return Ok(());

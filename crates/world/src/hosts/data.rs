@@ -1,8 +1,8 @@
-//! What one host reads from another: in standby everything, after the hand-over what the former owner's flash still holds.
+//! Reads between hosts: in standby all reads, and after the hand-over reads of the former owner's flash.
 //!
-//! A standby is answered by the owner only, never by a host that has departed: the standby may have served before, have written, and
-//! have crashed before its record said so. A host that was taken over from answers only the life that took over, and is asked only for
-//! what was not changed there since.
+//! Only the owner answers a standby, never a host that has handed the disk over: the standby may have
+//! served before, written, and crashed before its record said so. A former owner answers only the process
+//! that took over, which asks only for ranges that were not changed since.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};
@@ -17,23 +17,23 @@ use crate::Violation;
 use crate::content::{Tag, UNIT_BYTES};
 use crate::media::Done;
 
-/// Pulls in flight at once.
+/// Maximum number of pulls in flight.
 const PULLS_MAX: u32 = 4;
 
-/// Of one pull, bytes.
+/// Maximum size of a pull in bytes.
 const PULL_BYTES_MAX: u64 = 32 << 10;
 
-/// Ranges of one page of a list.
+/// Ranges per page of a list.
 const PAGE_RANGES: usize = 2;
 
-/// After the hand-over a page of the list is asked for so often.
+/// Maximum number of requests for a page of the list after the hand-over.
 const PAGE_TRIES_MAX: u32 = 5;
 
-/// A read that another host does not answer is tried again after so long.
+/// Interval of retries of a read that another host does not answer.
 const AGAIN_NS: u64 = 300 * MS;
 
 impl World<'_> {
-    /// Does another host have what this I/O wants? Then it is asked.
+    /// Reads from another host if that has the data. Returns false if not.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
         if ram.engine.role(DISK) != Some(Role::Standby) && self.former_of(host, io).is_none() {
@@ -46,7 +46,7 @@ impl World<'_> {
         Ok(true)
     }
 
-    /// The former owner, if it may have this.
+    /// Returns the former owner, if it may have this data.
     fn former_of(&self, host: usize, io: &Io) -> Option<(usize, Session)> {
         let ram = self.hosts[host].ram.as_ref()?;
         let former = ram.former.as_ref()?;
@@ -56,7 +56,7 @@ impl World<'_> {
         has.then_some((former.host, former.session))
     }
 
-    /// A change is about to be sent to the backing.
+    /// Records a change that is about to be sent to the backing.
     pub(super) fn note_changed(&mut self, host: usize, io: &Io) {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         if let Some(pulling) = &mut ram.pulling {
@@ -65,7 +65,7 @@ impl World<'_> {
         }
     }
 
-    /// Asks the host that has it; the backing once that is right.
+    /// Asks the host that has it; the backing once that is valid.
     fn ask(&mut self, host: usize, read: PeerRead) -> Result<(), Violation> {
         let former = self.former_of(host, &read.io);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -94,7 +94,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What a saboteur answers a standby with.
+    /// Sabotage: the answer to a standby's read.
     fn shadowed(&self, host: usize, io: &Io) -> Option<Vec<Tag>> {
         let believes = self.strikes(Sabotage::BelievedAwaited) && self.hosts[host].life > 1;
         if !self.strikes(Sabotage::StandbyFromCache) && !believes {
@@ -104,14 +104,14 @@ impl World<'_> {
         units.map(|unit| self.hosts[host].shadow.get(&unit).copied()).collect()
     }
 
-    /// Another host is asked no more: what is in flight fails.
+    /// Ends the connection to the other host: requests in flight fail.
     pub(super) fn hang_up(&mut self, host: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.hangs_up = true;
         ram.pulling = None;
         for read in std::mem::take(&mut ram.peer_reads).into_values() {
             if self.hosts[host].ram.is_none() {
-                // What follows from one of them was the step at which it crashes.
+                // One of the results was the step at which the host crashes.
                 break;
             }
             self.read_elsewhere(host, read.io, Err(IoError::Failed))?;
@@ -119,7 +119,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Pulls in flight end: they are asked for no more.
+    /// Ends pulls in flight.
     pub(super) fn stop_pulls(&mut self, host: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let pulls = ram.peer_reads.iter().filter(|(_, read)| read.is_pull);
@@ -144,7 +144,7 @@ impl World<'_> {
     fn unanswered_read(&mut self, host: usize, mut read: PeerRead) -> Result<(), Violation> {
         read.tries += 1;
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
-        // What waits for a pull would wait for a host that answers in another attempt only.
+        // Requests that wait for a pull would wait for a host that answers only in another attempt.
         let gives_up = self.plan.gives_up && read.tries > 3 || ram.hangs_up || read.is_pull;
         if gives_up && ram.engine.role(DISK) == Some(Role::Standby) {
             return self.read_elsewhere(host, read.io, Err(IoError::Failed));
@@ -165,7 +165,7 @@ impl World<'_> {
         self.completed(host, io.id, Done { io, result, tags, sums: vec![] })
     }
 
-    /// What another host sent.
+    /// Handles data from another host.
     pub(super) fn data(&mut self, host: usize, number: u64, data: Option<Vec<Tag>>) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let Some(read) = ram.peer_reads.remove(&number) else { return Ok(()) };
@@ -180,7 +180,7 @@ impl World<'_> {
                 self.unanswered_read(host, read)
             }
             None => {
-                // Not now: again, after a while.
+                // Not available now: try again later.
                 let ram = self.hosts[host].ram.as_mut().expect("it is up");
                 ram.peer_reads.insert(number, read);
                 Ok(())
@@ -188,13 +188,13 @@ impl World<'_> {
         }
     }
 
-    /// Does this host give the disk away, or has it, as far as it is not over?
+    /// Returns true if this host hands the disk over, or has it, and that is not finished.
     pub(super) fn has_departed(&self, host: usize) -> bool {
         let phase = self.hosts[host].source().map(|source| source.phase());
         matches!(phase, Some(Phase::HandingOver | Phase::Serving | Phase::Over))
     }
 
-    /// Another host reads.
+    /// Handles another host's read.
     pub(super) fn asked(
         &mut self,
         host: usize,
@@ -222,12 +222,12 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Sends what another host has asked for.
+    /// Sends the data that another host asked for.
     pub(super) fn give(&mut self, host: usize, to: usize, life: u32, number: u64, data: Option<Vec<Tag>>) {
         self.send(host, to, Packet::Data { life, number, data });
     }
 
-    /// The disk is there, in standby: what is cached elsewhere is asked for.
+    /// The disk is in standby: starts to pull cached data.
     pub(super) fn begin_pulling(&mut self, host: usize, session: Session) -> Result<(), Violation> {
         let from = self.attempts[&session];
         let carry = self.hosts[from].errand.map_or(Carry::Drop, |errand| errand.carry);
@@ -247,7 +247,7 @@ impl World<'_> {
         self.ask_list(host, 0)
     }
 
-    /// Asks for this page of the list, if it is still the next.
+    /// Requests this page of the list, if it is still the next.
     pub(super) fn ask_list(&mut self, host: usize, page: usize) -> Result<(), Violation> {
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let Some(pulling) = ram.pulling.as_mut().filter(|it| !it.has_list && it.page == page) else {
@@ -255,7 +255,7 @@ impl World<'_> {
         };
         pulling.page_tries += 1;
         if pulling.after && (!pulling.reads_former() || pulling.page_tries > PAGE_TRIES_MAX) {
-            // Nobody has it any more, or it is not worth while.
+            // No host has it any more, or it is not worthwhile.
             pulling.has_list = true;
             return self.pull(host);
         }
@@ -286,7 +286,8 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A page of the list is there. One that was not expected changes nothing, but the first begins anew.
+    /// Handles a page of the list. An unexpected one is ignored, except the first, which starts the list
+    /// again.
     pub(super) fn listed(
         &mut self,
         host: usize,
@@ -320,7 +321,7 @@ impl World<'_> {
         self.pull(host)
     }
 
-    /// Has a look at what may be pulled, after a while.
+    /// Schedules the next pull.
     pub(super) fn pull_soon(&mut self, host: usize, ns: u64) {
         let life = self.hosts[host].life;
         let Some(pulling) = self.hosts[host].ram.as_mut().and_then(|ram| ram.pulling.as_mut()) else {
@@ -338,7 +339,7 @@ impl World<'_> {
         self.pull(host)
     }
 
-    /// Pulls what may be pulled now.
+    /// Starts the pulls that are possible now.
     pub(super) fn pull(&mut self, host: usize) -> Result<(), Violation> {
         loop {
             let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -347,7 +348,7 @@ impl World<'_> {
             let done = pulling.has_list && pulling.puller.is_done();
             ram.destination.handle_progress(pulled, left, done);
             if done && pulling.after && pulling.carry != Carry::Remote {
-                // All is here: nothing more is read elsewhere.
+                // All data is here: nothing more is read from other hosts.
                 ram.former = None;
             }
             let may = pulling.after && pulling.carry != Carry::Drop || pulling.carry == Carry::Copy;
@@ -366,7 +367,7 @@ impl World<'_> {
         }
     }
 
-    /// A pull has ended.
+    /// Handles the end of a pull.
     pub(super) fn pulled(&mut self, host: usize, pull: Pull, how: Pulled, seen: &[Tag]) {
         let first = pull.first * SECTOR_BYTES / UNIT_BYTES;
         let it = &mut self.hosts[host];
@@ -382,13 +383,13 @@ impl World<'_> {
         self.pull_soon(host, if how == Pulled::Done { 0 } else { AGAIN_NS });
     }
 
-    /// The backing is read after all.
+    /// Reads from the backing instead.
     fn read_from_backing(&mut self, host: usize, io: Io) -> Result<(), Violation> {
         self.submit_to_backing(host, io, vec![])
     }
 }
 
-/// The sectors that an I/O meets, `first..end`.
+/// Returns the sectors that an I/O touches, `first..end`.
 fn sectors_of(io: &Io) -> (u64, u64) {
     (io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES))
 }

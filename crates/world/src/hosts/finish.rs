@@ -1,4 +1,4 @@
-//! The end of a history: faults cease, and everything has to come to rest, on one host.
+//! The end of a history: faults cease, and all hosts must quiesce, with the disk on one of them.
 
 use hob_engine::command::Role;
 use hob_engine::io::Op;
@@ -10,7 +10,7 @@ use super::{Event, World, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// It takes no longer to come to rest, nanoseconds.
+/// Maximum time to quiesce, nanoseconds.
 const REST_NS_MAX: u64 = 300_000 * MS;
 
 /// Units read at once.
@@ -41,7 +41,7 @@ impl World<'_> {
         self.check_rest()
     }
 
-    /// One host has the disk and serves it, and nothing is under way.
+    /// Returns true if one host has the disk and serves it, and nothing is in progress.
     fn is_at_peace(&self) -> bool {
         let Some(owner) = self.owner() else { return false };
         let at_rest = (0..self.hosts.len()).all(|host| {
@@ -55,7 +55,7 @@ impl World<'_> {
         at_rest && self.guest.in_flight == 0 && self.guest.doing == Doing::Runs
     }
 
-    /// Everything reads as it should, twice, and is durable.
+    /// Checks that everything reads correctly, twice, and is durable.
     fn check_rest(&mut self) -> Result<(), Violation> {
         self.guest.left = 0;
         let owner = self.owner().expect("it came to rest");

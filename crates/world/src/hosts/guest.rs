@@ -1,4 +1,4 @@
-//! The machine that uses the disk, on one host at a time; and others that should not.
+//! The guest that uses the disk, on one host at a time; and clients that should not.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Durability, Op, Zeroing};
@@ -10,19 +10,19 @@ use crate::Violation;
 use crate::content::UNIT_BYTES;
 use crate::dice::Dice;
 
-/// What the machine does.
+/// State of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
     Runs,
-    /// It waits for its requests, and goes to this host.
+    /// It waits for its requests, and then moves to this host.
     Stops(usize),
     /// It has flushed, as QEMU does before it hands a disk over.
     Flushes(usize),
-    /// It is on its way.
+    /// It is moving.
     Moves,
 }
 
-/// The machine.
+/// The guest.
 #[derive(Debug)]
 pub(super) struct Guest {
     pub(super) host: usize,
@@ -31,13 +31,13 @@ pub(super) struct Guest {
     /// Requests that it may still make.
     pub(super) left: u32,
     depth: u32,
-    /// Its next turn is in the queue.
+    /// Its next request is scheduled.
     pub(super) is_due: bool,
-    /// It came from there, and has not written since.
+    /// It came from this host, and has not written since.
     came_from: Option<usize>,
-    /// Turns in which it could not do anything.
+    /// Number of turns without a possible request.
     stuck: u32,
-    /// Where most of its requests start.
+    /// Start of most of its requests.
     hot: Vec<u64>,
     /// Per mille of the requests that change something.
     change: u32,
@@ -64,7 +64,7 @@ impl Guest {
         }
     }
 
-    /// Its next request: what, first byte, bytes.
+    /// Returns its next request: operation, first byte, bytes.
     fn ask(&self, units: u64, dice: &mut Dice) -> (Op, u64, u64) {
         let op = self.op(dice);
         if op == Op::Flush {
@@ -96,7 +96,7 @@ impl Guest {
 }
 
 impl World<'_> {
-    /// May a machine use the disk on this host?
+    /// Returns true if a guest may use the disk on this host.
     pub(super) fn is_usable(&self, host: usize) -> bool {
         let ram = self.hosts[host].ram.as_ref();
         !matches!(self.hosts[host].role(), None | Some(Role::Away)) && ram.is_some_and(|ram| !ram.hangs_up)
@@ -111,7 +111,7 @@ impl World<'_> {
         if !self.is_usable(host) {
             self.guest.stuck += 1;
             if self.guest.stuck > 8 && self.guest.in_flight == 0 {
-                // Somebody starts it where the disk is.
+                // It is started where the disk is.
                 self.guest.host = self.owner().unwrap_or(host);
                 self.guest.came_from = None;
             }
@@ -143,7 +143,7 @@ impl World<'_> {
         }
     }
 
-    /// A request of the machine's was answered, or never will be.
+    /// A request of the guest was answered, or never will be.
     pub(super) fn guest_answered(&mut self, op: Op) -> Result<(), Violation> {
         self.guest.in_flight -= 1;
         match self.guest.doing {
@@ -158,7 +158,7 @@ impl World<'_> {
         }
     }
 
-    /// The machine stops here, and goes on there.
+    /// Stops the guest here, to resume on another host.
     pub(super) fn move_guest(&mut self, to: usize) -> Result<(), Violation> {
         trace!(self, "the guest is to go to {to}");
         self.guest.doing = Doing::Stops(to);
@@ -176,7 +176,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The machine goes on, there if it can.
+    /// Resumes the guest, on that host if possible.
     pub(super) fn resume(&mut self, to: usize) -> Result<(), Violation> {
         self.guest.doing = Doing::Runs;
         let from = self.guest.host;
@@ -196,7 +196,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The machine stays, and writes; or goes back.
+    /// The guest stays, and writes; or goes back.
     pub(super) fn decide(&mut self) -> Result<(), Violation> {
         let Some(from) = self.guest.came_from else { return Ok(()) };
         if self.guest.doing == Doing::Runs && self.owner() == Some(from) && self.dice.chance(600) {
@@ -206,7 +206,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Somebody uses a host on which the machine does not run.
+    /// Uses a host on which the guest does not run.
     pub(super) fn rogue(&mut self) -> Result<(), Violation> {
         if self.ending {
             return Ok(());

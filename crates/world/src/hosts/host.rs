@@ -1,4 +1,4 @@
-//! One host: what it keeps over a crash, and what it does not.
+//! One host: its durable state, and the state that a crash loses.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -16,13 +16,13 @@ use crate::content::{Tag, UNIT_BYTES, Written};
 use crate::media::Flash;
 use crate::model::Reading;
 
-/// There is one.
+/// The only disk.
 pub(super) const DISK: DiskId = DiskId(0);
 
 /// First byte of the segments on flash.
 const SEGMENTS_START: u64 = 8192;
 
-/// How the cache is to come to the destination.
+/// How the cache reaches the destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Carry {
     /// Pulled before the hand-over, the rest after it.
@@ -35,10 +35,10 @@ pub(super) enum Carry {
     Drop,
 }
 
-/// What the operator asked for; it is part of the durable state.
+/// The operator's order; part of the durable state.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Errand {
-    /// To which host.
+    /// Destination host.
     pub(super) to: usize,
     pub(super) carry: Carry,
     pub(super) on_demand: bool,
@@ -46,18 +46,18 @@ pub(super) struct Errand {
 
 /// One host.
 pub(super) struct Host {
-    /// Counts its lives.
+    /// Number of its processes.
     pub(super) life: u32,
     pub(super) record: Option<Record>,
     pub(super) errand: Option<Errand>,
-    /// What was pulled in standby, for those who believe it.
+    /// Data pulled in standby, for a sabotage.
     pub(super) shadow: BTreeMap<u64, Tag>,
     pub(super) flash: Flash,
     /// Contents of journal pages.
     pub(super) written: Written,
-    /// Rings that its caches have had.
+    /// Number of rings that its caches have had.
     pub(super) rings: u32,
-    /// What a crash takes.
+    /// State that a crash loses.
     pub(super) ram: Option<Box<Ram>>,
 }
 
@@ -82,40 +82,40 @@ impl Host {
         self.ram.as_ref()?.due()
     }
 
-    /// Which host's the disk is, as far as its engine knows.
+    /// Returns the disk's role in its engine.
     pub(super) fn role(&self) -> Option<Role> {
         self.ram.as_ref()?.engine.role(DISK)
     }
 
-    /// An attempt is under way, or its end.
+    /// Returns the attempt in progress, or its end.
     pub(super) fn source(&self) -> Option<&Source> {
         self.ram.as_ref()?.source.as_ref()
     }
 
-    /// In which session it awaits the disk.
+    /// Returns the session in which it awaits the disk.
     pub(super) fn awaits(&self) -> Option<Session> {
         self.ram.as_ref()?.destination.awaits()
     }
 }
 
-/// Who asked the engine for something.
+/// Sender of a request to the engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
-    /// The machine; it does nothing but flush before it moves.
+    /// The guest; it only flushes before it moves.
     Guest,
-    /// Somebody who should not be there.
+    /// A client that should not be there.
     Rogue,
-    /// The world, at the end.
+    /// The simulation, at the end.
     Last,
     /// An act of the host's.
     Act(Doer, Ticket),
     /// The puller.
     Puller(Pull),
-    /// Another host, in this life of it, whose question has this number.
+    /// Another host's process, with the number of its request.
     Peer(usize, u32, u64),
 }
 
-/// What the model knows a request as.
+/// The model's token of a request.
 #[derive(Debug)]
 pub(super) enum Token {
     Read(Reading),
@@ -124,7 +124,7 @@ pub(super) enum Token {
     None,
 }
 
-/// A request that the engine has taken and not answered.
+/// A request that the engine has accepted and not answered.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) request: Request,
@@ -140,49 +140,49 @@ pub(super) struct Buffer {
     pub(super) ios: u32,
 }
 
-/// A read of the backing's place that another host is asked for.
+/// A read of the disk that is sent to another host.
 #[derive(Debug)]
 pub(super) struct PeerRead {
     pub(super) io: Io,
     pub(super) tries: u32,
-    /// It comes into the cache.
+    /// Its data goes to the cache.
     pub(super) is_pull: bool,
 }
 
-/// What a host that took the disk over may still read from the one that had it.
+/// The host that a new owner may still read from.
 #[derive(Debug)]
 pub(super) struct Former {
     pub(super) host: usize,
     pub(super) session: Session,
 }
 
-/// What a host pulls, or is to pull.
+/// State of pulling.
 #[derive(Debug)]
 pub(super) struct Pulling {
     pub(super) session: Session,
     pub(super) carry: Carry,
     pub(super) puller: Puller,
     pub(super) left_behind: LeftBehind,
-    /// The page of the list that comes next.
+    /// The next page of the list.
     pub(super) page: usize,
-    /// How often that was asked for.
+    /// Number of requests for it.
     pub(super) page_tries: u32,
-    /// The list is there, or none comes.
+    /// The list is complete, or unavailable.
     pub(super) has_list: bool,
     pub(super) in_flight: u32,
-    /// A look at what may be pulled is in the queue.
+    /// A pull is scheduled.
     pub(super) is_due: bool,
     pub(super) after: bool,
 }
 
 impl Pulling {
-    /// Is what the former owner has of use after the hand-over?
+    /// Returns true if the former owner's cache is used after the hand-over.
     pub(super) fn reads_former(&self) -> bool {
         matches!(self.carry, Carry::Copy | Carry::Remote)
     }
 }
 
-/// An act that asked the engine for several things.
+/// An act with several requests to the engine.
 #[derive(Debug, Default)]
 pub(super) struct Several {
     pub(super) left: u32,
@@ -190,17 +190,17 @@ pub(super) struct Several {
     pub(super) ranges: Vec<(u64, u64)>,
 }
 
-/// What becomes of a command's end.
+/// What happens after a command's end.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum After {
     Nothing,
-    /// The act has ended.
+    /// The act ends.
     Act(Doer, Ticket),
-    /// The disk is gone: it is made anew for this act.
+    /// The disk is removed: it is added again for this act.
     Again(Ticket),
 }
 
-/// A record on its way to be durable.
+/// A record being written.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writing {
     pub(super) record: Record,
@@ -208,7 +208,7 @@ pub(super) struct Writing {
     pub(super) ticket: Ticket,
 }
 
-/// What a crash takes from a host.
+/// State that a crash loses.
 pub(super) struct Ram {
     pub(super) engine: Engine,
     pub(super) source: Option<Source>,
@@ -226,17 +226,17 @@ pub(super) struct Ram {
     pub(super) writing: VecDeque<Writing>,
     /// Calls sent and not answered.
     pub(super) calls: BTreeMap<u64, Ticket>,
-    /// Calls heard and not answered: whose, in which life of the host, and under which number there.
+    /// Calls received and not answered: their host, its process, and their number there.
     pub(super) heard: BTreeMap<Ticket, (usize, u32, u64)>,
     pub(super) numbers: u64,
-    /// An earlier life may have acknowledged what is not durable.
+    /// An earlier process may have acknowledged changes that are not durable.
     pub(super) must_flush: bool,
     /// The act that prepares the disk.
     pub(super) preparing: Option<Ticket>,
     pub(super) peer_reads: BTreeMap<u64, PeerRead>,
     pub(super) pulling: Option<Pulling>,
     pub(super) former: Option<Former>,
-    /// The disk leaves: nobody is asked any more.
+    /// The disk leaves: no other host is asked any more.
     pub(super) hangs_up: bool,
     /// A change waits for the disk.
     pub(super) wanted: bool,
@@ -272,7 +272,7 @@ impl Ram {
         }
     }
 
-    /// When somebody on this host wants to be called.
+    /// Returns when this host must be called next.
     pub(super) fn due(&self) -> Option<Instant> {
         let source = self.source.as_ref().and_then(Source::poll_timeout);
         [self.engine.poll_timeout(), source, self.destination.poll_timeout()].into_iter().flatten().min()
@@ -298,7 +298,7 @@ impl Ram {
         self.engine.handle_command(now, id, DISK, command);
     }
 
-    /// The disk comes under the engine's care.
+    /// Adds the disk to the engine.
     pub(super) fn add_disk(&mut self, now: Instant, plan: &Plan) {
         let config = DiskConfig {
             size_bytes: u64::from(plan.units) * UNIT_BYTES,
@@ -309,7 +309,7 @@ impl Ram {
         self.command(now, Command::AddDisk(config), After::Nothing);
     }
 
-    /// It gets an empty cache, with a ring of this number for its journal, if it is to have one.
+    /// Enables an empty cache, with a journal ring of this number if it has a journal.
     pub(super) fn add_cache(&mut self, now: Instant, plan: &Plan, number: u32, after: After) {
         let segment =
             |i| Segment { device: DeviceId(0), offset: SEGMENTS_START + i * plan.config.segment_bytes };
@@ -325,7 +325,7 @@ impl Ram {
 }
 
 impl super::World<'_> {
-    /// A host comes to life: it does what its record says.
+    /// Starts a process, which acts on its record.
     pub(super) fn start(&mut self, host: usize) -> Result<(), crate::Violation> {
         let (now, plan) = (self.now, &self.plan);
         let it = &mut self.hosts[host];
@@ -356,7 +356,7 @@ impl super::World<'_> {
         self.drain(host)
     }
 
-    /// An attempt begins.
+    /// Starts an attempt.
     pub(super) fn start_source(&mut self, host: usize, session: Session) {
         let errand = self.hosts[host].errand.expect("where to");
         let options = hob_engine::migration::SourceOptions {
@@ -370,7 +370,7 @@ impl super::World<'_> {
         ram.source = Some(Source::start(session, options));
     }
 
-    /// A host is killed. What it had in flight happens in part.
+    /// Kills a host. Requests in flight happen in part.
     pub(super) fn crash(&mut self, host: usize) -> Result<(), crate::Violation> {
         let Some(ram) = self.hosts[host].ram.take() else { return Ok(()) };
         super::trace!(self, "host {host} crashes");

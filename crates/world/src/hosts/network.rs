@@ -1,4 +1,5 @@
-//! A network between the hosts. It loses packets, delays them, by very long sometimes, repeats and reorders them, and is parted at times.
+//! A network between the hosts. It loses, delays, repeats and reorders packets, and is partitioned at
+//! times.
 
 use hob_engine::migration::{Answer, Message, Refusal, Session, Ticket};
 
@@ -7,24 +8,24 @@ use super::{Event, World, trace};
 use crate::Violation;
 use crate::content::Tag;
 
-/// What goes from one host to another.
+/// A packet between hosts.
 #[derive(Clone, Debug)]
 pub(super) enum Packet {
-    /// A machine calls.
+    /// A state machine's call.
     Call { from: Sender, message: Message },
-    /// And is answered.
+    /// Its answer.
     Answer { life: u32, number: u64, answer: Answer },
-    /// A read of what the other host has.
+    /// A read of the other host's data.
     Ask { from: Sender, session: Session, kind: Kind, offset: u64, len: u64 },
-    /// What it has.
+    /// Its data.
     Data { life: u32, number: u64, data: Option<Vec<Tag>> },
-    /// What does the cache hold?
+    /// A request for a page of the cache's list.
     AskList { from: Sender, session: Session, page: usize },
-    /// This, hottest first; the page after the last is empty. `None`: nothing for you.
+    /// The page, hottest first; the page after the last is empty. `None`: refused.
     List { life: u32, session: Session, page: usize, ranges: Option<Vec<u8>> },
 }
 
-/// Who asks: which host, in which life of it, and how it numbers its question.
+/// Sender of a request: the host, its process, and the request's number.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sender {
     pub(super) host: usize,
@@ -32,21 +33,21 @@ pub(super) struct Sender {
     pub(super) number: u64,
 }
 
-/// As what a host is read from.
+/// Role in which a host is read from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// As the one that has the disk, whatever the attempt: it does not come into the cache.
+    /// As the owner, in any attempt: the data does not go to the cache.
     Owner,
-    /// As the one that has the disk, and tells in this attempt what is changed.
+    /// As the owner that reports changes in this attempt.
     Teller,
-    /// As the one that had it, and whose flash may hold what has not been changed since.
+    /// As the former owner, whose flash may hold unchanged data.
     Former,
 }
 
-/// Which ways are open.
+/// The open connections.
 #[derive(Debug)]
 pub(super) struct Network {
-    /// From each host to each.
+    /// From each host to each other.
     cut: Vec<Vec<bool>>,
 }
 
@@ -61,7 +62,7 @@ impl Network {
 }
 
 impl World<'_> {
-    /// Some ways are closed for a while, some of them in one direction only.
+    /// Closes some connections for a while, some of them in one direction only.
     pub(super) fn part(&mut self, ns: u64) -> Result<(), Violation> {
         let hosts = self.hosts.len();
         let from = self.dice.below(hosts as u64) as usize;
@@ -83,7 +84,7 @@ impl World<'_> {
         Sender { host, life, number }
     }
 
-    /// Sends a packet, which may come, once or twice, some time.
+    /// Sends a packet, which may arrive any number of times, at any time.
     pub(super) fn send(&mut self, from: usize, to: usize, packet: Packet) {
         let times = match () {
             () if self.ending => 1,
@@ -103,7 +104,7 @@ impl World<'_> {
         }
     }
 
-    /// The source calls.
+    /// Sends a call of the source.
     pub(super) fn call(&mut self, host: usize, ticket: Ticket, message: Message) -> Result<(), Violation> {
         if !self.step(host)? {
             return Ok(());
@@ -112,7 +113,7 @@ impl World<'_> {
         let from = self.sender(host);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.calls.insert(from.number, ticket);
-        // Now and then the connection breaks early, and the call is on its way nevertheless.
+        // Sometimes the connection breaks early, while the call still arrives.
         let breaks = !self.ending && self.dice.chance(self.plan.lost / 4);
         let waits = if breaks { self.dice.below(self.plan.call_ns) } else { self.plan.call_ns };
         self.queue.push(self.now + waits, Event::Unanswered(host, from.life, from.number));
@@ -120,7 +121,7 @@ impl World<'_> {
         self.step(host).map(|_| ())
     }
 
-    /// The destination answers.
+    /// Sends the destination's answer.
     pub(super) fn answer(&mut self, host: usize, ticket: Ticket, answer: Answer) -> Result<(), Violation> {
         if !self.step(host)? {
             return Ok(());
@@ -153,7 +154,7 @@ impl World<'_> {
             Packet::List { life: of, session, page, ranges } if of == life => {
                 self.listed(host, session, page, ranges)
             }
-            // For a process that is gone.
+            // For a process that has ended.
             _ => Ok(()),
         }
     }
@@ -167,14 +168,14 @@ impl World<'_> {
         let ticket = Ticket(ram.number());
         ram.heard.insert(ticket, (from.host, from.life, from.number));
         if departs {
-            // The machine that gives the disk away is not done, and there is one record.
+            // The state machine that hands the disk over is not finished, and there is only one record.
             return self.answer(host, ticket, Err(Refusal::Failed));
         }
         ram.destination.handle_call(now, ticket, message);
         self.drain(host)
     }
 
-    /// A call was answered, or was not.
+    /// Handles the answer to a call, or its loss.
     pub(super) fn answered(
         &mut self,
         host: usize,

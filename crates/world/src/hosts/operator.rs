@@ -1,4 +1,4 @@
-//! What an operator does: begins attempts, hurries or ends them, moves the machine, and gives up what does not come.
+//! The operator: begins, hurries and ends attempts, moves the guest, and gives up disks that do not arrive.
 
 use hob_engine::command::Role;
 use hob_engine::migration::{Order, Phase, Record, Session};
@@ -10,12 +10,12 @@ use super::{Event, World, trace};
 use crate::Violation;
 
 impl World<'_> {
-    /// Nothing is under way between hosts.
+    /// Returns true if nothing is in progress between hosts.
     pub(super) fn is_calm(&self) -> bool {
         self.hosts.iter().all(|host| host.source().is_none())
     }
 
-    /// The operator has a look, and does something perhaps.
+    /// Makes the operator act, or not.
     pub(super) fn operate(&mut self) -> Result<(), Violation> {
         if self.ending {
             return Ok(());
@@ -30,7 +30,7 @@ impl World<'_> {
         }
     }
 
-    /// The owner is to hand the disk over, to this host or to any.
+    /// Orders the owner to hand the disk over, to this host or to any.
     pub(super) fn begin_attempt(&mut self, to: Option<usize>) -> Result<(), Violation> {
         let Some(host) = self.owner().filter(|host| self.is_at_rest(*host)) else { return Ok(()) };
         let others = self.hosts.len() as u64 - 1;
@@ -49,14 +49,14 @@ impl World<'_> {
         self.drain(host)
     }
 
-    /// Does a host own the disk and serve it, with nothing under way that concerns it?
+    /// Returns true if a host owns the disk and serves it, with nothing in progress that concerns it.
     fn is_at_rest(&self, host: usize) -> bool {
         let Some(ram) = &self.hosts[host].ram else { return false };
         let idle = ram.source.is_none() && ram.acts.is_empty() && ram.writing.is_empty();
         idle && self.owns(host) && ram.destination.is_owner() && ram.engine.role(DISK) == Some(Role::Here)
     }
 
-    /// An attempt is under way.
+    /// Interferes with an attempt in progress.
     fn meddle(&mut self, host: usize) -> Result<(), Violation> {
         let to = self.hosts[host].errand.expect("where to").to;
         let now = self.now;
@@ -76,20 +76,20 @@ impl World<'_> {
         }
     }
 
-    /// The disk does not come, somebody says at the destination.
+    /// Gives the disk up at the destination.
     pub(super) fn give_up(&mut self, host: usize) -> Result<(), Violation> {
         trace!(self, "host {host} is told that the disk does not come");
         if let Some(ram) = &mut self.hosts[host].ram
             && ram.destination.awaits().is_some()
         {
             ram.destination.handle_give_up();
-            // What is being done may wait for a read that nobody answers.
+            // The act in progress may wait for a read that is never answered.
             self.hang_up(host)?;
         }
         self.drain(host)
     }
 
-    /// Everything is to come to an end: what does not by itself is told to.
+    /// Ends everything that does not end by itself.
     pub(super) fn tidy(&mut self) -> Result<(), Violation> {
         let now = self.now;
         for host in 0..self.hosts.len() {
@@ -119,7 +119,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The next look at what does not end.
+    /// Returns the time to the next such check.
     pub(super) fn tidy_ns(&self) -> u64 {
         500 * MS
     }

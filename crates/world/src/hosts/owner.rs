@@ -1,4 +1,4 @@
-//! Whose the disk is, by what the hosts have made durable; and that nobody else acts as if it were his.
+//! Ownership of the disk by the hosts' durable records, and checks that only the owner acts as such.
 
 use hob_engine::command::Role;
 use hob_engine::migration::{Record, Session};
@@ -9,12 +9,12 @@ use crate::model::Loss;
 use crate::{Violation, ensure};
 
 impl World<'_> {
-    /// Does a host's record say that the disk is its own?
+    /// Returns true if a host's record says that it owns the disk.
     pub(super) fn owns(&self, host: usize) -> bool {
         matches!(self.hosts[host].record, Some(Record::Owner { .. } | Record::Leaving(_)))
     }
 
-    /// May a host change the backing, by all records together?
+    /// Returns true if a host may change the backing, by all records together.
     pub(super) fn is_entitled(&self, host: usize) -> bool {
         let Some(Record::Awaiting(awaited)) = self.hosts[host].record else { return self.owns(host) };
         self.hosts.iter().any(|other| {
@@ -22,12 +22,12 @@ impl World<'_> {
         })
     }
 
-    /// The host that may.
+    /// Returns the host that may change the backing.
     pub(super) fn owner(&self) -> Option<usize> {
         (0..self.hosts.len()).find(|host| self.is_entitled(*host))
     }
 
-    /// A host's record is durable.
+    /// Makes a host's record durable.
     pub(super) fn make_durable(&mut self, host: usize, record: Record) -> Result<(), Violation> {
         let old = self.hosts[host].record;
         trace!(self, "host {host} has the record {record:?}");
@@ -50,7 +50,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// At most one host serves the disk, and it may.
+    /// Checks that at most one host serves the disk, and that it may.
     pub(super) fn check_roles(&self) -> Result<(), Violation> {
         let serve = |host: &usize| matches!(self.hosts[*host].role(), Some(Role::Here | Role::Frozen));
         let serving: Vec<usize> = (0..self.hosts.len()).filter(serve).collect();
@@ -63,7 +63,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The power fails everywhere.
+    /// Cuts the power of all hosts.
     pub(super) fn cut_power(&mut self) -> Result<(), Violation> {
         trace!(self, "the power fails");
         self.report.power_cuts += 1;

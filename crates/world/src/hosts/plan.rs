@@ -1,4 +1,4 @@
-//! What a history of several hosts is made of, drawn from its seed.
+//! The plan of a history of several hosts, generated from its seed.
 
 use hob_engine::admission::Admission;
 use hob_engine::command::CacheConfig;
@@ -31,15 +31,15 @@ pub(super) struct Plan {
     pub(super) page_ns: u64,
     /// Mean time between requests of the guest.
     pub(super) think_ns: u64,
-    /// Mean time between looks of the operator.
+    /// Mean time between actions of the operator.
     pub(super) operator_ns: u64,
-    /// A call without an answer for so long has none.
+    /// Timeout of a call.
     pub(super) call_ns: u64,
-    /// The guest waits no longer than this in a freeze.
+    /// Maximum time that the guest waits in a freeze.
     pub(super) freeze_ns: u64,
-    /// The faults are over after this.
+    /// Faults end after this time.
     pub(super) span_ns: u64,
-    /// Per mille of the packets that are lost, come twice, and are very late.
+    /// Per mille of the packets that are lost, repeated, and very late.
     pub(super) lost: u32,
     pub(super) repeated: u32,
     pub(super) late: u32,
@@ -53,11 +53,11 @@ pub(super) struct Plan {
     pub(super) partitions: Vec<(Instant, u64)>,
     pub(super) power_cut: Option<Instant>,
     pub(super) migrations: u32,
-    /// Somebody uses a host on which the guest does not run.
+    /// A client uses a host on which the guest does not run.
     pub(super) rogue: bool,
-    /// Reads that another host does not answer fail in the end, instead of being tried for ever.
+    /// Reads that another host does not answer fail in the end, instead of being retried for ever.
     pub(super) gives_up: bool,
-    /// A destination prepares a disk that it has anew, instead of emptying it.
+    /// A destination that already has the disk removes and adds it, instead of emptying its cache.
     pub(super) removes: bool,
 }
 
@@ -128,13 +128,13 @@ impl Plan {
         plan
     }
 
-    /// Caches have journals.
+    /// Gives caches journals.
     pub(super) fn add_journals(&mut self) {
         let CacheConfig { block_bytes, segment_bytes, .. } = self.config;
         let frames = self.segments * segment_bytes / u64::from(block_bytes);
         let pages = journal::ring_pages_min(frames, block_bytes, segment_bytes);
         self.ring = Some(pages.div_ceil(segment_bytes / journal::PAGE_BYTES as u64));
-        // What becomes of a journal that flash loses is for histories of one host.
+        // Journals that flash loses are tested in histories of one host.
         self.flash_faults = FlashFaults::default();
     }
 

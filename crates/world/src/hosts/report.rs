@@ -1,4 +1,4 @@
-//! What histories of several hosts contained.
+//! Counts of histories of several hosts.
 
 /// Counts of what happened.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -15,37 +15,37 @@ pub struct Report {
     pub thaws: u64,
     /// Hosts that crashed.
     pub crashes: u64,
-    /// Of these, while an attempt was under way.
+    /// Crashes of hosts with an attempt in progress.
     pub crashes_of_sources: u64,
-    /// Of these, while a disk was awaited.
+    /// Crashes of hosts that awaited a disk.
     pub crashes_of_destinations: u64,
-    /// Of these, while a disk was served that was not durably the host's yet.
+    /// Crashes of hosts that served a disk before their record said so.
     pub crashes_while_taking: u64,
-    /// Restarts that went on telling another host that it has the disk.
+    /// Restarts that continued to tell another host that it has the disk.
     pub resumed_away: u64,
-    /// Times that the power failed everywhere.
+    /// Power cuts of all hosts.
     pub power_cuts: u64,
-    /// Packets that got lost.
+    /// Packets that were lost.
     pub lost: u64,
-    /// Packets that came twice.
+    /// Packets that were repeated.
     pub repeated: u64,
     /// Packets that took very long.
     pub late: u64,
     /// Calls without an answer.
     pub unanswered: u64,
-    /// Records of which it was not known whether they are durable.
+    /// Records of which it was unknown whether they are durable.
     pub records_in_doubt: u64,
-    /// Times that a machine moved.
+    /// Moves of the guest.
     pub moves: u64,
-    /// Of these, back, because it had not written anything.
+    /// Moves back, because it had not written anything.
     pub moves_back: u64,
     /// Reads served in standby.
     pub standby_reads: u64,
     /// Changes that waited for the hand-over.
     pub changes_waited: u64,
-    /// Requests refused because the disk is another host's, or goes.
+    /// Requests refused because the disk is another host's, or leaves.
     pub refused: u64,
-    /// Requests of somebody who should not be there.
+    /// Requests of clients that should not be there.
     pub rogues: u64,
     /// Ranges pulled, before the hand-over.
     pub pulled_before: u64,
@@ -55,20 +55,20 @@ pub struct Report {
     pub from_former: u64,
     /// Reads for which it had nothing.
     pub former_lacks: u64,
-    /// Pages of a list that came after the hand-over.
+    /// Pages of a list that arrived after the hand-over.
     pub late_pages: u64,
-    /// Ranges forgotten.
+    /// Ranges invalidated.
     pub forgotten: u64,
     /// Hits of guests.
     pub hits: u64,
-    /// Steps at which a host may be made to crash, by host.
+    /// Number of steps at which a host may crash, by host.
     pub steps: [u64; 3],
-    /// How long it took, nanoseconds of virtual time.
+    /// Duration in nanoseconds of virtual time.
     pub took_ns: u64,
 }
 
 impl Report {
-    /// All of it, with names.
+    /// Returns all counts with names.
     pub fn counts(&self) -> [(&'static str, u64); 29] {
         [
             ("attempts", self.attempts),
@@ -103,7 +103,7 @@ impl Report {
         ]
     }
 
-    /// Adds another history's.
+    /// Adds another history's counts.
     pub fn add(&mut self, other: &Report) {
         macro_rules! sum {
             ($($field:ident)+) => { $(self.$field += other.$field;)+ };

@@ -1,4 +1,5 @@
-//! What crosses the boundaries of a host's engine and machines: requests and answers, I/O out and back, acts and calls.
+//! Traffic of a host's engine and state machines: requests and replies, I/O and completions, acts and
+//! calls.
 
 use hob_engine::command::{Event as EngineEvent, Role};
 use hob_engine::io::{
@@ -16,11 +17,11 @@ use crate::media::{Done, HOST_SHIFT};
 use crate::model::Kind;
 use crate::{Violation, ensure};
 
-/// Requests that a host's engine is given at once, at most: the rest is for acts and other hosts.
+/// Maximum number of guest requests in a host's engine: the rest is for acts and other hosts.
 const GUESTS_MAX: u32 = 200;
 
 impl World<'_> {
-    /// Does what a host's engine and machines ask for, until they ask for nothing.
+    /// Performs all outputs of a host's engine and state machines.
     pub(super) fn drain(&mut self, host: usize) -> Result<(), Violation> {
         while let Some(ram) = &mut self.hosts[host].ram {
             if let Some(io) = ram.engine.poll_io() {
@@ -50,16 +51,16 @@ impl World<'_> {
     }
 
     fn check_roles_unless_sabotaged(&self) -> Result<(), Violation> {
-        // Whoever thaws too late is to be found out by what it does.
+        // A host that thaws too late must be detected by its actions.
         if self.strikes(Sabotage::LateThaw) { Ok(()) } else { self.check_roles() }
     }
 
-    /// An attempt is over: what comes next for the disk begins from the record.
+    /// Ends an attempt: the next one starts from the record.
     fn end_source(&mut self, host: usize) {
         let record = self.hosts[host].record;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let source = ram.source.take().expect("it is over");
-        // An attempt has a connection of its own: what is answered later is no answer to the next one's calls.
+        // Each attempt has its own connection: later answers do not belong to the next attempt's calls.
         ram.calls.clear();
         trace!(self, "host {host}: {:?} is over: {:?}", source.session(), source.phase());
         self.report.kept += u64::from(source.phase() == Phase::Kept);
@@ -70,7 +71,7 @@ impl World<'_> {
         trace!(self, "host {host}: {event:?}");
         match event {
             EngineEvent::Done { command, result, .. } => self.commanded(host, command, result.map(|_| ())),
-            // Nothing is lost in these histories.
+            // No data is lost in these histories.
             EngineEvent::WritesInDoubt(_) => Ok(()),
             EngineEvent::ChangeWaits(_) => {
                 let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -84,7 +85,7 @@ impl World<'_> {
         }
     }
 
-    /// Hands a request in. False if there is no room for it.
+    /// Passes a request to the engine. Returns false if there is no room for it.
     pub(super) fn request(
         &mut self,
         host: usize,
@@ -180,7 +181,7 @@ impl World<'_> {
         self.submit_to_backing(host, io, payload)
     }
 
-    /// Only the owner sends changes.
+    /// Sends an I/O to the backing; only the owner sends changes.
     pub(super) fn submit_to_backing(
         &mut self,
         host: usize,
@@ -207,7 +208,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A name for an I/O of the backing.
+    /// Returns an id for an I/O of the backing.
     pub(super) fn name_io(&mut self, host: usize) -> IoId {
         self.submitted += 1;
         IoId((host as u32) << HOST_SHIFT | self.submitted)
@@ -224,7 +225,7 @@ impl World<'_> {
         self.completed(host, id, done)
     }
 
-    /// An I/O of a host has ended.
+    /// Handles the end of a host's I/O.
     pub(super) fn completed(&mut self, host: usize, id: IoId, done: Done) -> Result<(), Violation> {
         let now = self.now;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -237,7 +238,7 @@ impl World<'_> {
             if done.io.op == IoOp::Read {
                 ensure!(!buffer.replied, "{:?} after the reply", done.io);
                 buffer.tags[start..end].copy_from_slice(&done.tags);
-                // Storage zeroes what a read past the disk's end leaves of the last sector.
+                // Storage zeroes the part of the last sector beyond the disk's end.
                 buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
             }
         }
@@ -279,14 +280,14 @@ impl World<'_> {
         }
     }
 
-    /// In standby a flush makes nothing durable: whoever comes has flushed where it was, and what an earlier life of this host
-    /// acknowledged was flushed before it could be asked.
+    /// Returns false for a flush in standby, which makes nothing durable. The guest has flushed before it
+    /// moved, and changes of an earlier process of this host were flushed before it could be asked.
     fn promises_in_standby(&self, host: usize, token: &Token) -> bool {
         let Token::Flush(began) = token else { return true };
         self.model.unflushed(*began).all(|serial| self.changed_on[&serial] == host)
     }
 
-    /// An error has a reason.
+    /// Checks that an error has a reason.
     fn check_error(&self, host: usize, request: &Request, who: Who, reply: &Reply) -> Result<(), Violation> {
         let role = self.hosts[host].role();
         let faults = &self.plan.backing_faults;
@@ -359,7 +360,7 @@ impl World<'_> {
         }
     }
 
-    /// A request of a host that has crashed is never answered.
+    /// Records that a request of a crashed host is never answered.
     pub(super) fn lose(&mut self, in_flight: &InFlight) -> Result<(), Violation> {
         if let Token::Change(serial) = in_flight.token {
             self.model.end_change(serial, false, false, self.backing.now(), self.backing.durable())?;

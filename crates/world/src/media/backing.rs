@@ -1,4 +1,4 @@
-//! A disk's backing: what it holds, and which part of that survives a power cut.
+//! A disk's backing: its content, and the part of it that survives a power cut.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use crate::content::{self, Tag, ZERO};
 use crate::dice::Dice;
 use crate::{Violation, ensure};
 
-/// How often something goes wrong, per mille of the I/Os.
+/// Fault rates, per mille of the I/Os.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BackingFaults {
     /// A read fails.
@@ -33,20 +33,20 @@ pub struct Backing {
     late: Vec<(usize, Tag)>,
     /// Several hosts use it.
     shared: bool,
-    /// A flush that fails loses any part of what is not durable.
+    /// A failed flush loses any part of the data that is not durable.
     loses: bool,
 }
 
-/// Which host's an I/O of a shared backing is: the highest bits of its name.
+/// Returns the host of an I/O of a shared backing: the highest bits of its id.
 fn host(id: IoId) -> u32 {
     id.0 >> HOST_SHIFT
 }
 
-/// Names of I/O of different hosts differ above this bit, where a backing is [shared](Backing::share).
+/// Ids of I/Os of different hosts differ above this bit, if a backing is [shared](Backing::share).
 pub const HOST_SHIFT: u32 = 28;
 
 impl Backing {
-    /// A backing that holds these units, durably.
+    /// Creates a backing with these units, durably.
     pub fn new(content: Vec<Tag>, faults: BackingFaults, lie: Option<Lie>) -> Self {
         let medium = Medium::new(content);
         Backing {
@@ -61,23 +61,23 @@ impl Backing {
         }
     }
 
-    /// Several hosts use it from now on; the names of their I/O tell them apart. What one reads another may change: only the
-    /// engine of one host orders these.
+    /// Lets several hosts use it; the ids of their I/Os distinguish them. One host may change what another
+    /// reads: only the I/Os of one host are ordered, by its engine.
     pub fn share(&mut self) {
         self.shared = true;
     }
 
-    /// From now on a flush that fails loses any part of what is not durable.
+    /// Makes a failed flush lose any part of the data that is not durable.
     pub fn lose_at_failed_flushes(&mut self) {
         self.loses = true;
     }
 
-    /// Does a flush that fails lose something?
+    /// Returns true if a failed flush loses data.
     pub fn loses(&self) -> bool {
         self.loses
     }
 
-    /// It restarts: any part of what is not durable is lost.
+    /// Restarts it: any part of the data that is not durable is lost.
     pub fn lose(&mut self, dice: &mut Dice) {
         self.medium.lose(dice);
     }
@@ -93,17 +93,17 @@ impl Backing {
         self.medium.now()
     }
 
-    /// Counts its changes, by anybody; a power cut counts as one.
+    /// Returns the number of its changes, by any writer; a power cut counts as one.
     pub fn version(&self) -> u64 {
         u64::from(self.power_cuts) << 32 | u64::from(self.medium.stamp())
     }
 
-    /// What it would hold after a power cut, at least.
+    /// Returns the content that a power cut certainly leaves.
     pub fn durable(&self) -> &[Tag] {
         self.medium.durable()
     }
 
-    /// Takes an I/O in. Refuses changes that overlap anything: the engine orders these.
+    /// Submits an I/O. Refuses changes that overlap another I/O: the engine must order these.
     pub fn submit(&mut self, io: Io, payload: Vec<Tag>, dice: &mut Dice) -> Result<(), Violation> {
         let mut transfer = Transfer::new(io, payload, dice);
         ensure!(transfer.units().end <= self.now().len(), "{io:?} is past the disk's end");
@@ -133,7 +133,7 @@ impl Backing {
         if self.lie == Some(Lie::HalfWrite) && change.count > 1 {
             end -= change.count / 2;
         }
-        // A discard spares what the backing cannot deallocate.
+        // A discard leaves units that the backing cannot deallocate.
         let spared = |unit: &usize| change.io.op == IoOp::Discard && change.mix >> 8 & 3 < (*unit as u64 & 3);
         for unit in change.moving(when).filter(|unit| *unit < end && !spared(unit)) {
             self.medium.put(unit, change.tags[unit - change.first], dice);
@@ -187,17 +187,17 @@ impl Backing {
         }
     }
 
-    /// Somebody else writes a unit, past every cache.
+    /// Writes a unit as another writer, past every cache.
     pub fn write_behind(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
         self.medium.put(unit, tag, dice);
     }
 
-    /// One of the contents that a power cut at this moment may leave.
+    /// Returns one of the contents that a power cut may leave now.
     pub fn power_cut(&self, dice: &mut Dice) -> Vec<Tag> {
         self.medium.after_power_cut(dice)
     }
 
-    /// Nobody waits for this I/O any more: its host crashed. Some of it took effect.
+    /// Handles an I/O of a crashed host: some of it took effect.
     pub fn abandon(&mut self, id: IoId, dice: &mut Dice) {
         let (transfer, _) = self.in_flight.remove(&id).expect("in flight");
         if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
@@ -205,7 +205,7 @@ impl Backing {
         }
     }
 
-    /// Nobody waits for the I/O in flight any more: its process was killed, or the power failed. Some of it took effect.
+    /// Handles the I/O in flight after a kill or a power cut: some of it took effect.
     pub fn crash(&mut self, crash: Crash, dice: &mut Dice) {
         for (transfer, _) in std::mem::take(&mut self.in_flight).into_values() {
             if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
@@ -219,28 +219,28 @@ impl Backing {
         }
     }
 
-    /// Somebody makes it larger: behind its end there are these units now.
+    /// Appends these units at its end.
     pub fn grow(&mut self, tags: &[Tag]) {
         self.medium.grow(tags);
     }
 
-    /// Somebody else writes units, durably, while no engine looks after the disk.
+    /// Writes units as another writer, durably, while no engine serves the disk.
     pub fn replace(&mut self, first: usize, tags: &[Tag]) {
         assert!(self.in_flight.is_empty(), "written behind a running engine's back");
         self.medium.replace(first, tags);
     }
 
-    /// From now on so much fails.
+    /// Sets the fault rates.
     pub fn set_faults(&mut self, faults: BackingFaults) {
         self.faults = faults;
     }
 
-    /// May a flush fail?
+    /// Returns true if a flush may fail.
     pub fn may_refuse_flushes(&self) -> bool {
         self.faults.flush_error > 0
     }
 
-    /// Nothing fails from now on, and nothing is lost.
+    /// Ends all faults and losses.
     pub fn soothe(&mut self) {
         self.set_faults(BackingFaults::default());
     }

@@ -11,7 +11,7 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::dice::Dice;
 use crate::{Violation, ensure};
 
-/// How often something goes wrong, per mille of the I/Os.
+/// Fault rates, per mille of the I/Os.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FlashFaults {
     /// A read fails.
@@ -20,13 +20,13 @@ pub struct FlashFaults {
     pub write_error: u32,
     /// A write leaves one unit wrong.
     pub corruption: u32,
-    /// A write is acknowledged and does nothing.
+    /// A write is acknowledged without effect.
     pub lost_write: u32,
     /// An I/O takes longer than the stall limit.
     pub stuck: u32,
 }
 
-/// What happens to a whole device.
+/// A fault of a whole device.
 #[derive(Clone, Copy, Debug)]
 pub enum Ailment {
     /// Every I/O fails.
@@ -42,11 +42,11 @@ pub enum Ailment {
 #[derive(Debug)]
 struct InFlight {
     transfer: Transfer,
-    /// Of a write: for each sector, does it change what is meant to be there?
+    /// Of a write: for each sector, whether it changes the intended content.
     fresh: Vec<bool>,
-    /// A write that is acknowledged and does nothing.
+    /// A write that is acknowledged without effect.
     lost: bool,
-    /// What a flush makes durable.
+    /// Units that a flush makes durable.
     flushing: Vec<Flushing>,
 }
 
@@ -54,10 +54,10 @@ struct InFlight {
 #[derive(Debug)]
 pub struct Flash {
     medium: Medium,
-    /// What the engine asked to be there.
+    /// The content that the engine intended.
     intended: Vec<Tag>,
     in_flight: BTreeMap<IoId, InFlight>,
-    /// Units that a scrambled device leaves alone.
+    /// Units that a scrambled device leaves unchanged.
     spared: BTreeSet<usize>,
     faults: FlashFaults,
     end: usize,
@@ -70,7 +70,7 @@ pub struct Flash {
 }
 
 impl Flash {
-    /// A device of that many bytes.
+    /// Creates a device of `bytes` bytes.
     pub fn new(bytes: u64, faults: FlashFaults, lie: Option<Lie>) -> Self {
         let units = (bytes / UNIT_BYTES) as usize;
         Flash {
@@ -88,13 +88,14 @@ impl Flash {
         }
     }
 
-    /// From now on a flush that fails loses any part of what is not durable, at once or when the power fails.
+    /// Makes a failed flush lose any part of the data that is not durable, immediately or at the next power
+    /// cut.
     pub fn lose_at_failed_flushes(&mut self) {
         self.loses = true;
     }
 
-    /// Takes an I/O in. Refuses what is not aligned, and a write with other content over sectors that
-    /// are being read or written: a checksum could tell, but should not have to.
+    /// Submits an I/O. Refuses unaligned I/O, and a write with other content over sectors that are being
+    /// read or written: checksums would detect this, but the engine must prevent it.
     pub fn submit(&mut self, io: Io, payload: Vec<Tag>, dice: &mut Dice) -> Result<(), Violation> {
         let in_buffer = io.slice.map_or(0, |slice| u64::from(slice.offset));
         let aligned = [io.offset, io.len, in_buffer].iter().all(|n| n % SECTOR_BYTES == 0);
@@ -128,7 +129,7 @@ impl Flash {
         Ok(())
     }
 
-    /// Rewriting what is being written is harmless; so is reading what is being rewritten.
+    /// Rewriting equal content during a write or a read is harmless.
     fn check_clash(&self, transfer: &Transfer, fresh: &[bool]) -> Result<(), Violation> {
         let is_read = transfer.io.op == IoOp::Read;
         for InFlight { transfer: other, fresh: other_fresh, .. } in self.in_flight.values() {
@@ -155,7 +156,7 @@ impl Flash {
         }
     }
 
-    /// Notes what a write means to leave behind. Tells for each sector whether that is new.
+    /// Records the content that a write intends. Returns for each sector whether it is new.
     fn intend(&mut self, write: &Transfer) -> Vec<bool> {
         let intended = &mut self.intended[write.units()];
         let sectors = intended.chunks(SECTOR_UNITS).zip(write.tags.chunks(SECTOR_UNITS));
@@ -164,12 +165,12 @@ impl Flash {
         fresh
     }
 
-    /// Is the next I/O one of those that hang?
+    /// Returns true if the next I/O hangs.
     pub fn is_stuck(&self, dice: &mut Dice) -> bool {
         dice.chance(self.faults.stuck)
     }
 
-    /// Is any I/O in flight that touches these bytes?
+    /// Returns true if an I/O in flight touches these bytes.
     pub fn is_busy(&self, offset: u64, len: u64) -> bool {
         let touches = |io: &Io| io.offset < offset + len && offset < io.offset + io.len;
         self.in_flight.values().any(|other| touches(&other.transfer.io))
@@ -211,7 +212,7 @@ impl Flash {
         }
         let mut sums = content::sums(&transfer.tags);
         if failed {
-            // The checksums stay as if it had gone well: nobody may look at them.
+            // The checksums stay as after a success: the engine must not use them.
             transfer.tags.fill_with(|| content::garbage(dice.roll()));
         } else if self.lie == Some(Lie::ForgedChecksums) && op == IoOp::Read {
             sums = content::sums(&self.intended[transfer.units()]);
@@ -220,7 +221,7 @@ impl Flash {
         Done { io: transfer.io, result, tags: transfer.tags, sums }
     }
 
-    /// What other writes in flight would leave in these sectors is there now.
+    /// Other writes in flight to these sectors have no further effect.
     fn note_written(&mut self, written: &Transfer) {
         for InFlight { transfer: other, fresh, .. } in self.in_flight.values_mut() {
             if fresh.is_empty() || !other.overlaps(written) {
@@ -234,7 +235,7 @@ impl Flash {
         }
     }
 
-    /// Something happens to all of it.
+    /// Applies a fault to the whole device.
     pub fn suffer(&mut self, ailment: Ailment, dice: &mut Dice) {
         match ailment {
             Ailment::Dead => self.dead = true,
@@ -249,7 +250,7 @@ impl Flash {
         }
     }
 
-    /// Nobody waits for the I/O in flight any more: its process was killed, or the power failed. Some of it took effect.
+    /// Handles the I/O in flight after a kill or a power cut: some of it took effect.
     pub fn crash(&mut self, crash: Crash, dice: &mut Dice) {
         for InFlight { transfer, lost, .. } in std::mem::take(&mut self.in_flight).into_values() {
             let reaches = !lost && !self.dead && !self.read_only && transfer.units().end <= self.end;
@@ -263,52 +264,52 @@ impl Flash {
         }
     }
 
-    /// An I/O in flight will fail.
+    /// Makes an I/O in flight fail.
     pub fn doom(&mut self, id: IoId) {
         self.doomed.push(id);
     }
 
-    /// It takes writes again.
+    /// Makes it accept writes again.
     pub fn heal(&mut self) {
         self.read_only = false;
     }
 
-    /// What the last writes to these bytes meant to leave there.
+    /// Returns the content that the last writes to these bytes intended.
     pub fn intended(&self, offset: u64, len: u64) -> &[Tag] {
         &self.intended[(offset / UNIT_BYTES) as usize..((offset + len) / UNIT_BYTES) as usize]
     }
 
-    /// These units hold `tags`, durably, and what happens to the whole device leaves them alone.
+    /// Makes these units hold `tags`, durably; faults of the whole device do not change them.
     pub fn put_right(&mut self, offset: u64, tags: &[Tag]) {
         let first = (offset / UNIT_BYTES) as usize;
         self.medium.replace(first, tags);
         self.spared.extend(first..first + tags.len());
     }
 
-    /// Makes what it holds durable, if it does what it is told.
+    /// Makes its content durable, unless it has a defect.
     pub fn flush(&mut self) {
         if !self.dead && self.lie != Some(Lie::EmptyFlashFlush) {
             self.medium.secure(0..self.intended.len());
         }
     }
 
-    /// What these bytes hold, for whoever opens a cache; nothing where the device cannot be read.
+    /// Returns the content of these bytes, for recovery; `None` if the device cannot be read.
     pub fn inspect(&self, offset: u64, len: u64) -> Option<&[Tag]> {
         let (first, end) = ((offset / UNIT_BYTES) as usize, ((offset + len) / UNIT_BYTES) as usize);
         (!self.dead && end <= self.end).then(|| &self.medium.now()[first..end])
     }
 
-    /// Does every I/O fail?
+    /// Returns true if every I/O fails.
     pub fn is_dead(&self) -> bool {
         self.dead
     }
 
-    /// No I/O fails from now on unless the device is ailing, and all of it is remembered.
+    /// Ends faults of single I/Os; all data is kept.
     pub fn soothe(&mut self) {
         self.faults = FlashFaults::default();
     }
 
-    /// Units.
+    /// Returns the number of units.
     pub fn units(&self) -> usize {
         self.intended.len()
     }

@@ -1,21 +1,21 @@
-//! Units that a device holds, and which of them a power cut leaves.
+//! Units of a device, and the content that a power cut leaves.
 //!
-//! What was written since the last flush may survive or not, unit by unit, whatever the order in which it was
-//! written. Of several values written to one unit, each may be the one that stays.
+//! Data written since the last flush may survive or not, unit by unit, in any order. Of several values
+//! written to one unit, any may survive.
 
 use crate::content::Tag;
 use crate::dice::Dice;
 
-/// What a unit held when a flush began, and its stamp.
+/// Value of a unit at the start of a flush, and its stamp.
 pub(super) type Flushing = (u32, Tag, u32);
 
 /// The units of one device.
 #[derive(Debug)]
 pub(super) struct Medium {
     now: Vec<Tag>,
-    /// What a power cut leaves at least.
+    /// The content that a power cut certainly leaves.
     durable: Vec<Tag>,
-    /// Counts what happened to each unit, to order `now` and `durable`.
+    /// Number of changes of each unit, to order `now` and `durable`.
     now_stamp: Vec<u32>,
     durable_stamp: Vec<u32>,
     stamp: u32,
@@ -24,7 +24,7 @@ pub(super) struct Medium {
 }
 
 impl Medium {
-    /// Holds these units, durably.
+    /// Creates a medium with these units, durably.
     pub(super) fn new(content: Vec<Tag>) -> Self {
         let units = content.len();
         Medium {
@@ -45,12 +45,12 @@ impl Medium {
         &self.durable
     }
 
-    /// Counts changes since the last power cut.
+    /// Returns the number of changes since the last power cut.
     pub(super) fn stamp(&self) -> u32 {
         self.stamp
     }
 
-    /// A unit is written; now and then it is durable at once.
+    /// Writes a unit; sometimes it is durable immediately.
     pub(super) fn put(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
         self.stamp += 1;
         (self.now[unit], self.now_stamp[unit]) = (tag, self.stamp);
@@ -61,7 +61,7 @@ impl Medium {
         }
     }
 
-    /// Units are written, durably.
+    /// Writes units durably.
     pub(super) fn replace(&mut self, first: usize, tags: &[Tag]) {
         for (unit, tag) in (first..).zip(tags) {
             self.stamp += 1;
@@ -70,7 +70,7 @@ impl Medium {
         self.secure(first..first + tags.len());
     }
 
-    /// There are more units behind the last one, durably.
+    /// Appends units durably.
     pub(super) fn grow(&mut self, tags: &[Tag]) {
         self.stamp += 1;
         self.now.extend(tags);
@@ -79,7 +79,7 @@ impl Medium {
         self.durable_stamp.resize(self.now.len(), self.stamp);
     }
 
-    /// What a flush that begins now has to make durable.
+    /// Returns what a flush that starts now has to make durable.
     pub(super) fn snapshot(&mut self) -> Vec<Flushing> {
         self.dirty.sort_unstable();
         self.dirty.dedup();
@@ -87,7 +87,7 @@ impl Medium {
         self.dirty.iter().map(state).collect()
     }
 
-    /// A flush ended.
+    /// Ends a flush.
     pub(super) fn settle(&mut self, flushing: &[Flushing]) {
         for (unit, tag, stamp) in flushing {
             let unit = *unit as usize;
@@ -99,7 +99,7 @@ impl Medium {
         self.dirty.retain(|unit| durable[*unit as usize] < now[*unit as usize]);
     }
 
-    /// Any part of what is not durable is lost. A flush that is under way does not bring it back.
+    /// Loses any part of the data that is not durable. A flush in progress does not restore it.
     pub(super) fn lose(&mut self, dice: &mut Dice) {
         let share = dice.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {
@@ -114,7 +114,7 @@ impl Medium {
         }
     }
 
-    /// Any part of what is not durable never will be, though it is there until the power fails: no flush writes it.
+    /// Makes any part of the volatile data stay volatile until the next power cut: no flush writes it.
     pub(super) fn forget_dirty(&mut self, dice: &mut Dice) {
         let share = dice.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {
@@ -128,14 +128,14 @@ impl Medium {
         }
     }
 
-    /// What these units hold is durable.
+    /// Makes the content of these units durable.
     pub(super) fn secure(&mut self, units: std::ops::Range<usize>) {
         for unit in units {
             (self.durable[unit], self.durable_stamp[unit]) = (self.now[unit], self.now_stamp[unit]);
         }
     }
 
-    /// One of the contents that a power cut at this moment may leave.
+    /// Returns one of the contents that a power cut may leave now.
     pub(super) fn after_power_cut(&self, dice: &mut Dice) -> Vec<Tag> {
         let mut media = self.durable.clone();
         // A device may have written nothing, everything, or any part of it.
@@ -148,12 +148,12 @@ impl Medium {
         media
     }
 
-    /// The power fails.
+    /// Cuts the power.
     pub(super) fn cut_power(&mut self, dice: &mut Dice) {
         *self = Medium::new(self.after_power_cut(dice));
     }
 
-    /// Everything is something else.
+    /// Replaces the whole content.
     pub(super) fn scramble(&mut self, mut with: impl FnMut() -> Tag) {
         *self = Medium::new(self.now.iter().map(|_| with()).collect());
     }

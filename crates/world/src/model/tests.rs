@@ -1,4 +1,4 @@
-//! The model on short histories worked out by hand: what it must let pass, and what not.
+//! Tests of the model on short histories worked out by hand: what it must accept and reject.
 
 use super::*;
 use crate::content::tag;
@@ -86,14 +86,14 @@ fn what_was_flushed_survives_a_power_cut() {
     assert!(early.is_err(), "FUA acknowledged before it was durable");
 }
 
-/// A disk with a cache that writes back.
+/// A disk with a write-back cache.
 fn lagging(units: u32) -> Model {
     let mut model = Model::new(0, units);
     model.set_lags(true);
     model
 }
 
-/// What a read that goes on alone sees; the backing is not looked at.
+/// Runs a read alone; the backing is not compared.
 fn sees(model: &mut Model, seen: &[Tag]) -> Result<(), Violation> {
     let reading = model.begin_read(0, seen.len() as u32);
     model.end_read(&reading, seen, &initial(seen.len() as u32))
@@ -165,7 +165,7 @@ fn what_a_killed_process_left_is_durable_after_a_flush() {
     assert!(sees(&mut flushed, &initial(1)).is_err(), "flushed, and lost");
 }
 
-/// What a discard uncovers may be anything older; what of it was seen before a flush stays.
+/// A discard may restore any older data; what was read before a flush stays.
 #[test]
 fn what_a_discard_uncovered_stays_after_a_flush() {
     let backing = initial(1);
@@ -190,7 +190,7 @@ fn what_a_discard_uncovered_stays_after_a_flush() {
     assert_eq!(discarded(false, true), (true, true), "nobody has seen what it did");
 }
 
-/// A discard that waits may meet what was written meanwhile.
+/// A waiting discard may undo changes that were written meanwhile.
 #[test]
 fn a_discard_undoes_what_was_written_until_it_ends() {
     let backing = initial(1);

@@ -1,7 +1,7 @@
-//! What a replay runs on: disks, caches, devices.
+//! Set-up of a replay: disks, caches, devices.
 //!
-//! A cache's segments are dealt out to all flash devices in turn, one cache behind the other. A journal lies on the
-//! first device, and its second copy, where dirty data has two, on the second.
+//! Segments are allocated from all flash devices in turn, one cache after the other. A journal lies on the
+//! first device, and its second copy, if dirty data has two, on the second.
 
 use std::fmt;
 
@@ -18,10 +18,11 @@ use super::{LENT, LENT_BYTES, Replay, Run};
 use crate::queue::Queue;
 use crate::service::ServiceModel;
 
-/// Segments of caches that are large enough to have some.
+/// Segment size of caches that are large enough for several segments.
 const SEGMENT_BYTES: u64 = 1 << 20;
 
-/// Segments that fit a cache of that room and block size: 1 MiB, or a block where the room is below 64 MiB.
+/// Returns the segment size for a cache of that size and block size: 1 MiB, or a block if the cache is
+/// below 64 MiB.
 pub fn segment_bytes(bytes: u64, block_bytes: u32) -> u64 {
     if bytes >= 64 * SEGMENT_BYTES { SEGMENT_BYTES } else { block_bytes.into() }
 }
@@ -29,30 +30,30 @@ pub fn segment_bytes(bytes: u64, block_bytes: u32) -> u64 {
 /// One disk's cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheSetup {
-    /// Room for data, second copies included, on all devices together; rounded down to whole segments. A journal's
-    /// room is not counted.
+    /// Bytes for data, second copies included, on all devices together; rounded down to whole segments. A
+    /// journal's segments are not counted.
     pub bytes: u64,
     /// Its settings.
     pub config: CacheConfig,
-    /// Does it have a journal? Write-back needs one.
+    /// True if it has a journal. Write-back needs one.
     pub journal: bool,
 }
 
 impl CacheSetup {
-    /// A volatile write-through cache that lets everything in.
+    /// Creates the settings of a volatile write-through cache that admits everything.
     pub fn volatile(bytes: u64, block_bytes: u32, policy: PolicyKind) -> CacheSetup {
         let segment_bytes = segment_bytes(bytes, block_bytes);
         let config = CacheConfig::write_through(block_bytes, segment_bytes, policy, Admission::default());
         CacheSetup { bytes, config, journal: false }
     }
 
-    /// As a preset has it.
+    /// Creates the settings of a preset.
     pub fn preset(bytes: u64, preset: &Preset) -> CacheSetup {
         let config = preset.config(segment_bytes(bytes, preset.block_bytes));
         CacheSetup { bytes, config, journal: preset.persistent }
     }
 
-    /// The same with other room.
+    /// Returns the same settings with another size.
     pub fn with_bytes(self, bytes: u64) -> CacheSetup {
         let segment_bytes = segment_bytes(bytes, self.config.block_bytes);
         CacheSetup { bytes, config: CacheConfig { segment_bytes, ..self.config }, ..self }
@@ -62,30 +63,30 @@ impl CacheSetup {
 /// One disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskSetup {
-    /// Its size; a multiple of 512.
+    /// Size in bytes; a multiple of 512.
     pub size_bytes: u64,
-    /// Where it begins on the backing, which all disks share.
+    /// First byte on the backing, which all disks share.
     pub backing_offset: u64,
     /// `None`: every request goes to the backing.
     pub cache: Option<CacheSetup>,
 }
 
-/// Everything that is fixed when a replay begins.
+/// Everything that is fixed at the start of a replay.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// The disks, numbered from 0.
     pub disks: Vec<DiskSetup>,
-    /// The devices that all caches share: one at least, two where there are two copies of anything.
+    /// The devices that all caches share: at least one, two if there are two copies of any data.
     pub flash: Vec<ServiceModel>,
-    /// What all disks lie on.
+    /// The backing of all disks.
     pub backing: ServiceModel,
-    /// The engine's.
+    /// The engine's limits.
     pub limits: Limits,
 }
 
 impl Setup {
-    /// One disk from the start of the backing, under the engine's usual limits. There are two such flash devices where
-    /// the cache keeps two copies.
+    /// Sets up one disk at the start of the backing, with the engine's default limits. There are two such
+    /// flash devices if the cache keeps two copies.
     pub fn one_disk(
         size_bytes: u64,
         cache: Option<CacheSetup>,
@@ -96,7 +97,7 @@ impl Setup {
         Setup::of_disks(vec![disk], flash, backing)
     }
 
-    /// The same for several disks.
+    /// As `one_disk`, for several disks.
     pub fn of_disks(
         disks: Vec<DiskSetup>,
         flash: impl Into<ServiceModel>,
@@ -109,7 +110,7 @@ impl Setup {
     }
 }
 
-/// Why a set-up cannot work, in a sentence.
+/// Why a set-up is invalid, in a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetupError(pub String);
 
@@ -122,7 +123,7 @@ impl fmt::Display for SetupError {
 impl std::error::Error for SetupError {}
 
 impl Replay {
-    /// Idle disks with empty caches. Journals are in place: writing them has taken time.
+    /// Creates idle disks with empty caches. Their journals are written, which has taken time.
     pub fn new(setup: Setup) -> Result<Self, SetupError> {
         let Setup { disks, flash, backing, limits } = setup;
         let mut engine = Engine::new(limits);
@@ -176,7 +177,7 @@ impl Replay {
     }
 }
 
-/// Gives a cache its segments. `flash_at` is where each device is free.
+/// Gives a cache its segments. `flash_at` is the first free byte of each device.
 fn enable(cache: CacheSetup, index: usize, flash_at: &mut [u64]) -> Enable {
     let CacheSetup { bytes, config, journal } = cache;
     let CacheConfig { block_bytes, segment_bytes, .. } = config;
@@ -195,7 +196,7 @@ fn enable(cache: CacheSetup, index: usize, flash_at: &mut [u64]) -> Enable {
             seconds_only: false,
         })
         .collect();
-    // What cannot be a cache gets no ring, and the engine says why.
+    // An invalid cache gets no ring; the engine reports the reason.
     let sized = block_bytes.is_power_of_two()
         && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&u64::from(block_bytes))
         && segment_bytes >= u64::from(block_bytes);

@@ -1,4 +1,4 @@
-//! Latencies worked out by hand, and what load does to them.
+//! Latencies worked out by hand, and the effect of load on them.
 
 use hob_engine::command;
 use hob_engine::io::{Durability, Zeroing};
@@ -25,7 +25,7 @@ fn ask(op: Op, offset: u64, len: u64) -> Ask {
     Ask { disk: 0, op, offset, len, tag: 0 }
 }
 
-/// Outcomes and latencies of requests, in order of their answers.
+/// Returns outcomes and latencies of requests, in order of their answers.
 fn open(setup: Setup, requests: &[(u64, Ask)]) -> Vec<(Outcome, u64)> {
     let mut list = Vec::new();
     let mut replay = Replay::new(setup).unwrap();

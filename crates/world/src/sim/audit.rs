@@ -1,4 +1,4 @@
-//! Books: the world counts what it saw and compares with what the engine counted.
+//! Compares the engine's statistics with the simulation's own counts.
 
 use hob_engine::io::{Io, Op, Request};
 use hob_engine::outcome::Outcome;
@@ -10,7 +10,7 @@ use super::World;
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// What the world saw of one disk since counting began.
+/// Counts of one disk since its statistics were reset.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Tally {
     outcomes: [u64; Outcome::COUNT],
@@ -21,11 +21,11 @@ pub(super) struct Tally {
     flash_errors: u64,
     backing_ios: u64,
     backing_errors: u64,
-    /// Since the histograms were begun anew.
+    /// Since the histograms were reset.
     moved: Moved,
 }
 
-/// Reads and writes that made sense, by [`Class`].
+/// Valid reads and writes, by [`Class`].
 #[derive(Clone, Copy, Debug, Default)]
 struct Moved {
     came: [u64; CLASSES.len()],
@@ -45,22 +45,22 @@ impl Moved {
 }
 
 impl Tally {
-    /// A request that the engine must not refuse comes.
+    /// Counts a request that the engine must not refuse.
     pub(super) fn comes(&mut self, request: &Request) {
         Moved::add(&mut self.moved.came, request.op);
     }
 
-    /// A request that it took is answered.
+    /// Counts the answer to an accepted request.
     pub(super) fn answered(&mut self, request: &Request) {
         Moved::add(&mut self.moved.answered, request.op);
     }
 
-    /// Statistics begin anew.
+    /// Resets the statistics.
     pub(super) fn reset_stats(&mut self) {
         *self = Tally { moved: self.moved, ..Tally::default() };
     }
 
-    /// Histograms do.
+    /// Resets the histograms.
     pub(super) fn reset_histograms(&mut self) {
         self.moved = Moved::default();
     }
@@ -86,7 +86,7 @@ impl Tally {
     }
 }
 
-/// A read of the backing. Moments are steps of the world's clock.
+/// A read of the backing. Moments are steps of the simulation's clock.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetch {
     pub(super) request: RequestId,
@@ -123,8 +123,8 @@ impl Fetch {
 }
 
 impl World<'_> {
-    /// Misses to the same data do not read the backing at the same time. The cache's changes are
-    /// exempt: a read may have found it off.
+    /// Checks that misses of the same data do not read the backing at the same time, except during changes
+    /// of the cache.
     pub(super) fn check_fetched_once(
         &mut self,
         request: &Request,
@@ -154,7 +154,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The engine's statistics are what the world counted.
+    /// Compares the engine's statistics with the counts.
     pub(super) fn audit(&mut self) -> Result<(), Violation> {
         let mut in_flight = 0;
         for (index, disk) in self.disks.iter().enumerate() {
@@ -178,7 +178,7 @@ impl World<'_> {
                 .map(|outcome| stats.outcomes[outcome as usize].count)
                 .into_iter()
                 .sum();
-            // A crash leaves sectors that are not as written.
+            // A crash leaves sectors that differ from what was written.
             let may_mismatch =
                 self.options.faults || self.options.sabotage.is_some() || self.scenario.lives.is_some();
             ensure!(
@@ -193,7 +193,7 @@ impl World<'_> {
             let expected = (tally.flash_ios, tally.flash_errors, tally.backing_ios, tally.backing_errors);
             let (ios, expected) = match self.scenario.lives {
                 None => (ios, expected),
-                // Flushes of flash are for whoever waits; whose they count as is not known here.
+                // Flushes of flash are shared, so their disk is unknown here.
                 Some(_) => ((0, 0, ios.2, ios.3), (0, 0, expected.2, expected.3)),
             };
             ensure!(ios == expected, "disk {index} counts {ios:?} I/Os, not {expected:?}");
@@ -228,7 +228,7 @@ impl World<'_> {
         self.audit_histograms()
     }
 
-    /// Each histogram has as many values as there were requests to count.
+    /// Checks that each histogram has as many values as there were requests to count.
     fn audit_histograms(&self) -> Result<(), Violation> {
         for (index, disk) in self.disks.iter().enumerate() {
             let Some(histograms) = self.engine.histograms(DiskId(index as u32)) else { continue };
@@ -239,7 +239,7 @@ impl World<'_> {
                     let expected = match row.metric {
                         Metric::Length | Metric::Outstanding => came,
                         Metric::Latency => answered,
-                        // The first has none before it.
+                        // The first request has no predecessor.
                         Metric::Seek | Metric::SeekNearest | Metric::Interarrival => came.saturating_sub(1),
                     };
                     let found = histograms.get(class, row.metric);
@@ -256,13 +256,13 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Statistics of the disks that are there.
+    /// Returns the statistics of the present disks.
     pub(super) fn all_stats(&self) -> Vec<(usize, hob_engine::stats::DiskStats)> {
         let stats = |index| Some((index, self.engine.stats(self.now, DiskId(index as u32))?));
         (0..self.disks.len()).filter_map(stats).collect()
     }
 
-    /// Nothing is going on any more.
+    /// Checks the state when nothing is in progress any more.
     pub(super) fn check_rest(&mut self) -> Result<(), Violation> {
         ensure!(self.requests.is_empty(), "never answered: {:?}", self.requests);
         ensure!(self.asked.is_empty(), "never ended: {:?}", self.asked);
@@ -279,7 +279,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// All disks are removed.
+    /// Checks the state after all disks are removed.
     pub(super) fn check_empty(&mut self) -> Result<(), Violation> {
         ensure!(self.asked.is_empty(), "never ended: {:?}", self.asked);
         ensure!(self.free == self.all_segments(), "segments got lost: {:?} are free", self.free);

@@ -1,8 +1,9 @@
-//! Disks that are clones: what nobody has written of them since the beginning, another disk serves and keeps.
+//! Disks that are clones: another disk serves the data that was never written on them.
 //!
-//! Of some objects of each backing, and until somebody changes them. What comes from there must be promoted nowhere: flash may have of such
-//! an object only what a guest has changed, which it has before the backing has. Now and then the other disk is not to be had, and the backing
-//! reads it; then it may be promoted.
+//! This applies to some objects of each backing, until they are changed. Data from the other disk must not
+//! be promoted: flash may have only sectors of such an object that a guest has changed, which it has before
+//! the backing has. Sometimes the other disk is unavailable, and the backing reads the data; then it may be
+//! promoted.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,23 +15,23 @@ use crate::content::UNIT_BYTES;
 use crate::dice::Dice;
 use crate::{Violation, ensure};
 
-/// Tells the dice for these histories from those of everything else.
+/// Separates the random numbers for these histories from all others.
 const SALT: u64 = 0x636c_6f6e;
 
-/// In a history with such disks.
+/// State of a history with clones.
 pub(super) struct Clones {
     dice: Dice,
-    /// Of an object.
+    /// Sectors per object.
     sectors: u64,
-    /// Sectors in common, of each disk.
+    /// Shared sectors of each disk.
     common: Vec<u64>,
-    /// Objects that are a clone's own, by disk and number.
+    /// Objects that a clone has changed, by disk and number.
     own: BTreeSet<(usize, u64)>,
     /// Sectors that flash may have.
     may_be_cached: BTreeSet<(usize, u64)>,
-    /// What of reads in flight is served elsewhere.
+    /// Parts of reads in flight that another disk serves.
     reads: BTreeMap<IoId, Vec<(u64, u64)>>,
-    /// Per mille of the reads for which the other disk is not to be had.
+    /// Per mille of the reads for which the other disk is unavailable.
     absent: u32,
 }
 
@@ -57,13 +58,13 @@ impl Clones {
         sector < self.common[disk] && !self.own.contains(&(disk, sector / self.sectors))
     }
 
-    /// A guest's change begins.
+    /// Records the start of a guest's change.
     pub(super) fn may_cache(&mut self, disk: usize, offset: u64, len: u64) {
         let end = offset.saturating_add(len).div_ceil(SECTOR_BYTES);
         self.may_be_cached.extend((offset / SECTOR_BYTES..end).map(|sector| (disk, sector)));
     }
 
-    /// An I/O goes to a backing. Is it with another disk, all or in part?
+    /// Returns true if another disk serves this I/O, completely or in part.
     pub(super) fn submit(&mut self, disk: usize, io: &Io) -> bool {
         let (first, end) = (io.offset / SECTOR_BYTES, (io.offset + io.len).div_ceil(SECTOR_BYTES));
         match io.op {
@@ -84,7 +85,7 @@ impl Clones {
                 continue;
             }
             match shared.last_mut() {
-                // Parts come as whoever splits them likes.
+                // Parts may be split in any way.
                 Some(last) if last.1 == sector && !self.dice.chance(50) => last.1 += 1,
                 _ => shared.push((sector, sector + 1)),
             }
@@ -96,19 +97,20 @@ impl Clones {
         is_shared
     }
 
-    /// What of a read that ended was served elsewhere.
+    /// Returns the parts of a completed read that another disk served.
     pub(super) fn end(&mut self, id: IoId) -> Vec<(u64, u64)> {
         self.reads.remove(&id).unwrap_or_default()
     }
 
-    /// Whoever served the reads in flight is gone.
+    /// The other disk's answers to reads in flight are lost.
     pub(super) fn crash(&mut self) {
         self.reads.clear();
     }
 }
 
 impl World<'_> {
-    /// An I/O of a backing ended well: tells the engine, and who served it. Says whether the backing did anything.
+    /// Handles the success of an I/O: tells the engine which disk served it. Returns whether the backing
+    /// was involved.
     pub(super) fn end_of_clone(
         &mut self,
         io: &Io,
@@ -127,7 +129,7 @@ impl World<'_> {
         sectors * SECTOR_BYTES < io.len
     }
 
-    /// Nothing that another disk keeps was promoted.
+    /// Checks that no data of another disk was promoted.
     pub(super) fn check_clones(&self) -> Result<(), Violation> {
         let Some(clones) = &self.clones else { return Ok(()) };
         for disk in 0..self.disks.len() {

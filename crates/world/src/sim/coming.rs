@@ -1,9 +1,10 @@
-//! Requests to a disk whose cache is being recovered, as a daemon lets them in: what it knows of the cache it tells the engine,
-//! and when a change waits that could pass, it makes the old rings void.
+//! Requests to a disk whose cache is being recovered. The daemon tells the engine what it knows of the
+//! cache. When a change waits that could bypass the cache, it invalidates the old rings.
 //!
-//! A daemon knows from its own state when nothing can be dirty; here that is what the model knows. Otherwise it learns from the first
-//! reading of the ring where something may be. Where devices are bad or guests careful, dirty data is
-//! waited for: what becomes of the disk then is not certain.
+//! A daemon may know from its own state that nothing can be dirty; here the model provides this. Otherwise
+//! it learns from the first reading of the ring which regions may be dirty. If devices are unreliable or
+//! guests are to be careful, requests wait for dirty data, because the disk's later content is uncertain
+//! then.
 
 use hob_engine::command::{CacheChange, Command, Expect};
 use hob_engine::journal::Ring;
@@ -16,26 +17,26 @@ use crate::content::UNIT_BYTES;
 /// A disk whose cache is being recovered while guests use it.
 #[derive(Debug)]
 pub(super) struct Coming {
-    /// Tells it from others of the same disk, before and after.
+    /// Distinguishes it from other recoveries of the same disk.
     serial: u64,
     /// Its new ring is being written.
     is_enabled: bool,
 }
 
-/// What happens next to it.
+/// Next step of the recovery.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Step {
     /// The ring was read once.
     Surveyed,
     /// It was read twice, and the cache is compared with the backing.
     Recovered,
-    /// The table says that its rings are nobody's.
+    /// The table says that its rings are invalid.
     Voided,
 }
 
 impl World<'_> {
-    /// Lets guests use a disk before its cache is recovered, if this is a history of that, and they may. False: it is to
-    /// be recovered first.
+    /// Lets guests use a disk before its cache is recovered, if this history includes that, and it is
+    /// permitted. Returns false if the cache must be recovered first.
     pub(super) fn expect_cache(&mut self, index: usize) -> bool {
         let is_bad = self.any_bad();
         let state = &self.disks[index];
@@ -109,15 +110,15 @@ impl World<'_> {
         }
     }
 
-    /// A change waits that could pass.
+    /// Handles a change that waits and could bypass the cache.
     pub(super) fn change_waits(&mut self, index: usize) {
-        // Perhaps nothing has come of the cache since.
+        // The recovery may have failed since.
         if self.disks[index].coming.is_some() && self.dice.chance(900) {
             self.schedule_coming(index, Step::Voided, self.scenario.flash_ns);
         }
     }
 
-    /// What the first reading of its newest whole ring tells.
+    /// Returns the doubtful regions from the first reading of its newest complete ring.
     fn doubtful_of(&mut self, index: usize) -> Option<Regions> {
         let owner = self.disks[index].owner.as_ref()?;
         let rings: Vec<_> =
@@ -129,14 +130,14 @@ impl World<'_> {
         })
     }
 
-    /// The engine hears that there will be none.
+    /// Tells the engine that there will be no cache.
     pub(super) fn expect_no_more(&mut self, index: usize) {
         if self.disks[index].coming.take().is_some() {
             self.command(index, Command::Cache(CacheChange::Expect(None)));
         }
     }
 
-    /// A disk is opened: rings that the table calls void are not there.
+    /// Ignores rings that the table calls invalid, when a disk is opened.
     pub(super) fn drop_void_rings(&mut self, index: usize) {
         if self.options.sabotage == Some(Sabotage::KeptVoidRings) {
             return;

@@ -1,4 +1,4 @@
-//! The daemon's commands at random moments, most of them sensible.
+//! The daemon's commands at random moments, most of them valid.
 
 use hob_engine::admission::{Admission, Popularity};
 use hob_engine::command::{
@@ -20,7 +20,7 @@ impl World<'_> {
         let access = self.disks[disk].access;
         self.command(disk, Command::AddDisk(DiskConfig { size_bytes, access, datastore: DatastoreId(0) }));
         if !self.disks[disk].leaving {
-            // It may have grown since it was there last.
+            // It may have grown since it was removed.
             self.disk_has_size(disk, self.disks[disk].units());
         }
         self.disks[disk].present = true;
@@ -31,7 +31,7 @@ impl World<'_> {
         }
     }
 
-    /// Something changes, for a disk at random.
+    /// Gives a random command for a random disk.
     pub(super) fn random_command(&mut self) -> Result<(), Violation> {
         let disk = self.dice.below(self.disks.len() as u64) as usize;
         if self.scenario.lives.is_some() {
@@ -51,7 +51,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A command to a disk whose cache is volatile or has just gone.
+    /// Gives a command to a disk whose cache is volatile or was just removed.
     fn change_volatile(&mut self, disk: usize) {
         let change = match self.dice.below(18) {
             0 if self.dice.chance(400) => {
@@ -80,7 +80,7 @@ impl World<'_> {
         DeviceId(self.dice.below(self.flash.len() as u64) as u16)
     }
 
-    /// In a history of several lives, where caches may be persistent.
+    /// Gives a command in a history of several lives, where caches may be persistent.
     fn random_command_of_many(&mut self, disk: usize) -> Result<(), Violation> {
         let state = &self.disks[disk];
         if !state.present {
@@ -113,7 +113,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Most disks have a persistent cache from the first.
+    /// Gives most disks a persistent cache at the start.
     pub(super) fn begin_with_caches(&mut self) -> Result<(), Violation> {
         for disk in 0..self.disks.len() {
             if self.dice.chance(900) {
@@ -144,7 +144,7 @@ impl World<'_> {
         }
     }
 
-    /// A command to a disk whose cache is persistent, or is to be.
+    /// Gives a command to a disk whose cache is persistent, or will be.
     fn change_persistent(&mut self, disk: usize) {
         let config = self.disks[disk].owner.as_ref().expect("persistent").config;
         let change = match self.dice.below(32) {
@@ -195,7 +195,7 @@ impl World<'_> {
             30 => CacheChange::DiscardDirty(Discard::Told),
             _ => {
                 let (config, segments) = (self.draw_config(), self.take_free());
-                // Where what was there is still being opened, nothing is to take its place.
+                // While the old cache is being opened, no other may replace it.
                 if self.asked.values().any(|asked| asked.disk == disk && asked.recovers()) {
                     return self.give(disk, segments);
                 }
@@ -205,7 +205,7 @@ impl World<'_> {
         self.command(disk, Command::Cache(change));
     }
 
-    /// A new ring, or now and then, by mistake, none; nothing when the pool is too full.
+    /// Returns a new ring, or sometimes, as an error, none; `None` if the pool is too full.
     #[expect(clippy::option_option, reason = "the outer one is whether the command can be given at all")]
     fn ring_or_none(&mut self, disk: usize, config: &CacheConfig) -> Option<Option<NewRing>> {
         if self.dice.chance(20) {
@@ -214,7 +214,7 @@ impl World<'_> {
         self.make_ring(disk, config).map(Some)
     }
 
-    /// Segments that were to become a cache's are free again.
+    /// Frees segments that were intended for a cache.
     fn take_back(&mut self, disk: usize, segments: &[DataSegment]) {
         let owner = self.disks[disk].owner.as_mut().expect("persistent");
         for segment in segments {
@@ -234,7 +234,7 @@ impl World<'_> {
         CacheChange::Tune(config.mode, config.destage, config.copies)
     }
 
-    /// Statistics begin anew; every second time, histograms too.
+    /// Resets statistics; every second time, histograms too.
     fn reset(&mut self, disk: usize) {
         if self.commands.is_multiple_of(2) {
             self.command(disk, Command::ResetHistograms);
@@ -367,7 +367,7 @@ impl World<'_> {
         }
     }
 
-    /// Some free segments, seldom on fenced devices. Each device keeps room for journals.
+    /// Takes some free segments, rarely on fenced devices. Each device keeps room for journals.
     pub(super) fn take_free(&mut self) -> Vec<Segment> {
         let careless = self.dice.chance(50);
         let mut wanted = self.dice.below(6) as usize;

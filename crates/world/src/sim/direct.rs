@@ -1,8 +1,9 @@
 //! Reads into guests' own memory, to which the guest writes while flash is read into it.
 //!
-//! What it writes before the checksums are computed must not be believed, nor drop or lose anything; what it writes afterwards is its
-//! own matter. After the answer nothing of it may be looked at any more, so all of it is made noise then. A read that is declined is asked
-//! again with a buffer of the daemon; the model sees one read.
+//! Data that the guest writes before the checksums are computed must not be trusted, nor cause the loss of
+//! cached data. Later writes have no effect. After the answer the engine must not read the memory any more,
+//! so it is overwritten with noise. A declined read is sent again with a daemon buffer; the model sees one
+//! read.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,26 +18,26 @@ use crate::dice::Dice;
 use crate::media::Done;
 use crate::{Violation, ensure};
 
-/// Tells the dice for these histories from those of everything else.
+/// Separates the random numbers for these histories from all others.
 const SALT: u64 = 0x6469_7265;
 
-/// In a history with such reads.
+/// State of a history with such reads.
 pub(super) struct Direct {
     dice: Dice,
-    /// To be asked again when the engine has room.
+    /// Reads to send again when the engine has room.
     declined: VecDeque<RequestId>,
 }
 
-/// What a guest has done to its memory since it offered it.
+/// The guest's writes to its memory since it offered it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Scribbles {
-    /// It is not the guest's.
+    /// It is not the guest's memory.
     #[default]
     NotIts,
     Nothing,
-    /// Something that is in no checksum.
+    /// Writes that no checksum includes.
     Unseen,
-    /// Something that checksums were computed of, or the read into it failed.
+    /// Writes that a checksum includes, or the read into it failed.
     Seen,
 }
 
@@ -46,8 +47,8 @@ impl Direct {
         dice.chance(permille).then(|| Direct { dice, declined: VecDeque::new() })
     }
 
-    /// Flash has been read into a buffer: if it is the guest's, the guest may write to it, before the checksums are computed or
-    /// afterwards, or take it away.
+    /// Called when flash has been read into a buffer. If it is the guest's, the guest may write to it,
+    /// before or after the checksums are computed, or unmap it.
     pub(super) fn scribble(&mut self, buffer: &mut Buffer, units: Range<usize>, done: &mut Done) {
         let dice = &mut self.dice;
         if buffer.scribbles == Scribbles::NotIts {
@@ -72,14 +73,15 @@ impl Direct {
         }
     }
 
-    /// The engine is gone.
+    /// Handles a crash of the engine.
     pub(super) fn crash(&mut self) {
         self.declined.clear();
     }
 }
 
 impl World<'_> {
-    /// Whose memory a new request is to come with. Likely hits often offer the guest's, as front ends do; others now and then.
+    /// Chooses the owner of a new request's memory. Likely hits often use the guest's, as in front ends;
+    /// others sometimes.
     pub(super) fn memory_for(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> PayloadMemory {
         let Some(direct) = &mut self.direct else { return PayloadMemory::Daemon };
         if op != Op::Read || !(offset | len).is_multiple_of(SECTOR_BYTES) {
@@ -92,7 +94,7 @@ impl World<'_> {
         }
     }
 
-    /// Is an answer to a read into a guest's memory right? Says whether its content can be compared.
+    /// Checks the answer to a read into a guest's memory. Returns whether its content can be compared.
     pub(super) fn check_direct(&mut self, request: &Request, ok: bool) -> Result<bool, Violation> {
         if request.memory != PayloadMemory::Guest {
             return Ok(true);
@@ -107,7 +109,7 @@ impl World<'_> {
         Ok(scribbles == Scribbles::Nothing)
     }
 
-    /// The engine wants a daemon's buffer for a read.
+    /// Handles a declined read.
     pub(super) fn decline(&mut self, id: RequestId) -> Result<(), Violation> {
         trace!(self, "declined {id}");
         let in_flight = self.requests.get(&id);
@@ -123,7 +125,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Asks again what was declined, as far as the engine has room.
+    /// Sends declined reads again, as far as the engine has room.
     pub(super) fn ask_again(&mut self) -> Result<(), Violation> {
         while let Some(id) = self.direct.as_ref().and_then(|direct| direct.declined.front().copied())
             && self.engine.has_room(self.requests[&id].request.disk)
@@ -148,7 +150,7 @@ impl World<'_> {
 }
 
 impl Buffer {
-    /// The engine has no further business with a guest's memory.
+    /// The engine must not access the guest's memory any more.
     pub(super) fn end(&mut self) {
         self.replied = true;
         if self.scribbles != Scribbles::NotIts {

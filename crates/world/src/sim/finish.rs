@@ -1,5 +1,5 @@
-//! The end of a history of several lives: everything is read, drained, flushed and read again, and the backings have
-//! to hold what the model says.
+//! The end of a history of several lives: everything is read, drained, flushed and read again, and the
+//! backings must match the model.
 
 use hob_engine::command::{CacheChange, Command, CommandError, Discard};
 use hob_engine::io::Op;
@@ -9,14 +9,14 @@ use super::World;
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// Bytes of a read at the end.
+/// Size of a read at the end, bytes.
 const READ_BYTES: u64 = 64 << 10;
 
-/// Times that a disk is opened before it is taken to be lost.
+/// Number of attempts to open a disk before it counts as lost.
 const OPENINGS_MAX: u32 = 4;
 
 impl World<'_> {
-    /// Brings everything to an end.
+    /// Runs the end of the history.
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         self.losses = None;
         self.flash.iter_mut().for_each(crate::media::Flash::soothe);
@@ -27,7 +27,7 @@ impl World<'_> {
         }
         for disk in 0..self.disks.len() {
             self.drain_cache(disk)?;
-            // The first one may fail, for what was lost before.
+            // The first flush may fail because of earlier losses.
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.request_and_wait(disk, Op::Flush, 0, 0)?;
             self.read_all(disk)?;
@@ -52,11 +52,11 @@ impl World<'_> {
         self.check_empty()
     }
 
-    /// A disk that is not there is opened, with its cache if that is at all possible.
+    /// Opens a disk that is not present, with its cache if possible.
     fn bring_back(&mut self, disk: usize) -> Result<(), Violation> {
         self.open_again(disk)?;
         if !self.is_back(disk) {
-            // Perhaps the rings that crashes left of another take the room for its new one, until that one is there.
+            // Leftover rings of another disk may take the room for its new ring until that disk is open.
             for other in (0..self.disks.len()).filter(|other| *other != disk) {
                 self.open_again(other)?;
             }
@@ -67,7 +67,7 @@ impl World<'_> {
         }
         ensure!(self.any_bad(), "disk {disk} cannot be opened");
         if self.disks[disk].present {
-            // That a removal which fails had to fail is checked where it ends.
+            // A failed removal is checked where it ends.
             let removed = self.command_and_wait(disk, Command::RemoveDisk)?;
             if removed == Err(CommandError::JournalFailed) {
                 // The journal was lost on the way, and a cache without one keeps the disk.
@@ -103,13 +103,13 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Is a disk there, with the cache that it can have?
+    /// Returns true if a disk is present, with its cache if it can have one.
     fn is_back(&self, disk: usize) -> bool {
         let state = &self.disks[disk];
         state.present && !state.gated && state.coming.is_none()
     }
 
-    /// Nothing of a disk's cache is dirty afterwards.
+    /// Drains a disk's cache completely.
     fn drain_cache(&mut self, disk: usize) -> Result<(), Violation> {
         if self.disks[disk].config.is_none() {
             return Ok(());

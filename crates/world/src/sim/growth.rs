@@ -1,10 +1,10 @@
-//! Disks that get larger: somebody grows a backing, and then perhaps tells the engine; or a crash comes first, or a refusal, and the
-//! disk is as large as its backing when it is opened next.
+//! Disks that grow: the backing grows, and then the engine may be told. Or a crash or a refusal comes
+//! first, and the disk gets its backing's size when it is next opened.
 //!
-//! What a backing grows by holds something that no guest wrote, so that copies of a sector that was not whole before, which have
-//! nothing there, are told from it.
+//! The new part of a backing has content that no guest wrote. So it is distinguished from copies of a
+//! partial sector at the old end, which have nothing there.
 //!
-//! Some histories have it, chosen by dice of their own: the others are what they would be without.
+//! Only some histories have growth, chosen by separate random numbers, so that the others do not change.
 
 use hob_engine::command::{CacheChange, Command, NewRing};
 
@@ -13,20 +13,20 @@ use crate::Violation;
 use crate::content::{Tag, UNIT_BYTES, tag};
 use crate::dice::Dice;
 
-/// Tells the dice from those of everything else.
+/// Separates the random numbers from all others.
 const SALT: u64 = 0x6772_6f77_7468;
 
-/// No disk gets larger than this, units.
+/// Maximum size of a disk in units.
 const UNITS_MAX: u64 = 16 << 10;
 
-/// What a history with growing disks has.
+/// State of a history with growing disks.
 #[derive(Debug)]
 pub(super) struct Growth {
     dice: Dice,
 }
 
 impl Growth {
-    /// For a history that has it.
+    /// Returns the state if this history has growth.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Growth> {
         let mut dice = Dice::new(seed ^ SALT);
         dice.chance(permille).then_some(Growth { dice })
@@ -34,7 +34,7 @@ impl Growth {
 }
 
 impl World<'_> {
-    /// Now and then a disk grows, or is to get smaller, which it refuses.
+    /// Sometimes grows a disk, or tries to shrink it, which is refused.
     pub(super) fn maybe_grow_disk(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let Some(Growth { dice }) = &mut self.growth else { return Ok(()) };
@@ -64,7 +64,7 @@ impl World<'_> {
         self.drain()
     }
 
-    /// Somebody makes a backing larger.
+    /// Grows a backing.
     pub(super) fn grow_backing(&mut self, disk: usize, more: u64) {
         let state = &mut self.disks[disk];
         let units = state.units();
@@ -75,7 +75,7 @@ impl World<'_> {
         trace!(self, "the backing of disk {disk} grows to {} units", units + more);
     }
 
-    /// The engine serves a disk of so many units now.
+    /// Records that the engine serves a disk with this size in units.
     pub(super) fn disk_has_size(&mut self, disk: usize, units: u64) {
         let before = std::mem::replace(&mut self.disks[disk].size, units);
         self.report.growths += u64::from(before < units);

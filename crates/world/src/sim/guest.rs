@@ -1,4 +1,4 @@
-//! Guests: what they ask of their disk, and how much of it at a time.
+//! Guests: their requests to a disk, and their queue depth.
 
 use hob_engine::io::{Durability, Op, Zeroing};
 
@@ -10,36 +10,36 @@ use crate::dice::Dice;
 pub(super) struct Guest {
     pub(super) disk: usize,
     pub(super) in_flight: u32,
-    /// Its next turn is in the queue.
+    /// Its next turn is scheduled.
     pub(super) is_due: bool,
-    /// Times in a row that a request was handed back.
+    /// Number of successive requests that were handed back.
     pub(super) handed_back: u32,
-    /// Requests it keeps in flight.
+    /// Queue depth.
     pub(super) depth: u32,
     /// Units of the disk.
     pub(super) units: u64,
-    /// Where most of its requests start.
+    /// Start of most of its requests.
     hot: Vec<u64>,
-    /// Per mille of the requests that change something, and that start anywhere.
+    /// Per mille of the requests that change data, and that start anywhere.
     change: u32,
     cold: u32,
     /// Per mille of the requests that flush.
     pub(super) flush: u32,
     /// Requests start at multiples of this many units.
     align: u64,
-    /// Longest request but for rare ones, units.
+    /// Maximum length of requests except rare ones, units.
     units_max: u64,
-    /// What it does sequentially, if it does so.
+    /// Its sequential stream, if it has one.
     pub(super) stream: Option<Stream>,
 }
 
-/// Requests of which each begins where the one before ended.
+/// A stream of requests each of which starts where the one before ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     pub(super) writes: bool,
-    /// Where the next one begins, units.
+    /// Start of the next one, units.
     pub(super) at: u64,
-    /// Of each, units.
+    /// Length of each, units.
     pub(super) count: u64,
 }
 
@@ -63,13 +63,13 @@ impl Guest {
         }
     }
 
-    /// Its next request: what, first byte, bytes. Now and then one that makes no sense.
+    /// Returns its next request: operation, first byte, bytes. Some are invalid.
     pub(super) fn ask(&mut self, dice: &mut Dice) -> (Op, u64, u64) {
         if let Some(stream) = &mut self.stream
             && dice.chance(700)
         {
             if stream.at >= self.units || dice.chance(20) {
-                // Now and then it begins somewhere else.
+                // Sometimes it starts elsewhere.
                 stream.at = dice.below(self.units) / self.align * self.align;
             }
             let (at, count) = (stream.at, stream.count.min(self.units - stream.at));

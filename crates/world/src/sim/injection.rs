@@ -1,16 +1,19 @@
-//! One failure at a chosen place: each operation on a persistent cache meets, in turn, the failure of its first, second,
-//! third … write or flush of flash. A removal also meets the end of its backing.
+//! One failure at a chosen point: each operation on a persistent cache meets, in separate runs, the failure
+//! of its first, second, third … write or flush of flash. A removal also meets failures of its backing.
 //!
-//! A [`Case`] is a small fixed workload, an operation with guests on it, and a way to fail. [`inject`] runs it once with the
-//! failure at the `nth` change of flash (data, journal or flush); whoever calls it counts up until nothing was left
-//! to fail. What has to hold, beyond everything that a history checks:
+//! A [`Case`] is a small fixed workload, an operation with concurrent guest requests, and a failure.
+//! [`inject`] runs it once with the failure at the `nth` change of flash (data, journal or flush). The
+//! caller increments `nth` until there was nothing left to fail. Required, in addition to the checks of
+//! every history:
 //!
-//! - the operation ends, and with an error only where flash refuses writes for good, or where it was refused anyway;
-//! - the cache, or the bare disk, goes on serving: no request fails unless its data is lost, and none is;
-//! - after a crash, recovery finds what was promised, and everything can be drained and taken away.
+//! - the operation ends, and with an error only if flash refuses writes permanently, or if it would be
+//!   refused anyway;
+//! - the cache, or the disk without it, continues to serve: no request fails unless its data is lost, and
+//!   none is;
+//! - after a crash, recovery finds the promised data, and everything can be drained and removed.
 //!
-//! The daemon's part when a journal is lost is played here too: a new ring elsewhere, or else what is dirty goes to the
-//! backing, the owner notes that the journal is not to be believed any more, and takes the cache away.
+//! The simulated daemon also handles a lost journal. It provides a new ring elsewhere. Otherwise it drains
+//! the cache, records that the journal is invalid, and removes the cache.
 
 use hob_engine::Limits;
 use hob_engine::admission::Admission;
@@ -37,47 +40,47 @@ const SEGMENT_BYTES: u64 = 64 * KIB;
 const BLOCK_BYTES: u32 = 8192;
 const DISK_BYTES: u64 = 512 * KIB;
 
-/// Devices: the cache lies on the first two.
+/// Number of devices; the cache lies on the first two.
 const DEVICES: u16 = 3;
 
-/// What is done to the cache.
+/// An operation on the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// It is made.
+    /// Enable it.
     Enable,
-    /// It is taken away.
+    /// Disable it.
     Disable,
-    /// Emptied.
+    /// Clear it.
     Clear,
-    /// Given another policy.
+    /// Change its policy.
     Configure,
-    /// More room.
+    /// Grow it.
     Grow,
-    /// Less.
+    /// Shrink it.
     Shrink,
-    /// It leaves a device for another.
+    /// Move it from one device to another.
     Leave,
-    /// The disk gets larger.
+    /// Grow the disk.
     GrowDisk,
-    /// From write-back to write-through.
+    /// Change from write-back to write-through.
     WriteThrough,
-    /// From write-through to write-back.
+    /// Change from write-through to write-back.
     WriteBack,
-    /// What is dirty goes to the backing.
+    /// Drain it.
     Drain,
-    /// That is begun, and stopped.
+    /// Start a drain, and stop it.
     StopDrain,
-    /// What is dirty is given up.
+    /// Discard dirty data.
     DiscardDirty,
-    /// The journal is brought to rest.
+    /// Close the journal.
     Close,
-    /// Checksums are compared.
+    /// Scrub it.
     Scrub,
-    /// Second copies of dirty data are made.
+    /// Create second copies of dirty data.
     Double,
-    /// The disk goes, and its cache stays on flash.
+    /// Remove the disk; its cache stays on flash.
     RemoveDisk,
-    /// The cache is recovered after a crash.
+    /// Recover the cache after a crash.
     Recover,
 }
 
@@ -103,31 +106,31 @@ pub const OPERATIONS: [Operation; 18] = [
     Operation::Recover,
 ];
 
-/// What the cache holds before.
+/// Content of the cache before the operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Data that is not on the backing, flushed and not, and other data.
+    /// Dirty data, flushed and not, and other data.
     Dirty,
-    /// Only what is on the backing too.
+    /// Only clean data.
     Clean,
 }
 
-/// What happens to the chosen I/O.
+/// The failure of the chosen I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// It fails.
     Once,
-    /// It fails; if it is a flush, its device also loses some of what no earlier flush made durable.
+    /// It fails; if it is a flush, its device also loses some data that no earlier flush made durable.
     OnceWithLoss,
-    /// It fails, and so do all changes of its device from then on.
+    /// It fails, and so do all later changes of its device.
     Device,
     /// All devices refuse changes from then on.
     Everywhere,
     /// The power fails while it is in flight.
     PowerCut,
-    /// The chosen I/O is one of the backing, of which nothing succeeds from then on.
+    /// The chosen I/O is one of the backing, all of whose I/Os fail from then on.
     Backing,
-    /// The same, and the daemon says that another host has the disk, before it removes it.
+    /// As `Backing`, and the daemon reports another host as owner before it removes the disk.
     TakenOver,
 }
 
@@ -137,29 +140,29 @@ impl Failure {
     }
 }
 
-/// What is tried.
+/// One case.
 #[derive(Clone, Copy, Debug)]
 pub struct Case {
-    /// What is done.
+    /// The operation.
     pub operation: Operation,
-    /// To what.
+    /// The content before it.
     pub content: Content,
     /// Copies of dirty data and journal.
     pub copies: Copies,
-    /// How it fails.
+    /// The failure.
     pub failure: Failure,
-    /// Of the dice for latencies and whatever else is open.
+    /// Seed of latencies and other random choices.
     pub seed: u64,
 }
 
-/// What came of it.
+/// Result of a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Injected {
-    /// There was such an I/O.
+    /// The chosen I/O existed.
     pub struck: bool,
-    /// How the operation ended, if it did before the power failed.
+    /// Result of the operation, if it ended before the power failed.
     pub ended: Option<Result<(), CommandError>>,
-    /// Journals that were lost.
+    /// Number of lost journals.
     pub journals_lost: u32,
 }
 
@@ -167,14 +170,14 @@ pub struct Injected {
 #[derive(Debug)]
 pub(super) struct Injection {
     failure: Failure,
-    /// Changes are counted.
+    /// Changes are counted from now on.
     armed: bool,
-    /// The one to fail; those before it are counted down.
+    /// Number of changes up to the failing one.
     left: u32,
     struck: bool,
-    /// A flush of flash failed: its device has lost what it had not flushed, as far as anybody knows.
+    /// A flush of flash failed: its device may have lost unflushed data.
     flush_failed: bool,
-    /// Journals reported lost that nobody has seen to.
+    /// Lost journals that were reported and not handled yet.
     pub(super) lost_journals: u32,
 }
 
@@ -257,7 +260,7 @@ fn config(case: &Case) -> CacheConfig {
         Operation::WriteBack => Mode::WriteThrough,
         _ => Mode::WriteBack,
     };
-    // What is dirty stays so until somebody asks.
+    // Dirty data stays until a drain.
     config.destage =
         Destage { start_permille: 900, stop_permille: 800, dirty_age_ms_max: 0, ..Destage::default() };
     config.copies = if case.operation == Operation::Double { Copies::One } else { case.copies };
@@ -265,7 +268,7 @@ fn config(case: &Case) -> CacheConfig {
 }
 
 impl World<'_> {
-    /// A change of flash has been submitted: perhaps it is the one.
+    /// Counts a submitted change of flash, which may be the one to fail.
     pub(super) fn count_change(&mut self, device: usize, io: IoId, op: IoOp) {
         let counts = |injection: &&mut Injection| injection.armed && !injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
@@ -290,7 +293,7 @@ impl World<'_> {
         }
     }
 
-    /// An I/O of the backing has been submitted: perhaps it is the one.
+    /// Counts a submitted I/O of the backing, which may be the one to fail.
     pub(super) fn count_backing_io(&mut self) {
         let counts = |injection: &&mut Injection| injection.armed && injection.failure.is_of_backing();
         let Some(injection) = self.injection.as_mut().filter(counts) else { return };
@@ -302,7 +305,7 @@ impl World<'_> {
         }
     }
 
-    /// Did a flush of flash fail?
+    /// Returns true if a flush of flash failed.
     pub(super) fn failed_a_flush(&self) -> bool {
         self.injection.as_ref().is_some_and(|injection| injection.flush_failed)
     }
@@ -314,7 +317,7 @@ impl World<'_> {
     fn refuse_changes(&mut self, device: usize) {
         self.flash[device].suffer(Ailment::ReadOnly, &mut self.dice);
         self.scenario.devices[device].refuses = true;
-        // A daemon knows that it is of no use: nothing new is placed there.
+        // A daemon knows that the device failed, and allocates nothing on it.
         self.fenced.insert(DeviceId(device as u16));
     }
 
@@ -376,14 +379,14 @@ impl World<'_> {
         taken
     }
 
-    /// What was there before: data of every kind.
+    /// Writes data of every kind before the operation.
     fn prepare(&mut self, case: &Case) -> Result<(), Violation> {
         for (offset, len) in [(0, 16), (32, 8), (136, 4)] {
             self.write(offset * KIB, len * KIB)?;
         }
         self.ask(Op::Read, 100 * KIB, 16 * KIB)?;
         self.ask(Op::Flush, 0, 0)?;
-        // Of what the journal calls dirty, some is written anew; some goes past the cache.
+        // Some dirty data is overwritten; some writes bypass the cache.
         self.write(0, 4 * KIB)?;
         self.write(200 * KIB, 512)?;
         self.ask(Op::Read, 300 * KIB, 64 * KIB)?;
@@ -397,7 +400,7 @@ impl World<'_> {
         self.write(4 * KIB, 4 * KIB)
     }
 
-    /// Gives the command, with requests before and behind it, and waits for its end.
+    /// Gives the command, with requests before and after it, and waits for its end.
     fn operate(&mut self, case: &Case) -> Result<Option<Result<(), CommandError>>, Violation> {
         if case.operation == Operation::Recover {
             self.crash(End::PowerCut)?;
@@ -414,7 +417,7 @@ impl World<'_> {
         }
         self.begin(Op::Read, 400 * KIB, 8 * KIB)?;
         if case.failure.is_of_backing() {
-            // Past the cache: the backing is to be flushed before this is known to be safe.
+            // Past the cache: the backing must be flushed before this is durable.
             self.begin(Op::Discard(Durability::Volatile), 440 * KIB, 8 * KIB)?;
         }
         if case.failure == Failure::TakenOver {
@@ -449,7 +452,7 @@ impl World<'_> {
         if let Some(Err(error)) = ended {
             let dirty = case.content == Content::Dirty;
             let just = match error {
-                // A ring that fails, or no device to make one on.
+                // A failing ring, or no device for a new one.
                 CommandError::JournalFailed | CommandError::NoJournal => self.any_refuses(),
                 CommandError::Dirty => dirty,
                 CommandError::Stopped => case.operation == Operation::StopDrain,
@@ -460,7 +463,7 @@ impl World<'_> {
         Ok(ended)
     }
 
-    /// The command of an operation: nothing for one that has none, nothing inside for one that is given elsewhere.
+    /// Returns the command of an operation: `None` without one, `Some(None)` if it is given elsewhere.
     #[expect(clippy::option_option, reason = "both are told apart at one place")]
     fn command_of(&mut self, case: &Case) -> Option<Option<Command>> {
         let config = config(case);
@@ -501,14 +504,14 @@ impl World<'_> {
         Some(Some(Command::Cache(change)))
     }
 
-    /// The disk goes on serving, whatever became of its cache.
+    /// Checks that the disk continues to serve, with or without its cache.
     fn serve(&mut self, case: &Case) -> Result<(), Violation> {
         self.see_to_journal()?;
         self.write(16 * KIB, 8 * KIB)?;
         self.write(0, 8 * KIB)?;
         self.ask(Op::Write(Durability::Durable), 320 * KIB, 8 * KIB)?;
         self.ask(Op::Write(Durability::Durable), 32 * KIB, 4 * KIB)?;
-        // In part over dirty data, and a change that flash does not take.
+        // Partly over dirty data, and a change that bypasses flash.
         self.write(4 * KIB + 512, 512)?;
         self.ask(Op::Discard(Durability::Durable), 40 * KIB, 4 * KIB)?;
         for offset in (0..DISK_BYTES).step_by(64 * KIB as usize) {
@@ -527,7 +530,7 @@ impl World<'_> {
         self.ask(Op::Write(Durability::Volatile), offset, len)
     }
 
-    /// Hands a request in, if there is power.
+    /// Sends a request, if there is power.
     fn begin(&mut self, op: Op, offset: u64, len: u64) -> Result<(), Violation> {
         if !self.has_power {
             return Ok(());
@@ -575,7 +578,7 @@ impl World<'_> {
         }
     }
 
-    /// Was what is dirty given up, and with it perhaps what was not answered yet?
+    /// Returns true if dirty data was discarded, and with it perhaps unanswered writes.
     pub(super) fn has_discarded(&self) -> bool {
         self.injection.is_some() && self.report.discards > 0 && self.any_refuses()
     }
@@ -584,13 +587,13 @@ impl World<'_> {
         self.injection.as_ref().is_some_and(|injection| injection.lost_journals > 0)
     }
 
-    /// What a daemon does when a journal cannot be written any more.
+    /// Handles a journal that cannot be written any more, as a daemon does.
     fn see_to_journal(&mut self) -> Result<(), Violation> {
         let injection = self.injection.as_mut().expect("one is under way");
         if std::mem::take(&mut injection.lost_journals) == 0 {
             return Ok(());
         }
-        // A removal that is under way cannot close the cache. Then the disk stays.
+        // A removal in progress cannot close the cache. Then the disk stays.
         self.run_until(|world| !world.disks[0].leaving)?;
         if !self.disks[0].present {
             return Ok(());
@@ -604,9 +607,9 @@ impl World<'_> {
             }
         }
         match self.command_unless_cut(Command::Cache(CacheChange::Drain))? {
-            // Its disk is without a cache already, or without power.
+            // Its disk has no cache already, or there is no power.
             None | Some(Err(CommandError::NoCache | CommandError::Removing)) => return Ok(()),
-            // Somebody drains it already.
+            // A drain is in progress already.
             Some(Err(CommandError::Stopped)) => self.run_until(|world| !world.drains())?,
             Some(result) => ensure!(result == Ok(()), "what is dirty cannot be drained: {result:?}"),
         }

@@ -1,7 +1,7 @@
-//! Lives of the engine: how one ends, what outlives it, and how the next begins.
+//! Lives (processes) of the engine: how one ends, what survives it, and how the next begins.
 //!
-//! Devices, backings, the pool's table and the model stay. Requests, commands and everything the engine knew are gone.
-//! Ends fall at random moments, so that crashes during recovery, changes, drains and destage come by themselves.
+//! Devices, backings, the pool's table and the model survive. Requests, commands and the engine's state are
+//! lost. Lives end at random moments, so that crashes during recovery, changes, drains and destage occur.
 
 use hob_engine::Engine;
 use hob_engine::command::{CacheChange, Command};
@@ -15,19 +15,19 @@ use crate::ensure;
 use crate::media::Crash;
 use crate::model::Loss;
 
-/// A daemon that is to end waits that long for its caches to close, nanoseconds.
+/// Maximum time that an ending daemon waits for its caches to close, nanoseconds.
 const STOP_NS_MAX: u64 = 120_000_000_000;
 
 /// A buffer that the engine uses for itself.
 #[derive(Debug)]
 pub(super) struct Lent {
     pub(super) tags: Vec<Tag>,
-    /// I/Os in flight: which, their units, and whether they fill it.
+    /// I/Os in flight: id, units, and whether they fill the buffer.
     pub(super) ios: Vec<(IoId, std::ops::Range<usize>, bool)>,
 }
 
 impl World<'_> {
-    /// Buffers for the engine, as many as this history's daemon has.
+    /// Provides the engine with buffers, as many as this history's daemon has.
     pub(super) fn lend_buffers(&mut self) {
         let Some(lives) = &self.scenario.lives else { return };
         for bytes in lives.lent.clone() {
@@ -42,7 +42,7 @@ impl World<'_> {
         self.engine.lend(id, bytes);
     }
 
-    /// How many requests this life has, and when it ends.
+    /// Decides how many requests this life has, and when it ends.
     pub(super) fn begin_life(&mut self) {
         let Some(lives) = &mut self.scenario.lives else { return };
         self.left = lives.requests;
@@ -71,14 +71,14 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Has everything been closed that was to be?
+    /// Returns true if everything is closed.
     pub(super) fn has_stopped(&self) -> bool {
         let closes =
             |command: &Command| matches!(command, Command::Cache(CacheChange::Close) | Command::RemoveDisk);
         self.stopping && !self.asked.values().any(|asked| closes(&asked.command))
     }
 
-    /// The engine is gone, and another begins.
+    /// Ends the engine, and starts another.
     pub(super) fn next_life(&mut self, end: End) -> Result<(), Violation> {
         self.crash(end)?;
         self.engine = Engine::new(self.scenario.limits);
@@ -96,7 +96,7 @@ impl World<'_> {
     pub(super) fn crash(&mut self, end: End) -> Result<(), Violation> {
         let kind = if end == End::PowerCut { Crash::PowerCut } else { Crash::Kill };
         trace!(self, "the end of a life: {end:?}");
-        // The daemon may have looked just before.
+        // The daemon may have checked just before.
         self.maybe_record_evidence();
         self.count_crash(end);
         self.end_outages();
@@ -108,7 +108,7 @@ impl World<'_> {
         }
         let asked = std::mem::take(&mut self.asked);
         for asked in asked.values().filter(|asked| asked.ring().is_none() && !asked.recovers()) {
-            // What was to go to a volatile cache; a persistent one has it in the table.
+            // Segments intended for a volatile cache; those of a persistent one are in the table.
             let owner = &self.disks[asked.disk].owner;
             let owned: Vec<_> = owner.iter().flat_map(|owner| owner.data.values()).collect();
             let free: Vec<_> =
@@ -194,7 +194,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A disk comes under the engine's care, with the cache that it had, if that was persistent.
+    /// Adds a disk to the engine, with its earlier cache, if that was persistent.
     pub(super) fn open_disk(&mut self, disk: usize) -> Result<(), Violation> {
         self.add_disk(disk);
         self.drop_void_rings(disk);

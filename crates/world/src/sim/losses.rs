@@ -1,7 +1,7 @@
 //! Backings that fail flushes and restart: acknowledged writes that no flush covers may be lost.
 //!
-//! A flush that fails loses any part of them, and one flush gets the error though others are in flight. A restart loses any part of
-//! them too, and the engine is told. Guests are sessions of their own.
+//! A failed flush loses any part of them, and one flush gets the error though others are in flight. A
+//! restart loses any part of them too, and the engine is told. Guests have separate sessions.
 
 use hob_engine::units::{DiskId, Instant};
 
@@ -10,13 +10,13 @@ use crate::Violation;
 use crate::dice::Dice;
 use crate::media::Done;
 
-/// Tells these dice from those of everything else.
+/// Separates these random numbers from all others.
 const SALT: u64 = 0x6c6f_7373;
 
-/// So many of a thousand flushes fail at least.
+/// Minimum rate of failing flushes, per mille.
 pub(super) const FLUSH_ERROR: u32 = 60;
 
-/// See the module's text.
+/// State of a history with losses; see the module documentation.
 pub(super) struct Losses {
     dice: Dice,
     /// Mean time between two restarts, nanoseconds.
@@ -24,7 +24,7 @@ pub(super) struct Losses {
 }
 
 impl Losses {
-    /// Those of the history of this seed, if it has such.
+    /// Returns the state if the history of this seed has losses.
     pub(super) fn draw(seed: u64, options: &Options, backing_ns: u64) -> Option<Losses> {
         let mut dice = Dice::new(seed ^ SALT);
         let may = options.faults && !options.sound_backings || options.restart_permille == 1000;
@@ -35,7 +35,7 @@ impl Losses {
 }
 
 impl World<'_> {
-    /// Lets a backing restart, in a while.
+    /// Schedules a restart of a backing.
     pub(super) fn schedule_restart(&mut self) {
         let (now, disks) = (self.now, self.disks.len() as u64);
         let Some(Losses { dice, mean_ns }) = self.losses.as_mut().filter(|_| self.left > 0) else { return };
@@ -44,7 +44,7 @@ impl World<'_> {
         self.queue.push(at, Event::Restart(disk));
     }
 
-    /// A flush failed, and lost something.
+    /// Handles a failed flush that lost data.
     pub(super) fn flush_failed(&mut self, side: Side, done: &mut Done) {
         if let Side::Backing(disk) = side
             && self.disks[disk].backing.loses()
@@ -61,7 +61,7 @@ impl World<'_> {
         }
     }
 
-    /// A backing restarts.
+    /// Restarts a backing.
     pub(super) fn restart(&mut self, disk: usize) -> Result<(), Violation> {
         if !self.disks[disk].present {
             self.schedule_restart();

@@ -1,6 +1,6 @@
-//! What the pool's table says of persistent caches: who owns which segments as what. It outlives every crash.
+//! The pool's table of persistent caches: the owner and purpose of each segment. It survives every crash.
 //!
-//! The table itself is taken to be always right: that storage keeps it so is tested there.
+//! The table itself is assumed to be always correct: storage's tests cover that.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::World;
 #[derive(Debug)]
 pub(super) struct Owner {
     pub(super) cache: [u8; 16],
-    /// What the daemon's configuration says.
+    /// The daemon's configuration.
     pub(super) config: CacheConfig,
     /// Data segments by ordinal.
     pub(super) data: BTreeMap<u32, Segment>,
@@ -22,23 +22,23 @@ pub(super) struct Owner {
     pub(super) rings: BTreeMap<u32, Vec<Vec<Segment>>>,
     /// The highest ring number so far.
     number: u32,
-    /// A ring of it was reported done: from then on there has to be one.
+    /// A ring was reported done: from then on there must be one.
     pub(super) exists: bool,
-    /// The cache was taken away, and a command that it had been given before has not ended.
+    /// The cache was removed while an earlier command for it had not ended.
     pub(super) gone: bool,
-    /// Its journal was brought to rest, and it was not in service since.
+    /// Its journal was closed, and it was not in service since.
     pub(super) closed: bool,
-    /// The backing may have refused to be flushed then: nothing says that it was closed.
+    /// The backing may have refused a flush at that time: the journal may not be marked as closed.
     pub(super) left_unclean: bool,
-    /// The highest ring number when that was.
+    /// The highest ring number at that time.
     pub(super) closed_at: u32,
-    /// Dirty data and journal had two copies ever since there was any.
+    /// Dirty data and journal have had two copies all the time.
     pub(super) doubled: bool,
-    /// The table says that rings up to this number are nobody's.
+    /// The table says that rings up to this number are invalid.
     void_upto: u32,
-    /// The version of the backing that the daemon saw last, everything in the cache being verified.
+    /// The version of the backing that the daemon saw last while everything in the cache was verified.
     pub(super) evidence: Option<u64>,
-    /// The engine said that the journal cannot be written any more.
+    /// The engine reported that the journal cannot be written any more.
     pub(super) journal_lost: bool,
 }
 
@@ -62,41 +62,41 @@ impl Owner {
         }
     }
 
-    /// The highest ring number so far.
+    /// Returns the highest ring number so far.
     pub(super) fn number(&self) -> u32 {
         self.number
     }
 
-    /// Its rings are void from now on: nothing is recovered from them after this life.
+    /// Invalidates its rings: nothing is recovered from them after this life.
     pub(super) fn make_void(&mut self) {
         (self.void_upto, self.exists, self.closed) = (self.number, false, false);
     }
 
-    /// Takes out what is void.
+    /// Removes invalid rings.
     pub(super) fn drop_void(&mut self) -> Vec<Segment> {
         let upto = self.void_upto;
         self.drop_rings(|number| number <= upto)
     }
 
-    /// Its journal was brought to rest, so that it is found closed, unless it is lost.
+    /// Records that its journal was closed, so that recovery finds it closed, unless it is lost.
     pub(super) fn close(&mut self) {
         (self.closed, self.closed_at) = (!self.journal_lost, self.number);
         self.left_unclean = false;
     }
 
-    /// Is it a segment of one of the rings?
+    /// Returns true if the segment belongs to one of the rings.
     pub(super) fn has_in_ring(&self, segment: &Segment) -> bool {
         self.rings.values().flatten().flatten().any(|other| other == segment)
     }
 
-    /// Takes a segment out of the rings. False if it is in none.
+    /// Removes a segment from the rings. Returns false if it is in none.
     pub(super) fn take_from_ring(&mut self, segment: &Segment) -> bool {
         let before: usize = self.rings.values().flatten().map(Vec::len).sum();
         self.rings.values_mut().flatten().for_each(|copy| copy.retain(|other| other != segment));
         before > self.rings.values().flatten().map(Vec::len).sum()
     }
 
-    /// Takes rings out, and returns their segments.
+    /// Removes rings, and returns their segments.
     pub(super) fn drop_rings(&mut self, which: impl Fn(u32) -> bool) -> Vec<Segment> {
         let gone: Vec<u32> = self.rings.keys().copied().filter(|number| which(*number)).collect();
         gone.iter().filter_map(|number| self.rings.remove(number)).flatten().flatten().collect()
@@ -108,7 +108,7 @@ impl Owner {
 }
 
 impl World<'_> {
-    /// Gives segments an owner as data: with ordinals that none of its others has.
+    /// Allocates data segments to an owner, with ordinals that it does not use.
     pub(super) fn own(&mut self, disk: usize, segments: Vec<Segment>) -> Vec<DataSegment> {
         let reuse = self.dice.chance(500);
         let owner = self.disks[disk].owner.as_mut().expect("persistent");
@@ -126,12 +126,13 @@ impl World<'_> {
         own
     }
 
-    /// Is it another host's flash?
+    /// Returns true if the device is another host's flash.
     pub(super) fn takes_seconds_only(&self, device: DeviceId) -> bool {
         self.options.peer && self.flash.len() > 1 && usize::from(device.0) + 1 == self.flash.len()
     }
 
-    /// Segments for a new ring that can hold so many data segments of such a cache, or none if the pool is too full.
+    /// Returns segments for a new ring that is large enough for such a cache; `None` if the pool is too
+    /// full.
     pub(super) fn make_ring(&mut self, disk: usize, config: &CacheConfig) -> Option<NewRing> {
         let owner = self.disks[disk].owner.as_ref().expect("persistent");
         let (cache, identity) = (owner.cache, self.disks[disk].identity());
@@ -168,9 +169,9 @@ impl World<'_> {
         Some(NewRing { cache, number: owner.number, identity, copies })
     }
 
-    /// The cache is no more: everything of it is free.
+    /// Frees all segments of a removed cache.
     pub(super) fn disown(&mut self, disk: usize) {
-        // Rings of another cache know the backing as it is.
+        // Rings of another cache know the backing's present state.
         self.disks[disk].changed_behind = None;
         if let Some(owner) = self.disks[disk].owner.take() {
             for segment in owner.all_segments() {
@@ -179,7 +180,8 @@ impl World<'_> {
         }
     }
 
-    /// May flash lose dirty data of this disk? Not while a sound device has a copy of everything.
+    /// Returns true if flash may lose dirty data of this disk. It may not while a sound device has a copy
+    /// of everything.
     pub(super) fn may_lose(&self, disk: usize) -> bool {
         let bad = self.scenario.devices.iter().filter(|plan| plan.is_bad()).count();
         let doubled = self.disks[disk].owner.as_ref().is_some_and(|owner| owner.doubled);

@@ -1,4 +1,4 @@
-//! The daemon's part: who owns which segments, and what becomes of commands.
+//! The daemon's part: owners of segments, and results of commands.
 
 use std::collections::BTreeSet;
 
@@ -12,10 +12,10 @@ use super::{World, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
-/// First byte of the segments on a device: what is before belongs to nobody.
+/// First byte of the segments on a device; the bytes before belong to no cache.
 pub(super) const SEGMENTS_START: u64 = 8192;
 
-/// A command the engine has not ended.
+/// A command in progress.
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) disk: usize,
@@ -25,12 +25,12 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Is it a change that waits for the flash I/O of this disk?
+    /// Returns true if it is a change that waits for the flash I/O of this disk.
     pub(super) fn changes_cache_of(&self, disk: usize) -> bool {
         self.disk == disk && matches!(self.command, Command::Cache(_))
     }
 
-    /// The segments that go to the cache if the command succeeds.
+    /// Returns the segments that the cache gets if the command succeeds.
     pub(super) fn segments(&self) -> Vec<Segment> {
         let data = match &self.command {
             Command::Cache(CacheChange::Enable(enable)) => &enable.segments,
@@ -40,25 +40,25 @@ impl Asked {
         data.iter().map(|segment| segment.place).collect()
     }
 
-    /// The new ring it brings.
+    /// Returns the number of its new ring.
     pub(super) fn ring(&self) -> Option<u32> {
         let Command::Cache(change) = &self.command else { return None };
         change.ring().map(|ring| ring.number)
     }
 
-    /// Does it make a volatile cache?
+    /// Returns true if it creates a volatile cache.
     fn is_volatile(&self) -> bool {
         matches!(&self.command, Command::Cache(CacheChange::Enable(enable)) if enable.journal.is_none())
     }
 
-    /// Does it make a ring of one copy, or a cache that has one of its data?
+    /// Returns true if it creates a ring of one copy, or a cache with one copy of its data.
     fn has_one_copy(&self) -> bool {
         let Command::Cache(change) = &self.command else { return false };
         change.ring().is_some_and(|ring| ring.copies.len() < 2)
             || self.config().is_some_and(|config| config.copies == Copies::One)
     }
 
-    /// Does it open a cache that has been there before?
+    /// Returns true if it opens an earlier cache.
     pub(super) fn recovers(&self) -> bool {
         matches!(&self.command, Command::Cache(CacheChange::Enable(enable)) if enable.recovered.is_some())
     }
@@ -73,7 +73,7 @@ impl Asked {
 }
 
 impl World<'_> {
-    /// Hears what the engine reports.
+    /// Handles an event of the engine.
     pub(super) fn event(&mut self, event: Event) -> Result<(), Violation> {
         trace!(self, "{event:?}");
         if matches!(event, Event::Stalled(_) | Event::Resumed(_)) {
@@ -149,7 +149,7 @@ impl World<'_> {
         self.scenario.devices.iter().any(super::scenario::DevicePlan::is_bad)
     }
 
-    /// Does a device take no writes, or has it failed a flush?
+    /// Returns true if a device refuses writes, or has failed a flush.
     pub(super) fn any_refuses(&self) -> bool {
         self.scenario.devices.iter().any(|plan| plan.refuses) || self.failed_a_flush()
     }
@@ -187,7 +187,7 @@ impl World<'_> {
         self.new_ring_is_done(asked)
     }
 
-    /// A command was carried out: what the daemon notes.
+    /// Records the success of a command, as the daemon does.
     fn succeeded(&mut self, asked: &Asked) -> Result<(), Violation> {
         let has_outages = self.has_outages();
         if let Command::Cache(CacheChange::Vacate(which)) = asked.command {
@@ -222,7 +222,7 @@ impl World<'_> {
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
                     let config = asked.config().expect("brings one");
                     if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile()) {
-                        // It took the place of one that did not come into being.
+                        // It replaced a cache that was never completed.
                         owner.gone = true;
                     }
                     disk.writes_through_since = (config.mode != Mode::WriteBack).then_some(self.clock);
@@ -235,7 +235,7 @@ impl World<'_> {
                 }
                 Command::Cache(CacheChange::Drain) => {
                     self.report.drains += 1;
-                    // It waits for the writes that were taken before the mode changed.
+                    // It waits for the writes that were accepted before the mode changed.
                     disk.writes_through_since.is_some_and(|since| since < asked.given)
                 }
                 Command::Cache(CacheChange::Disable) => true,
@@ -262,7 +262,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A ring is complete: those before it are not needed any more.
+    /// Handles a complete ring: earlier rings are not needed any more.
     fn new_ring_is_done(&mut self, asked: &Asked) -> Result<(), Violation> {
         self.disown_gone(asked.disk);
         let Some(number) = asked.ring() else { return Ok(()) };
@@ -286,7 +286,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A command was not carried out: what it brought is free, unless it was the cache's before.
+    /// Handles a failed command: its segments are free, unless they were the cache's before.
     fn failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         if asked.recovers() {
             return self.recovery_failed(asked);
@@ -311,25 +311,25 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Is a command for this disk under way that brings a ring?
+    /// Returns true if a command with a ring is in progress for this disk.
     fn brings_ring(&self, index: usize) -> bool {
         self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
     }
 
-    /// Of a cache that was taken away nothing is left when the last command with a ring for it has ended.
+    /// Frees all segments of a removed cache when the last command with a ring for it has ended.
     fn disown_gone(&mut self, index: usize) {
         let pending = self.brings_ring(index);
         let under_way = self.asked.values().filter(|asked| asked.disk == index).flat_map(Asked::segments);
         let under_way: BTreeSet<Segment> = under_way.collect();
         let disk = &mut self.disks[index];
         if let Some(owner) = disk.owner.as_mut().filter(|owner| owner.gone && !pending) {
-            // A volatile cache may have taken its place, and what was to be its.
+            // A volatile cache may use some of its segments, or segments that were intended for it.
             owner.data.retain(|_, place| !disk.segments.contains(place) && !under_way.contains(place));
             self.disown(index);
         }
     }
 
-    /// A command failed: it had to.
+    /// Checks that a failed command had to fail.
     fn refusal(&mut self, asked: &Asked, error: CommandError) -> Result<(), Violation> {
         let disk = &self.disks[asked.disk];
         let persistent = disk.owner.is_some();
@@ -340,7 +340,7 @@ impl World<'_> {
             (CommandError::NoCache, Command::Cache(CacheChange::Leave(device, ..))) => {
                 disk.segments.iter().all(|segment| segment.device != *device)
             }
-            // Of what the ring was for, another cache or none has taken the place.
+            // Another cache, or none, has replaced the one that the ring was for.
             (CommandError::NoCache, Command::Cache(CacheChange::GrowDisk(_, ring))) => ring.is_some(),
             (CommandError::NoCache, _) => disk.config.is_none(),
             (CommandError::CacheExists, Command::Cache(CacheChange::Enable(..))) => disk.config.is_some(),
@@ -393,7 +393,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A cache gave segments up: nothing may be going on there.
+    /// Handles released segments: no I/O may be in flight there.
     fn released(&mut self, index: usize, segments: &[Segment]) -> Result<(), Violation> {
         let len = self.scenario.segment_bytes;
         self.disks[index].changed = self.clock;
@@ -419,7 +419,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Every segment of the pool.
+    /// Returns all segments of the pool.
     pub(super) fn all_segments(&self) -> BTreeSet<Segment> {
         let devices = self.scenario.devices.iter().enumerate();
         devices

@@ -1,5 +1,6 @@
-//! Shares, limits, reservations and windows, now and then. Some histories have them, chosen by dice of their own: the others are
-//! what they would be without. What a scheduler promises is measured elsewhere (`tests/qos.rs`); here nothing may get lost or stuck.
+//! Shares, limits, reservations and windows. Only some histories have them, chosen by separate random
+//! numbers, so that the others do not change. `tests/qos.rs` measures the scheduler's promises; here no
+//! request may be lost or blocked.
 
 use hob_engine::command::Command;
 use hob_engine::qos::{Control, DiskQos, Due, Late, Report, Resource, agree};
@@ -9,19 +10,19 @@ use super::World;
 use crate::Violation;
 use crate::dice::Dice;
 
-/// Tells the dice from those of everything else.
+/// Separates the random numbers from all others.
 const SALT: u64 = 0x716f_7321;
 
-/// What a history with it has.
+/// State of a history with QoS.
 #[derive(Debug)]
 pub(super) struct Qos {
     dice: Dice,
-    /// Of the last agreement with other hosts.
+    /// Rate per share of the last agreement with other hosts.
     level: Option<f64>,
 }
 
 impl Qos {
-    /// For a history that has it.
+    /// Returns the state if this history has QoS.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Qos> {
         let mut dice = Dice::new(seed ^ SALT);
         dice.chance(permille).then_some(Qos { dice, level: None })
@@ -51,7 +52,7 @@ impl Qos {
 }
 
 impl World<'_> {
-    /// Everything that disks share gets a window.
+    /// Sets a window for every shared resource.
     pub(super) fn begin_with_qos(&mut self) {
         for device in 0..self.scenario.devices.len() {
             self.set_control(Resource::Flash(DeviceId(device as u16)));
@@ -59,7 +60,7 @@ impl World<'_> {
         self.set_control(Resource::Datastore(DatastoreId(0)));
     }
 
-    /// Now and then something of it changes.
+    /// Sometimes changes a QoS setting.
     pub(super) fn maybe_change_qos(&mut self) -> Result<(), Violation> {
         let (disks, devices) = (self.disks.len() as u64, self.scenario.devices.len() as u64);
         let Some(qos) = &mut self.qos else { return Ok(()) };
@@ -80,7 +81,7 @@ impl World<'_> {
         self.drain()
     }
 
-    /// Another host has said something of the datastore, sensible or not, and this one takes its part.
+    /// Handles another host's report on the datastore, valid or not.
     fn meet_a_fellow(&mut self) {
         let Some(qos) = &mut self.qos else { return };
         let dice = &mut qos.dice;

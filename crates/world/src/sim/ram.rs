@@ -1,6 +1,6 @@
-//! Memory above caches: its areas, the copies that the engine asks for, and commands about it.
+//! Memory tiers: their areas, the engine's copies, and their commands.
 //!
-//! Some histories have it, chosen by dice of their own: the others are what they would be without.
+//! Only some histories have them, chosen by separate random numbers, so that the others do not change.
 
 use hob_engine::command::{Command, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig, Segment};
 use hob_engine::io::{BufferCopy, CopyEnd, Io, Op, Target};
@@ -12,23 +12,23 @@ use crate::content::{self, Tag, UNIT_BYTES};
 use crate::dice::Dice;
 use crate::{Violation, ensure};
 
-/// Tells the dice from those of everything else.
+/// Separates the random numbers from all others.
 const SALT: u64 = 0x6d65_6d6f_7279;
 
-/// What a history with memory has.
+/// State of a history with memory tiers.
 #[derive(Debug)]
 pub(super) struct Ram {
     dice: Dice,
 }
 
 impl Ram {
-    /// For a history that has it.
+    /// Returns the state if this history has memory tiers.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Ram> {
         let mut dice = Dice::new(seed ^ SALT);
         dice.chance(permille).then_some(Ram { dice })
     }
 
-    /// Mostly a small one, so that it evicts; now and then none, or one that makes no sense.
+    /// Returns a configuration: mostly a small one, so that it evicts; sometimes none, or an invalid one.
     fn config(&mut self) -> Option<MemoryConfig> {
         let dice = &mut self.dice;
         if dice.chance(150) {
@@ -47,7 +47,7 @@ impl Ram {
 }
 
 impl World<'_> {
-    /// Some guests read or write sequentially, and the engine has buffers to read ahead with.
+    /// Makes some guests read or write sequentially, and provides buffers for read-ahead.
     pub(super) fn prepare_memory(&mut self) {
         let Some(Ram { dice }) = &mut self.ram else { return };
         for guest in &mut self.scenario.guests {
@@ -60,7 +60,7 @@ impl World<'_> {
         (0..buffers).for_each(|_| self.lend(1 << 20));
     }
 
-    /// Counts flash I/O on the engine's own buffers, where it is known to be for reading ahead.
+    /// Counts flash I/O on the engine's own buffers that is known to be read-ahead.
     pub(super) fn tally_lent(&mut self, io: &Io, failed: bool) {
         let Target::Flash(device) = io.target else { return };
         if self.scenario.lives.is_some() {
@@ -72,12 +72,12 @@ impl World<'_> {
         disk.expect("checked at submission").tally.flash_io(failed);
     }
 
-    /// Disks get their memory.
+    /// Gives disks their memory tiers.
     pub(super) fn begin_with_memory(&mut self) -> Result<(), Violation> {
         (0..self.disks.len()).try_for_each(|disk| self.change_memory(disk))
     }
 
-    /// Now and then a disk gets other memory.
+    /// Sometimes changes a disk's memory tier.
     pub(super) fn maybe_change_memory(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let Some(Ram { dice }) = &mut self.ram else { return Ok(()) };
@@ -91,7 +91,7 @@ impl World<'_> {
     fn change_memory(&mut self, disk: usize) -> Result<(), Violation> {
         if let Some(ram) = &mut self.ram {
             let config = ram.config();
-            // What was asked for before refers to the area of before.
+            // Copies requested before refer to the old area.
             self.drain()?;
             self.command(disk, Command::Memory(config));
             self.drain()?;
@@ -99,13 +99,13 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A disk has memory, or none any more.
+    /// Records a disk's new memory tier, or its removal.
     pub(super) fn memory_changed(&mut self, disk: usize, config: Option<MemoryConfig>) {
         let units = config.map_or(0, |config| config.bytes / UNIT_BYTES);
         self.disks[disk].memory = (0..units).map(|unit| content::garbage(unit ^ SALT)).collect();
     }
 
-    /// Does this make no sense?
+    /// Returns true if the configuration is invalid.
     pub(super) fn is_senseless(config: &MemoryConfig) -> bool {
         let page = u64::from(config.page_bytes);
         !page.is_power_of_two()
@@ -113,7 +113,7 @@ impl World<'_> {
             || config.bytes / page < MEMORY_PAGES_MIN
     }
 
-    /// Makes a copy that the engine asks for.
+    /// Performs a copy for the engine.
     pub(super) fn copy(&mut self, copy: BufferCopy) -> Result<(), Violation> {
         trace!(self, "{copy:?}");
         let between =

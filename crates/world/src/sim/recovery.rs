@@ -1,9 +1,9 @@
-//! Opening a cache that was there before, as a daemon does it: read its rings, the highest first, prove the tail,
-//! compare the backing's identity and some clean sectors, and enable it with a new ring.
+//! Opens an earlier cache as a daemon does: reads its rings, the highest first, verifies the tail, compares
+//! the backing's identity and some clean sectors, and enables the cache with a new ring.
 //!
-//! What is expected: a sound device's ring is found whole, a journal that was brought to rest is found so, clean
-//! sectors are what the backing holds, and a backing that changed is noticed. Only where every copy of a ring lies on a device
-//! that may lie or lose data, nothing is expected, and the model forgets what was durable.
+//! Expected results: a sound device's ring is complete, a closed journal is found closed, clean sectors
+//! equal the backing, and a changed backing is noticed. Nothing is expected if every copy of a ring is on a
+//! device that may corrupt or lose data; the model then drops all durability.
 
 use hob_engine::command::{CacheChange, Command, DataSegment, Enable, Mode, Segment};
 use hob_engine::journal::{DirtySector, PAGE_BYTES, Recovered, Replay, Ring, Survey};
@@ -16,27 +16,27 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::media::Flash;
 use crate::{Violation, ensure};
 
-/// A daemon tries so many rings before it gives a disk up for this life.
+/// Number of rings that a daemon tries before it gives a disk up for this life.
 const ATTEMPTS_MAX: u32 = 8;
 
-/// Clean sectors that are compared with the backing: nearly all that such a small cache has.
+/// Number of clean sectors that are compared with the backing: nearly all of such a small cache.
 const SAMPLES: usize = 64;
 
-/// The same where backings change silently: as few as a large cache's sample is.
+/// The number in histories with silent changes of backings: as few as for a large cache.
 const SAMPLES_FEW: usize = 2;
 
-/// What the rings of a cache told.
+/// Result of reading a cache's rings.
 struct Found {
     recovered: Box<Recovered>,
     segments: Vec<DataSegment>,
-    /// Of the ring.
+    /// Number of the ring.
     number: u32,
-    /// Every copy of the ring lies on a device that may have lied.
+    /// Every copy of the ring is on an unreliable device.
     doubtful: bool,
 }
 
 impl World<'_> {
-    /// Brings the persistent cache of a disk back, or finds that there is none.
+    /// Recovers the persistent cache of a disk, or finds that there is none.
     pub(super) fn recover(&mut self, index: usize, attempt: u32) -> Result<(), Violation> {
         let found = self.read_rings(index)?;
         let lags = self.disks[index].model.lags();
@@ -50,7 +50,7 @@ impl World<'_> {
                 return Ok(());
             }
             if lags && existed {
-                // The way out that a daemon offers: what the cache had is given up.
+                // The daemon's last resort: the cache's content is discarded.
                 self.report.discards += 1;
                 self.adopt_backing(index)?;
             }
@@ -59,13 +59,13 @@ impl World<'_> {
         let owner = self.disks[index].owner.as_mut().expect("found");
         owner.doubled &= owner.rings[&number].len() == 2;
         if !self.keeps_old_rings() {
-            // Higher ones never became whole.
+            // Rings with higher numbers were never complete.
             let owner = self.disks[index].owner.as_mut().expect("found");
             let gone = owner.drop_rings(|other| other > number);
             self.free.extend(gone);
         }
         if let Some(changed) = self.engine.changed_meanwhile(DiskId(index as u32)) {
-            // Neither compared nor believed.
+            // Neither compared nor trusted.
             recovered.drop_regions(changed);
         }
         if doubtful {
@@ -73,7 +73,7 @@ impl World<'_> {
             self.distrust_bitmaps(index);
         }
         if !lags && recovered.summary.sectors_dirty > 0 {
-            // The daemon knows that everything was drained, and the backing has been written since.
+            // The daemon knows that everything was drained, and the backing has been written to since.
             ensure!(
                 doubtful,
                 "disk {index}: {} sectors are dirty after a drain",
@@ -91,7 +91,7 @@ impl World<'_> {
             }
             self.observe_opening(index);
         }
-        // Rings made since know the backing as it is.
+        // Later rings know the backing's present state.
         let changed = self.disks[index].changed_behind.is_some_and(|highest| number <= highest);
         let (state, identity) = (&self.disks[index], self.disks[index].identity());
         let size = state.size * UNIT_BYTES;
@@ -106,7 +106,8 @@ impl World<'_> {
         self.excuse_lies(index, &recovered, &segments);
         let silently = self.is_changed_silently(index);
         let differing = self.differing_sample(index, &recovered);
-        // A daemon would not have let guests in before; here they find what is dirty, and nothing else unverified.
+        // A daemon would not have admitted guests before; here they see dirty data, and no other unverified
+        // data.
         let differing = differing.filter(|_| !(silently && is_early && summary.sectors_dirty > 0));
         let noticed = summary.identity != identity || differing.is_some();
         ensure!(noticed || !changed, "disk {index}: its backing changed, and nobody noticed");
@@ -114,7 +115,7 @@ impl World<'_> {
         let right = changed || !noticed || doubtful || silently;
         ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
         if changed {
-            // The daemon will know again, whatever becomes of the new ring.
+            // The daemon will notice again, whatever happens to the new ring.
             self.disks[index].generation += 1;
         }
         if noticed && self.options.sabotage != Some(Sabotage::ServedStale) {
@@ -132,8 +133,8 @@ impl World<'_> {
         self.enable_recovered(index, recovered, segments, number)
     }
 
-    /// The pool is full, perhaps of rings that one crash after the other left. What was found is made durable, and needs those
-    /// before it no more.
+    /// The pool is full, perhaps of rings left by crashes. The recovered state is made durable, and older
+    /// rings are not needed any more.
     fn give_up_older_rings(&mut self, index: usize, number: u32) {
         if self.keeps_old_rings() {
             return;
@@ -161,7 +162,7 @@ impl World<'_> {
         number: u32,
     ) -> Result<(), Violation> {
         let owner = self.disks[index].owner.as_mut().expect("found");
-        // A ring of another configuration may have been complete before its command was.
+        // A ring with another configuration may have been complete before its command ended.
         owner.config.block_bytes = recovered.summary.block_bytes;
         let mut config = owner.config;
         if self.dice.chance(200) {
@@ -173,7 +174,7 @@ impl World<'_> {
             self.make_ring(index, &config)
         });
         let Some(ring) = ring else {
-            // There is no room for it, and may never be: an operator gives a cache up of which the backing has everything.
+            // There may never be room for it: an operator gives up a cache if the backing has all its data.
             self.disks[index].attempts += 1;
             if self.disks[index].attempts > ATTEMPTS_MAX && recovered.summary.sectors_dirty == 0 {
                 self.disown(index);
@@ -186,7 +187,7 @@ impl World<'_> {
         let owner = state.owner.as_mut().expect("found");
         owner.doubled &= ring.copies.len() == 2 && config.copies == owner.config.copies;
         if config.mode == Mode::WriteBack {
-            // In another mode what may have been dirty still may: a crash can show more than this recovery found.
+            // In another mode, data may still be dirty: a crash can reveal more than this recovery found.
             state.model.set_lags(true);
         }
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
@@ -198,7 +199,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// A recovered cache did not get into service: its new ring could not be written. The daemon tries others.
+    /// Handles a recovered cache whose new ring could not be written. The daemon tries others.
     pub(super) fn recovery_failed(&mut self, asked: &Asked) -> Result<(), Violation> {
         let index = asked.disk;
         let number = asked.ring().expect("a recovered cache has one");
@@ -207,7 +208,8 @@ impl World<'_> {
         self.free.extend(gone);
         self.disks[index].attempts += 1;
         if self.disks[index].coming.is_none() && !self.disks[index].gated {
-            // A daemon would not have let guests in yet: without its dirty data the disk is not what they know.
+            // A daemon would not have admitted guests yet: without its dirty data the disk differs from
+            // what they know.
             self.disks[index].model.forget_all();
             self.distrust_bitmaps(index);
         }
@@ -221,7 +223,7 @@ impl World<'_> {
         self.recover(index, self.disks[index].attempts)
     }
 
-    /// Guests may use the disk.
+    /// Admits guests to the disk.
     pub(super) fn open_gate(&mut self, index: usize) {
         self.disks[index].attempts = 0;
         self.disks[index].coming = None;
@@ -233,8 +235,9 @@ impl World<'_> {
         }
     }
 
-    /// A device that lies, and has the only copy, may take back what a crash finds in the tail, and nobody can tell what it made of
-    /// sectors without a checksum: docs/decisions/0006 has the price. Noise in these is put right by hand.
+    /// An unreliable device with the only copy may lose tail sectors that a crash had revealed. The content
+    /// of sectors without a checksum is then unknown; docs/decisions/0006 describes this cost. Garbage in
+    /// them is repaired by hand.
     fn excuse_lies(&mut self, index: usize, recovered: &Recovered, segments: &[DataSegment]) {
         trace!(self, "disk {index} recovered: {:?}", recovered.summary);
         let model = &self.disks[index].model;
@@ -243,13 +246,13 @@ impl World<'_> {
             (first..(first + SECTOR_UNITS).min(model.units())).any(|unit| model.is_loose(unit as u32))
         };
         let singles = recovered.dirty().filter(|dirty| dirty.second.is_none());
-        // What was on its way to two devices may have reached one, or differ.
+        // Data in flight to two devices may have reached only one, or differ.
         let loose: Vec<DirtySector> = singles.filter(|dirty| is_loose(dirty.sector)).collect();
         let unknown: Vec<_> = recovered.dirty().filter(|dirty| dirty.place.sum.is_none()).collect();
         let (parted, undone) = (recovered.summary.sectors_parted > 0, recovered.summary.sectors_undone > 0);
         let unproven = parted || !unknown.is_empty();
         if let Some(owner) = self.disks[index].owner.as_mut().filter(|_| unproven || !loose.is_empty()) {
-            // One copy counts, whatever the other holds.
+            // Only one copy is valid, whatever the other holds.
             owner.doubled = false;
         }
         if !self.may_lose(index) {
@@ -264,8 +267,8 @@ impl World<'_> {
         }
     }
 
-    /// What a sector without a checksum holds that nobody wrote there becomes what the backing has. Nor does it change before
-    /// it is read for the first time: from then on its checksum is known.
+    /// Replaces the content of a sector without a checksum that no one wrote by the backing's. It must not
+    /// change before it is first read: from then on its checksum is known.
     fn put_right(&mut self, index: usize, dirty: DirtySector, segments: &[DataSegment]) {
         let segment = segments[dirty.place.segment as usize].place;
         let offset = segment.offset + dirty.place.sector * SECTOR_BYTES;
@@ -280,7 +283,7 @@ impl World<'_> {
         flash.put_right(offset, &units);
     }
 
-    /// Reads the rings of a cache, the highest first, until one is whole.
+    /// Reads the rings of a cache, the highest first, until one is complete.
     fn read_rings(&mut self, index: usize) -> Result<Option<Found>, Violation> {
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let (cache, exists, journal_lost) = (owner.cache, owner.exists, owner.journal_lost);
@@ -293,7 +296,7 @@ impl World<'_> {
         let mut doubtful = false;
         for (number, copies) in rings.iter().filter(|_| !journal_lost) {
             let is_good = self.is_on_sound_device(copies);
-            // The lowest one is complete, if any is.
+            // The lowest ring is complete, if any is.
             sound = is_good;
             doubtful |= !is_good;
             match self.survey(cache, *number, copies) {
@@ -309,10 +312,10 @@ impl World<'_> {
         Ok(None)
     }
 
-    /// The first reading of a ring.
+    /// First reading of a ring.
     pub(super) fn survey(&mut self, cache: [u8; 16], number: u32, copies: &[Vec<Segment>]) -> Ring {
         let pages = copies.iter().map(Vec::len).max().unwrap_or(0) as u64 * self.pages_in_segment();
-        // Shared between two, as storage does it.
+        // Shared between two surveys, as in storage.
         let new = || Survey::new(cache, number, copies.len(), pages);
         let [mut one, mut other] = [new(), new()];
         for (i, (copy, page, bytes)) in self.ring_pages(copies, pages).iter().enumerate() {
@@ -332,7 +335,7 @@ impl World<'_> {
         self.scenario.segment_bytes / PAGE_BYTES as u64
     }
 
-    /// The pages of a ring that can be read, in any order.
+    /// Returns the readable pages of a ring, in any order.
     fn ring_pages(&mut self, copies: &[Vec<Segment>], pages: u64) -> Vec<(usize, u64, Vec<u8>)> {
         let mut shown = vec![];
         for (copy, segments) in copies.iter().enumerate() {
@@ -374,7 +377,7 @@ impl World<'_> {
         }
         let owner = self.disks[index].owner.as_ref().expect("persistent");
         let doubtful = doubtful || missing && !owner.doubled;
-        // A ring that was being made after it may be whole already.
+        // A later ring in progress may be complete already.
         let closed = owner.closed && !owner.left_unclean && number <= owner.closed_at;
         ensure!(plan.clean || !closed || doubtful, "disk {index}: closed, and found open");
         let ordinals: Vec<u32> = segments.iter().map(|segment| segment.ordinal).collect();
@@ -394,8 +397,9 @@ impl World<'_> {
         Ok(Some(Found { recovered: Box::new(replay.finish(&sums)), segments, number, doubtful }))
     }
 
-    /// The data segments of a cache that a device is there for, in any order, and whether some are missing. Those are not
-    /// the cache's any more. What a command brings that has not ended is not the cache's yet.
+    /// Returns the data segments of a cache on present devices, in any order, and whether some are missing.
+    /// Missing ones do not belong to the cache any more; those of a command in progress do not belong to it
+    /// yet.
     fn segments_there(&mut self, index: usize) -> (Vec<DataSegment>, bool) {
         let asked = self.asked.values().filter(|asked| asked.disk == index);
         let brought: Vec<Segment> = asked.flat_map(Asked::segments).collect();
@@ -426,7 +430,7 @@ impl World<'_> {
         (there, missing)
     }
 
-    /// The checksum of what a sector of flash holds.
+    /// Returns the checksum of a sector on flash.
     fn flash_sum(&self, segment: &Segment, sector: u64) -> Option<u32> {
         let flash = &self.flash[usize::from(segment.device.0)];
         let offset = segment.offset + sector * SECTOR_BYTES;
@@ -437,7 +441,7 @@ impl World<'_> {
         Some(content::sums(held)[0])
     }
 
-    /// A clean sector of the cache that differs from what the backing holds.
+    /// Returns a clean sector of the cache that differs from the backing, if the sample has one.
     fn differing_sample(&self, index: usize, recovered: &Recovered) -> Option<u64> {
         let backing = &self.disks[index].backing.now()[..self.disks[index].size as usize];
         let samples = if self.silent.is_some() { SAMPLES_FEW } else { SAMPLES };
@@ -450,15 +454,15 @@ impl World<'_> {
         differing.map(|(sector, _)| sector)
     }
 
-    /// The disk is what its backing holds, and nothing else.
+    /// Sets the disk's expected content to the backing's.
     fn adopt_backing(&mut self, index: usize) -> Result<(), Violation> {
         self.distrust_bitmaps(index);
         let disk = &mut self.disks[index];
         disk.model.adopt(disk.backing.now())
     }
 
-    /// Perhaps somebody wrote to the backing while it was nobody's: some of it, and its identity shows it; or all of it, and
-    /// a look at what the cache knows shows it.
+    /// Sometimes changes the backing while no daemon serves it: a part, which its identity shows; or all of
+    /// it, which a sample of clean sectors shows.
     fn change_behind(&mut self, index: usize, recovered: &Recovered) {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
         if !self.dice.chance(behind) {
@@ -473,7 +477,7 @@ impl World<'_> {
         disk.changed_behind = disk.owner.as_ref().map(Owner::number);
     }
 
-    /// Somebody did, and the backing's identity shows it.
+    /// Changes a part of the backing, which its identity shows.
     pub(super) fn write_some_behind(&mut self, index: usize) {
         self.disks[index].generation += 1;
         self.write_some_while_down(index);
@@ -481,7 +485,7 @@ impl World<'_> {
         disk.changed_behind = disk.owner.as_ref().map(Owner::number);
     }
 
-    /// The same, for a disk without a cache: nobody needs to notice.
+    /// The same for a disk without a cache: it need not be noticed.
     pub(super) fn change_behind_bare(&mut self, index: usize) -> Result<(), Violation> {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
         if self.dice.chance(behind) {

@@ -1,25 +1,25 @@
-//! What histories contained, to see that they contain what they are for.
+//! Counts of histories, to verify that they cover what they should.
 
 use hob_engine::outcome::Outcome;
 
-/// What a history contained.
+/// Counts of a history.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
     /// Requests answered, by outcome.
     pub outcomes: [u64; Outcome::COUNT],
     /// Hits that were read into a guest's own memory.
     pub direct: u64,
-    /// Reads that were to be, and were declined.
+    /// Reads into guest memory that were declined.
     pub declined: u64,
     /// Requests handed back because too many were in flight.
     pub handed_back: u64,
-    /// Commands that ended, well or not.
+    /// Commands that ended, with or without success.
     pub commands: u64,
     /// Devices fenced.
     pub fences: u64,
     /// Backings that restarted.
     pub restarts: u64,
-    /// Flushes of backings that failed and lost something.
+    /// Failed flushes of backings that lost data.
     pub lossy_flushes: u64,
     /// Times that acknowledged changes of guests were in doubt.
     pub doubts: u64,
@@ -33,43 +33,44 @@ pub struct Report {
     pub evictions: u64,
     /// Power cuts.
     pub power_cuts: u64,
-    /// Lives that ended with the process killed.
+    /// Lives that ended with SIGKILL.
     pub kills: u64,
-    /// Lives that ended with every journal brought to rest.
+    /// Lives that ended with every journal closed.
     pub stops: u64,
     /// Caches recovered from their journals.
     pub recoveries: u64,
-    /// Of these, with dirty data.
+    /// Recoveries with dirty data.
     pub recoveries_dirty: u64,
-    /// Of these, with sectors that a tail spoke of and flash did not have.
+    /// Recoveries with sectors in the tail that flash did not have.
     pub recoveries_undone: u64,
-    /// Of these, with clean sectors given up near writes to the backing.
+    /// Recoveries that dropped clean sectors near writes to the backing.
     pub recoveries_distrusting: u64,
-    /// Of these, closed cleanly.
+    /// Recoveries of cleanly closed journals.
     pub recoveries_clean: u64,
     /// Disks that were used while their cache was recovered.
     pub early: u64,
-    /// Of these, with rings made void for a change.
+    /// Early-used disks whose rings were invalidated for a change.
     pub voided: u64,
-    /// Lives that ended while a recovered cache was not yet in service.
+    /// Lives that ended before a recovered cache was in service.
     pub crashes_in_recovery: u64,
-    /// Lives that ended while a command was under way.
+    /// Lives that ended while a command was in progress.
     pub crashes_in_change: u64,
     /// Lives that ended during a drain.
     pub crashes_in_drain: u64,
-    /// Journals that flash had not kept.
+    /// Journals that flash had lost.
     pub journals_lost: u64,
-    /// Backings that changed while nobody looked after them.
+    /// Backings that changed while no daemon served them.
     pub changed_behind: u64,
-    /// Of these, without a trace.
+    /// Those that changed silently.
     pub changed_silently: u64,
-    /// Recoveries with evidence that the backing is unchanged, in histories where some change silently.
+    /// Recoveries with evidence that the backing is unchanged, in histories with silent changes.
     pub recoveries_proved: u64,
-    /// Recoveries without, and with clean data.
+    /// Recoveries without evidence, and with clean data.
     pub recoveries_unverified: u64,
-    /// Times that dirty data was given up, by command or because the backing had changed.
+    /// Times that dirty data was discarded, by command or because the backing had changed.
     pub discards: u64,
-    /// Recoveries that found something dirty after the drain that ended write-back: a device lied.
+    /// Recoveries that found dirty data after the drain that ended write-back, because of a device's
+    /// defect.
     pub outdated: u64,
     /// Times that a cache reported dirty data lost.
     pub dirty_lost: u64,
@@ -81,13 +82,13 @@ pub struct Report {
     pub outages: u64,
     /// Disks that got larger.
     pub growths: u64,
-    /// Caches recovered for a disk that was larger than they knew.
+    /// Caches recovered for a disk that had grown.
     pub recoveries_larger: u64,
-    /// Lives that ended while a disk was getting larger.
+    /// Lives that ended while a disk was growing.
     pub crashes_in_growth: u64,
     /// Changes of dirty bitmaps.
     pub bitmaps: u64,
-    /// Of these, rotations.
+    /// Rotations of bitmaps.
     pub rotations: u64,
     /// Copies between memory and buffers.
     pub copies: u64,
@@ -101,14 +102,14 @@ pub struct Report {
     pub read_ahead_bytes: u64,
     /// Bytes written from flash to backings.
     pub destaged_bytes: u64,
-    /// Reads of backings that another disk served, all or in part.
+    /// Reads of backings that another disk served, completely or in part.
     pub shared: u64,
-    /// How long it took, nanoseconds of virtual time.
+    /// Duration in nanoseconds of virtual time.
     pub took_ns: u64,
 }
 
 impl Report {
-    /// Adds another history's figures.
+    /// Adds another history's counts.
     pub fn add(&mut self, other: &Report) {
         self.outcomes.iter_mut().zip(other.outcomes).for_each(|(a, b)| *a += b);
         let theirs = other.counts();
@@ -117,7 +118,7 @@ impl Report {
         }
     }
 
-    /// Every count but the outcomes, by name.
+    /// Returns every count except the outcomes, by name.
     pub fn counts(&self) -> Vec<(&'static str, u64)> {
         self.clone().counts_mut().into_iter().map(|(name, count)| (name, *count)).collect()
     }

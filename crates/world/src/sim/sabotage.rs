@@ -1,12 +1,12 @@
-//! What is done to journal pages on purpose, to see whether a wrong recovery is noticed.
+//! Defects of journal pages, to test whether a wrong recovery is noticed.
 
-/// Offsets in a page, as docs/FORMAT.md has them.
+/// Offsets in a page, as in docs/FORMAT.md.
 const CRC: usize = 4;
 const CHANGES: usize = 0x26;
 const RECORDS: usize = 0x280;
 const RECORD_BYTES: usize = 16;
 
-/// Turns the order of a page's change records around and makes its checksum right again.
+/// Reverses the order of a page's change records and corrects its checksum.
 pub(super) fn reorder_records(page: &mut [u8]) {
     let changes = usize::from(u16::from_le_bytes([page[CHANGES], page[CHANGES + 1]]));
     let end = RECORDS + changes * RECORD_BYTES;

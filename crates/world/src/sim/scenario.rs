@@ -1,5 +1,5 @@
-//! What a history is made of, drawn from its seed: sizes, speeds, limits, loads and faults. Each draw
-//! switches some of them off, so that rare combinations get histories of their own.
+//! The scenario of a history, generated from its seed: sizes, speeds, limits, loads and faults. Each
+//! scenario omits some of them, so that rare combinations get histories of their own.
 
 use hob_engine::Limits;
 use hob_engine::command::Access;
@@ -18,19 +18,19 @@ pub(super) struct DevicePlan {
     pub(super) segments: u64,
     pub(super) faults: FlashFaults,
     pub(super) ailment: Option<(Instant, Ailment)>,
-    /// It takes no writes any more; what is on it can be read.
+    /// It refuses writes; its data can be read.
     pub(super) refuses: bool,
 }
 
 impl DevicePlan {
-    /// May anything on it get lost?
+    /// Returns true if data on it may get lost.
     pub(super) fn is_bad(&self) -> bool {
         let FlashFaults { read_error, write_error, corruption, lost_write, .. } = self.faults;
         self.ailment.is_some() || read_error + write_error + corruption + lost_write > 0
     }
 }
 
-/// How the lives of an engine end.
+/// How a life of the engine ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     /// The power fails.
@@ -41,18 +41,18 @@ pub(super) enum End {
     Stop,
 }
 
-/// What makes a history one of several lives.
+/// Properties of a history of several lives.
 #[derive(Debug)]
 pub(super) struct Lives {
-    /// How long each life but the last takes, nanoseconds, and how it ends.
+    /// Duration of each life but the last, nanoseconds, and how it ends.
     pub(super) ends: Vec<(u64, End)>,
-    /// Requests that guests may make in each.
+    /// Number of guest requests in each.
     pub(super) requests: u32,
-    /// Buffers that the engine gets for its own use, bytes.
+    /// Sizes of the engine's own buffers, bytes.
     pub(super) lent: Vec<u32>,
-    /// Segments of each device that are for journals only.
+    /// Segments of each device that are reserved for journals.
     pub(super) ring_reserve: usize,
-    /// Per mille of the disks that somebody writes to while they are down.
+    /// Per mille of the disks whose backing another writer changes while they are offline.
     pub(super) behind: u32,
     /// Guests wait until a recovered cache is in service.
     pub(super) careful: bool,
@@ -82,7 +82,7 @@ pub(super) struct Scenario {
     /// Mean time between commands, nanoseconds; `None` for none after the first.
     pub(super) command_ns: Option<u64>,
     pub(super) power_cut: Option<Instant>,
-    /// `None`: one life, and volatile caches only.
+    /// `None`: one life, and only volatile caches.
     pub(super) lives: Option<Lives>,
 }
 
@@ -150,7 +150,8 @@ impl Scenario {
         scenario
     }
 
-    /// Makes it a history of several lives: smaller, so that more meets, and with room for journals.
+    /// Makes it a history of several lives: smaller, so that requests overlap more, and with room for
+    /// journals.
     fn add_lives(&mut self, options: &Options, span: u64, dice: &mut Dice) {
         self.segment_bytes = dice.pick(&[16 << 10, 64 << 10, 64 << 10, 256 << 10]);
         self.power_cut = None;
@@ -186,7 +187,7 @@ impl Scenario {
                 0 | 1 => dice.below(1 + 40 * self.flash_ns),
                 2..6 => dice.below(span),
                 6 => dice.below(4 * span),
-                // Long enough for what waits a second or so.
+                // Long enough for events after a second or so.
                 _ => dice.below(span + 3000 * MS),
             };
             (life, dice.pick(&[End::PowerCut, End::PowerCut, End::PowerCut, End::Kill, End::Stop]))

@@ -1,8 +1,8 @@
-//! Backings that change while no engine looks after them, without a trace in their identity; and what a daemon makes of that
-//! (docs/decisions/0033): it records evidence that a backing is unchanged, where the backing has such, and lets the engine compare
-//! clean sectors where there is none.
+//! Backings that change while no engine serves them, without a change of their identity; and the daemon's
+//! measures against it (docs/decisions/0033). It records evidence that a backing is unchanged, if the
+//! backing provides it. Without evidence, it lets the engine compare clean sectors.
 //!
-//! Some histories have it, chosen by dice of their own: the others are what they would be without.
+//! Only some histories have it, chosen by separate random numbers, so that the others do not change.
 
 use hob_engine::io::{Io, IoOp};
 use hob_engine::journal::Recovered;
@@ -13,13 +13,13 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::dice::Dice;
 use crate::{Violation, ensure};
 
-/// Tells the dice from those of everything else.
+/// Separates the random numbers from all others.
 const SALT: u64 = 0x7369_6c65_6e74;
 
-/// Clean sectors of which one is changed, so that what changes is often in the cache.
+/// Number of clean sectors one of which is changed, so that changes often hit the cache.
 const SAMPLES: usize = 64;
 
-/// What a history with silent changes has.
+/// State of a history with silent changes.
 #[derive(Debug)]
 pub(super) struct Silent {
     dice: Dice,
@@ -29,23 +29,23 @@ pub(super) struct Silent {
     disks: Vec<Observed>,
 }
 
-/// A backing as the daemon knows it.
+/// The daemon's knowledge of a backing.
 #[derive(Debug, Default)]
 struct Observed {
-    /// It has evidence, as a file has, unlike an NBD export.
+    /// It provides evidence, as a file does, unlike an NBD export.
     has_evidence: bool,
-    /// The version of its content when it was opened.
+    /// Version of its content when it was opened.
     opened: u64,
-    /// Everything in its cache was verified when its removal was asked for.
+    /// Everything in its cache was verified when its removal was requested.
     was_verified: bool,
     /// It was changed silently.
     is_changed: bool,
-    /// What it held before the last silent change.
+    /// Its content before the last silent change.
     before: Vec<Tag>,
 }
 
 impl Silent {
-    /// For a history that has it.
+    /// Returns the state if this history has silent changes.
     pub(super) fn draw(seed: u64, permille: u32, disks: usize) -> Option<Silent> {
         let mut dice = Dice::new(seed ^ SALT);
         if !dice.chance(permille) {
@@ -59,7 +59,7 @@ impl Silent {
 }
 
 impl World<'_> {
-    /// A backing is opened: what tells of changes later is looked at.
+    /// Records the state of a backing when it is opened.
     pub(super) fn observe_opening(&mut self, index: usize) {
         let version = self.disks[index].backing.version();
         if let Some(silent) = &mut self.silent {
@@ -67,8 +67,8 @@ impl World<'_> {
         }
     }
 
-    /// Perhaps somebody wrote to a backing while it was nobody's, and neither its identity nor a sample need show it. What is
-    /// dirty is newer than the backing whoever writes there, so that is spared.
+    /// Sometimes changes a backing while no daemon serves it, so that neither its identity nor a sample
+    /// need show it. Dirty sectors are not changed, since they are newer than the backing in any case.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
         let Some(Silent { dice, .. }) = &mut self.silent else { return };
@@ -93,12 +93,12 @@ impl World<'_> {
         self.report.changed_silently += 1;
     }
 
-    /// Was a disk changed silently, ever?
+    /// Returns true if a disk was ever changed silently.
     pub(super) fn is_changed_silently(&self, index: usize) -> bool {
         self.silent.as_ref().is_some_and(|silent| silent.disks[index].is_changed)
     }
 
-    /// Without evidence, clean sectors of a recovered cache are to be compared before they are served.
+    /// Without evidence, marks clean sectors of a recovered cache for comparison before they are served.
     pub(super) fn judge_evidence(&mut self, index: usize, number: u32, recovered: &mut Recovered) {
         let Some(silent) = &self.silent else { return };
         let owner = self.disks[index].owner.as_mut().expect("found");
@@ -121,7 +121,7 @@ impl World<'_> {
         }
     }
 
-    /// Now and then the daemon looks at the backings of its disks.
+    /// Makes the daemon sometimes check the backings of its disks.
     pub(super) fn maybe_record_evidence(&mut self) {
         for index in 0..self.disks.len() {
             let Some(silent) = &mut self.silent else { return };
@@ -131,7 +131,7 @@ impl World<'_> {
         }
     }
 
-    /// Records that the backing is as it is, if everything in the cache is verified.
+    /// Records the backing's state as evidence, if everything in the cache is verified.
     pub(super) fn record_evidence(&mut self, index: usize) {
         let is_verified = self.is_verified(index);
         let state = &mut self.disks[index];
@@ -150,7 +150,7 @@ impl World<'_> {
         is_verified || self.options.sabotage == Some(Sabotage::EvidenceTooEarly)
     }
 
-    /// A disk is to be removed.
+    /// Records that a disk will be removed.
     pub(super) fn observe_removal(&mut self, index: usize) {
         let is_verified = self.is_verified(index);
         if let Some(silent) = &mut self.silent {
@@ -158,7 +158,7 @@ impl World<'_> {
         }
     }
 
-    /// A disk was removed, and its cache is closed.
+    /// Records evidence after a disk was removed and its cache closed.
     pub(super) fn record_evidence_at_end(&mut self, index: usize) {
         let Some(observed) = self.silent.as_ref().map(|silent| &silent.disks[index]) else { return };
         let state = &mut self.disks[index];
@@ -167,7 +167,7 @@ impl World<'_> {
         }
     }
 
-    /// The checksums of what a backing read, if the engine wants them.
+    /// Returns the checksums of data read from a backing, if the engine needs them.
     pub(super) fn backing_sums(&self, index: usize, io: &Io, tags: &[Tag]) -> Vec<u32> {
         if io.op != IoOp::Read || self.engine.wants_sums(io.id).is_none() {
             return vec![];
@@ -184,7 +184,7 @@ impl World<'_> {
         content::sums(&tags)
     }
 
-    /// Everything has been read: nothing is left to compare.
+    /// Everything has been read: checks that nothing is left to compare.
     pub(super) fn check_verified(&self, index: usize) -> Result<(), Violation> {
         let stats = self.engine.stats(self.now, DiskId(index as u32));
         let left = stats.map_or(0, |stats| stats.sectors_unverified);

@@ -1,12 +1,13 @@
-//! Dirty bitmaps, and what they have to say: beside each of the engine's stands what was acknowledged since it began, and what the disk
-//! read as then.
+//! Dirty bitmaps and their expected content: for each of the engine's bitmaps, the changes acknowledged
+//! since it began, and the disk's content at that time.
 //!
-//! What is checked: an acknowledged change is in every bitmap that recorded when it was answered, at once and for as long as that one is
-//! there; a sector that reads differently from when a bitmap began is in it, whatever made it so; one that is frozen stays as
-//! it is. All of this over lives: like the daemon, the world keeps what a disk hands out when it ends and begins with
-//! everything noted where one ended without that, or where somebody wrote to the backing meanwhile.
+//! Checked: an acknowledged change is in every bitmap that recorded when it was answered, immediately and
+//! for as long as the bitmap exists. A sector that reads differently from when a bitmap began is in it,
+//! whatever the cause. A frozen bitmap does not change. All of this holds over several lives. Like the
+//! daemon, the simulation keeps the bitmaps that a removed disk returns. If a life ended without that, or
+//! another writer changed the backing, a bitmap starts with everything marked.
 //!
-//! Some histories have bitmaps, chosen by dice of their own: the others are what they would be without.
+//! Only some histories have bitmaps, chosen by separate random numbers, so that the others do not change.
 
 use hob_engine::command::{Bitmap, BitmapChange, Command};
 use hob_engine::granules::Granules;
@@ -17,36 +18,36 @@ use crate::content::{Tag, UNIT_BYTES};
 use crate::dice::Dice;
 use crate::{Violation, ensure};
 
-/// Tells the dice from those of everything else.
+/// Separates the random numbers from all others.
 const SALT: u64 = 0x6469_7274_7921;
 
-/// Bitmaps of a disk at most.
+/// Maximum number of bitmaps per disk.
 const TRACKS_MAX: usize = 3;
 
-/// What a history with bitmaps has.
+/// State of a history with bitmaps.
 #[derive(Debug)]
 pub(super) struct Tracks {
     dice: Dice,
     made: u64,
 }
 
-/// One bitmap that a disk has, or will have when it is there again.
+/// A bitmap that a disk has, or will have when it is added again.
 #[derive(Debug)]
 pub(super) struct Track {
     name: String,
     granule_bytes: u64,
     /// Units that acknowledged changes touched since it began.
     changed: Vec<bool>,
-    /// What each unit was known to hold when it began.
+    /// The known content of each unit when it began.
     before: Vec<Option<Tag>>,
-    /// What it says for ever, if it is frozen.
+    /// Its permanent content, if it is frozen.
     frozen: Option<Granules>,
-    /// What it said when its disk ended well; none while that is there.
+    /// Its content when its disk was removed cleanly; `None` while the disk is present.
     kept: Option<Granules>,
 }
 
 impl Tracks {
-    /// For a history that has bitmaps.
+    /// Returns the state if this history has bitmaps.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Tracks> {
         let mut dice = Dice::new(seed ^ SALT);
         dice.chance(permille).then_some(Tracks { dice, made: 0 })
@@ -59,12 +60,12 @@ impl Tracks {
 }
 
 impl World<'_> {
-    /// Disks get their first bitmaps.
+    /// Gives disks their first bitmaps.
     pub(super) fn begin_with_bitmaps(&mut self) -> Result<(), Violation> {
         (0..self.disks.len()).try_for_each(|disk| self.add_bitmap(disk))
     }
 
-    /// Now and then bitmaps of a disk change.
+    /// Sometimes changes bitmaps of a disk.
     pub(super) fn maybe_change_bitmaps(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let Some(Tracks { dice, .. }) = &mut self.tracks else { return Ok(()) };
@@ -104,13 +105,13 @@ impl World<'_> {
     }
 
     fn change_bitmaps(&mut self, disk: usize, change: BitmapChange) -> Result<(), Violation> {
-        // What was answered before is not the new one's.
+        // Changes answered before do not belong to the new bitmap.
         self.drain()?;
         self.command(disk, Command::Bitmap(change));
         self.drain()
     }
 
-    /// A disk comes under the engine's care: it gets the bitmaps it had.
+    /// Gives a disk that is added the bitmaps it had.
     pub(super) fn give_bitmaps(&mut self, disk: usize) {
         for at in 0..self.disks[disk].tracks.len() {
             let fresh = self.strikes(Sabotage::FreshBitmap, 500);
@@ -132,7 +133,7 @@ impl World<'_> {
         }
     }
 
-    /// A disk has ended well, and its bitmaps were these.
+    /// Keeps the bitmaps of a disk that was removed cleanly.
     pub(super) fn bitmaps_are_left(&mut self, disk: usize, bitmaps: Vec<Bitmap>) -> Result<(), Violation> {
         for Bitmap { name, granules, is_recording } in bitmaps {
             let track = self.disks[disk].tracks.iter_mut().find(|track| track.name == name);
@@ -143,7 +144,7 @@ impl World<'_> {
         self.check_bitmaps(disk)
     }
 
-    /// The engine is gone, and what its bitmaps had noted with it.
+    /// The engine crashed, and the content of its bitmaps is lost.
     pub(super) fn bitmaps_are_lost(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         if state.present || state.leaving {
@@ -151,7 +152,7 @@ impl World<'_> {
         }
     }
 
-    /// The disk may read differently than its bitmaps say, for reasons that the engine cannot know: the owner says so.
+    /// Marks all bitmaps of a disk that may read differently for reasons that the engine cannot know.
     pub(super) fn distrust_bitmaps(&mut self, disk: usize) {
         let state = &mut self.disks[disk];
         let recording = state.tracks.iter_mut().filter(|track| track.frozen.is_none());
@@ -168,7 +169,7 @@ impl World<'_> {
         }
     }
 
-    /// A command about bitmaps was carried out.
+    /// Handles the success of a bitmap command.
     pub(super) fn bitmaps_changed(&mut self, disk: usize, change: &BitmapChange) -> Result<(), Violation> {
         let state = &self.disks[disk];
         let before: Vec<Option<Tag>> =
@@ -221,7 +222,7 @@ impl World<'_> {
         self.check_bitmaps(disk)
     }
 
-    /// A backing has grown.
+    /// Handles the growth of a backing.
     pub(super) fn grow_tracks(&mut self, disk: usize) {
         let units = self.disks[disk].units() as usize;
         for track in &mut self.disks[disk].tracks {
@@ -230,7 +231,7 @@ impl World<'_> {
         }
     }
 
-    /// The engine knows that it has: what is new counts as changed, for frozen bitmaps too.
+    /// Handles the growth of a disk in the engine: the new part counts as changed, also in frozen bitmaps.
     pub(super) fn tracked_disk_has_grown(&mut self, disk: usize) -> Result<(), Violation> {
         let size = self.disks[disk].size * UNIT_BYTES;
         for track in &mut self.disks[disk].tracks {
@@ -244,14 +245,14 @@ impl World<'_> {
         tracks.iter_mut().find(|track| track.name == name).expect("the world gave the command")
     }
 
-    /// What a bitmap says, wherever it is.
+    /// Returns the content of a bitmap, wherever it is.
     fn noted<'a>(&'a self, disk: usize, track: &'a Track) -> Option<&'a Granules> {
         let bitmaps = self.engine.bitmaps(DiskId(disk as u32));
         let there = bitmaps.iter().find(|bitmap| bitmap.name == track.name).map(|bitmap| &bitmap.granules);
         there.or(track.kept.as_ref())
     }
 
-    /// A change of these units was acknowledged.
+    /// Records an acknowledged change of these units.
     pub(super) fn track_change(&mut self, disk: usize, first: u32, count: u32) -> Result<(), Violation> {
         for track in self.disks[disk].tracks.iter_mut().filter(|track| track.frozen.is_none()) {
             track.changed[first as usize..(first + count) as usize].fill(true);
@@ -265,7 +266,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// These units were read, and nothing changes those of them whose contents are known for certain now.
+    /// Checks a read: units whose certain content differs from the start must be marked.
     pub(super) fn track_read(&self, disk: usize, first: u32, count: u32) -> Result<(), Violation> {
         let state = &self.disks[disk];
         for track in state.tracks.iter().filter(|track| track.frozen.is_none()) {
@@ -281,13 +282,13 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Every bitmap of a disk has what it has to have.
+    /// Checks every bitmap of a disk.
     pub(super) fn check_bitmaps(&self, disk: usize) -> Result<(), Violation> {
         for track in &self.disks[disk].tracks {
             let Some(noted) = self.noted(disk, track) else { continue };
             let name = &track.name;
             if let Some(frozen) = &track.frozen {
-                // Of several growths that end at once, we may not have heard of the last yet.
+                // If several growths end at once, the last one may not be known yet.
                 let mut frozen = frozen.clone();
                 frozen.grow(noted.disk_bytes().max(frozen.disk_bytes()));
                 ensure!(frozen == *noted, "disk {disk}: the frozen bitmap {name} changed");
@@ -300,7 +301,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// The same of all disks.
+    /// Checks the bitmaps of all disks.
     pub(super) fn check_all_bitmaps(&self) -> Result<(), Violation> {
         (0..self.disks.len()).try_for_each(|disk| self.check_bitmaps(disk))
     }

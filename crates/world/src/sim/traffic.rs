@@ -1,4 +1,4 @@
-//! Requests in, I/O out and back, replies and buffers home.
+//! Requests and replies, I/O and completions, and buffers.
 
 use hob_engine::io::{
     Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target, Zeroing,
@@ -15,20 +15,20 @@ use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::model::{Kind, Reading};
 use crate::{Violation, ensure};
 
-/// A request the engine has taken and not answered.
+/// A request that the engine has accepted and not answered.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) request: Request,
-    /// Whose; none at the end of a history.
+    /// Its guest; `None` at the end of a history.
     guest: Option<usize>,
     token: Token,
-    /// The engine has to refuse it, with this error.
+    /// The engine must refuse it with this error.
     pub(super) refusal: Option<IoError>,
-    /// When it was handed in, by `World::clock`.
+    /// When it was submitted, by `World::clock`.
     arrived: u64,
 }
 
-/// What the model knows the request as.
+/// The model's token of a request.
 #[derive(Debug)]
 enum Token {
     Read(Reading),
@@ -44,14 +44,14 @@ pub(super) struct Buffer {
     disk: usize,
     pub(super) tags: Vec<Tag>,
     pub(super) replied: bool,
-    /// If it is a guest's own memory.
+    /// Writes of the guest, if it is the guest's own memory.
     pub(super) scribbles: Scribbles,
-    /// I/Os in flight on it.
+    /// Number of I/Os in flight on it.
     pub(super) ios: u32,
 }
 
 impl World<'_> {
-    /// A guest issues requests until it has as many in flight as it keeps.
+    /// Lets a guest issue requests up to its queue depth.
     pub(super) fn guest_turn(&mut self, index: usize) -> Result<(), Violation> {
         let guest = &mut self.scenario.guests[index];
         guest.is_due = false;
@@ -97,7 +97,7 @@ impl World<'_> {
         }
     }
 
-    /// A request with its buffer.
+    /// Creates a request with its buffer.
     pub(super) fn make_request(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Request {
         self.made += 1;
         let session = if self.options.sabotage == Some(Sabotage::OneSession) { 0 } else { self.session };
@@ -115,7 +115,7 @@ impl World<'_> {
         Request { id, disk: DiskId(disk as u32), op, offset, len, buffer, promote, memory }
     }
 
-    /// A buffer for a request.
+    /// Creates a buffer for a request.
     pub(super) fn make_buffer(&mut self, request: RequestId, disk: usize, offset: u64, len: u64) -> BufferId {
         let spare = self.spare.pop();
         let buffer = spare.unwrap_or(BufferId(self.buffers.len() as u32));
@@ -138,7 +138,7 @@ impl World<'_> {
         }
     }
 
-    /// Gives the engine a request that it has room for.
+    /// Submits a request for which the engine has room.
     pub(super) fn hand_in(&mut self, guest: Option<usize>, request: Request) -> Result<(), Violation> {
         let disk = &mut self.disks[request.disk.0 as usize];
         let refusal = if !disk.present || disk.leaving {
@@ -187,7 +187,7 @@ impl World<'_> {
         self.drain()
     }
 
-    /// Does what the engine asks for.
+    /// Performs the engine's outputs.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
         while let Some(copy) = self.engine.poll_copy() {
             self.copy(copy)?;
@@ -262,7 +262,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// What an I/O writes. Notes that it uses its buffer.
+    /// Returns the data that an I/O writes, and records that it uses its buffer.
     fn payload(&mut self, io: &Io) -> Result<Vec<Tag>, Violation> {
         match (io.op, io.slice) {
             (IoOp::Read | IoOp::Write(_), Some(slice)) => {
@@ -306,7 +306,7 @@ impl World<'_> {
         }
     }
 
-    /// Flash I/O stays inside the segments of its disk's cache, and does not keep a change waiting.
+    /// Checks that flash I/O stays inside the segments of its disk's cache, and does not delay a change.
     fn check_inside(&self, io: &Io) -> Result<(), Violation> {
         let Target::Flash(device) = io.target else { return Ok(()) };
         if io.op == IoOp::Flush {
@@ -316,7 +316,7 @@ impl World<'_> {
         if let Some(disk) = disk
             && self.disks[disk].owner.is_none()
             && self.scenario.lives.is_none()
-            // With gates an I/O that the engine began before may come out now.
+            // With gates, I/O that the engine started before may be issued only now.
             && self.qos.is_none()
         {
             let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));
@@ -341,7 +341,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Notes when a disk has nothing in flight.
+    /// Records when a disk has nothing in flight.
     pub(super) fn note_quiet(&mut self, disk: usize) {
         if self.scenario.lives.is_some()
             && !self.requests.values().any(|other| other.request.disk.0 as usize == disk)
@@ -378,14 +378,14 @@ impl World<'_> {
             buffer.ios -= 1;
             if done.io.op == IoOp::Read {
                 buffer.tags[start..end].copy_from_slice(&done.tags);
-                // Storage zeroes what a read past the disk's end leaves of the last sector.
+                // Storage zeroes the part of the last sector beyond the disk's end.
                 buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
             }
             if let (Side::Flash(_), Some(direct), false) =
                 (side, &mut self.direct, buffer.scribbles == Scribbles::NotIts)
             {
                 direct.scribble(buffer, start..end, &mut done);
-                // Nothing follows from it for the device.
+                // It says nothing about the device.
                 failed = false;
             }
             if matches!(side, Side::Flash(_)) {

@@ -1,4 +1,4 @@
-//! A disk that a workload runs on, from its backing to the mounted file system, and the limit of its page cache.
+//! A disk of a workload, from its backing to the mounted file system, and the limit of its page cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -15,9 +15,9 @@ use crate::shell;
 pub(crate) enum Way {
     /// hob without a cache, on the slow backing.
     NoCache,
-    /// The same with a cache of preset `vfrc`.
+    /// hob with a cache of preset `vfrc`.
     Vfrc,
-    /// The same with a cache of preset `auto`.
+    /// hob with a cache of preset `auto`.
     Auto,
     /// A local file without hob.
     Flash,
@@ -35,7 +35,7 @@ impl Way {
         }
     }
 
-    /// Name of its directory.
+    /// Returns the name of its directory.
     pub(crate) fn key(self) -> &'static str {
         match self {
             Self::NoCache => "none",
@@ -46,7 +46,8 @@ impl Way {
     }
 }
 
-/// A mounted disk with a PostgreSQL cluster, whose server does not run. Fields are in the order in which they have to end.
+/// A mounted disk with a PostgreSQL cluster whose server is stopped. Fields are in the order in which they
+/// must be dropped.
 pub(crate) struct Disk {
     pub(crate) way: Way,
     pub(crate) postgres: Option<Postgres>,
@@ -72,7 +73,7 @@ impl Disk {
             fs::write(dir.join("hob.toml"), config(way, dir, scale))?;
             unmount_file = Some(Unmount::at(&dir.join("file")));
             let started = Daemon::start_program(hob, &dir.join("hob.toml"), &dir.join("ctl.sock"));
-            // It answers when its disks are there.
+            // The daemon answers when its disks are present.
             started.ctl(&["disk", "list"]);
             daemon = Some(started);
             dir.join("file")
@@ -103,12 +104,12 @@ impl Disk {
         Ok(disk)
     }
 
-    /// A path on its file system.
+    /// Returns a path on its file system.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.at.join(name)
     }
 
-    /// Mounts the file system again: its page cache is empty then.
+    /// Mounts the file system again, which empties its page cache.
     pub(crate) fn forget_page_cache(&mut self) -> Result<()> {
         shell::output(Command::new("umount").arg(&self.at))?;
         self.mount()
@@ -134,7 +135,7 @@ fn config(way: Way, dir: &Path, scale: &Scale) -> String {
         return disk;
     }
     let cache_bytes = scale.cache_bytes;
-    // Room for the cache, its journal, and the journal of a change.
+    // Room for the cache, its journal, and the journal of a cache change.
     let pool_bytes = cache_bytes + cache_bytes / 4 + (256 << 20);
     let cache = format!("[disk.cache]\npool = \"flash\"\nsize = {cache_bytes}\npreset = {:?}\n", way.name());
     let pool = format!("[[pool]]\nname = \"flash\"\ndevices = [{:?}]\nsize = {pool_bytes}\n", at("pool"));
@@ -149,7 +150,7 @@ impl MemoryGroup {
         let unified = Path::new("/sys/fs/cgroup/cgroup.controllers").exists();
         let (root, limit) = if unified { ("", "memory.max") } else { ("memory/", "memory.limit_in_bytes") };
         if unified {
-            // The controller may be on already.
+            // The controller may be enabled already.
             let _ = fs::write("/sys/fs/cgroup/cgroup.subtree_control", "+memory");
         }
         let group = Self(format!("/sys/fs/cgroup/{root}hob-bench-{}-{name}", std::process::id()).into());
@@ -163,7 +164,7 @@ impl MemoryGroup {
         fs::write(self.0.join("cgroup.procs"), pid.to_string()).context("move a process to a control group")
     }
 
-    /// A command that runs in it.
+    /// Returns a command that runs in it.
     pub(crate) fn command(&self, program: &str) -> Command {
         let mut command = Command::new("sh");
         command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.0.join("cgroup.procs")).arg(program);

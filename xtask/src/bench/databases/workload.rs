@@ -1,4 +1,4 @@
-//! The workloads, each measured as a rate: more is better.
+//! The workloads, each measured as a rate: higher is better.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use anyhow::{Context, Result};
 use super::disk::Disk;
 use crate::shell;
 
-/// How much data, and for how long.
+/// Amount of data, and duration.
 pub(crate) struct Scale {
     pub(crate) disk_bytes: u64,
     pub(crate) cache_bytes: u64,
-    /// Limit of what processes and their page cache use.
+    /// Limit of the memory of processes and their page cache.
     pub(crate) memory_bytes: u64,
-    /// Of pgbench: some 15 MB each.
+    /// Scale of pgbench: some 15 MB each.
     pub(crate) pgbench_scale: u32,
-    /// Keys of RocksDB, with values of 400 bytes.
+    /// Number of RocksDB's keys, with values of 400 bytes.
     rocksdb_keys: u32,
-    /// Copies of the source tree that are unpacked, one after the other.
+    /// Number of copies of the source tree that are unpacked, one after the other.
     copies: u32,
     seconds: u32,
 }
@@ -114,7 +114,7 @@ fn db_bench(disk: &Disk, scale: &Scale, benchmark: &str, more: &[&str]) -> Resul
     rate.with_context(|| format!("db_bench printed no rate: {printed}"))
 }
 
-/// The sources of hob, as a tar file in memory's file system or on the local disk.
+/// Returns the sources of hob as a tar file, in memory or on the local disk.
 fn sources() -> Result<tempfile::NamedTempFile> {
     let file = tempfile::NamedTempFile::new()?;
     let mut command = Command::new("tar");
@@ -160,14 +160,14 @@ fn sync(disk: &Disk) -> Result<()> {
     shell::output(Command::new("sync").arg("--file-system").arg(disk.path("tree"))).map(|_| ())
 }
 
-/// How many files were unpacked.
+/// Returns the number of files unpacked.
 fn files(disk: &Disk) -> Result<f64> {
     let mut find = Command::new("find");
     find.arg(disk.path("tree")).args(["-name", ".git", "-prune", "-o", "-type", "f", "-print"]);
     Ok(shell::output(&mut find)?.lines().count() as f64)
 }
 
-/// The number that follows `before`.
+/// Returns the number that follows `before`.
 fn number_after(text: &str, before: &str) -> Option<f64> {
     text.split_once(before)?.1.split_whitespace().next()?.parse().ok()
 }

@@ -1,8 +1,8 @@
-//! What one request or one turn of a driver may cost, and queues that cannot be served.
+//! Tests of the cost of one request and of one turn of a driver, and of queues that cannot be served.
 
 use super::*;
 
-/// A machine that migrates is told where each queue is to begin, also one that could not be served.
+/// A migrating client gets the start index of each queue, also of one that could not be served.
 #[test]
 fn a_queue_that_was_not_served_begins_where_it_was_to_begin() {
     let mut rig = Rig::new();
@@ -13,7 +13,7 @@ fn a_queue_that_was_not_served_begins_where_it_was_to_begin() {
     assert_eq!(rig.device.poll_stopped(2), Some(0), "a queue that never was");
 }
 
-/// What one turn costs is bounded by descriptors, however few bytes they name.
+/// The cost of one turn is bounded by descriptors, however few bytes they name.
 #[test]
 fn a_machine_with_long_chains_leaves_the_turn_to_others() {
     let mut rig = Rig::new();
@@ -31,7 +31,7 @@ fn a_machine_with_long_chains_leaves_the_turn_to_others() {
     assert_eq!(rig.status(), 1, "a name without its twenty bytes");
 }
 
-/// A chain of gigabytes is no request, and is not logged as changed memory either.
+/// A chain of gigabytes is not a request, and its memory is not logged as changed either.
 #[test]
 fn a_chain_longer_than_any_request_is_refused() {
     let mut rig = Rig::new();

@@ -1,4 +1,4 @@
-//! Advice from curves whose right answer is known.
+//! Advice from curves with a known best answer.
 
 use hob_engine::sizing::CurvePoint;
 
@@ -19,7 +19,8 @@ fn curve(block_bytes: u64, points: &[(u64, f64)]) -> LiveCurve {
     }
 }
 
-/// A hot set of 64 MiB that has 70 % of the reads, and a tail that ends at 80 %. Blocks of 64 KiB are half empty.
+/// A hot set of 64 MiB with 70 % of the reads, and a tail that ends at 80 %. Blocks of 64 KiB are half
+/// empty.
 fn disk(cache: Option<LiveCache>) -> Live {
     Live {
         disk: "vm".into(),
@@ -48,7 +49,7 @@ fn the_size_for_the_target_and_the_largest_block_as_good() {
     let advice = advice(&disk(None), None);
     assert_eq!((advice.verdict, advice.target.best_read_hit_ratio), (Verdict::Cache, 0.8));
     let advised = advice.recommendation.unwrap();
-    // 72 % are 64 MiB and a fifth of the tail; rounded up to what people type.
+    // 72 % need 64 MiB and a fifth of the tail, rounded up.
     assert_eq!((advised.cache_bytes, advised.block_bytes), (rounded((64.0 + 179.2) * MIB as f64), 16_384));
     assert!((advised.read_hit_ratio - 0.72).abs() < 0.005, "{advised:?}");
     assert_eq!(advice.knee.unwrap().cache_bytes, 64 * MIB);
@@ -118,7 +119,8 @@ fn what_is_not_known_is_said() {
     }
 }
 
-/// A cache of 512 MiB would shrink to 64 MiB at the knee: not before it is warm, and not where that costs hits.
+/// A cache of 512 MiB should shrink to 64 MiB at the knee: not before it is warm, and not if that costs
+/// hits.
 #[test]
 fn a_young_cache_is_not_made_smaller() {
     let own = Some(LiveCache { cache_bytes: 512 * MIB, block_bytes: 4096, policy: "lru".into() });
@@ -132,10 +134,10 @@ fn a_young_cache_is_not_made_smaller() {
         assert!(advice.wear.is_none(), "the writes of a warm-up are no day's writes");
         assert!(live_text(&advice).starts_with("Confidence: low while the load warms up. 30"));
     }
-    // Enlarging a young cache is no risk to what it serves.
+    // Enlarging a young cache costs no hits.
     young.cache = Some(LiveCache { cache_bytes: 16 * MIB, block_bytes: 4096, policy: "lru".into() });
     assert_eq!(advice(&young, Some(0.7)).command, "hob cache resize vm 64M");
-    // After a day, a load that always reads something new is what it is.
+    // After a day, a load that always reads new data is considered steady.
     young.elapsed_ns = 30 * HOUR_NS;
     assert_eq!(advice(&young, None).confidence, Confidence::Steady);
 }
@@ -147,7 +149,7 @@ fn hits_are_given_up_only_where_a_target_says_so() {
     let kept = advice(&warm, None);
     assert!(kept.command.is_empty() && kept.summary.contains("would lose"), "{}", kept.summary);
     assert_eq!(advice(&warm, Some(0.7)).command, "hob cache resize vm 64M");
-    // From 64 MiB on the curve is level: what is beyond serves nothing.
+    // Above 64 MiB the curve is flat: more cache adds nothing.
     let flat = Some(LiveCache { cache_bytes: 2048 * MIB, block_bytes: 4096, policy: "lru".into() });
     let mut level = disk(flat);
     level.block_sizes.truncate(1);

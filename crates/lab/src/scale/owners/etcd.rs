@@ -1,7 +1,8 @@
-//! Etcd of the model: one question after the other, each for some time. A question whose asker has given up is dropped when its turn comes.
+//! The model of etcd: handles one request after the other, each with a service time. A request whose sender
+//! has timed out is dropped when its turn comes.
 //!
-//! Bytes are those that a daemon's questions and etcd's answers take in HTTP with JSON, heads included, as counted with etcd
-//! 3.4 and names of ten letters.
+//! Bytes are those of a daemon's requests and etcd's answers in HTTP with JSON, headers included, as
+//! counted with etcd 3.4 and names of ten letters.
 
 use std::collections::VecDeque;
 
@@ -11,22 +12,23 @@ use hob_world::cluster::store::{Request, Response, Store};
 
 use super::EtcdCosts;
 
-/// Etcd looks so often for leases that have run out.
+/// Interval at which etcd checks for expired leases.
 const LEASE_LATE_NS: u64 = 500_000_000;
 
-/// Of one HTTP question and its answer, with nothing in them.
+/// Size of an HTTP request and its answer without content.
 const HEADS_BYTES: f64 = 600.0;
 
-/// A key to be read; a title or a hold as it is answered; a transaction that takes a disk, and what is answered; a change that is told.
+/// Sizes of: a key to read; a record or a lock in an answer; a transaction that takes a disk, with its
+/// answer; a watch event.
 const KEY_BYTES: f64 = 58.0;
 const ENTRY_BYTES: f64 = 310.0;
 const TAKE_BYTES: f64 = 500.0;
 const NEWS_BYTES: f64 = 400.0;
 
-/// What hosts ask.
+/// A host's request.
 #[derive(Clone, Debug)]
 pub(super) enum Question {
-    /// For the keeper.
+    /// For the lease manager.
     Lease(Request),
     /// About these disks.
     Looks(Vec<String>),
@@ -34,7 +36,7 @@ pub(super) enum Question {
     Take(hob_engine::cluster::Txn),
 }
 
-/// A question on its way, and until when its asker waits.
+/// A request in flight, with its sender's timeout.
 #[derive(Clone, Debug)]
 pub(super) struct Asked {
     pub(super) host: usize,
@@ -44,7 +46,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    /// Is anything changed by it, so that the majority has to agree?
+    /// Returns true if it changes anything, so that a majority must agree.
     pub(super) fn changes(&self) -> bool {
         match &self.question {
             Question::Lease(request) => !matches!(request, Request::Renew(..) | Request::LookUp(_)),
@@ -53,7 +55,7 @@ impl Asked {
         }
     }
 
-    /// HTTP questions that it is.
+    /// Returns its number of HTTP requests.
     pub(super) fn parts(&self) -> u64 {
         if matches!(self.question, Question::Lease(Request::Renew(..))) { 2 } else { 1 }
     }
@@ -68,7 +70,7 @@ impl Asked {
     }
 }
 
-/// Of an answer; its head counts with the question's.
+/// Returns the size of an answer; its header counts with the request's.
 pub(super) fn answer_bytes(asked: &Asked, looks: &[Look]) -> f64 {
     let entries =
         looks.iter().map(|look| usize::from(look.title.is_some()) + usize::from(look.hold.is_some()));
@@ -78,12 +80,12 @@ pub(super) fn answer_bytes(asked: &Asked, looks: &[Look]) -> f64 {
     }
 }
 
-/// Of so many changes that are told.
+/// Returns the size of this many watch events.
 pub(super) fn news_bytes(changes: usize) -> f64 {
     changes as f64 * NEWS_BYTES
 }
 
-/// A question with its answer.
+/// A request with its answer.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) asked: Asked,
@@ -91,14 +93,14 @@ pub(super) struct Work {
     pub(super) looks: Vec<Look>,
 }
 
-/// See the module's text.
+/// The server; see the module documentation.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) store: Store,
     costs: EtcdCosts,
     waiting: VecDeque<(Asked, Instant)>,
     serving: Option<(Asked, Instant)>,
-    /// What it owes to those it tells, nanoseconds.
+    /// Work for watch events that is still to be done, nanoseconds.
     tells_ns: u64,
     pub(super) longest_ns: u64,
 }
@@ -115,13 +117,13 @@ impl Server {
         }
     }
 
-    /// A question is there. Is nothing else?
+    /// Adds a request. Returns true if it is the only one.
     pub(super) fn arrive(&mut self, now: Instant, asked: Asked) -> bool {
         self.waiting.push_back((asked, now));
         self.serving.is_none()
     }
 
-    /// Begins with the next question, and says how long that takes.
+    /// Begins the next request, and returns its service time.
     pub(super) fn begin(&mut self, now: Instant) -> Option<u64> {
         let (asked, arrived) = loop {
             let next = self.waiting.pop_front()?;
@@ -139,7 +141,7 @@ impl Server {
         Some(asked.parts() * question_ns + change + keys * key_ns + std::mem::take(&mut self.tells_ns))
     }
 
-    /// It has done it.
+    /// Completes the present request.
     pub(super) fn end(&mut self, now: Instant) -> Option<Work> {
         let (asked, arrived) = self.serving.take()?;
         self.longest_ns = self.longest_ns.max(now.nanos_since(arrived));
@@ -149,7 +151,7 @@ impl Server {
             Question::Take(txn) => Request::Txn(txn.clone()),
             Question::Looks(disks) => {
                 looks = disks.iter().map(|disk| self.store.look(disk)).collect();
-                // It only makes leases end that have run out.
+                // It only ends expired leases.
                 Request::LookUp(String::new())
             }
         };
@@ -157,7 +159,7 @@ impl Server {
         Some(Work { asked, response, looks })
     }
 
-    /// Tells somebody of so many changes; says when it comes to that, nanoseconds from now.
+    /// Sends this many watch events; returns the delay until they are sent, nanoseconds.
     pub(super) fn tell(&mut self, changes: usize) -> u64 {
         self.tells_ns += changes as u64 * self.costs.news_ns;
         self.tells_ns

@@ -1,4 +1,4 @@
-//! A host of the model: the machines, and the pace at which the daemon asks.
+//! A host of the model: the state machines, and the daemon's pacing of requests.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -11,23 +11,24 @@ use hob_world::cluster::store::{Request, Response};
 use super::etcd::{Asked, Question};
 use super::{Event, Looks, Owners, Pacing, Play, SECOND_NS};
 
-/// As in the daemon: a question about disks, disks of a question, questions and transactions at a time, goes at a disk.
+/// As in the daemon: timeout of a request, disks per request, parallel requests and transactions, attempts
+/// per disk.
 const QUESTION_NS_MAX: u64 = 2 * SECOND_NS;
 const LOOK_DISKS_MAX: usize = 60;
 const LOOKS_MAX: usize = 2;
 const COMMITS_MAX: usize = 16;
 const GOES: u32 = 5;
 
-/// What a question was for.
+/// Purpose of a request.
 #[derive(Debug)]
 enum Purpose {
-    /// With the keeper's number.
+    /// With the lease manager's call number.
     Lease(u64),
     Looks(Vec<String>),
     Take(String),
 }
 
-/// See the module's text.
+/// A host; see the module documentation.
 pub(super) struct Host {
     me: Member,
     settle_ns: u64,
@@ -36,17 +37,17 @@ pub(super) struct Host {
     keeper: Keeper,
     tenure: Option<Tenure>,
     pub(super) waiting: Waiting,
-    /// Disks that it is told of and does not have.
+    /// Disks of other hosts that it watches.
     told: BTreeSet<String>,
     pub(super) held: Vec<String>,
     seats: BTreeMap<String, Seat>,
     asked: BTreeMap<u64, Purpose>,
-    /// To be looked at, when there is a turn.
+    /// Disks to read, when there is a free request.
     to_look: VecDeque<String>,
-    /// Being tried, with what is left of the goes.
+    /// Disks being tried, with the remaining attempts.
     trying: BTreeMap<String, u32>,
     looks: usize,
-    /// With the revision of the title that was seen.
+    /// With the revision of the record that was read.
     to_commit: VecDeque<(String, Txn, u64)>,
     commits: usize,
     looks_at: Instant,
@@ -164,7 +165,7 @@ impl Play {
                 self.hosts[host].commits -= 1;
                 match answer {
                     Some(Response::Txn(Some(_))) => self.took(host, &disk),
-                    // Somebody else did, or who knows: the next look tells.
+                    // Another host took it, or the result is unknown: the next read shows it.
                     _ => self.look_again(host, disk),
                 }
             }
@@ -174,7 +175,7 @@ impl Play {
 
     // Disks.
 
-    /// The disks have their first owners, and everybody begins to wait for those of others.
+    /// Gives disks their first owners; the other hosts start to wait for them.
     pub(super) fn settle(&mut self) {
         for number in 0..self.hosts.len() {
             for disk in std::mem::take(&mut self.hosts[number].held) {
@@ -199,7 +200,7 @@ impl Play {
         }
     }
 
-    /// Comes back when there is something to try.
+    /// Schedules the next attempt.
     pub(super) fn look_when_due(&mut self, number: usize) {
         let host = &mut self.hosts[number];
         if let Some(at) = host.waiting.poll_timeout().filter(|at| *at < host.looks_at) {
@@ -240,7 +241,7 @@ impl Play {
         self.go_on(number);
     }
 
-    /// Asks what there is a turn for.
+    /// Sends requests while there are free ones.
     fn go_on(&mut self, number: usize) {
         let (looks_max, disks_max, commits_max) = match self.owners.pacing {
             Pacing::News => (LOOKS_MAX, LOOK_DISKS_MAX, COMMITS_MAX),
@@ -279,7 +280,7 @@ impl Play {
             }
             Some(Verdict::Mine(_)) => self.took(number, disk),
             Some(Verdict::Wait(at)) => self.tried(number, disk, Tried::Settles(at)),
-            // Nothing is dirty here, so nothing is adopted.
+            // There is no dirty data here, so there is no failover from a replica.
             Some(Verdict::Refused(_) | Verdict::Adopt(_)) => self.tried(number, disk, Tried::Elsewhere),
             None => self.tried(number, disk, Tried::Unknown),
         }

@@ -1,10 +1,14 @@
-//! Many hosts of a cluster and one etcd, in virtual time: what hosts ask of it while nothing happens, and how long disks are away when hosts die.
+//! Many hosts of a cluster and one etcd, in virtual time: the idle load of etcd, and how long disks are
+//! unavailable when hosts die.
 //!
-//! Hosts have the machines of [`hob_engine::cluster`] and pace their questions as the daemon does; the store is the model that
-//! histories of clusters are checked against, [`hob_world::cluster::store`], behind a server that takes its time for each question ([`etcd`]).
-//! Every disk is served by one host and waited for by some others. Then hosts are killed: their leases end, their disks settle, and others take them.
+//! Hosts have the state machines of [`hob_engine::cluster`] and pace their requests as the daemon does. The
+//! store is the model that cluster histories use, [`hob_world::cluster::store`], behind a server with a
+//! service time for each request ([`etcd`]). Every disk is served by one host, and some others wait for it.
+//! Then hosts are killed: their leases end, the settling time of their disks passes, and other hosts take
+//! them.
 //!
-//! Not modelled: backings, caches, and how long a disk takes to be opened once it is taken. Times are nanoseconds of virtual time.
+//! Not modelled: backings, caches, and the time to open a disk after it is taken. Times are nanoseconds of
+//! virtual time.
 
 mod etcd;
 mod host;
@@ -24,136 +28,138 @@ use host::Host;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Hosts have joined and have their disks.
+/// Time by which hosts have joined and have their disks.
 const JOINED_NS: u64 = 4 * SECOND_NS;
 
-/// How hosts find out what has come free.
+/// How hosts find released disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pacing {
-    /// Each looks at each disk that it waits for every second.
+    /// Each host reads each disk that it waits for every second.
     Looks,
-    /// They hear of changes, and look at many disks in one question.
+    /// They watch changes, and read many disks with one request.
     News,
 }
 
-/// What etcd takes for what it does.
+/// Service times of etcd.
 #[derive(Clone, Copy, Debug)]
 pub struct EtcdCosts {
-    /// A question, nanoseconds of its only server.
+    /// A request, nanoseconds of its only server.
     pub question_ns: u64,
-    /// A change besides.
+    /// A change, in addition.
     pub change_ns: u64,
     /// Each key that it reads.
     pub key_ns: u64,
-    /// Each change that it tells somebody of.
+    /// Each watch event.
     pub news_ns: u64,
-    /// Until a change is on the disks of the majority; others go on meanwhile.
+    /// Time until a majority has stored a change; other requests continue meanwhile.
     pub commit_ns: u64,
-    /// From a host to etcd, and back.
+    /// Latency from a host to etcd, and back.
     pub way_ns: u64,
 }
 
 /// A model.
 #[derive(Clone, Copy, Debug)]
 pub struct Owners {
-    /// Hosts.
+    /// Number of hosts.
     pub hosts: usize,
-    /// Disks, of all hosts.
+    /// Number of disks of all hosts.
     pub disks: usize,
-    /// So many hosts are told of each disk, if there are as many.
+    /// Number of hosts that know each disk, if there are as many.
     pub known_by: usize,
-    /// Hosts that are killed, all at one moment.
+    /// Number of hosts that are killed at the same time.
     pub killed: usize,
     /// Length of a lease.
     pub lease_ns: u64,
-    /// Who vanished is given so long.
+    /// Settling time of a failed owner.
     pub settle_ns: u64,
-    /// How hosts find out.
+    /// How hosts find released disks.
     pub pacing: Pacing,
-    /// What etcd takes.
+    /// Service times of etcd.
     pub etcd: EtcdCosts,
-    /// Seconds that go by before what is asked is counted, seconds in which it is, and seconds after the kill at most.
+    /// Seconds of warm-up.
     pub warm_s: u64,
-    /// See `warm_s`.
+    /// Seconds in which requests are counted.
     pub steady_s: u64,
-    /// See `warm_s`.
+    /// Maximum number of seconds after the kill.
     pub after_s: u64,
-    /// Of the dice.
+    /// Seed of the random numbers.
     pub seed: u64,
 }
 
-/// What was asked of etcd, in a second.
+/// Requests to etcd per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Traffic {
-    /// Questions for leases.
+    /// Requests for leases.
     pub renewals: f64,
-    /// Questions about disks, of one or of many.
+    /// Reads of one or more disks.
     pub looks: f64,
     /// Transactions.
     pub takes: f64,
-    /// Changes told, to each host that hears them.
+    /// Watch events, for each host that gets them.
     pub news: f64,
-    /// Bytes of all of that, both ways.
+    /// Bytes of all of that, in both directions.
     pub bytes: f64,
 }
 
 impl Traffic {
-    /// Of all kinds.
+    /// Returns the number of requests of all kinds.
     pub fn questions(&self) -> f64 {
         self.renewals + self.looks + self.takes
     }
 }
 
-/// What came of it.
+/// Result of a model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcome {
-    /// While nothing happens, in the mean.
+    /// Mean of the idle time.
     pub steady: Traffic,
     /// The busiest second after the kill.
     pub busiest: Traffic,
-    /// Disks of the killed.
+    /// Number of disks of the killed hosts.
     pub orphans: usize,
-    /// From the kill until somebody took them, nanoseconds, sorted: of those that were taken.
+    /// Times from the kill until another host took the disk, nanoseconds, sorted; only of disks that were
+    /// taken.
     pub away_ns: Vec<u64>,
-    /// Transactions after the kill for each disk that was taken.
+    /// Number of transactions after the kill per disk that was taken.
     pub takes_a_disk: f64,
-    /// Hosts that lost their lease without being killed.
+    /// Number of hosts that lost their lease without being killed.
     pub leases_lost: usize,
-    /// The longest that a question was in etcd, nanoseconds; those that were given up are left out.
+    /// Maximum time of a request in etcd, nanoseconds, without those that timed out.
     pub longest_ns: u64,
 }
 
 impl Outcome {
-    /// So many percent of the disks of the killed were away for no longer; `None`: they were not taken in time.
+    /// Returns the time within which `percent` percent of the killed hosts' disks were taken; `None` if
+    /// they were not taken in time.
     pub fn away_at(&self, percent: usize) -> Option<u64> {
         let place = (self.orphans * percent).div_ceil(100).max(1) - 1;
         self.away_ns.get(place).copied()
     }
 }
 
-/// What happens next.
+/// A future event.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a model has few at a time")]
 enum Event {
-    /// A host's keeper has something to do.
+    /// A host's lease manager has work to do.
     Keep(usize),
-    /// A host looks what there is to try.
+    /// A host checks for disks to try.
     Look(usize),
-    /// A question reaches etcd.
+    /// A request reaches etcd.
     Arrives(Asked),
-    /// Etcd is done with something.
+    /// Etcd completes a request.
     Served,
-    /// An answer reaches a host; `None`: it gives up.
+    /// An answer reaches a host; `None`: it timed out.
     Answer { host: usize, number: u64, answer: Option<hob_world::cluster::store::Response>, looks: Looks },
-    /// A host hears of changes.
+    /// A host gets watch events.
     News { host: usize, news: Rc<[(String, u64, News)]> },
-    /// The disks have their first owners.
+    /// The disks get their first owners.
     Settle,
-    /// Hosts die.
+    /// Hosts are killed.
     Kill,
 }
 
-/// What is answered to a question about many disks.
+/// The answer to a read of many disks.
 type Looks = Vec<hob_engine::cluster::Look>;
 
 struct Play {
@@ -166,19 +172,19 @@ struct Play {
     /// By second.
     traffic: Vec<Traffic>,
     kill_at: Instant,
-    /// Disks of the killed, by name, and who of the living took them when.
+    /// Disks of the killed hosts, by name, and when a living host took each.
     orphans: BTreeMap<String, Option<Instant>>,
     takes: u64,
     number: u64,
 }
 
-/// Plays a model. `check` is asked now and then whether to go on.
+/// Runs a model. `check` is called at intervals and can end the run.
 ///
 /// # Errors
-/// Whatever `check` returns.
+/// Those of `check`.
 ///
 /// # Panics
-/// With as many killed as there are hosts.
+/// If `killed` equals `hosts`.
 pub fn play<E>(owners: &Owners, mut check: impl FnMut() -> Result<(), E>) -> Result<Outcome, E> {
     assert!(owners.killed < owners.hosts, "somebody has to be left");
     let mut play = Play::new(owners);
@@ -222,7 +228,7 @@ impl Play {
         }
         let kill_at = Instant(JOINED_NS + (owners.warm_s + owners.steady_s) * SECOND_NS);
         queue.push(Instant(JOINED_NS), Event::Settle);
-        // Anywhere between two renewals.
+        // At any time between two renewals.
         queue.push(kill_at + dice.below(SECOND_NS), Event::Kill);
         Play {
             owners: *owners,
@@ -272,14 +278,14 @@ impl Play {
         }
     }
 
-    /// Etcd begins with the next, if there is one.
+    /// Etcd begins the next request, if there is one.
     fn serve(&mut self) {
         if let Some(takes_ns) = self.server.begin(self.now) {
             self.queue.push(self.now + takes_ns, Event::Served);
         }
     }
 
-    /// Etcd is done with what it did: its answer goes out, and what changed is told.
+    /// Etcd completes a request: sends its answer and the watch events.
     fn answer(&mut self) {
         let Some(Work { asked, response, looks }) = self.server.end(self.now) else { return };
         let mut at = self.now + self.way();
@@ -293,7 +299,7 @@ impl Play {
         self.tell();
     }
 
-    /// Everybody who hears is told what changed.
+    /// Sends the changes to every watching host.
     fn tell(&mut self) {
         let news: Rc<[_]> = self.server.store.take_news().into();
         if news.is_empty() || self.owners.pacing == Pacing::Looks || self.now.0 <= JOINED_NS {
@@ -329,7 +335,7 @@ impl Play {
 
     fn kill(&mut self) {
         self.kill_at = self.now;
-        // Those with the numbers in between: disks that go round are not all of neighbours.
+        // Evenly spread numbers: disks are not all on adjacent hosts.
         let every = self.hosts.len() / self.owners.killed;
         for host in (0..self.owners.killed).map(|killed| killed * every) {
             self.hosts[host].is_up = false;

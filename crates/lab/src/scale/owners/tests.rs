@@ -1,4 +1,4 @@
-//! Small clusters, whose answers are known.
+//! Small clusters with known results.
 
 use std::convert::Infallible;
 
@@ -61,7 +61,7 @@ fn hosts_that_hear_ask_next_to_nothing_however_many_disks_they_wait_for() {
     assert!(hears.takes_a_disk < 1.3, "{hears:?}");
 }
 
-/// What the daemon did before: the questions are more than etcd can answer, and renewals drown in them.
+/// The daemon's former behaviour: more requests than etcd can answer, so that renewals time out.
 #[test]
 fn an_etcd_that_is_asked_too_much_loses_leases_and_one_that_tells_does_not() {
     let slow = |pacing| {

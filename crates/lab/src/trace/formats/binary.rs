@@ -1,4 +1,4 @@
-//! hob's own binary format, read forgivingly: a record that makes no sense is passed, a torn tail reported.
+//! hob's own binary format, read with tolerance: an invalid record is skipped, a truncated end reported.
 
 use std::io;
 
@@ -75,7 +75,7 @@ impl Parse for Hob {
 }
 
 impl Hob {
-    /// What there is to say at the end, one thing at a time.
+    /// Returns the messages at the end, one at a time.
     fn finish(&mut self) -> Step {
         let torn = self.end - self.next;
         (self.next, self.end) = (0, 0);

@@ -1,9 +1,10 @@
-//! The text that `blkparse` prints by default: `device cpu sequence time pid action RWBS sector + sectors [process]`.
+//! The default text output of `blkparse`: `device cpu sequence time pid action RWBS sector + sectors
+//! [process]`.
 //!
-//! Times are seconds, sectors have 512 bytes. A request passes through several actions; those of one kind are taken:
-//! Q (queued) when the beginning of the file has any, else I, D or C. RWBS says what it is: an F in front a flush that
-//! comes before the data, then D, W, R or N (none). A write with such a flush counts as a write. The summary at the end
-//! is passed over. Source: blkparse(1), `blkparse_fmt.c`.
+//! Times are seconds, sectors have 512 bytes. A request passes through several actions; those of one kind
+//! are used: Q (queued) if the start of the file has any, else I, D or C. RWBS is the type: an F in front
+//! is a flush before the data, then D, W, R or N (none). A write with such a flush counts as a write. The
+//! summary at the end is skipped. Source: blkparse(1), `blkparse_fmt.c`.
 
 use super::super::Op;
 use super::super::disks::Disks;
@@ -43,7 +44,7 @@ fn begins_summary(line: &str) -> bool {
         && line.contains('(')
 }
 
-/// What RWBS says; a flush only where nothing is moved.
+/// Returns the operation of an RWBS field; a flush only if no data is moved.
 fn operation(rwbs: &str, moves: bool) -> Option<Op> {
     if !moves {
         return rwbs.starts_with('F').then_some(Op::Flush);

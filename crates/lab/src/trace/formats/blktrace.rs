@@ -1,10 +1,11 @@
 //! blktrace's binary records, as the kernel writes them, in either byte order.
 //!
-//! A record has 48 bytes: magic and version u32, sequence u32, time u64 (ns), sector u64 (512 bytes), bytes u32, action
-//! u32, pid u32, device u32, cpu u32, error u16, length u16 of what follows it, which is passed over. The action's upper half says
-//! what kind of request it is, its lower half what happens to it; events of one kind are taken, as in `blkparse`: queued when
-//! the beginning has any, else inserted, issued or completed. Each processor has a file of its own: `blkparse -i NAME -d FILE`
-//! merges them. Version 7 is read; version 8 (Linux 6.19) is refused. Source: `include/uapi/linux/blktrace_api.h`.
+//! A record has 48 bytes: magic and version u32, sequence u32, time u64 (ns), sector u64 (512 bytes), bytes
+//! u32, action u32, pid u32, device u32, cpu u32, error u16, length u16 of the data that follows, which is
+//! skipped. The action's upper half is the type of request, its lower half the event. Events of one kind
+//! are used, as in `blkparse`: queued if the start has any, else inserted, issued or completed. Each
+//! processor has a file of its own: `blkparse -i NAME -d FILE` merges them. Version 7 is read; version 8
+//! (Linux 6.19) is refused. Source: `include/uapi/linux/blktrace_api.h`.
 
 use std::io;
 
@@ -65,7 +66,7 @@ fn order(bytes: &[u8]) -> Option<Order> {
     [Order::Little, Order::Big].into_iter().find(|order| u32_at(start, 0, *order) & !0xff == MAGIC)
 }
 
-/// Which events to take: the best that the beginning has.
+/// Returns the events to use: the most preferred kind at the start.
 fn event(head: &[u8], order: Order) -> u32 {
     let mut found = [false; EVENTS.len()];
     let mut rest = head;

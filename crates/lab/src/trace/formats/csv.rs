@@ -1,4 +1,5 @@
-//! hob's CSV: `ts_us,op,offset,size` and perhaps `disk`; see [`crate::trace::csv`]. The first line may be missing.
+//! hob's CSV: `ts_us,op,offset,size` and optionally `disk`; see [`crate::trace::csv`]. The first line may
+//! be missing.
 
 use super::super::csv::{HEADER, HEADER_DISKS};
 use super::super::disks::Disks;
@@ -14,7 +15,7 @@ pub(super) const FORMAT: FormatInfo = FormatInfo {
     parser: |_, _| Ok(Box::new(Lines(Csv::default()))),
 };
 
-/// The header settles it, whatever follows.
+/// Returns true if there is a header, which is sufficient for the detection.
 fn has_header(head: &Head<'_>) -> bool {
     head.lines().next().is_some_and(|line| [HEADER, HEADER_DISKS].contains(&line.trim()))
 }

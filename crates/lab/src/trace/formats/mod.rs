@@ -1,7 +1,8 @@
 //! The formats: one file each, registered in [`FORMATS`].
 //!
-//! A format is a detector over the first bytes, and a parser that turns the next line or record into a request or a
-//! reason why it is none. Checks that hold for all (ranges, times, disks that were not asked for) are the reader's.
+//! A format is a detector for the first bytes, and a parser that turns the next line or record into a
+//! request or a reason why it is invalid. The reader does the checks that are common to all (ranges, times,
+//! disks that are not wanted).
 
 mod alibaba;
 mod arc;
@@ -33,26 +34,26 @@ use super::input::Input;
 /// A trace format that can be read.
 #[derive(Debug)]
 pub struct FormatInfo {
-    /// What `--format` calls it.
+    /// Name for `--format`.
     pub name: &'static str,
-    /// What it is, in a line.
+    /// Description in one line.
     pub summary: &'static str,
-    /// Where it is defined.
+    /// Definition of the format.
     pub source: &'static str,
-    /// Parts of file names that settle a doubt, in lower case.
+    /// Parts of file names that decide between formats, in lower case.
     hints: &'static [&'static str],
     detect: fn(&Head<'_>) -> Likeness,
     parser: MakeParser,
 }
 
-/// Makes the parser of a trace that begins so.
+/// Creates the parser of a trace with this start.
 type MakeParser = fn(&Head<'_>, &Settings) -> Result<Box<dyn Parse>, Reason>;
 
 impl FormatInfo {
-    /// The format of that name.
+    /// Returns the format of that name.
     ///
     /// # Errors
-    /// A name that is none; the message lists them.
+    /// An unknown name; the message lists the known ones.
     pub fn named(name: &str) -> anyhow::Result<&'static FormatInfo> {
         match FORMATS.iter().find(|format| format.name == name) {
             Some(format) => Ok(format),
@@ -65,7 +66,7 @@ impl FormatInfo {
     }
 }
 
-/// Every format. Where the content fits several equally well, a file name decides, then the order here.
+/// Every format. If the content fits several equally well, the file name decides, then the order here.
 pub const FORMATS: &[FormatInfo] = &[
     binary::FORMAT,
     csv::FORMAT,
@@ -94,17 +95,17 @@ fn names() -> String {
     FORMATS.iter().map(|format| format.name).collect::<Vec<_>>().join(", ")
 }
 
-/// What formats may need to be told.
+/// Settings for formats that do not contain them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Settings {
-    /// Bytes of a page, where a format does not say.
+    /// Bytes of a page, if the format does not define it.
     pub(super) page_bytes: u64,
 }
 
-/// A request as a format has it, not checked yet.
+/// An unchecked request of a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Raw {
-    /// Nanoseconds since a beginning of the format's own.
+    /// Nanoseconds since the format's own start.
     pub(super) at_ns: u64,
     pub(super) offset: u64,
     pub(super) len: u64,
@@ -112,23 +113,23 @@ pub(super) struct Raw {
     pub(super) disk: u16,
 }
 
-/// What comes next in a trace.
+/// The next entry of a trace.
 pub(super) enum Step {
     /// A request.
     Request(Raw),
-    /// Something that happened and is no request.
+    /// An event that is not a request.
     Event,
     /// A header, a comment, an empty line.
     Text,
-    /// Something that makes no sense.
+    /// An invalid entry.
     Bad(Reason),
     /// Nothing more.
     End,
 }
 
-/// A format at work.
+/// A parser of a format.
 pub(super) trait Parse: Send {
-    /// The next entry. An error is the input's.
+    /// Returns the next entry. An error is the input's.
     fn next(&mut self, input: &mut Input, disks: &mut Disks) -> io::Result<Step>;
 }
 
@@ -140,7 +141,7 @@ enum Entry {
     Text,
 }
 
-/// A text format at work. Lines are never empty.
+/// A parser of a text format. Lines are never empty.
 trait ParseLine: Send {
     fn line(&mut self, line: &str, disks: &mut Disks) -> Result<Entry, Reason>;
 }
@@ -163,13 +164,13 @@ impl<L: ParseLine> Parse for Lines<L> {
     }
 }
 
-/// The beginning of a trace, from which its format is told.
+/// The start of a trace, from which its format is detected.
 pub(super) struct Head<'a> {
     pub(super) bytes: &'a [u8],
     name: String,
 }
 
-/// Looked at of a text.
+/// Maximum number of lines of a text that are examined.
 const HEAD_LINES: usize = 200;
 
 impl<'a> Head<'a> {
@@ -177,7 +178,8 @@ impl<'a> Head<'a> {
         Head { bytes, name: name.to_ascii_lowercase() }
     }
 
-    /// The first lines that are not empty. The last one may be cut off, and is left out unless it is the only one.
+    /// Returns the first non-empty lines. The last one may be truncated, and is left out unless it is the
+    /// only one.
     fn lines(&self) -> impl Iterator<Item = &'a str> {
         let text = match std::str::from_utf8(self.bytes) {
             Ok(text) => text,
@@ -193,7 +195,7 @@ impl<'a> Head<'a> {
     }
 }
 
-/// How well a beginning fits a format.
+/// How well a start fits a format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Likeness {
     No,
@@ -201,7 +203,7 @@ enum Likeness {
     Surely,
 }
 
-/// How well the first lines fit a text format: surely when nearly all do.
+/// Returns how well the first lines fit a text format: surely if nearly all do.
 fn lines_like(head: &Head<'_>, mut parser: impl ParseLine) -> Likeness {
     let mut disks = Disks::default();
     let (mut requests, mut bad) = (0, 0);
@@ -220,10 +222,10 @@ fn lines_like(head: &Head<'_>, mut parser: impl ParseLine) -> Likeness {
     }
 }
 
-/// The format of a trace that begins so.
+/// Returns the format of a trace with this start.
 ///
 /// # Errors
-/// None fits, or the file is a package of files.
+/// None fits, or the file is an archive of files.
 pub(super) fn detect(head: &Head<'_>) -> anyhow::Result<&'static FormatInfo> {
     let name = &head.name;
     if head.bytes.is_empty() {

@@ -1,4 +1,4 @@
-//! Runs of journal pages: which they are, and reading them ahead of whoever makes sense of them.
+//! Runs of journal pages, and a thread that reads them ahead of their interpretation.
 
 use std::io;
 use std::sync::mpsc;
@@ -9,22 +9,23 @@ use hob_engine::units::DeviceId;
 
 use crate::pool::reader::{AlignedBuffer, Devices};
 
-/// Longest run, pages: 1 MiB.
+/// Maximum length of a run in pages: 1 MiB.
 const RUN_PAGES_MAX: u64 = 256;
 
-/// Buffers on their way between the two threads.
+/// Number of buffers that the two threads exchange.
 const BUFFERS: usize = 4;
 
-/// So many pages are tried one by one on failing devices; after them a run that fails is lost as a whole.
+/// Maximum number of pages that are read one by one on failing devices; after them a run that fails is lost
+/// as a whole.
 const SINGLE_FAILURES_MAX: u32 = 1024;
 
 const PAGE: u64 = PAGE_BYTES as u64;
 
-/// Pages of one copy that lie one after the other on their device.
+/// Consecutive pages of one copy on their device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Run {
     pub(super) copy: usize,
-    /// Its number in the ring.
+    /// Number of the first page in the ring.
     pub(super) first_page: u64,
     pages: u64,
     device: DeviceId,
@@ -37,7 +38,7 @@ impl Run {
     }
 }
 
-/// All pages of a copy.
+/// Returns the runs of all pages of a copy.
 pub(super) fn runs_of_copy(
     copy: usize,
     segments: &[Segment],
@@ -45,13 +46,13 @@ pub(super) fn runs_of_copy(
 ) -> impl Iterator<Item = Run> {
     let pages = segments.len() as u64 * segment_bytes / PAGE;
     (0..pages).step_by(RUN_PAGES_MAX as usize).map(move |first_page| {
-        // A segment is a multiple of the longest run: none of them crosses its end.
+        // A segment is a multiple of the longest run: no run crosses its end.
         let (device, offset) = place(first_page, segments, segment_bytes);
         Run { copy, first_page, pages: RUN_PAGES_MAX, device, offset }
     })
 }
 
-/// These pages, in this order.
+/// Returns the runs of these pages, in this order.
 pub(super) fn runs_of_pages(
     reads: impl Iterator<Item = (usize, u64)>,
     copies: &[Vec<Segment>],
@@ -83,12 +84,12 @@ fn place(page: u64, segments: &[Segment], segment_bytes: u64) -> (DeviceId, u64)
 struct Filled {
     run: usize,
     buffer: AlignedBuffer,
-    /// Pages that could not be read; empty when all could.
+    /// Which pages could not be read; empty if all could.
     unreadable: Vec<bool>,
 }
 
-/// Reads runs in their order. `take` gets each of their pages: its place in the run, and its bytes if they could be read;
-/// it returns whether to go on.
+/// Reads runs in their order. `take` gets the index of each page in its run, and its bytes if they could be
+/// read; it returns whether to go on.
 pub(super) fn read_runs(
     devices: &Devices,
     runs: &[Run],
@@ -103,7 +104,7 @@ pub(super) fn read_runs(
         let reader = move || {
             let mut failures = 0;
             for (number, run) in runs.iter().enumerate() {
-                // Nobody gives buffers back any more when the other side has seen enough.
+                // The other side returns no more buffers when it has enough.
                 let Ok(mut buffer) = empty.recv() else { return };
                 let unreadable = read_run(devices, run, buffer.bytes_mut(), &mut failures);
                 if pass_on.send(Filled { run: number, buffer, unreadable }).is_err() {
@@ -112,7 +113,8 @@ pub(super) fn read_runs(
             }
         };
         std::thread::Builder::new().name("hob-recovery".into()).spawn_scoped(scope, reader)?;
-        // Moved in, so that it ends with this closure and the reader does not wait for ever.
+        // Moved into the closure, so that the channels close at its end and the reader does not wait for
+        // ever.
         let (give_back, filled) = (give_back, filled);
         for Filled { run, buffer, unreadable } in filled.iter() {
             let run = &runs[run];
@@ -128,7 +130,7 @@ pub(super) fn read_runs(
     })
 }
 
-/// Reads one run, page by page where it cannot be read as a whole; returns which pages could not be.
+/// Reads one run, page by page if it cannot be read as a whole; returns which pages could not be read.
 fn read_run(devices: &Devices, run: &Run, buffer: &mut [u8], failures: &mut u32) -> Vec<bool> {
     let bytes = &mut buffer[..run.bytes() as usize];
     let Err(error) = devices.read(run.device, run.offset, bytes) else { return Vec::new() };
@@ -165,7 +167,7 @@ mod tests {
     #[test]
     fn pages_in_any_order_become_as_few_runs_as_there_can_be() {
         let copies = [segments(0, &[1, 2]), segments(1, &[7, 9])];
-        // From the middle round to the beginning, with two pages of the other copy in between.
+        // From the middle around to the start, with two pages of the other copy in between.
         let reads = (500..512).chain(0..300).map(|page| (usize::from((510..512).contains(&page)), page));
         let runs = runs_of_pages(reads, &copies, 1 << 20);
         let found: Vec<_> = runs.iter().map(|run| (run.copy, run.first_page, run.pages)).collect();

@@ -1,7 +1,8 @@
-//! Proving the tail: what flash really holds where the last records before a crash say that something was written.
+//! Verifies the tail: reads the flash content of sectors that the last records before a crash describe as
+//! written.
 //!
-//! These are as many sectors as were written in about a second, all over the cache; one
-//! after the other they would take far longer than the rest of a recovery, so several threads read them.
+//! These are about as many sectors as are written in a second, all over the cache. Reading them one after
+//! the other would take far longer than the rest of a recovery, so several threads read them.
 
 use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,13 +13,13 @@ use hob_engine::units::{DeviceId, SECTOR_BYTES};
 use crate::checksum::sector_sums;
 use crate::pool::reader::{AlignedBuffer, Devices};
 
-/// Threads at most: enough for a flash device to show what it can do.
+/// Maximum number of threads: enough to use a flash device fully.
 const THREADS_MAX: usize = 16;
 
-/// Longest read, sectors.
+/// Maximum length of a read in sectors.
 const SECTORS_MAX: usize = 64;
 
-/// Sectors that lie one after the other: a range of the sorted list.
+/// Consecutive sectors: a range of the sorted list.
 struct Run {
     device: DeviceId,
     offset: u64,
@@ -26,8 +27,8 @@ struct Run {
     sectors: usize,
 }
 
-/// For each of `wanted`, a place in `data` and a sector in that segment, the CRC-32C of what flash holds; `None` where it cannot
-/// be read.
+/// Returns the CRC-32C of the flash content of each of `wanted` (an index into `data`, and a sector in that
+/// segment); `None` if it cannot be read.
 pub(super) fn sums(
     devices: &Devices,
     data: &[DataSegment],
@@ -74,7 +75,7 @@ pub(super) fn sums(
                 std::thread::Builder::new().name("hob-recovery".into()).spawn_scoped(scope, work).ok()
             })
             .collect();
-        // With no thread to be had it takes longer.
+        // Without additional threads it only takes longer.
         keep(work());
         for thread in threads {
             keep(thread.join().map_err(|_| io::Error::other("a thread of the recovery ended"))?);

@@ -1,4 +1,4 @@
-//! Reads into memory that is not the arena's.
+//! Tests of reads into memory outside the arena.
 #![allow(unsafe_code)]
 
 use std::os::fd::OwnedFd;
@@ -14,11 +14,12 @@ use crate::checksum::sector_sums;
 use crate::memory::Memory;
 use crate::ring::{FdClass, Ring, RingConfig, RingKind};
 
-/// Memory of somebody else's, in pieces of a page, the last page first.
+/// Adopts memory in pieces of a page, the last page first.
 fn adopt(ring: &mut Ring, owner: &Arc<Memory>, pages: usize) -> BufferId {
     let adopted = ring.arena_mut().adopt(owner, |memory, pieces| {
         for page in (0..pages).rev() {
-            // SAFETY: inside a mapping that lives as long as its borrow; nobody has a reference to its bytes.
+            // SAFETY: inside a mapping that lives as long as its borrow; there is no reference to its
+            // bytes.
             pieces.push(&unsafe { VolatileSlice::new(memory.address(page * 4096, 4096), 4096) });
         }
     });
@@ -53,10 +54,10 @@ fn files_are_read_into_somebody_elses_memory() {
             ring.arena().sector_sums(ring.arena().whole(id), &mut sums);
             sector_sums(&data, &mut expected);
             assert!(sums == expected);
-            // Some of it, from elsewhere.
+            // Part of it, from another offset.
             let slice = BufferSlice { id, offset: 8192, len: 3 * 4096 };
             ring.read(token(2), fd, 4096, slice);
-            // It is given back before it ends: the operation keeps it.
+            // Released before the read ends: the operation holds it.
             ring.arena_mut().release(id);
             assert_eq!(next(ring).result, 3 * 4096);
             assert!(page_of(&owner, PAGES - 3) == data[4096..8192]);
@@ -76,7 +77,7 @@ fn memory_that_is_gone_makes_a_read_fail() {
             file.set_len(1 << 20).unwrap();
             let fd = ring.attach(OwnedFd::from(file), class);
             let owner = Arc::new(Memory::map(8 * 4096).unwrap());
-            // SAFETY: nobody looks at that page.
+            // SAFETY: no code accesses that page.
             unsafe { libc::mprotect(owner.address(3 * 4096, 4096).cast(), 4096, libc::PROT_NONE) };
             let id = adopt(ring, &owner, 8);
             ring.read(token(1), fd, 0, ring.arena().whole(id));
