@@ -41,8 +41,10 @@ pub(super) struct Backed {
     pub(super) bypassed: u64,
     /// Failed flushes of the backing, and losses that it reported.
     pub(super) doubts: u64,
-    /// Those of them that put changes of guests in doubt.
+    /// Those of them that put changes of guests in doubt, and discards.
     failures: u64,
+    /// How many of these are discards of dirty data, which the daemon knows of.
+    discards: u64,
     /// The value of `writes` at the last of these.
     failed_upto: u64,
     /// A guest was told of the last of these.
@@ -93,6 +95,7 @@ impl Backed {
             bypassed: 1,
             doubts: 0,
             failures: 0,
+            discards: 0,
             failed_upto: 0,
             is_reported: true,
             sessions: BTreeMap::new(),
@@ -156,6 +159,7 @@ impl Backed {
     /// counted on them. What the backing had of them before is not durable there.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;
+        self.discards += 1;
         self.failed_upto = self.writes;
         self.bypassed = self.writes;
     }
@@ -165,18 +169,24 @@ impl Backed {
         if !self.owes(session) {
             return false;
         }
-        self.sessions.insert(session, self.failures);
+        self.sessions.insert(session, self.failures_for(session));
         self.is_reported |= !session.is_daemon();
         true
     }
 
     fn owes(&self, session: SessionId) -> bool {
-        self.failures > self.sessions.get(&session).copied().unwrap_or(0)
+        self.failures_for(session) > self.sessions.get(&session).copied().unwrap_or(0)
+    }
+
+    /// Failures that concern a session.
+    fn failures_for(&self, session: SessionId) -> u64 {
+        if session.is_daemon() { self.failures - self.discards } else { self.failures }
     }
 
     fn begin_session(&mut self, session: SessionId) {
         if self.failures > 0 {
-            self.sessions.insert(session, self.failures - u64::from(!self.is_reported));
+            let told = self.failures_for(session).saturating_sub(u64::from(!self.is_reported));
+            self.sessions.insert(session, told);
         }
     }
 }
