@@ -3,6 +3,7 @@
 //!
 //! The tests of a filesystem that hangs mount and freeze one, and so need root and loop devices.
 
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -11,7 +12,7 @@ use conformance::data::{Noise, noise_file};
 use conformance::nbd_client::{Address, CMD_READ, CMD_TRIM, Client, EIO};
 use conformance::process::Process;
 use conformance::scratch::wait_until;
-use conformance::{Daemon, Loop, MIB, Scratch, Tool};
+use conformance::{Daemon, Loop, MIB, Scratch, Tool, Unmount};
 use rustix::process::Signal;
 use serde_json::Value;
 
@@ -178,6 +179,34 @@ fn a_disk_whose_backing_is_dead_is_removed_within_ten_seconds() {
 #[test]
 fn a_disk_that_is_drained_to_a_hung_backing_is_removed_within_ten_seconds() {
     removes(stop, true);
+}
+
+/// A program that reads the disk's file would wait for ever: it gets an error, as `--force` says.
+#[test]
+fn a_disk_whose_file_is_open_is_removed_with_force_while_the_backing_hangs() {
+    let stage = Stage::new();
+    let path = stage.scratch.path("vm.img");
+    let _unmount = Unmount::at(&path);
+    let daemon = stage.start();
+    let mut server = stage.nbdkit();
+    let (uri, fuse) = (stage.uri(), stage.scratch.text("vm.img"));
+    let timeout = ["--backing-timeout", "forever"];
+    daemon.ctl(&[&["disk", "add", "vm", "--backing", &uri, "--fuse", &fuse], &timeout[..]].concat());
+    let file = std::fs::File::open(&path).unwrap();
+    stop(&mut server);
+    std::thread::scope(|scope| {
+        let read = scope.spawn(|| file.read_at(&mut [0; 4096], 8 * MIB));
+        std::thread::sleep(Duration::from_millis(500));
+        let refused = daemon.try_ctl(&["disk", "remove", "vm", "--discard-dirty", "--yes"]);
+        assert!(!refused.success() && refused.all().contains("vm.img"), "{}", refused.all());
+        assert_eq!(json(&daemon, &["disk", "show", "vm"])["state"], "online");
+        assert!(!read.is_finished(), "nothing was changed");
+        ends(&daemon, &["disk", "remove", "vm", "--discard-dirty", "--force", "--yes"]);
+        assert!(read.join().unwrap().is_err());
+    });
+    assert_eq!(json(&daemon, &["disk", "list"]), Value::Array(vec![]));
+    assert!(!std::fs::read_to_string("/proc/mounts").unwrap().contains(&fuse), "it is unmounted");
+    daemon.stop();
 }
 
 #[track_caller]

@@ -44,8 +44,10 @@ pub(super) struct Backed {
     pub(super) bypassed: u64,
     /// Failed flushes of the backing, and losses that it reported.
     pub(super) doubts: u64,
-    /// Those of them that put changes of guests in doubt.
+    /// Those of them that put changes of guests in doubt, and discards.
     failures: u64,
+    /// How many of these are discards of dirty data, which the daemon knows of.
+    discards: u64,
     /// The value of `writes` at the last of these.
     failed_upto: u64,
     /// Failures owed to guests whose sessions have ended, at most [`INHERITED_MAX`]. Each goes to a session that begins: usually the
@@ -97,6 +99,7 @@ impl Backed {
             bypassed: 1,
             doubts: 0,
             failures: 0,
+            discards: 0,
             failed_upto: 0,
             inherited: 0,
             sessions: BTreeMap::new(),
@@ -162,6 +165,7 @@ impl Backed {
     /// counted on them. What the backing had of them before is not durable there.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;
+        self.discards += 1;
         self.failed_upto = self.writes;
         self.bypassed = self.writes;
     }
@@ -171,7 +175,7 @@ impl Backed {
         if !self.owes(session) {
             return false;
         }
-        let began = self.sessions.insert(session, self.failures).is_some();
+        let began = self.sessions.insert(session, self.failures_for(session)).is_some();
         if !began && !session.is_daemon() {
             self.inherited = self.inherited.saturating_sub(1);
         }
@@ -179,17 +183,23 @@ impl Backed {
     }
 
     fn owes(&self, session: SessionId) -> bool {
-        self.failures > self.sessions.get(&session).copied().unwrap_or(0)
+        self.failures_for(session) > self.sessions.get(&session).copied().unwrap_or(0)
+    }
+
+    /// Failures that concern a session.
+    fn failures_for(&self, session: SessionId) -> u64 {
+        if session.is_daemon() { self.failures - self.discards } else { self.failures }
     }
 
     fn begin_session(&mut self, session: SessionId) {
-        let owed = self.inherited.min(1);
+        let owed = if session.is_daemon() { 0 } else { self.inherited.min(1) };
         self.inherited -= owed;
-        self.sessions.insert(session, self.failures - u64::from(owed));
+        let told = self.failures_for(session).saturating_sub(u64::from(owed));
+        self.sessions.insert(session, told);
     }
 
     fn end_session(&mut self, session: SessionId) {
-        if self.sessions.remove(&session).is_some_and(|told| told < self.failures) {
+        if self.sessions.remove(&session).is_some_and(|told| told < self.failures_for(session)) {
             self.inherited = (self.inherited + 1).min(INHERITED_MAX);
         }
     }

@@ -1,13 +1,14 @@
 //! Changes of a persistent cache that need the journal's help: a new ring, a clean end, an end for good.
 //!
-//! All of them begin when the cache is at rest, and requests wait until they are complete. Before a new ring and a clean end the backing is
+//! All of them begin when the cache is at rest, and requests wait until they are complete. Before all but a discard the backing is
 //! flushed, so that no zone needs its mark any more. Then
 //! - a *new ring* is written: one complete dump, a flush, and a page that names it. Until that is durable the old ring counts, and if it
 //!   fails the cache is as it was;
 //! - a *clean end* records what is known and closes with a page that says so. If the disk is being removed and its backing cannot be
 //!   flushed, that page is left out: the cache is found as after a crash;
 //! - a *discard* records that what is dirty is dropped. It does not ask the backing, which may be dead: zones keep their marks;
-//! - an *end for good* marks all zones: nothing clean will be believed, though the ring is still there.
+//! - an *end for good* marks all zones: nothing clean will be believed, though the ring is still there. A backing that cannot be flushed
+//!   does not prevent it.
 
 use super::Engine;
 use super::destager::Epochs;
@@ -64,10 +65,15 @@ enum Kind {
 }
 
 impl Kind {
-    /// Is the backing flushed first? Only for a ring or an end that says what is clean: a cache that is dropped, or what is dirty in it, does not
-    /// need a backing, which may be dead.
-    fn flushes(self) -> bool {
-        matches!(self, Kind::Ring | Kind::Close)
+    /// Is the backing flushed first, after so many tries? A ring and a clean end say what is clean, so they need it. A cache that is dropped has
+    /// nothing dirty: a flush that fails is no reason to keep it, and another host's backing is not asked. What is dirty is discarded whatever
+    /// the backing has.
+    fn flushes(self, tries: u8, role: Role) -> bool {
+        match self {
+            Kind::Ring | Kind::Close => true,
+            Kind::Void => tries == 0 && role != Role::Away,
+            Kind::Discard(_) => false,
+        }
     }
 }
 
@@ -290,7 +296,10 @@ impl Engine {
                 };
             }
             let next = match stage {
-                Stage::FlushBacking(upto, _) if disk.backed.flushed >= upto || !kind.flushes() => {
+                Stage::FlushBacking(upto, tries)
+                    if disk.backed.flushed >= upto
+                        || !kind.flushes(tries, disk.ownership.role) && !disk.destager.is_flushing() =>
+                {
                     // While the backing was flushed a commit may have become due.
                     if !disk.journal.as_ref().expect("it has one").is_idle() {
                         return self.pump_journal(now, id);

@@ -78,6 +78,9 @@ pub(crate) enum Cache {
         rehearsal: Rehearsal,
     },
     /// Give up what is dirty in a cache: writes that the guest was told were done are lost
+    ///
+    /// Ends within 10 seconds, also if the backing hangs or is dead: requests that wait for it fail. The next flush of each
+    /// connected client fails once.
     DiscardDirty {
         /// The disk
         disk: String,

@@ -58,7 +58,8 @@ pub(crate) enum Disk {
     Remove {
         /// The disk
         disk: String,
-        /// Lose what is dirty instead: writes that the guest was told were done are undone; needs --yes
+        /// Lose what is dirty instead: writes that the guest was told were done are undone; needs --yes. Ends within
+        /// 10 seconds, also if the backing hangs or is dead
         #[arg(long)]
         discard_dirty: bool,
         /// Disconnect clients and guests that use the disk; without this, such a disk stays

@@ -337,3 +337,15 @@ fn memory_of_an_abandoned_transfer_is_not_used_again() {
     }
     assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }
+
+/// A cache with nothing dirty goes though the backing cannot be flushed: it is tried once.
+#[test]
+fn a_clean_cache_is_disabled_though_the_backing_fails() {
+    let mut bench = Bench::write_back();
+    bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
+    bench.settle();
+    let disable = bench.start_change(CacheChange::Disable);
+    assert_eq!(bench.result(disable), None, "the flush comes first");
+    assert_eq!(fail_backing(&mut bench), 1);
+    assert_eq!(bench.result(disable).expect("done").expect("clean").len(), 9, "data and ring");
+}

@@ -233,7 +233,7 @@ pub(super) async fn disk_remove(
         return Answer::from(Err(refusal));
     }
     let dirty = if discard_dirty { OnDirty::Discard } else { OnDirty::Drain };
-    manager.disk_remove(disk, dirty).await.into()
+    manager.disk_remove_from(disk, dirty, clients).await.into()
 }
 
 /// Says what a change would do to cached data, dirty data and clients, without making it.

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob_control::Size;
+use hob_control::{OnClients, Size};
 use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::{Instant, sleep, timeout};
@@ -110,10 +110,15 @@ impl Manager {
     }
 
     /// Unmounts a disk's files as [`hide_file`](Self::hide_file) does, but does not wait for long: what programs have written to a mapped file may
-    /// wait for the backing.
-    pub(super) async fn hide_file_soon(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    /// wait for the backing. One that is open keeps the disk, unless clients are to be disconnected.
+    pub(super) async fn hide_file_soon(
+        self: &Arc<Self>,
+        name: &str,
+        clients: OnClients,
+    ) -> Result<(), Refusal> {
         match timeout(UNMOUNT_MAX, self.hide_file(name)).await {
-            Ok(hidden) => hidden,
+            Ok(Err(refusal)) if clients == OnClients::Refuse => Err(refusal),
+            Ok(_) => Ok(()),
             Err(_) => {
                 tracing::warn!("{name}: its file is unmounted in the background");
                 Ok(())
@@ -157,7 +162,6 @@ impl Manager {
         let refusal = Refusal::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when they have ended");
         self.exports.remove_disk(name);
-        self.hide_file_at_end(name).await;
         let pool = {
             let mut inner = self.inner();
             let new_id = inner.new_disk_id();
@@ -167,6 +171,7 @@ impl Manager {
         };
         self.note_offline(name, &refusal);
         let dirty = self.leave_backing(name, &shard, id).await?;
+        self.hide_file_at_end(name).await;
         if let Some((spec, pool)) = pool {
             if let Some(spec) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
                 spec.journal = Some(JournalSpec::new());

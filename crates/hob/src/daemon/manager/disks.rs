@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use hob_control::{DiskAdd, DiskChanged, OnDirty, Size, check_name};
+use hob_control::{DiskAdd, DiskChanged, OnClients, OnDirty, Size, check_name};
 use hob_engine::command::{Access, DiskConfig};
 use hob_engine::io::Promote;
 use hob_engine::units::{DatastoreId, DiskId};
@@ -56,14 +56,25 @@ impl Manager {
         self.change("disk add", add.name.clone(), async move { manager.add(add).await }).await
     }
 
-    /// Stops serving a disk.
+    /// Stops serving a disk whose files nobody has open.
     pub(crate) async fn disk_remove(
         self: &Arc<Self>,
         disk: String,
         dirty: OnDirty,
     ) -> Result<DiskChanged, Refusal> {
-        let manager = self.clone();
-        self.change("disk remove", disk.clone(), async move { manager.remove(&disk, dirty).await }).await
+        self.disk_remove_from(disk, dirty, OnClients::Refuse).await
+    }
+
+    /// Stops serving a disk. With what is dirty in it discarded, programs that have its file open may lose that; otherwise they keep it.
+    pub(crate) async fn disk_remove_from(
+        self: &Arc<Self>,
+        disk: String,
+        dirty: OnDirty,
+        clients: OnClients,
+    ) -> Result<DiskChanged, Refusal> {
+        let (manager, name) = (self.clone(), disk.clone());
+        let removal = async move { manager.remove(&disk, dirty, clients).await };
+        self.change("disk remove", name, removal).await
     }
 
     /// As `disk_add`, however long it takes.
@@ -140,7 +151,12 @@ impl Manager {
         self.inner().disks.remove(name);
     }
 
-    async fn remove(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, Refusal> {
+    async fn remove(
+        self: &Arc<Self>,
+        name: &str,
+        dirty: OnDirty,
+        clients: OnClients,
+    ) -> Result<DiskChanged, Refusal> {
         if let Some(changed) = self.remove_absent(name).await? {
             return Ok(changed);
         }
@@ -157,7 +173,7 @@ impl Manager {
         };
         match dirty {
             OnDirty::Drain => self.hide_file(name).await?,
-            OnDirty::Discard => self.hide_file_soon(name).await?,
+            OnDirty::Discard => self.hide_file_soon(name, clients).await?,
         }
         let removed = self.remove_hidden(name, dirty, claim).await;
         if removed.is_err() && self.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
@@ -176,7 +192,12 @@ impl Manager {
         let cache = self.inner().disk(name)?.cache().cloned();
         let is_online = self.inner().disk(name)?.shard().is_ok();
         let notes = match (dirty, is_online) {
-            (OnDirty::Discard, true) => self.take_abandoned(name).await?,
+            (OnDirty::Discard, true) => {
+                let notes = self.take_abandoned(name).await?;
+                // Programs that have it open get errors from now on.
+                self.hide_file_at_end(name).await;
+                notes
+            }
             _ => self.take_with_its_data(name, dirty).await?,
         };
         self.leave_disk(name).await;
