@@ -66,7 +66,7 @@ pub use placement::{
     AdvisedDisk, AdvisedHost, AdvisedMove, AdvisedStay, ClusterAdvice, ClusterMove, ClusterMoveStart,
     ClusterMoveState,
 };
-pub use preview::{OnClients, PlannedChange, Preview};
+pub use preview::{OnClients, PlannedChange, PlannedPoolChange, Preview};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,

@@ -71,6 +71,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
             "/v1/pools/{pool}/devices",
             get(devices).post(device_add).patch(device_set).delete(device_remove),
         )
+        .route("/v1/pools/{pool}/preview", post(handlers::pool_preview))
         .route("/v1/pools/{pool}/orphans/{owner}", delete(orphan_discard))
         .route("/v1/disks", get(disks).post(disk_add))
         .route("/v1/disks/{disk}", get(disk).patch(handlers::disk_patch).delete(disk_remove))
@@ -147,6 +148,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::pool_create,
         handlers::pool,
         handlers::pool_remove,
+        handlers::pool_preview,
         handlers::devices,
         handlers::device_add,
         handlers::device_set,

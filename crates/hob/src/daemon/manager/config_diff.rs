@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use hob_control::{
     CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy,
-    DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty, PoolCreate, Qos, QosPatch, Size,
+    DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty, PlannedPoolChange, PoolCreate, Qos,
+    QosPatch, Size,
 };
 use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
@@ -185,7 +186,11 @@ impl Manager {
         match change {
             Change::CreatePool(pool) => self.start_new_pool(&pool).await,
             Change::AddDevice(pool, add) => self.device_add(pool, add).await.map(drop),
-            Change::RemoveDevice(pool, path) => self.device_remove(pool, path).await.map(drop),
+            Change::RemoveDevice(pool, path) => {
+                let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+                self.check_pool_discard(&pool, &change, false).await?;
+                self.device_remove(pool, path).await.map(drop)
+            }
             Change::RemovePool(pool) => self.pool_remove(pool).await.map(drop),
             Change::AddDisk(disk) => self.add_defined(*disk).await,
             Change::RemoveDisk(disk) => {
