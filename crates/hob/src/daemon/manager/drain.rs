@@ -56,7 +56,7 @@ struct Seen {
     rate: f64,
     /// When destaging last got on.
     moved: Instant,
-    /// Between the last two looks, writes to the backing failed.
+    /// The last write or flush of the backing failed, and dirty data waits for the next one.
     failing: bool,
 }
 
@@ -219,7 +219,7 @@ impl Watch {
             draining: stats.draining,
             rate: 0.0,
             moved: now,
-            failing: false,
+            failing: stats.destage_failing,
         };
         if let Some(before) = before {
             let seconds = now.duration_since(before.at).as_secs_f64();
@@ -236,7 +236,6 @@ impl Watch {
                     seen.rate = 0.0;
                 }
             }
-            seen.failing = seen.errors > before.errors || (before.failing && moved == 0);
             if moved == 0 && seen.dirty_bytes > 0 {
                 seen.moved = before.moved;
             }
