@@ -18,5 +18,6 @@ pub mod swap;
 pub mod token;
 pub mod volatile;
 
+mod direct;
 mod lock;
 mod memory;

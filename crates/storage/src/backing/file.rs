@@ -48,12 +48,13 @@ use super::identity::{self, ChangeMark};
 use super::{
     BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, io_result,
 };
+use crate::direct::open_direct;
 use crate::lock::{LockError, lock_image};
 use crate::pool::is_memory_filesystem;
 use crate::ring::{Completion, Fd, FdClass, Gate, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
 use crate::volatile::{self, VolatileFile};
-use probe::{direct_block_bytes, is_foreign, mark_of, open_direct, status};
+use probe::{direct_block_bytes, is_foreign, mark_of, status};
 
 /// Set in the token index of an I/O that takes several operations; the rest is its slot. Otherwise
 /// the index is the I/O's id.
@@ -187,6 +188,10 @@ pub(super) fn open(
     access: Access,
     options: &BackingOptions,
 ) -> Result<Box<dyn Driver>, OpenError> {
+    Ok(Box::new(open_file(spec, access, options)?))
+}
+
+fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<FileBacking, OpenError> {
     let path = Path::new(spec);
     let system = |source| OpenError::System { path: path.into(), source };
     let unfit = |reason: String| OpenError::Unfit { what: spec.to_owned(), reason };
@@ -275,7 +280,7 @@ pub(super) fn open(
         changed: (!is_block_device).then(|| ChangeMark::of(&metadata)),
         evidence,
     };
-    Ok(Box::new(FileBacking {
+    Ok(FileBacking {
         info,
         direct: direct.map(|(file, _)| Arc::new(file.into())),
         buffered: Some(Arc::new(buffered.into())),
@@ -301,7 +306,7 @@ pub(super) fn open(
         asked: BTreeSet::new(),
         event: None,
         life: Life::Open,
-    }))
+    })
 }
 
 impl FileBacking {
@@ -774,3 +779,6 @@ impl Driver for FileBacking {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,16 +10,6 @@ use super::super::identity::ChangeMark;
 use super::super::{Status, StatusExtent};
 use crate::volatile::VolatileFile;
 
-/// Opens a file with O_DIRECT; `None` where its filesystem does not support that. Any other failure is one: a disk whose daemon has no
-/// descriptor left, say, must not go through the page cache from then on.
-pub(super) fn open_direct(open: impl Fn(i32) -> std::io::Result<File>) -> std::io::Result<Option<File>> {
-    match open(libc::O_DIRECT) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 /// Filesystems of this host's own disks: ext4, XFS, Btrfs, F2FS, bcachefs and ZFS.
 const LOCAL_FILESYSTEMS: [u32; 6] = [0xEF53, 0x5846_5342, 0x9123_683E, 0xF2F5_2010, 0xCA45_1A4E, 0x2FC1_2FC1];
 
