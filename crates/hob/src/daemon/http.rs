@@ -31,7 +31,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -44,6 +44,7 @@ pub(crate) use listen::{ControlListener, Guard};
 pub(crate) use loopback::Loopback;
 
 use super::manager::Manager;
+use super::watchdog::contained_task;
 use extract::Answer;
 
 /// Longest request body, bytes.
@@ -125,7 +126,9 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
 }
 
 async fn in_time(request: Request, next: Next) -> Response {
-    match tokio::time::timeout(Duration::from_secs(REQUEST_SECONDS_MAX), next.run(request)).await {
+    let changes_nothing = matches!(*request.method(), Method::GET | Method::HEAD);
+    let run = contained_task(changes_nothing, next.run(request));
+    match tokio::time::timeout(Duration::from_secs(REQUEST_SECONDS_MAX), run).await {
         Ok(response) => response,
         Err(_) => {
             let problem = Problem::new(format!("the request took longer than {REQUEST_SECONDS_MAX} s"));

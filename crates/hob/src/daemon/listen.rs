@@ -25,6 +25,7 @@ use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpen, Newcomer};
 use super::relay::{self, Spawner};
 use super::socket_access::SocketAccess;
 use super::tls::{PeerCertificate, Tls};
+use super::watchdog::contained_task;
 
 /// Longest wait for the end of a connection whose client said goodbye.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
@@ -157,7 +158,7 @@ impl Listener {
                     // Of those inside TLS nobody is kept.
                     let half_way = self.tls.is_none().then(|| self.doors.half_way());
                     let (newcomer, eviction) = half_open.enter();
-                    let served = async move {
+                    let served = contained_task(true, async move {
                         let peer = visit.peer.clone();
                         let served = tokio::select! {
                             served = visit.serve(newcomer) => served,
@@ -167,7 +168,7 @@ impl Listener {
                             tracing::info!("{peer} did not get as far as an export: {error}");
                         }
                         drop(half_way);
-                    };
+                    });
                     match &mut relays {
                         Some(relays) if self.tls.is_some() => relays.spawn(served),
                         _ => drop(tokio::spawn(served)),

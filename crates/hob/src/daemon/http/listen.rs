@@ -30,6 +30,7 @@ use crate::daemon::doors::{self, Doors};
 use crate::daemon::half_open::{Establish, Eviction, HalfOpen, Newcomer};
 use crate::daemon::socket_access::number_in;
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
+use crate::daemon::watchdog::contained_task;
 
 /// Connections at once, per socket; further ones wait.
 pub(super) const CONNECTIONS_MAX: usize = 64;
@@ -178,17 +179,14 @@ impl ControlListener {
             let accept = async {
                 match &self.socket {
                     Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
-                        tokio::spawn(connection(stream, router.clone(), None, place, half_open.enter()));
+                        let served = connection(stream, router.clone(), None, place, half_open.enter());
+                        tokio::spawn(contained_task(true, served));
                     }),
                     Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
                         let half_open = half_open.enter();
-                        tokio::spawn(tls_connection(
-                            stream,
-                            Arc::clone(tls),
-                            router.clone(),
-                            place,
-                            half_open,
-                        ));
+                        let served =
+                            tls_connection(stream, Arc::clone(tls), router.clone(), place, half_open);
+                        tokio::spawn(contained_task(true, served));
                     }),
                 }
             };

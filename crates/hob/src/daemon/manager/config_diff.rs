@@ -20,6 +20,7 @@ use super::settings::new_spec;
 use super::{DiskEntry as Served, Inner, Manager};
 use crate::daemon::config::{Config, DiskEntry};
 use crate::daemon::state::{CacheSpec, DatastoreState};
+use crate::daemon::watchdog::contained;
 
 /// A change that makes a difference go.
 #[derive(Clone, Debug)]
@@ -118,7 +119,7 @@ impl Manager {
         };
         let running = self.config.get().ok_or_else(no_file)?;
         let path = running.path().ok_or_else(no_file)?.to_owned();
-        let read = super::flash::blocking(move || Config::load(&path)).await?;
+        let read = super::flash::blocking(move || contained(|| Config::load(&path))).await?;
         let config = read.map_err(|error| {
             let what = error.to_string().lines().collect::<Vec<_>>().join("; ");
             Refusal::invalid(what).hint("correct the file; nothing was changed")

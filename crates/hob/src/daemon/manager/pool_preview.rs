@@ -14,6 +14,7 @@ use super::pools::no_device;
 use super::refusal::Refusal;
 use super::{DiskEntry, Inner, Life, Manager};
 use crate::daemon::state::CacheOwner;
+use crate::daemon::watchdog::contained;
 
 /// Longest time that the journal of a cache without a disk is read to tell how much is dirty in it.
 const READ_MAX: Duration = Duration::from_secs(10);
@@ -68,7 +69,7 @@ impl Manager {
             size.human()
         ));
         let (recovery, _) = flash.recovery(OwnerId(owner.0)).await?;
-        let reading = tokio::task::spawn_blocking(move || recovery.run(|_, _| (), |_| ()));
+        let reading = tokio::task::spawn_blocking(move || contained(|| recovery.run(|_, _| (), |_| ())));
         let dirty = match tokio::time::timeout(READ_MAX, reading).await {
             Ok(Ok(Ok(Found::Nothing(_)))) => Some(0),
             Ok(Ok(Ok(Found::Recovered(recovered, _)))) => {
