@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob_control::{Dirty, DiskChanged, Size};
+use hob_control::{Dirty, DiskChanged, Size, Verification};
 use hob_engine::command::{CacheChange, CommandError, Mode};
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
@@ -58,6 +58,7 @@ struct Seen {
     moved: Instant,
     /// The last write or flush of the backing failed, and dirty data waits for the next one.
     failing: bool,
+    verification: Option<Verification>,
 }
 
 impl Manager {
@@ -220,6 +221,10 @@ impl Watch {
             rate: 0.0,
             moved: now,
             failing: stats.destage_failing,
+            verification: (stats.sectors_unverified > 0).then(|| Verification {
+                left: Size(stats.sectors_unverified * SECTOR_BYTES),
+                total: Size(stats.sectors_to_verify.max(stats.sectors_unverified) * SECTOR_BYTES),
+            }),
         };
         if let Some(before) = before {
             let seconds = now.duration_since(before.at).as_secs_f64();
@@ -296,6 +301,11 @@ impl Watch {
 }
 
 impl DiskEntry {
+    /// How far the comparison with the backing is, as it was last seen.
+    pub(super) fn verification(&self) -> Option<Verification> {
+        self.watch.seen?.verification.filter(|_| matches!(self.life, Life::Online(_)) && self.has_cache)
+    }
+
     /// What is dirty, as far as it was last seen; none where nothing can be.
     pub(super) fn dirty(&self) -> Option<Dirty> {
         self.cache()?.journal?;

@@ -51,6 +51,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             verify: "auto".into(),
             ram: Size(0),
             dirty: None,
+            verification: None,
         }),
     }
 }

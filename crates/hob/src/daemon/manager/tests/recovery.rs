@@ -165,6 +165,12 @@ fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
         assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 0));
         let bench = end(bench, false, change_secretly).await;
         assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 500 * BLOCK));
+        bench.manager.look_at_dirty();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let left = bench.manager.stats("vm").await.unwrap().unverified_bytes;
+        assert!(left > 0);
+        let shown = bench.manager.disk("vm").unwrap().cache.unwrap().verification.unwrap();
+        assert_eq!((shown.left, shown.total), (Size(left), Size(500 * BLOCK)));
     });
 }
 
