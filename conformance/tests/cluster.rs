@@ -156,7 +156,7 @@ fn one_host_serves_the_other_waits_and_what_is_given_back_is_had_at_once() {
     assert_eq!((&hosts[0]["disks"], &hosts[1]["disks"]), (&1.into(), &0.into()), "{hosts}");
     let disks = b.ctl(&["cluster", "disks"]);
     assert!(disks.contains("vm1") && disks.contains("held") && disks.contains("host-a"), "{disks}");
-    let refused = b.try_ctl(&["cluster", "take", "vm1", "--force"]);
+    let refused = b.try_ctl(&["cluster", "take", "vm1", "--force", "--yes"]);
     assert!(!refused.success() && refused.all().contains("host-a has it"), "{}", refused.all());
     // Force is no way past an owner that lives, then or later.
     std::thread::sleep(2 * LEASE);
@@ -239,7 +239,9 @@ fn dirty_data_of_a_host_that_is_gone_is_waited_for_or_given_up_by_force() {
     a.kill();
     wait_until("host-b to look", FAIL_OVER_MAX, || b.reason("vm1").contains("flash of host-a"));
     // The operator's word.
-    wait_until("force", FAIL_OVER_MAX, || b.try_ctl(&["cluster", "take", "vm1", "--force"]).success());
+    wait_until("force", FAIL_OVER_MAX, || {
+        b.try_ctl(&["cluster", "take", "vm1", "--force", "--yes"]).success()
+    });
     assert!(b.daemon().process.stderr().contains("LOST"), "it is said loudly");
     let mut client = b.connect("vm1");
     assert_eq!(number_in(&client.read(9 * BLOCK, BLOCK as u32).unwrap()), 0);

@@ -236,7 +236,7 @@ fn a_disk_comes_back_and_can_be_kept_and_taken_back() {
     // B takes it, as if A were gone for good.
     stage.a.kill();
     assert!(!stage.b.try_ctl(&["migrate", "vm", "--take-back"]).success());
-    stage.b.ctl(&["migrate", "vm", "--take-back", "--force"]);
+    stage.b.ctl(&["migrate", "vm", "--take-back", "--force", "--yes"]);
     wait_until("B has it", Duration::from_secs(20), || stage.b.state("vm") == "online");
 }
 

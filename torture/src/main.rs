@@ -1,5 +1,6 @@
 //! `torture`: runs rounds until the time is over, and reports. `cargo xtask torture` builds hob and starts this.
 
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -67,14 +68,23 @@ fn main() -> ExitCode {
     match run(&Arguments::parse()) {
         Ok(0) => ExitCode::SUCCESS,
         Ok(violations) => {
-            eprintln!("{violations} violations");
+            complain(&format!("{violations} violations"));
             ExitCode::FAILURE
         }
         Err(error) => {
-            eprintln!("torture: {error:#}");
+            complain(&format!("torture: {error:#}"));
             ExitCode::from(2)
         }
     }
+}
+
+/// Writes a line to standard output. A reader that has gone is no reason to end: the log has everything.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stdout(), "{line}");
+}
+
+fn complain(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
 }
 
 fn run(arguments: &Arguments) -> Result<usize> {
@@ -83,7 +93,7 @@ fn run(arguments: &Arguments) -> Result<usize> {
         now.map_or(0, |time| time.as_secs() % 1_000_000)
     });
     if arguments.plan {
-        println!("{:#}", Plan::draw(seed, arguments.round, &arguments.filter()).describe());
+        say(&format!("{:#}", Plan::draw(seed, arguments.round, &arguments.filter()).describe()));
         return Ok(0);
     }
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -96,7 +106,7 @@ fn run(arguments: &Arguments) -> Result<usize> {
     };
     let base = tempfile::Builder::new().prefix("torture-").tempdir_in(&arguments.dir)?;
     let journal = Arc::new(Journal::new(Some(&base.path().join("log.jsonl")))?);
-    println!("seed {seed}, {}, log and scratch files in {}", hob.display(), base.path().display());
+    say(&format!("seed {seed}, {}, log and scratch files in {}", hob.display(), base.path().display()));
     let end = Instant::now() + Duration::from_secs_f64(arguments.minutes * 60.0);
     let (sabotage, strict) = (arguments.sabotage, arguments.strict);
     let run = Run { hob, journal: Arc::clone(&journal), interrupted, sabotage, strict, end };
@@ -104,10 +114,10 @@ fn run(arguments: &Arguments) -> Result<usize> {
     let result = rounds(arguments, seed, &run, base.path(), &mut totals);
     let violations = journal.violations();
     let count = journal.violation_count();
-    print!("{}", totals.report(count, &violations));
-    println!("repeat with: cargo xtask torture --seed {seed} --minutes {}", arguments.minutes);
+    say(totals.report(count, &violations).trim_end_matches('\n'));
+    say(&format!("repeat with: cargo xtask torture --seed {seed} --minutes {}", arguments.minutes));
     if !violations.is_empty() || result.is_err() {
-        println!("evidence is in {}", base.keep().display());
+        say(&format!("evidence is in {}", base.keep().display()));
     }
     result.map(|()| count)
 }
@@ -131,9 +141,9 @@ fn rounds(arguments: &Arguments, seed: u64, run: &Run, base: &Path, totals: &mut
         if found == 0 {
             std::fs::remove_dir_all(&dir)?;
         }
-        println!("{}", totals.line(begin.elapsed(), run.journal.violation_count()));
+        say(&format!("{}", totals.line(begin.elapsed(), run.journal.violation_count())));
         for violation in run.journal.violations().iter().filter(|it| it.round == number) {
-            println!("        {}: {}: {}", violation.kind, violation.subject, violation.what);
+            say(&format!("        {}: {}: {}", violation.kind, violation.subject, violation.what));
         }
         if found > 0 && arguments.fail_fast {
             break;

@@ -67,11 +67,12 @@ pub use placement::{
     AdvisedDisk, AdvisedHost, AdvisedMove, AdvisedStay, ClusterAdvice, ClusterMove, ClusterMoveStart,
     ClusterMoveState,
 };
-pub use preview::{OnClients, PlannedChange, Preview};
+pub use preview::{OnClients, PlannedChange, PlannedPoolChange, Preview};
 pub use qos::{Datastore, DatastorePatch, DiskQos, Qos, QosPatch, StoragePolicy};
 pub use resources::{
     Admission, Cache, CacheState, Device, DeviceAdd, DevicePatch, DeviceState, Disk, DiskAdd, DiskChanged,
-    DiskPatch, DiskResize, DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Version,
+    DiskPatch, DiskResize, DiskState, IoMode, Orphan, Pool, PoolChanged, PoolCreate, Recording, Verification,
+    Version,
 };
 pub use settings::{CacheEnable, CachePatch, CacheSettings, Dirty, ExportDirty, OnDirty};
 pub use size::{Size, SizeParseError};

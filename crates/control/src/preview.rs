@@ -37,6 +37,22 @@ pub enum PlannedChange {
     },
 }
 
+/// `POST /v1/pools/{pool}/preview`: a change of a pool that is not made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "change", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum PlannedPoolChange {
+    /// Take a device out of it.
+    RemoveDevice {
+        /// The device's path.
+        path: String,
+    },
+    /// Free the room of a persistent cache that belongs to no disk.
+    DiscardOrphan {
+        /// Its owner, 32 hexadecimal digits.
+        owner: String,
+    },
+}
+
 /// What a change would do.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Preview {
@@ -86,6 +102,9 @@ mod tests {
             assert_eq!(serde_json::to_string(&change).unwrap(), text);
             assert_eq!(serde_json::from_str::<PlannedChange>(text).unwrap(), change);
         }
+        let remove = PlannedPoolChange::RemoveDevice { path: "/dev/sdb".into() };
+        let text = r#"{"change":"remove-device","path":"/dev/sdb"}"#;
+        assert_eq!(serde_json::to_string(&remove).unwrap(), text);
         let set = r#"{"change":"set","patch":{"mode":"write-back"}}"#;
         assert!(matches!(serde_json::from_str(set).unwrap(), PlannedChange::Set { .. }));
     }

@@ -258,6 +258,18 @@ pub struct Cache {
     /// What is not on the backing yet; absent where nothing can be dirty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty: Option<Dirty>,
+    /// How far the comparison with the backing after a restart is; absent where nothing is left to be compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<Verification>,
+}
+
+/// How far a cache is compared with its backing after a restart, since nothing proved that the backing is unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Verification {
+    /// Data that is not compared yet; reads of it go to the backing.
+    pub left: Size,
+    /// All that was to be compared.
+    pub total: Size,
 }
 
 /// What a cache is doing.
@@ -452,6 +464,7 @@ mod tests {
                     eta_seconds: Some(2),
                     why: None,
                 }),
+                verification: Some(Verification { left: Size(4096), total: Size(8192) }),
             }),
             exports: vec![],
             fuse: Some("/run/vm1.img".into()),

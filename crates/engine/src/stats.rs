@@ -138,9 +138,11 @@ pub struct DiskStats {
     pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
     pub destaged_bytes: u64,
-    /// Number of failed destage writes; they are retried.
+    /// Destage writes and flushes of the backing that failed; they are tried again.
     pub destage_errors: u64,
-    /// Bytes of journal pages written, in all copies.
+    /// Dirty data waits to be written to the backing, and the last attempt failed.
+    pub destage_failing: bool,
+    /// Bytes of journal pages written, all copies.
     pub journal_bytes: u64,
     /// Bytes written to flash as second copies.
     pub second_copy_bytes: u64,
@@ -198,6 +200,7 @@ impl DiskStats {
             shared_read_bytes: 0,
             destaged_bytes: 0,
             destage_errors: 0,
+            destage_failing: false,
             journal_bytes: 0,
             second_copy_bytes: 0,
             scrubbed_bytes: 0,

@@ -1,7 +1,6 @@
-//! What a file's filesystem can do: O_DIRECT, data in memory, and operations that never block their caller.
+//! What a file's filesystem can do: data in memory, and operations that never block their caller.
 
 use std::fs::File;
-use std::io;
 
 /// `f_type` of tmpfs and of ramfs.
 const MEMORY_FILESYSTEMS: [u32; 2] = [0x0102_1994, 0x8584_58F6];
@@ -24,36 +23,9 @@ pub(crate) fn may_block(file: &File) -> bool {
     !type_of(file).is_some_and(|filesystem| LOCAL_FILESYSTEMS.contains(&filesystem))
 }
 
-/// Opens a file with O_DIRECT; `None` if its filesystem does not support that.
-///
-/// # Errors
-/// Any other failure. A disk whose daemon has no descriptor left, for example, must not use the page cache from then on.
-pub(crate) fn open_direct(open: impl Fn(i32) -> io::Result<File>) -> io::Result<Option<File>> {
-    match open(libc::O_DIRECT) {
-        Ok(file) => Ok(Some(file)),
-        Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_a_missing_feature_makes_a_file_buffered() {
-        let fails = |errno| open_direct(move |_| Err(io::Error::from_raw_os_error(errno)));
-        assert!(fails(libc::EINVAL).unwrap().is_none());
-        assert!(fails(libc::EOPNOTSUPP).unwrap().is_none());
-        for errno in [libc::EMFILE, libc::ENFILE, libc::EACCES, libc::EIO, libc::ENOMEM] {
-            assert_eq!(fails(errno).unwrap_err().raw_os_error(), Some(errno));
-        }
-        assert!(
-            open_direct(|flags| Ok(File::open("/dev/null").inspect(|_| assert_eq!(flags, libc::O_DIRECT))?))
-                .unwrap()
-                .is_some()
-        );
-    }
 
     #[test]
     fn filesystems_that_are_not_known_may_block() {

@@ -18,6 +18,7 @@ pub mod swap;
 pub mod token;
 pub mod volatile;
 
+mod direct;
 mod filesystem;
 mod lock;
 mod memory;

@@ -4,8 +4,9 @@ use hyper::Method;
 
 use super::{Client, ClientError, percent_encode};
 use crate::{
-    ConfigApplied, ConfigApply, ConfigDiff, DeviceAdd, DevicePatch, DiskLoad, Health, Peers, Pool,
-    PoolChanged, PoolCreate, Swap, SwapChanged, SwapCreate, SwapPatch, Version,
+    ConfigApplied, ConfigApply, ConfigDiff, DeviceAdd, DevicePatch, DiskLoad, Health, OnDirty, Peers,
+    PlannedPoolChange, Pool, PoolChanged, PoolCreate, Preview, Swap, SwapChanged, SwapCreate, SwapPatch,
+    Version,
 };
 
 impl Client {
@@ -69,14 +70,31 @@ impl Client {
         self.send(Method::PATCH, &device_path(pool, path), Some(patch)).await
     }
 
-    /// Takes a device from a pool.
-    pub async fn device_remove(&self, pool: &str, path: &str) -> Result<PoolChanged, ClientError> {
-        self.delete(&device_path(pool, path)).await
+    /// Says what a change of a pool would do to caches, without making it.
+    pub async fn pool_preview(&self, pool: &str, change: &PlannedPoolChange) -> Result<Preview, ClientError> {
+        self.send(Method::POST, &format!("{}/preview", pool_path(pool)), Some(change)).await
+    }
+
+    /// Takes a device from a pool. Refused if dirty data may be lost by that, unless `dirty` says so.
+    pub async fn device_remove(
+        &self,
+        pool: &str,
+        path: &str,
+        dirty: OnDirty,
+    ) -> Result<PoolChanged, ClientError> {
+        let discard = if dirty == OnDirty::Discard { "&discard_dirty=true" } else { "" };
+        self.delete(&format!("{}{discard}", device_path(pool, path))).await
     }
 
     /// Frees the room of a persistent cache that belongs to no disk, and loses what is in it.
-    pub async fn orphan_discard(&self, pool: &str, owner: &str) -> Result<PoolChanged, ClientError> {
-        self.delete(&format!("{}/orphans/{}", pool_path(pool), percent_encode(owner))).await
+    pub async fn orphan_discard(
+        &self,
+        pool: &str,
+        owner: &str,
+        dirty: OnDirty,
+    ) -> Result<PoolChanged, ClientError> {
+        let path = format!("{}/orphans/{}{}", pool_path(pool), percent_encode(owner), dirty.query());
+        self.delete(&path).await
     }
 
     /// What the daemon's host lends and borrows.

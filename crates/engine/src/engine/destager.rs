@@ -92,6 +92,11 @@ pub(super) struct Destager {
 }
 
 impl Destager {
+    /// Did the last attempt fail, and is there another one under way or to come?
+    pub(super) fn is_failing(&self) -> bool {
+        self.failures > 0 && (self.rest_until.is_some() || self.transfers > 0 || self.is_flushing)
+    }
+
     /// Memory, bytes; of trees, half as much again as their entries take.
     pub(super) fn bytes(&self) -> u64 {
         let blocks = (self.picked.len() + self.leaving.len()) * size_of::<BlockNo>();

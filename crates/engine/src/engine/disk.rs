@@ -246,6 +246,7 @@ impl Disk {
             stats.blocks_cached = cache.index.blocks_holding_data();
             stats.sectors_valid = cache.index.sectors_valid();
             stats.sectors_dirty = cache.index.dirty_sectors();
+            stats.destage_failing = stats.sectors_dirty > 0 && self.destager.is_failing();
             let comes_back = self.journal.as_ref().is_some_and(|journal| self.verify.may_come_back(journal));
             stats.sectors_unverified = cache.index.unverified_sectors() + u64::from(comes_back);
             stats.sectors_to_verify = self.verify.total(stats.sectors_unverified);

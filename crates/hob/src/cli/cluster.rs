@@ -5,9 +5,10 @@ mod evacuate;
 mod moves;
 
 use clap::Subcommand;
-use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterState, DiskState, Size};
+use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterState, DiskState, Preview, Size};
 
 use super::Global;
+use super::consent::Consent;
 use super::output::{numbers, pairs, print, table, word, words};
 use super::remote::{ask, converse, explain};
 
@@ -27,6 +28,8 @@ pub(crate) enum Cluster {
         /// Even if data that is not on the backing lies in the flash of a host that is gone: it is lost
         #[arg(long)]
         force: bool,
+        #[command(flatten)]
+        consent: Consent,
     },
     Move(moves::Move),
     Evacuate(evacuate::Evacuate),
@@ -50,8 +53,15 @@ pub(super) fn run(command: Cluster, global: &Global) -> anyhow::Result<()> {
         Cluster::Move(args) => moves::run(&args, global),
         Cluster::Evacuate(args) => evacuate::run(&args, global),
         Cluster::Advise(args) => advise::run(&args, global),
-        Cluster::Take { disk, force } => {
+        Cluster::Take { disk, force, consent } => {
             let taken = converse(global, async |client| {
+                let here = client.cluster().await.map_err(explain)?.host;
+                let mut disks = client.cluster_disks().await.map_err(explain)?.into_iter();
+                let is_lost = |found: &ClusterDisk| found.dirty && found.host != here && force;
+                match disks.find(|found| found.name == disk && is_lost(found)) {
+                    Some(found) => consent.check_elsewhere(&disk, &found.host)?,
+                    None => drop(consent.rehearsal().say(&disk, Preview::default())?),
+                }
                 let taken = client.cluster_take(&disk, force).await.map_err(explain)?;
                 match (taken.state, &taken.reason) {
                     (DiskState::Online, _) => Ok(taken),

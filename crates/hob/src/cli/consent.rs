@@ -4,7 +4,7 @@ use std::io::Write as _;
 
 use clap::Args;
 use hob_control::client::Client;
-use hob_control::{OnDirty, PlannedChange, Preview};
+use hob_control::{DiskState, OnDirty, PlannedChange, PlannedPoolChange, Preview};
 
 use super::DryRun;
 use super::remote::explain;
@@ -28,6 +28,10 @@ pub(super) struct Consent {
 }
 
 impl Rehearsal {
+    pub(super) fn new(dry_run: bool) -> Rehearsal {
+        Rehearsal { dry_run }
+    }
+
     /// Says what the change will do. Ends the command here if that is all.
     pub(super) async fn announce(
         self,
@@ -36,6 +40,41 @@ impl Rehearsal {
         change: &PlannedChange,
     ) -> anyhow::Result<Preview> {
         let preview = client.preview(disk, change).await.map_err(explain)?;
+        self.say(disk, preview)
+    }
+
+    /// The same of a disk that goes to another host, with what its cache holds or without.
+    pub(super) async fn announce_move(
+        self,
+        client: &Client,
+        disk: &str,
+        is_kept: bool,
+    ) -> anyhow::Result<Preview> {
+        if is_kept {
+            return self.say(disk, Preview::default());
+        }
+        let is_here = client.disk(disk).await.is_ok_and(|disk| disk.state == DiskState::Online);
+        if is_here {
+            return self.announce(client, disk, &PlannedChange::Disable { discard_dirty: false }).await;
+        }
+        let effect =
+            format!("{disk}: its cache at the host that has it is emptied; how much it holds is known there");
+        self.say(disk, Preview { effects: vec![effect], ..Preview::default() })
+    }
+
+    /// The same of a change of a pool.
+    async fn announce_pool(
+        self,
+        client: &Client,
+        pool: &str,
+        change: &PlannedPoolChange,
+    ) -> anyhow::Result<Preview> {
+        let preview = client.pool_preview(pool, change).await.map_err(explain)?;
+        self.say(pool, preview)
+    }
+
+    /// Says what was found out. Ends the command here if that is all.
+    pub(super) fn say(self, subject: &str, preview: Preview) -> anyhow::Result<Preview> {
         for effect in &preview.effects {
             // Nobody is left to be told when stderr is closed.
             let _ = writeln!(std::io::stderr(), "{effect}");
@@ -44,13 +83,17 @@ impl Rehearsal {
             return Ok(preview);
         }
         if preview.effects.is_empty() {
-            let _ = writeln!(std::io::stderr(), "{disk}: no cached or dirty data is lost");
+            let _ = writeln!(std::io::stderr(), "{subject}: no cached or dirty data is lost");
         }
         Err(DryRun.into())
     }
 }
 
 impl Consent {
+    pub(super) fn rehearsal(self) -> Rehearsal {
+        self.rehearsal
+    }
+
     /// Says what the change will do, and refuses to lose dirty data without `--yes`.
     pub(super) async fn preview(
         self,
@@ -71,6 +114,20 @@ impl Consent {
         Ok(preview)
     }
 
+    /// The same of dirty data in the flash of another host, about which nobody can be asked.
+    pub(super) fn check_elsewhere(self, disk: &str, host: &str) -> anyhow::Result<()> {
+        let effect = format!(
+            "{disk}: dirty data in the flash of {host} is lost: writes that the guest was told were done are undone; how \
+             much it is cannot be told from here"
+        );
+        self.rehearsal
+            .say(disk, Preview { effects: vec![effect], dirty_unknown: true, ..Preview::default() })?;
+        if !self.yes {
+            anyhow::bail!("{disk}: dirty data would be lost; say --yes to lose it; nothing was changed");
+        }
+        Ok(())
+    }
+
     /// The same, as what the daemon is to be told.
     pub(super) async fn check(
         self,
@@ -79,6 +136,22 @@ impl Consent {
         change: &PlannedChange,
     ) -> anyhow::Result<OnDirty> {
         self.preview(client, disk, change).await?;
+        Ok(if self.yes { OnDirty::Discard } else { OnDirty::Drain })
+    }
+
+    /// Says what a change of a pool will do, and refuses to lose dirty data without `--yes`. What is to be discarded by
+    /// name needs it always.
+    pub(super) async fn check_pool(
+        self,
+        client: &Client,
+        pool: &str,
+        change: &PlannedPoolChange,
+    ) -> anyhow::Result<OnDirty> {
+        let preview = self.rehearsal.announce_pool(client, pool, change).await?;
+        let is_asked_for = matches!(change, PlannedPoolChange::DiscardOrphan { .. });
+        if (is_asked_for || preview.loses_dirty()) && !self.yes {
+            anyhow::bail!("pool {pool}: data would be lost; say --yes to lose it; nothing was changed");
+        }
         Ok(if self.yes { OnDirty::Discard } else { OnDirty::Drain })
     }
 }

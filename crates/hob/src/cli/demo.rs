@@ -28,6 +28,7 @@ use hob_storage::pool::{DeviceSpec, Overwrite, OwnerId, Pool, device_bytes_for};
 use hob_world::disk_model::{self, ArrayConfig, ArrayModel};
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::output::line;
 use crate::daemon::allow::AllowList;
 use crate::daemon::exports::{Export, Exports};
 use crate::daemon::listening_sockets::ListeningSockets;
@@ -70,7 +71,7 @@ pub(crate) fn run(args: Demo) -> anyhow::Result<()> {
     .context("cannot make a scratch directory; name another place with --scratch")?;
     let host = Host::start(scratch.path())?;
     let stop = host.stop.clone();
-    println!(
+    line(&format!(
         "A {} disk on a modelled RAID 5 of four 7200 rpm disks; {} reads of {} KiB, a few blocks much more popular\n\
          than the rest, {} at a time, over NBD. First without a cache, then with {} of flash.\n",
         mib(DISK_BYTES),
@@ -78,20 +79,20 @@ pub(crate) fn run(args: Demo) -> anyhow::Result<()> {
         REQUEST_BYTES >> 10,
         DEPTH,
         mib(CACHE_BYTES),
-    );
+    ))?;
     let measured = host.measure()?;
     if stop.load(Ordering::Relaxed) {
         bail!("interrupted; nothing was left behind");
     }
-    println!("{}\n", table(&measured));
+    line(&format!("{}\n", table(&measured)))?;
     draw(&args.picture, &measured)?;
-    println!("Latency over time, cold pass and warm: {}", args.picture.display());
+    line(&format!("Latency over time, cold pass and warm: {}", args.picture.display()))?;
     if args.keep {
-        println!(
+        line(&format!(
             "\nServing until Ctrl-C. Connect with, for example:\n  nbdinfo '{uri}'\n  qemu-img info '{uri}'\n  \
              fio --name=try --ioengine=nbd --uri='{uri}' --rw=randread --bs=8k --iodepth=16 --runtime=5 --time_based",
             uri = host.uri
-        );
+        ))?;
         while !stop.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(100));
         }
@@ -221,7 +222,7 @@ impl Host {
         let hits = (after.read_hits - before.read_hits) as f64 / (after.reads - before.reads).max(1) as f64;
         bar.finish_with_message(format!("{:.1} s", run.elapsed_ns as f64 / 1e9));
         if bar.is_hidden() {
-            println!("{name}: {} requests in {:.1} s", run.samples.len(), run.elapsed_ns as f64 / 1e9);
+            line(&format!("{name}: {} requests in {:.1} s", run.samples.len(), run.elapsed_ns as f64 / 1e9))?;
         }
         ensure!(run.errors == 0, "{} requests failed: {:?}", run.errors, run.first_error);
         Ok(Pass { name, run, hits })

@@ -4,7 +4,7 @@ use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hob_control::{
     BackingState, BackingTimeout, Disk as DiskInfo, DiskAdd, DiskChanged, DiskPatch, DiskResize, EVENTS,
-    Effect, LifeEvent, OnClients, PlannedChange, Size,
+    Effect, LifeEvent, OnClients, PlannedChange, Size, Verification,
 };
 
 use super::Global;
@@ -259,6 +259,7 @@ fn show(disk: &DiskInfo) -> String {
                 facts.push(("cache room", cache.room.human()));
             }
             facts.extend(settings(cache));
+            facts.extend(cache.verification.map(|it| ("cache verification", verification(it))));
         }
     }
     if let Some(recording) = &disk.recording {
@@ -274,6 +275,16 @@ fn mode(cache: &hob_control::Cache) -> String {
         Some(now) => format!("{} ({now})", cache.mode),
         None => cache.mode.clone(),
     }
+}
+
+/// How far the comparison with the backing is.
+fn verification(Verification { left, total }: Verification) -> String {
+    let done = Size(total.bytes().saturating_sub(left.bytes()));
+    format!(
+        "{} of {} compared with the backing; reads of the rest go to the backing",
+        done.human(),
+        total.human()
+    )
 }
 
 /// How a cache works.
@@ -315,6 +326,12 @@ fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_progress_of_a_verification_is_said() {
+        let said = verification(Verification { left: Size(256 << 20), total: Size(1 << 30) });
+        assert_eq!(said, "768 MiB of 1 GiB compared with the backing; reads of the rest go to the backing");
+    }
 
     #[test]
     fn uris_stay_and_paths_become_absolute() {

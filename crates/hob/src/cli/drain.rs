@@ -77,7 +77,8 @@ async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
         };
         if !dirty.draining {
             watch.end();
-            return match dirty.why {
+            let is_left = dirty.size.bytes() > 0;
+            return match dirty.why.filter(|_| is_left) {
                 Some(why) => Err(anyhow::anyhow!(
                     "{disk} is not drained, {} are dirty: {why}; 'hob drain {disk}' goes on",
                     dirty.size.human()

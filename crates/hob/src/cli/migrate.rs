@@ -8,9 +8,10 @@ use hob_control::client::Client;
 use hob_control::{CarryMode, Migration, MigrationStart, MigrationState, Side, Size, Switch, TakeBack};
 
 use super::Global;
+use super::consent::Consent;
 use super::disk::print_change;
 use super::output::print;
-use super::remote::{ask, converse, explain};
+use super::remote::{converse, explain};
 use super::watch::Watch;
 
 /// Move a disk to another host, with its cache; or show how far that is
@@ -54,6 +55,8 @@ pub(crate) struct Migrate {
     /// The new host is gone for good: if it still serves the disk, two hosts write it, and it is lost
     #[arg(long, requires = "take_back")]
     force: bool,
+    #[command(flatten)]
+    consent: Consent,
     /// How long to watch [default: over, or arrived with --finish; not at all without an order]
     #[arg(long, value_enum, value_name = "STATE", conflicts_with = "take_back")]
     wait: Option<Until>,
@@ -100,7 +103,11 @@ pub(super) fn run(args: &Migrate, global: &Global) -> anyhow::Result<()> {
     let disk = &args.disk;
     if args.take_back {
         let back = TakeBack { force: args.force };
-        let changed = ask(global, async |client| client.migration_take_back(disk, back).await)?;
+        let changed = converse(global, async |client| {
+            let peer = client.migration(disk).await.map_err(explain)?.peer;
+            args.consent.check_elsewhere(disk, &peer)?;
+            client.migration_take_back(disk, back).await.map_err(explain)
+        })?;
         return print_change(global.output, &changed);
     }
     let shown = converse(global, async |client| {
@@ -116,6 +123,15 @@ pub(super) fn run(args: &Migrate, global: &Global) -> anyhow::Result<()> {
 /// Gives the order, if there is one. How long it is to be watched.
 async fn begin(args: &Migrate, client: &Client) -> anyhow::Result<(Migration, Option<Until>)> {
     let disk = &args.disk;
+    let is_kept = match (args.to.is_some(), args.finish) {
+        (true, _) => matches!(args.cache, Cache::Copy | Cache::Remote),
+        (_, true) => {
+            let cache = client.migration(disk).await.map_err(explain)?.cache;
+            matches!(cache, CarryMode::Copy | CarryMode::Remote)
+        }
+        _ => true,
+    };
+    args.consent.rehearsal().announce_move(client, disk, is_kept).await?;
     let (shown, until) = match (&args.to, args.finish, args.cancel) {
         (Some(to), ..) => (client.migrate(disk, &args.start(to)).await, Some(Until::Over)),
         (None, true, _) => (client.migration_finish(disk).await, Some(Until::Arrived)),

@@ -326,7 +326,7 @@ fn start_log(filter: Option<&str>, format: Option<LogFormat>) -> Result<(), Stri
     };
     let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr)
+        .with_writer(|| output::LogWriter)
         .with_ansi(std::io::stderr().is_terminal())
         .with_target(false);
     match format {

@@ -42,6 +42,30 @@ pub(super) fn write(bytes: &[u8]) -> anyhow::Result<()> {
     stdout.write_all(bytes).and_then(|()| stdout.flush()).map_err(|error| StdoutError(error).into())
 }
 
+/// Writes a line to standard output.
+pub(super) fn line(text: &str) -> anyhow::Result<()> {
+    write(format!("{text}\n").as_bytes())
+}
+
+/// Writes a line beside the output, for people. Nobody is left to be told when stderr is closed.
+pub(super) fn tell(text: &str) {
+    let _ = writeln!(io::stderr(), "{text}");
+}
+
+/// Standard error for the log. A log that nobody reads any more is no error: the program goes on.
+pub(super) struct LogWriter;
+
+impl Write for LogWriter {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let _ = io::stderr().write_all(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
 /// A column's heading and how its cells stand.
 pub(super) struct Column(pub(super) &'static str, pub(super) CellAlignment);
 

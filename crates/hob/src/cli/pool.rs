@@ -3,13 +3,14 @@
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use hob_control::{
-    Admission, Device, DeviceAdd, DevicePatch, Orphan, Pool as PoolInfo, PoolChanged, PoolCreate, Size,
-    SwapRoom,
+    Admission, Device, DeviceAdd, DevicePatch, Orphan, PlannedPoolChange, Pool as PoolInfo, PoolChanged,
+    PoolCreate, Size, SwapRoom,
 };
 
 use super::Global;
+use super::consent::Consent;
 use super::output::{Format, numbers, pairs, print, table, with_notes, words};
-use super::remote::ask;
+use super::remote::{ask, converse, explain};
 
 /// Make, change and show pools of flash
 #[derive(Debug, Subcommand)]
@@ -64,6 +65,8 @@ pub(crate) enum Pool {
         pool: String,
         /// The device, as `pool show` calls it
         device: String,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// Remove a pool that no cache uses
     Remove {
@@ -76,9 +79,8 @@ pub(crate) enum Pool {
         pool: String,
         /// Its owner, as `pool show` calls it
         owner: String,
-        /// It is meant
-        #[arg(long, required = true)]
-        yes: bool,
+        #[command(flatten)]
+        consent: Consent,
     },
     /// List all pools
     List,
@@ -114,13 +116,17 @@ pub(super) fn run(command: Pool, global: &Global) -> anyhow::Result<()> {
             let patch = DevicePatch { admission };
             ask(global, async |client| client.device_set(&pool, &path, &patch).await)?
         }
-        Pool::RemoveDevice { pool, device } => {
+        Pool::RemoveDevice { pool, device, consent } => converse(global, async |client| {
             let path = absolute(device);
-            ask(global, async |client| client.device_remove(&pool, &path).await)?
-        }
-        Pool::DiscardOrphan { pool, owner, yes: _ } => {
-            ask(global, async |client| client.orphan_discard(&pool, &owner).await)?
-        }
+            let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+            let dirty = consent.check_pool(&client, &pool, &change).await?;
+            client.device_remove(&pool, &path, dirty).await.map_err(explain)
+        })?,
+        Pool::DiscardOrphan { pool, owner, consent } => converse(global, async |client| {
+            let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
+            let dirty = consent.check_pool(&client, &pool, &change).await?;
+            client.orphan_discard(&pool, &owner, dirty).await.map_err(explain)
+        })?,
         Pool::Remove { pool } => ask(global, async |client| client.pool_remove(&pool).await)?,
     };
     print_change(global.output, &changed)

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, Request};
-use axum::http::StatusCode;
+use axum::http::{Method, StatusCode};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{delete, get, post, put};
@@ -45,6 +45,7 @@ pub(crate) use listener::{ControlListener, Guard};
 pub(crate) use loopback::Loopback;
 
 use super::manager::Manager;
+use super::watchdog::contained_task;
 use extract::Answer;
 
 /// Longest request body, bytes.
@@ -72,6 +73,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
             "/v1/pools/{pool}/devices",
             get(devices).post(device_add).patch(device_set).delete(device_remove),
         )
+        .route("/v1/pools/{pool}/preview", post(handlers::pool_preview))
         .route("/v1/pools/{pool}/orphans/{owner}", delete(orphan_discard))
         .route("/v1/disks", get(disks).post(disk_add))
         .route("/v1/disks/{disk}", get(disk).patch(handlers::disk_patch).delete(disk_remove))
@@ -126,7 +128,9 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
 }
 
 async fn in_time(request: Request, next: Next) -> Response {
-    match tokio::time::timeout(Duration::from_secs(REQUEST_SECONDS_MAX), next.run(request)).await {
+    let changes_nothing = matches!(*request.method(), Method::GET | Method::HEAD);
+    let run = contained_task(changes_nothing, next.run(request));
+    match tokio::time::timeout(Duration::from_secs(REQUEST_SECONDS_MAX), run).await {
         Ok(response) => response,
         Err(_) => {
             let problem = Problem::new(format!("the request took longer than {REQUEST_SECONDS_MAX} s"));
@@ -149,6 +153,7 @@ async fn in_time(request: Request, next: Next) -> Response {
         handlers::pool_create,
         handlers::pool,
         handlers::pool_remove,
+        handlers::pool_preview,
         handlers::devices,
         handlers::device_add,
         handlers::device_set,

@@ -49,6 +49,7 @@ mod parents;
 mod peer_copy;
 mod persist;
 mod placement;
+mod pool_preview;
 mod pools;
 mod preview;
 mod qos;

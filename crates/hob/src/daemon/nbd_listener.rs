@@ -24,6 +24,7 @@ use super::listening_sockets::{self, ListeningSockets};
 use super::relay::{self, Spawner};
 use super::socket_access::SocketAccess;
 use super::tls::{PeerCertificate, Tls};
+use super::watchdog::contained_task;
 
 /// Longest wait for the end of a connection whose client disconnects.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
@@ -156,7 +157,7 @@ impl Listener {
                     // TLS connections are not handed over at an upgrade.
                     let handshake = self.tls.is_none().then(|| self.listening.begin_handshake());
                     let (half_open_guard, eviction) = half_open.enter();
-                    let served = async move {
+                    let served = contained_task(true, async move {
                         let peer = connection.peer.clone();
                         let served = tokio::select! {
                             served = connection.serve(half_open_guard) => served,
@@ -166,7 +167,7 @@ impl Listener {
                             tracing::info!("{peer}: connection closed before an export was chosen: {error}");
                         }
                         drop(handshake);
-                    };
+                    });
                     match &mut relays {
                         Some(relays) if self.tls.is_some() => relays.spawn(served),
                         _ => drop(tokio::spawn(served)),

@@ -1,4 +1,9 @@
-//! Ends the process when a shard panics or hangs.
+//! Ends the process when a shard hangs, or when anything panics that others depend on.
+//!
+//! A task or thread that is gone leaves a part of the daemon dead: its disks stay silent, its sockets let nobody in, or what it
+//! had half changed stays so. Only where nothing depends on the end of the work is a panic an error like any other: work that reads
+//! what is on flash or in a file ([`contained`]: a journal that makes recovery panic must not end the daemon at each start), one
+//! client's connection, and requests that change nothing ([`contained_task`]).
 //!
 //! Many disks share a shard, and a disk whose shard is gone would stay silent for ever. The process aborts instead: systemd
 //! restarts it, caches are recovered, and guests reconnect. This is the path of kill -9, which is tested most.
@@ -8,6 +13,7 @@
 //! [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP, freezer, a suspended VM) stops the watchdog too, so it is
 //! not ended when it continues.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -22,21 +28,51 @@ const TURN: Duration = Duration::from_millis(250);
 /// Most time that one turn counts for.
 const TURN_COUNTED_MAX: Duration = Duration::from_millis(500);
 
-/// Prefixes of the names of threads without which disks would hang. Others end with an error that their caller handles: a
-/// journal that makes recovery panic must not end the daemon at each start.
-const ESSENTIAL: [&str; 6] =
-    ["hob-shard-", "hob-disk-io", "hob-lease", "hob-objects", "hob-rbd", "hob-nbd-connect"];
+/// Threads that only read for somebody who handles their panic: the journal of a cache, and hob.toml.
+const CONTAINED: [&str; 2] = ["hob-recovery", "hob-check"];
 
-/// Makes a panic in an essential thread end the process.
+thread_local! {
+    static IS_CONTAINED: Cell<bool> = const { Cell::new(false) };
+}
+
+tokio::task_local! {
+    static IS_TASK_CONTAINED: bool;
+}
+
+/// Runs something that changes nothing, and whose caller handles a panic of it: the process goes on.
+pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> T {
+    /// Puts it back, also after a panic: the thread is used again.
+    struct Before(bool);
+
+    impl Drop for Before {
+        fn drop(&mut self) {
+            IS_CONTAINED.set(self.0);
+        }
+    }
+
+    let _before = Before(IS_CONTAINED.replace(true));
+    work()
+}
+
+/// The same for a task, as far as `is_contained`. Tasks that it starts are not.
+pub(crate) async fn contained_task<T>(is_contained: bool, work: impl Future<Output = T>) -> T {
+    IS_TASK_CONTAINED.scope(is_contained, work).await
+}
+
+/// Makes a panic end the process, unless somebody handles it.
 pub(crate) fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
         report(panic);
         let thread = std::thread::current();
-        let is_essential = |name: &&str| ESSENTIAL.iter().any(|prefix| name.starts_with(prefix));
-        if let Some(name) = thread.name().filter(is_essential) {
-            abort(&format!("thread {name} panicked: {panic}"));
+        let name = thread.name().unwrap_or("without a name");
+        let is_contained = IS_CONTAINED.get()
+            || CONTAINED.contains(&name)
+            || IS_TASK_CONTAINED.try_with(|is_contained| *is_contained).unwrap_or(false);
+        if is_contained {
+            return tracing::error!("thread {name} panicked, which ends what it was doing: {panic}");
         }
+        abort(&format!("thread {name} panicked: {panic}"));
     }));
 }
 
@@ -183,21 +219,68 @@ mod tests {
         tracing_subscriber::fmt().with_writer(std::io::stderr).with_ansi(false).init();
     }
 
+    /// Panics in a way that `case` names.
+    fn panic_as(case: &str) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let panics = async || panic!("out of tune");
+        match case {
+            "a task" => drop(runtime.block_on(runtime.spawn(panics()))),
+            "a blocking task" => drop(runtime.block_on(runtime.spawn_blocking(|| panic!("out of tune")))),
+            "a request that changes nothing" => {
+                drop(runtime.block_on(runtime.spawn(contained_task(true, panics()))));
+            }
+            "a request that changes something" => {
+                drop(runtime.block_on(runtime.spawn(contained_task(true, contained_task(false, panics())))));
+            }
+            "work that only reads" => {
+                let reads = || contained(|| panic!("out of tune"));
+                drop(runtime.block_on(runtime.spawn_blocking(reads)));
+            }
+            "what comes after work that only reads" => {
+                let reads = || drop(std::panic::catch_unwind(|| contained(|| panic!("on purpose"))));
+                let both = move || {
+                    reads();
+                    panic!("out of tune")
+                };
+                let _ = std::thread::spawn(both).join();
+            }
+            thread => {
+                let named = std::thread::Builder::new().name(thread.to_owned());
+                let _ = named.spawn(|| panic!("out of tune")).unwrap().join();
+            }
+        }
+    }
+
     #[test]
-    fn a_panic_of_a_shard_ends_the_process_and_one_of_another_thread_does_not() {
-        if let Ok(name) = std::env::var(CASE) {
+    fn a_panic_ends_the_process_unless_somebody_handles_it() {
+        if let Ok(case) = std::env::var(CASE) {
             log_to_stderr();
             abort_on_panic();
-            let _ = std::thread::Builder::new().name(name).spawn(|| panic!("out of tune")).unwrap().join();
-            return;
+            return panic_as(&case);
         }
-        let test = "a_panic_of_a_shard_ends_the_process_and_one_of_another_thread_does_not";
-        let (signal, said) = in_child(test, "hob-shard-1");
-        assert_eq!(signal, Some(rustix::process::Signal::ABORT.as_raw()), "{said}");
-        let last = said.lines().last().unwrap();
-        assert!(last.contains("the daemon aborts"), "{said}");
-        assert!(said.contains("thread hob-shard-1 panicked") && said.contains("out of tune"), "{said}");
-        assert_eq!(in_child(test, "hob-recovery").0, None);
+        let test = "a_panic_ends_the_process_unless_somebody_handles_it";
+        for case in [
+            "hob-shard-1",
+            "hob-tls-0",
+            "hob-vhost-user",
+            "hob-file",
+            "hob-watchdog",
+            "a task",
+            "a blocking task",
+            "a request that changes something",
+            "what comes after work that only reads",
+        ] {
+            let (signal, said) = in_child(test, case);
+            assert_eq!(signal, Some(rustix::process::Signal::ABORT.as_raw()), "{case}: {said}");
+            let last = said.lines().last().unwrap();
+            assert!(last.contains("the daemon aborts"), "{case}: {said}");
+            assert!(said.contains("panicked") && said.contains("out of tune"), "{case}: {said}");
+        }
+        for case in ["hob-recovery", "hob-check", "a request that changes nothing", "work that only reads"] {
+            let (signal, said) = in_child(test, case);
+            assert_eq!(signal, None, "{case}: {said}");
+            assert!(said.contains("which ends what it was doing: "), "{case}: {said}");
+        }
     }
 
     #[test]

@@ -49,7 +49,8 @@ use super::{
     BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, WaitMax,
     io_result,
 };
-use crate::filesystem::{is_memory, may_block, open_direct};
+use crate::direct::open_direct;
+use crate::filesystem::{is_memory, may_block};
 use crate::lock::{LockError, lock_image};
 use crate::ring::{Completion, Fd, FdClass, Gate, Ring, ZEROES_BYTES, read_now};
 use crate::token::TokenSpace;
@@ -188,6 +189,10 @@ pub(super) fn open(
     access: Access,
     options: &BackingOptions,
 ) -> Result<Box<dyn Driver>, OpenError> {
+    Ok(Box::new(open_file(spec, access, options)?))
+}
+
+fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<FileBacking, OpenError> {
     let path = Path::new(spec);
     let system = |source| OpenError::System { path: path.into(), source };
     let unfit = |reason: String| OpenError::Unfit { what: spec.to_owned(), reason };
@@ -276,7 +281,7 @@ pub(super) fn open(
         changed: (!is_block_device).then(|| ChangeMark::of(&metadata)),
         evidence,
     };
-    Ok(Box::new(FileBacking {
+    Ok(FileBacking {
         info,
         direct: direct.map(|(file, _)| Arc::new(file.into())),
         buffered: Some(Arc::new(buffered.into())),
@@ -302,7 +307,7 @@ pub(super) fn open(
         asked: BTreeSet::new(),
         event: None,
         life: Life::Open,
-    }))
+    })
 }
 
 impl FileBacking {
@@ -785,3 +790,6 @@ impl Driver for FileBacking {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -19,6 +19,7 @@ use super::format::{NotSuperblock, PAGE_BYTES, SUPERBLOCK_OFFSETS, Superblock};
 use super::remote::RemoteFile;
 use super::table::Table;
 use super::{FlashFile, LocalFlash};
+use crate::direct::open_direct;
 use crate::filesystem;
 use crate::ring::FdClass;
 use crate::swap::{self, FileId};
@@ -129,18 +130,13 @@ impl OpenDevice {
         // O_EXCL: a mounted block device cannot be opened, nor an opened one mounted.
         let exclusive = if file_type.is_block_device() { libc::O_EXCL } else { 0 };
         let open_data = |flags| OpenOptions::new().read(true).write(true).custom_flags(flags).open(path);
-        let open_failed = |error: std::io::Error| match error.raw_os_error() {
-            Some(libc::EBUSY) => PoolError::InUse { path: path.into() },
-            _ => system("open it", error),
-        };
-        let direct = match memory {
-            true => None,
-            false => filesystem::open_direct(|direct| open_data(direct | exclusive)).map_err(open_failed)?,
-        };
-        let (data, access) = match direct {
-            Some(file) => (file, "direct"),
-            None => (open_data(exclusive).map_err(open_failed)?, if memory { "memory" } else { "buffered" }),
-        };
+        let (data, access) =
+            open_data_file(memory, |flags| open_data(flags | exclusive)).map_err(|error| {
+                match error.raw_os_error() {
+                    Some(libc::EBUSY) => PoolError::InUse { path: path.into() },
+                    _ => system("open it", error),
+                }
+            })?;
         if access == "buffered" {
             tracing::warn!(
                 path = %path.display(),
@@ -444,6 +440,15 @@ fn release(file: &File, holes: &[(u64, u64)]) {
     }
 }
 
+/// Opens a device for the caches' data, and says how that is accessed.
+fn open_data_file(memory: bool, open: impl Fn(i32) -> io::Result<File>) -> io::Result<(File, &'static str)> {
+    let direct = if memory { None } else { open_direct(&open)? };
+    match direct {
+        Some(file) => Ok((file, "direct")),
+        None => Ok((open(0)?, if memory { "memory" } else { "buffered" })),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::FileExt;
@@ -455,6 +460,25 @@ mod tests {
         let file = File::options().create_new(true).read(true).write(true).open(&path).unwrap();
         file.set_len(size_bytes).unwrap();
         (path, file)
+    }
+
+    #[test]
+    fn a_device_is_buffered_only_where_there_is_no_o_direct() {
+        let file = tempfile::tempfile().unwrap();
+        let open = |errno: i32| {
+            let file = &file;
+            move |flags: i32| match flags & libc::O_DIRECT {
+                0 => file.try_clone(),
+                _ => Err(io::Error::from_raw_os_error(errno)),
+            }
+        };
+        assert_eq!(open_data_file(false, open(libc::EINVAL)).unwrap().1, "buffered");
+        assert_eq!(open_data_file(true, open(libc::EMFILE)).unwrap().1, "memory");
+        assert_eq!(open_data_file(false, |_| file.try_clone()).unwrap().1, "direct");
+        for errno in [libc::EMFILE, libc::ENFILE, libc::EBUSY, libc::EIO] {
+            let refused = open_data_file(false, open(errno)).unwrap_err();
+            assert_eq!(refused.raw_os_error(), Some(errno));
+        }
     }
 
     #[test]

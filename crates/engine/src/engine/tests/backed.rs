@@ -32,7 +32,7 @@ impl Bench {
     }
 
     /// Ends I/O of all kinds well, until one on the backing with this operation is the oldest.
-    fn until_backing(&mut self, op: IoOp) -> Io {
+    pub(super) fn until_backing(&mut self, op: IoOp) -> Io {
         for _ in 0..100 {
             let Some(io) = self.ios.pop_front() else {
                 self.wait_ms(100);

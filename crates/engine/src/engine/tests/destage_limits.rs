@@ -92,6 +92,32 @@ fn after_a_failure_the_destager_rests_a_tenth_of_a_second() {
     assert_eq!(bench.result(drain), Some(Ok(vec![])));
 }
 
+/// Failing is what fails and is tried again, not what failed once.
+#[test]
+fn destaging_fails_while_dirty_data_waits_for_another_attempt() {
+    let mut bench = scattered(1);
+    let failing = |bench: &Bench| bench.stats().destage_failing;
+    assert!(!failing(&bench));
+    let drain = bench.start_change(CacheChange::Drain);
+    bench.next(flash(0), IoOp::Read);
+    let write = bench.only_io();
+    bench.fail(write);
+    assert!(failing(&bench), "it rests");
+    bench.wait_ms(101);
+    assert!(failing(&bench), "it tries again");
+    bench.settle();
+    assert_eq!((bench.result(drain), failing(&bench)), (Some(Ok(vec![])), false));
+    assert_eq!(bench.stats().destage_errors, 1);
+    // Nobody wants it on the backing any more.
+    bench.write_alone(0, 4 * KIB);
+    bench.start_change(CacheChange::Drain);
+    let write = bench.until_backing(VOLATILE);
+    bench.fail(write);
+    bench.start_change(CacheChange::StopDrain);
+    bench.wait_ms(101);
+    assert_eq!((bench.dirty(), failing(&bench)), (1, false));
+}
+
 #[test]
 fn after_a_failure_what_has_been_moved_is_flushed_first() {
     let mut bench = scattered(2);

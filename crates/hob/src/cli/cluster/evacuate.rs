@@ -4,6 +4,7 @@
 //! moves that are under way are watched and not ordered anew.
 
 use std::collections::VecDeque;
+use std::io::Write as _;
 
 use anyhow::bail;
 use clap::Args;
@@ -82,6 +83,14 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
     };
     let advice = client.cluster_advice(Some(&host)).await.map_err(explain)?;
     let mut outcome = plan(host, &advice, args.machines);
+    for step in &outcome.plan {
+        let is_copied =
+            args.cache.map_or(step.users > 0, |cache| matches!(cache, Carry::Copy | Carry::Remote));
+        if !is_copied {
+            // Nobody is left to be told when stderr is closed.
+            let _ = writeln!(std::io::stderr(), "{}: its cache on {} is emptied", step.disk, outcome.host);
+        }
+    }
     if args.dry_run {
         return Ok(outcome);
     }

@@ -5,9 +5,12 @@
 use anyhow::bail;
 use clap::{Args, ValueEnum};
 use hob_control::client::Client;
-use hob_control::{CarryMode, ClusterDiskState, ClusterMove, ClusterMoveStart, ClusterMoveState, Size};
+use hob_control::{
+    CarryMode, ClusterDiskState, ClusterMove, ClusterMoveStart, ClusterMoveState, PlannedChange, Size,
+};
 
 use super::super::Global;
+use super::super::consent::Rehearsal;
 use super::super::output::print;
 use super::super::remote::{converse, explain};
 use super::super::watch::Watch;
@@ -35,6 +38,9 @@ pub(crate) struct Move {
     /// Give the order, and do not wait for its end
     #[arg(long, requires = "to")]
     no_wait: bool,
+    /// Say what becomes of the cache, and move nothing
+    #[arg(long, requires = "to")]
+    dry_run: bool,
     /// Call the move off
     #[arg(long, conflicts_with = "to")]
     cancel: bool,
@@ -77,6 +83,7 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
             pool: args.pool.clone(),
             bandwidth: args.bandwidth,
         };
+        announce(&client, disk, args.cache, args.dry_run).await?;
         let mut shown = client.cluster_move(disk, &start).await.map_err(explain)?;
         let mut watch = Watch::new()?;
         while !args.no_wait && !shown.state.is_over() {
@@ -98,6 +105,19 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
         Ok(shown)
     })?;
     print(global.output, &shown, sentence)
+}
+
+/// Says what becomes of the cache of a disk that is to be moved.
+async fn announce(client: &Client, disk: &str, cache: Option<Carry>, dry_run: bool) -> anyhow::Result<()> {
+    let is_kept = match cache {
+        Some(cache) => matches!(cache, Carry::Copy | Carry::Remote),
+        // It is copied if somebody uses the disk.
+        None => {
+            let remove = PlannedChange::Remove { discard_dirty: false };
+            client.preview(disk, &remove).await.is_ok_and(|preview| preview.clients > 0)
+        }
+    };
+    Rehearsal::new(dry_run).announce_move(client, disk, is_kept).await.map(drop)
 }
 
 async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {

@@ -12,7 +12,7 @@ use super::feed::bar;
 use super::interruption;
 use super::out::{Columns, Out, To};
 use crate::cli::Global;
-use crate::cli::output::{print, table, words};
+use crate::cli::output::{print, table, tell, words};
 
 /// Between two requests of clients that ask after each answer. Only a replay knows when they come.
 const TURN_NS: u64 = 1_000_000;
@@ -94,12 +94,15 @@ pub(super) fn run(args: &Generate, global: &Global) -> anyhow::Result<()> {
     }
     writer.finish()?;
     bar.finish_and_clear();
-    eprintln!("{count} requests of {name} to {disks} disk{}", if disks == 1 { "" } else { "s" });
+    tell(&format!("{count} requests of {name} to {disks} disk{}", if disks == 1 { "" } else { "s" }));
     if warmup > 0 {
-        eprintln!("the first {} warm the cache and are not part of what was published", warmup.min(count));
+        tell(&format!(
+            "the first {} warm the cache and are not part of what was published",
+            warmup.min(count)
+        ));
     }
     if is_closed {
-        eprintln!("clients take turns: the order is right, the times are a stand-in");
+        tell("clients take turns: the order is right, the times are a stand-in");
     }
     Ok(())
 }

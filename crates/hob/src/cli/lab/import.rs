@@ -9,6 +9,7 @@ use hob_lab::trace::{Record, TraceReader};
 
 use super::out::{Columns, Out, SeveralDisks, To};
 use super::{Source, interruption, read_all, remarks};
+use crate::cli::output::tell;
 
 /// Turn a trace into hob's own format
 #[derive(Debug, Args)]
@@ -47,18 +48,18 @@ pub(super) fn run(args: &Import) -> anyhow::Result<()> {
         result => result?,
     };
     let name = reader.format().name;
-    eprintln!("{records} requests of {} in the format {name}", args.source.trace.display());
+    tell(&format!("{records} requests of {} in the format {name}", args.source.trace.display()));
     if reader.disks().len() > 1 {
         let names = reader.disks().iter().enumerate().take(DISKS_SHOWN);
-        names.for_each(|(disk, name)| eprintln!("  disk {disk}: {name}"));
+        names.for_each(|(disk, name)| tell(&format!("  disk {disk}: {name}")));
         if reader.disks().len() > DISKS_SHOWN {
-            eprintln!("  … {} disks", reader.disks().len());
+            tell(&format!("  … {} disks", reader.disks().len()));
         }
     }
     if reader.ignored() > 0 {
-        eprintln!("{} other entries are no requests", reader.ignored());
+        tell(&format!("{} other entries are no requests", reader.ignored()));
     }
-    remarks(&reader).iter().for_each(|remark| eprintln!("{remark}"));
+    remarks(&reader).iter().for_each(|remark| tell(remark));
     Ok(())
 }
 

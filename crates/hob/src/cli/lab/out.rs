@@ -11,6 +11,8 @@ use anyhow::{Context, ensure};
 use clap::ValueEnum;
 use hob_lab::trace::{Record, binary, csv};
 
+use crate::cli::output::StdoutError;
+
 /// What to write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum To {
@@ -50,8 +52,8 @@ impl Out {
         let cannot = || format!("cannot write {}", out.display());
         if out.as_os_str() == "-" {
             return Ok(match to {
-                To::Binary => Out::BinaryPipe(binary::Writer::new(io::stdout()).with_context(cannot)?),
-                To::Csv => Out::CsvPipe(writer(io::stdout(), columns).with_context(cannot)?),
+                To::Binary => Out::BinaryPipe(binary::Writer::new(io::stdout()).map_err(StdoutError)?),
+                To::Csv => Out::CsvPipe(writer(io::stdout(), columns).map_err(StdoutError)?),
             });
         }
         check_target(out, force)?;
@@ -81,8 +83,8 @@ impl Out {
         match self {
             Out::BinaryFile(writer, _) => writer.push(record),
             Out::CsvFile(writer, ..) => writer.push(record),
-            Out::BinaryPipe(writer) => writer.push(record),
-            Out::CsvPipe(writer) => writer.push(record),
+            Out::BinaryPipe(writer) => return Ok(writer.push(record).map_err(StdoutError)?),
+            Out::CsvPipe(writer) => return Ok(writer.push(record).map_err(StdoutError)?),
         }
         .context("cannot write the records")
     }
@@ -92,8 +94,8 @@ impl Out {
         let (file, target) = match self {
             Out::BinaryFile(writer, target) => (writer.finish_counted(0), target),
             Out::CsvFile(writer, _, target) => (writer.finish(), target),
-            Out::BinaryPipe(writer) => return writer.finish().map(drop).context("cannot write the records"),
-            Out::CsvPipe(writer) => return writer.finish().map(drop).context("cannot write the records"),
+            Out::BinaryPipe(writer) => return Ok(writer.finish().map(drop).map_err(StdoutError)?),
+            Out::CsvPipe(writer) => return Ok(writer.finish().map(drop).map_err(StdoutError)?),
         };
         let file = file.context("cannot write the records")?;
         let Target { out, force } = target;

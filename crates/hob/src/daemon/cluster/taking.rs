@@ -319,7 +319,7 @@ fn refused(disk: &str, why: &Why) -> TakeError {
                 by.name
             ),
             hint: format!(
-                "start that host again; if it never comes back, 'hob cluster take {disk} --force' goes on without that data"
+                "start that host again; if it never comes back, 'hob cluster take {disk} --force --yes' goes on without that data"
             ),
             how: Elsewhere::Needed,
         },

@@ -10,8 +10,8 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use hob_control::{
     Cache, CacheEnable, CachePatch, Device, DeviceAdd, DevicePatch, Disk, DiskAdd, DiskChanged, DiskPatch,
-    DiskResize, DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty, PlannedChange, Pool,
-    PoolChanged, PoolCreate, Preview, Problem, Version,
+    DiskResize, DiskStats, EventReport, Explanation, ExportDirty, OnClients, OnDirty, PlannedChange,
+    PlannedPoolChange, Pool, PoolChanged, PoolCreate, Preview, Problem, Version,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -99,6 +99,22 @@ pub(super) async fn device_add(
     manager.device_add(pool, add).await.into()
 }
 
+/// Says what a change of a pool would do to caches and dirty data, without making it.
+#[utoipa::path(
+    post,
+    path = "/v1/pools/{pool}/preview",
+    params(("pool" = String, Path, description = "The pool")),
+    request_body = PlannedPoolChange,
+    responses((status = 200, body = Preview), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+)]
+pub(super) async fn pool_preview(
+    State(manager): App,
+    Path(pool): Path<String>,
+    Body(change): Body<PlannedPoolChange>,
+) -> Answer<Preview> {
+    manager.pool_preview(&pool, &change).await.into()
+}
+
 /// Which device of a pool.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
@@ -128,22 +144,37 @@ pub(super) async fn device_set(
     }
 }
 
-/// Takes a device out of a pool. Caches on it move to other devices, or get smaller.
+/// Which device is removed.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct DeviceRemoval {
+    /// Its path.
+    path: String,
+    /// Dirty data on a device that is away is lost. Without this, such a device stays while a disk may need it.
+    #[serde(default)]
+    discard_dirty: bool,
+}
+
+/// Takes a device out of a pool. Caches on it move to other devices, or get smaller. Refused without
+/// `discard_dirty=true` if the device is away and may hold dirty data of a disk that is offline.
 #[utoipa::path(
     delete,
     path = "/v1/pools/{pool}/devices",
-    params(("pool" = String, Path, description = "The pool"), WhichDevice),
+    params(("pool" = String, Path, description = "The pool"), DeviceRemoval),
     responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn device_remove(
     State(manager): App,
     Path(pool): Path<String>,
-    query: Result<Query<WhichDevice>, QueryRejection>,
+    query: Result<Query<DeviceRemoval>, QueryRejection>,
 ) -> Answer<PoolChanged> {
-    match query {
-        Ok(Query(device)) => manager.device_remove(pool, device.path).await.into(),
-        Err(_) => no_path("DELETE"),
+    let Ok(Query(DeviceRemoval { path, discard_dirty })) = query else { return no_path("DELETE") };
+    let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+    if let Err(refusal) = manager.check_pool_discard(&pool, &change, discard_dirty).await {
+        return Answer::from(Err(refusal));
     }
+    manager.device_remove(pool, path).await.into()
 }
 
 fn no_path<T>(method: &str) -> Answer<T> {
@@ -368,20 +399,31 @@ pub(super) async fn export_dirty(
     manager.export_dirty(disk, export).await.into()
 }
 
-/// Frees the room of a persistent cache that belongs to no disk. What is in it is lost.
+/// Frees the room of a persistent cache that belongs to no disk. What is in it is lost. Refused without
+/// `discard_dirty=true` while anything is dirty in it, or may be.
 #[utoipa::path(
     delete,
     path = "/v1/pools/{pool}/orphans/{owner}",
     params(
         ("pool" = String, Path, description = "The pool"),
-        ("owner" = String, Path, description = "32 hexadecimal digits, as the pool shows them")
+        ("owner" = String, Path, description = "32 hexadecimal digits, as the pool shows them"),
+        WhatOfDirty
     ),
     responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn orphan_discard(
     State(manager): App,
     Path((pool, owner)): Path<(String, String)>,
+    query: Result<Query<WhatOfDirty>, QueryRejection>,
 ) -> Answer<PoolChanged> {
+    let may_lose = match WhatOfDirty::read(query) {
+        Ok(dirty) => dirty == OnDirty::Discard,
+        Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
+    };
+    let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
+    if let Err(refusal) = manager.check_pool_discard(&pool, &change, may_lose).await {
+        return Answer::from(Err(refusal));
+    }
     manager.orphan_discard(pool, owner).await.into()
 }
 

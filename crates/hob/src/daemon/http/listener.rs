@@ -30,6 +30,7 @@ use crate::daemon::half_open::{Establish, Eviction, HalfOpen, HalfOpenGuard};
 use crate::daemon::listening_sockets::{self, ListeningSockets};
 use crate::daemon::socket_access::number_in;
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
+use crate::daemon::watchdog::contained_task;
 
 /// Maximum number of connections of each socket; further ones wait in the kernel's queue.
 pub(super) const CONNECTIONS_MAX: usize = 64;
@@ -178,17 +179,14 @@ impl ControlListener {
             let accept = async {
                 match &self.socket {
                     Socket::Unix(socket) => socket.accept().await.map(|(stream, _)| {
-                        tokio::spawn(connection(stream, router.clone(), None, permit, half_open.enter()));
+                        let served = connection(stream, router.clone(), None, permit, half_open.enter());
+                        tokio::spawn(contained_task(true, served));
                     }),
                     Socket::Tcp { socket, tls, .. } => socket.accept().await.map(|(stream, _)| {
                         let half_open = half_open.enter();
-                        tokio::spawn(tls_connection(
-                            stream,
-                            Arc::clone(tls),
-                            router.clone(),
-                            permit,
-                            half_open,
-                        ));
+                        let served =
+                            tls_connection(stream, Arc::clone(tls), router.clone(), permit, half_open);
+                        tokio::spawn(contained_task(true, served));
                     }),
                 }
             };

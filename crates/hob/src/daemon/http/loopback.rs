@@ -24,6 +24,7 @@ use super::browser::{self, Names};
 use super::extract::Answer;
 use super::listener::{CONNECTIONS_MAX, connection};
 use crate::daemon::half_open::HalfOpen;
+use crate::daemon::watchdog::contained_task;
 
 /// What a browser says that concerns the daemon.
 const PASSED_ON: [HeaderName; 4] =
@@ -75,7 +76,8 @@ impl Loopback {
             match self.socket.accept().await {
                 Ok((stream, _)) => {
                     let _ = stream.set_nodelay(true);
-                    tokio::spawn(connection(stream, router.clone(), None, place, half_open.enter()));
+                    let served = connection(stream, router.clone(), None, place, half_open.enter());
+                    tokio::spawn(contained_task(true, served));
                 }
                 // Out of descriptors, most likely: wait for some to be closed.
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(100)).await,

@@ -90,7 +90,7 @@ fn a_client_can_do_everything() {
         let patch = DevicePatch { admission: Admission::Out };
         let pool = client.device_set("p", &odd, &patch).await.unwrap().pool.unwrap();
         assert_eq!((pool.devices[1].admission, pool.free), (Admission::Out, Size(4 * MIB)));
-        client.device_remove("p", &odd).await.unwrap();
+        client.device_remove("p", &odd, OnDirty::Drain).await.unwrap();
         std::fs::File::create(dir.join("vm.img")).unwrap().set_len(8 * MIB).unwrap();
         let add =
             DiskAdd { name: "vm".into(), backing: path("vm.img"), read_only: false, ..DiskAdd::default() };

@@ -90,7 +90,7 @@ impl Manager {
                 from.name
             ))
             .hint(format!(
-                "start that host again; if it never comes back, 'hob cluster take {name} --force' goes on without that data"
+                "start that host again; if it never comes back, 'hob cluster take {name} --force --yes' goes on without that data"
             ))
         };
         let path = self.end_loan(&from.id, &copy.loan).await.map_err(unusable)?;

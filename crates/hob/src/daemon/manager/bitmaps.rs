@@ -20,6 +20,7 @@ use super::{Life, Manager, flash};
 use crate::daemon::hardware::{BackingInfo, ChangeMark};
 use crate::daemon::shard_api::{Gone, ShardError, ShardHandle};
 use crate::daemon::state::BitmapSpec;
+use crate::daemon::watchdog::contained;
 
 /// Where there is no file of a bitmap that recorded.
 const NOT_CLOSED: &str = "hob ended without closing the disk";
@@ -263,7 +264,8 @@ impl Manager {
         for spec in specs {
             let path = self.bitmap_path(disk, &spec.name)?;
             let (looked_for, info) = (spec.clone(), info.clone());
-            let (granules, why) = flash::blocking(move || look_at(&path, &looked_for, &info)).await?;
+            let (granules, why) =
+                flash::blocking(move || contained(|| look_at(&path, &looked_for, &info))).await?;
             let mut granules = granules;
             if spec.everything.is_some() {
                 granules.insert_all();

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use hob_control::{
     CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy,
-    DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty, PoolCreate, Qos, QosPatch, Size,
+    DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty, PlannedPoolChange, PoolCreate, Qos,
+    QosPatch, Size,
 };
 use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
@@ -19,6 +20,7 @@ use super::settings::new_spec;
 use super::{DiskEntry as Served, Inner, Manager};
 use crate::daemon::config::{Config, DiskEntry};
 use crate::daemon::state::{CacheSpec, DatastoreState};
+use crate::daemon::watchdog::contained;
 
 /// A change that makes a difference go.
 #[derive(Clone, Debug)]
@@ -117,7 +119,7 @@ impl Manager {
         };
         let running = self.config.get().ok_or_else(no_file)?;
         let path = running.path().ok_or_else(no_file)?.to_owned();
-        let read = super::flash::blocking(move || Config::load(&path)).await?;
+        let read = super::flash::blocking(move || contained(|| Config::load(&path))).await?;
         let config = read.map_err(|error| {
             let what = error.to_string().lines().collect::<Vec<_>>().join("; ");
             Refusal::invalid(what).hint("correct the file; nothing was changed")
@@ -185,7 +187,11 @@ impl Manager {
         match change {
             Change::CreatePool(pool) => self.start_new_pool(&pool).await,
             Change::AddDevice(pool, add) => self.device_add(pool, add).await.map(drop),
-            Change::RemoveDevice(pool, path) => self.device_remove(pool, path).await.map(drop),
+            Change::RemoveDevice(pool, path) => {
+                let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+                self.check_pool_discard(&pool, &change, false).await?;
+                self.device_remove(pool, path).await.map(drop)
+            }
             Change::RemovePool(pool) => self.pool_remove(pool).await.map(drop),
             Change::AddDisk(disk) => self.add_defined(*disk).await,
             Change::RemoveDisk(disk) => {

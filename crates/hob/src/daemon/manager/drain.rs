@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob_control::{Dirty, DiskChanged, Size};
+use hob_control::{Dirty, DiskChanged, Size, Verification};
 use hob_engine::command::{CacheChange, CommandError, Mode, Vacate};
 use hob_engine::stats::DiskStats;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
@@ -61,8 +61,9 @@ struct Seen {
     rate: f64,
     /// When destaging last got on.
     moved: Instant,
-    /// Between the last two looks, writes to the backing failed.
+    /// The last write or flush of the backing failed, and dirty data waits for the next one.
     failing: bool,
+    verification: Option<Verification>,
 }
 
 impl Manager {
@@ -256,7 +257,11 @@ impl Watch {
             mode: stats.mode,
             rate: 0.0,
             moved: now,
-            failing: false,
+            failing: stats.destage_failing,
+            verification: (stats.sectors_unverified > 0).then(|| Verification {
+                left: Size(stats.sectors_unverified * SECTOR_BYTES),
+                total: Size(stats.sectors_to_verify.max(stats.sectors_unverified) * SECTOR_BYTES),
+            }),
         };
         if let Some(before) = before {
             let seconds = now.duration_since(before.at).as_secs_f64();
@@ -273,7 +278,6 @@ impl Watch {
                     seen.rate = 0.0;
                 }
             }
-            seen.failing = seen.errors > before.errors || (before.failing && moved == 0);
             if moved == 0 && seen.dirty_bytes > 0 {
                 seen.moved = before.moved;
             }
@@ -344,6 +348,11 @@ impl Watch {
 }
 
 impl DiskEntry {
+    /// How far the comparison with the backing is, as it was last seen.
+    pub(super) fn verification(&self) -> Option<Verification> {
+        self.watch.seen?.verification.filter(|_| matches!(self.life, Life::Online(_)) && self.has_cache)
+    }
+
     /// What is dirty, as far as it was last seen; none where nothing can be.
     pub(super) fn dirty(&self) -> Option<Dirty> {
         self.cache()?.journal?;

@@ -18,6 +18,7 @@ use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, P
 use super::refusal::Refusal;
 use crate::daemon::hardware::FlashDevice;
 use crate::daemon::swap::FileId;
+use crate::daemon::watchdog::contained;
 
 /// A pool. Clones share it. Its device ids are storage's, unique within the pool.
 #[derive(Clone, Debug)]
@@ -98,7 +99,7 @@ impl Flash {
                 }
             }
             let mut pool = None;
-            match Pool::open(&good) {
+            match contained(|| Pool::open(&good)) {
                 Ok(opened) => pool = Some(opened),
                 Err(_) if good.is_empty() => {}
                 Err(error) => offline.extend(good.into_iter().map(|path| (path, error.to_string()))),
@@ -448,11 +449,12 @@ pub(super) async fn blocking<T: Send + 'static>(
 
 /// Are these all devices of hob pools that can be opened?
 pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, Refusal> {
-    blocking(move || paths.iter().all(|path| Pool::open(std::slice::from_ref(path)).is_ok())).await
+    let can_open = |path: &PathBuf| Pool::open(std::slice::from_ref(path)).is_ok();
+    blocking(move || contained(|| paths.iter().all(can_open))).await
 }
 
 fn open_one(path: &Path, name: &str, uuid: Option<&str>) -> Result<Pool, String> {
-    let pool = Pool::open(&[path.to_owned()]).map_err(|error| error.to_string())?;
+    let pool = contained(|| Pool::open(&[path.to_owned()])).map_err(|error| error.to_string())?;
     if pool.name() != name || uuid.is_some_and(|uuid| uuid != pool.uuid().to_string()) {
         return Err(format!("it belongs to another pool ({}, {})", pool.name(), pool.uuid()));
     }

@@ -16,6 +16,7 @@ use super::refusal::Refusal;
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::image::{check_format, files_of};
 use crate::daemon::state::{DiskState, FileSpec, FormatName, ImageSpec};
+use crate::daemon::watchdog::contained;
 
 /// How a backing is to be opened.
 struct Settled {
@@ -68,7 +69,8 @@ impl Manager {
             return Ok((options, wanted.image.clone(), Vec::new()));
         }
         let (backing, image) = (wanted.backing.clone(), wanted.image.clone());
-        let Settled { image, format, files, notes } = blocking(move || settle(&backing, image)).await??;
+        let Settled { image, format, files, notes } =
+            blocking(move || contained(|| settle(&backing, image))).await??;
         Ok((BackingOptions { format, files, ..options }, Some(image), notes))
     }
 }

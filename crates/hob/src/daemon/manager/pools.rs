@@ -502,7 +502,7 @@ impl super::Inner {
     }
 }
 
-fn no_device(pool: &str, path: &Path) -> Refusal {
+pub(super) fn no_device(pool: &str, path: &Path) -> Refusal {
     Refusal::not_found(format!("pool {pool} has no device {}", path.display()))
         .hint(format!("'hob pool show {pool}' lists them"))
 }

@@ -27,6 +27,7 @@ use super::{DeviceEntry, Life, Manager};
 use crate::daemon::hardware::{Backing, BackingInfo, ChangeMark, Reader};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
+use crate::daemon::watchdog::contained;
 
 /// Clean sectors that are compared with the backing.
 const SAMPLES: usize = 64;
@@ -162,7 +163,7 @@ impl Manager {
                     first.take().map(|first| first.send(surveyed));
                 };
                 tokio::task::spawn_blocking(move || {
-                    let found = recovery.run(report, tell);
+                    let found = contained(|| recovery.run(report, tell));
                     // Whoever asked may be gone.
                     let _ = both.send(found.map_err(|error| Refusal::failed(error.to_string())));
                 });

@@ -9,13 +9,16 @@ use std::time::Duration;
 
 use hob_control::{CacheEnable, DiskAdd, PoolCreate, Size};
 use hob_storage::backing::Format;
-use hob_storage::pool::{SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for, is_segment_size};
+use hob_storage::pool::{
+    Overwrite, SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for, is_segment_size,
+};
 
 use super::datastores::DatastoreEntry;
 use super::fit::Fit;
 use super::flash::{Flash, Opened, are_pool_devices};
 use super::image::image_asked;
 use super::persist::journal_room;
+use super::pools::device_spec;
 use super::refusal::Refusal;
 use super::settings::{Ground, new_spec};
 use super::{Config, Manager, SwapEntry};
@@ -207,8 +210,11 @@ impl Manager {
         match self.create(pool.clone()).await {
             Ok(_) => Ok(()),
             Err(refusal) => {
-                tracing::error!("pool {name} of hob.toml cannot be made: {refusal}");
-                let opened = Flash::open(name, paths, None, segment_bytes).await?;
+                let mut opened = Flash::open(name.clone(), paths, None, segment_bytes).await?;
+                complete(pool, &mut opened).await?;
+                if !opened.offline.is_empty() {
+                    tracing::error!("pool {name} of hob.toml cannot be made: {refusal}");
+                }
                 self.take_pool_in(&pool.name, opened, &[], &[]).await
             }
         }
@@ -359,6 +365,32 @@ pub(super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskS
 }
 
 /// Removes a file unless a process uses it as a pool.
+/// Goes on with making a pool that a crash or power cut interrupted: some of its devices are formatted, and nothing is on them. Devices with
+/// other data stay offline, and so do all if any cache or swap lies in the pool: what is missing may hold the rest of it.
+async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<(), Refusal> {
+    let flash = opened.flash.clone();
+    let is_new =
+        flash.owners().await?.0.is_empty() && flash.swap_areas().await.is_ok_and(|areas| areas.is_empty());
+    if opened.devices.is_empty() || !is_new {
+        return Ok(());
+    }
+    for (path, _) in std::mem::take(&mut opened.offline) {
+        let spec = device_spec(path.to_string_lossy().into_owned(), pool.size);
+        match flash.add_device(spec, Overwrite::Refuse).await {
+            Ok((_, devices)) => {
+                tracing::warn!(
+                    "pool {}: making it was interrupted; {} is formatted now",
+                    pool.name,
+                    path.display()
+                );
+                opened.devices = devices;
+            }
+            Err(refusal) => opened.offline.push((path, refusal.problem.error)),
+        }
+    }
+    Ok(())
+}
+
 fn remove_pool_file(path: &Path) -> Result<(), Refusal> {
     let failed = |error| Refusal::failed(format!("cannot replace {}: {error}", path.display()));
     let file = std::fs::File::open(path).map_err(failed)?;

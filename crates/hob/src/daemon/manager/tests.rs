@@ -483,6 +483,55 @@ fn hob_toml_makes_what_is_not_there_and_commands_have_the_last_word() {
     });
 }
 
+/// The power is cut while hob.toml's pool of two devices is made for the first time.
+#[test]
+fn a_pool_that_was_made_in_part_is_completed_if_nothing_is_in_it() {
+    run(async |bench| {
+        let (a, b) = (bench.path("a"), bench.path("b"));
+        let toml = format!(
+            "[[pool]]\nname = \"p\"\ndevices = [\"{a}\", \"{b}\"]\nsize = \"9M\"\nsegment_size = \"1M\"\n"
+        );
+        let start = async |state: &str| {
+            let (manager, shard) = restart(&bench.dir.path().join(state), &toml).await;
+            let pool = manager.pool("p").unwrap();
+            let states: Vec<_> = pool.devices.iter().map(|device| device.state).collect();
+            (manager, shard, pool.size, states)
+        };
+        let both = vec![DeviceState::Online; 2];
+        let (manager, shard, size, states) = start("first").await;
+        assert_eq!(states, both);
+        shard.stop();
+        drop(manager);
+        // Formatted, but not the second one, which may be empty, or not even there.
+        let wipe = |bytes: u64| {
+            let file = std::fs::File::options().write(true).open(&b).unwrap();
+            file.set_len(0).unwrap();
+            file.set_len(bytes).unwrap();
+        };
+        let bytes = std::fs::metadata(&b).unwrap().len();
+        for (state, lose) in [("second", false), ("third", true)] {
+            wipe(bytes);
+            if lose {
+                std::fs::remove_file(&b).unwrap();
+            }
+            let (manager, shard, again, states) = start(state).await;
+            assert_eq!((again, states), (size, both.clone()), "{state}");
+            shard.stop();
+            drop(manager);
+        }
+        // Somebody else's data is not overwritten.
+        wipe(bytes);
+        let file = std::fs::File::options().write(true).open(&b).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, b"precious", 0).unwrap();
+        let (manager, shard, _, states) = start("fourth").await;
+        assert_eq!(states.iter().filter(|state| **state == DeviceState::Offline).count(), 1, "{states:?}");
+        assert!(std::fs::read(&b).unwrap().starts_with(b"precious"));
+        let health = manager.health().await;
+        assert!(health.problems.iter().any(|it| it.subject.contains(&b)), "{health:?}");
+        shard.stop();
+    });
+}
+
 #[test]
 fn a_served_pool_is_made_found_again_and_made_larger() {
     run(async |bench| {

@@ -150,6 +150,7 @@ impl DiskEntry {
                 verify: spec.verify.to_string(),
                 ram: spec.ram,
                 dirty: self.dirty_view(inner),
+                verification: self.verification(),
             }
         });
         Disk {

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use hob_control::{DiskChanged, PoolChanged, Size};
 use hob_engine::command::{CacheChange, Discard, Mode};
 use hob_engine::units::SECTOR_BYTES;
-use hob_storage::pool::OwnerId;
 
 use super::caches::no_cache;
 use super::persist::release_owner;
@@ -145,20 +144,12 @@ impl Manager {
     }
 
     async fn discard_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<PoolChanged, Refusal> {
-        let owner: CacheOwner = owner.parse().map_err(Refusal::invalid)?;
+        // What is no owner at all is told first, whatever is being done to the pool.
+        let _: CacheOwner = owner.parse().map_err(Refusal::invalid)?;
         let claim = self.claim_pool(pool, "changed")?;
-        let flash = {
+        let (owner, flash) = {
             let inner = self.inner();
-            let entry = inner.pool(pool)?;
-            if inner.known_owners().contains(&OwnerId(owner.0)) {
-                return Err(Refusal::conflict(format!("{owner} is the cache of a disk"))
-                    .hint("'hob cache disable' takes it away"));
-            }
-            if !entry.owners.iter().any(|(other, _)| other.0 == owner.0) {
-                return Err(Refusal::not_found(format!("pool {pool} has nothing of {owner}"))
-                    .hint(format!("'hob pool show {pool}' lists what belongs to no disk")));
-            }
-            entry.flash.clone()
+            (inner.orphan(pool, owner)?, inner.pool(pool)?.flash.clone())
         };
         let journal = JournalSpec { owner, ..JournalSpec::new() };
         release_owner(&flash, journal).await?;

@@ -265,6 +265,7 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_cache_second_copy_bytes", Counter, From::CacheStats(|c| c.stats.second_copy_bytes as f64), "Bytes written to flash a second time, as second copies."),
     row("hob_cache_scrubbed_bytes", Counter, From::CacheStats(|c| c.stats.scrubbed_bytes as f64), "Bytes whose checksums were compared in the background."),
     row("hob_cache_unverified_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_unverified)), "Clean sectors that flash does not serve before they were compared with the backing."),
+    row("hob_cache_to_verify_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_to_verify)), "All that was to be compared with the backing after a restart; hob_cache_unverified_bytes of it are left."),
     row("hob_cache_verified_bytes", Counter, From::CacheStats(|c| sectors(c.stats.sectors_verified)), "Sectors that were compared with the backing after a restart, and equal."),
     row("hob_cache_stale_bytes", Counter, From::CacheStats(|c| sectors(c.stats.sectors_stale)), "Sectors that were compared with the backing after a restart, differed, and were dropped."),
     row("hob_cache_index_bytes", Gauge, From::CacheStats(|c| c.stats.index_bytes as f64), "Memory of everything that grows with the cache."),

@@ -4,6 +4,7 @@ use super::*;
 
 const MIB: u64 = 1 << 20;
 
+/// Destaging fails if there were errors and `destaged` is zero.
 fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     let mut engine = hob_engine::Engine::new(hob_engine::Limits::default());
     let config = hob_engine::command::DiskConfig {
@@ -18,6 +19,7 @@ fn figures(dirty: u64, destaged: u64, errors: u64) -> DiskStats {
     stats.sectors_dirty = dirty / SECTOR_BYTES;
     stats.destaged_bytes = destaged;
     stats.destage_errors = errors;
+    stats.destage_failing = dirty > 0 && errors > 0 && destaged == 0;
     stats
 }
 
@@ -66,6 +68,15 @@ fn why_a_drain_does_not_get_on_is_said() {
     assert_eq!(stuck.view(false, now).why, None, "nobody waits for it");
     let (mended, now) = watch(&[(2 * MIB, 0, 0), (2 * MIB, 0, 3), (MIB, MIB, 3)]);
     assert_eq!(mended.view(true, now).why, None);
+}
+
+/// Error and success between two looks, and nothing is dirty after that.
+#[test]
+fn failures_that_are_over_are_no_reason_when_nothing_is_dirty() {
+    let (watch, now) = watch(&[(MIB, 0, 0), (0, MIB, 2), (0, MIB, 2)]);
+    assert_eq!((watch.stuck(false, now), watch.stuck(true, now)), (None, None));
+    let dirty = watch.view(false, now);
+    assert_eq!((dirty.size, dirty.why), (Size(0), None));
 }
 
 #[test]

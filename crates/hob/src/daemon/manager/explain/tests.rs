@@ -52,6 +52,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
             verify: "auto".into(),
             ram: Size(0),
             dirty: None,
+            verification: None,
         }),
     }
 }

@@ -1,6 +1,6 @@
 //! What keeps a call from losing dirty data or disconnecting guests by accident, and what is said before.
 
-use hob_control::{LifeEvent, OnClients, PlannedChange};
+use hob_control::{LifeEvent, OnClients, PlannedChange, PlannedPoolChange};
 
 use super::journal_lost::prepare;
 use super::*;
@@ -117,4 +117,38 @@ fn a_cache_with_two_copies_is_spread_again_when_a_device_returns() {
             );
         });
     }
+}
+
+#[test]
+fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
+    run(async |bench| {
+        bench.pool(&["a", "b"], 4).await;
+        bench.disk("vm").await;
+        bench.cache("vm", 3).await.unwrap();
+        let first = bench.manager.inner().disks["vm"].held[0].device;
+        let path = bench.manager.inner().device_on_shards(first).unwrap().1.path.clone();
+        let change = PlannedPoolChange::RemoveDevice { path: path.to_string_lossy().into_owned() };
+        let preview = async || bench.manager.pool_preview("p", &change).await.unwrap();
+        let moves = preview().await;
+        assert_eq!(moves.effects, ["vm: its cache moves to other devices of pool p"]);
+        assert_eq!((moves.cached, moves.loses_dirty()), (Size(0), false));
+        let patch = CachePatch { size: Some(Size(6 * MIB)), ..CachePatch::default() };
+        bench.manager.cache_patch("vm".into(), patch).await.unwrap();
+        let shrinks = preview().await;
+        assert!(shrinks.cached > Size(0) && !shrinks.loses_dirty(), "{shrinks:?}");
+        assert!(shrinks.effects[0].contains("vm: the cache shrinks by "), "{shrinks:?}");
+        assert_eq!(bench.room("vm"), 6, "nothing was changed");
+        // As much as was said.
+        let PlannedPoolChange::RemoveDevice { path } = change.clone() else { unreachable!() };
+        bench.manager.device_remove("p".into(), path).await.unwrap();
+        assert_eq!(Size(6 * MIB - bench.room("vm") * MIB), shrinks.cached);
+        let path = if bench.path("a") == bench.manager.pool("p").unwrap().devices[0].path {
+            bench.path("a")
+        } else {
+            bench.path("b")
+        };
+        let last = PlannedPoolChange::RemoveDevice { path };
+        let empties = bench.manager.pool_preview("p", &last).await.unwrap();
+        assert!(empties.effects[0].contains("vm: the cache is emptied"), "{empties:?}");
+    });
 }

@@ -110,6 +110,31 @@ fn dirty_data_that_gets_nowhere_is_named() {
     });
 }
 
+/// The backing fails and works again between two looks, and all dirty data reaches it.
+#[test]
+fn a_failure_that_is_over_is_not_named() {
+    run(async |bench| {
+        prepare(&bench, &["a"], 20).await;
+        bench.manager.look_at_dirty();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        bench.shard.set_backings_fail(true);
+        bench.manager.drain("vm".into()).await.unwrap();
+        bench.shard.set_backings_fail(false);
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        for _ in 0..3 {
+            bench.manager.look_at_dirty();
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let health = bench.manager.health().await;
+            assert!(kinds(&health).is_empty(), "{health:?}");
+        }
+        let stats = bench.manager.stats("vm").await.unwrap();
+        assert!(stats.dirty_bytes == 0 && stats.destage_errors > 0, "{stats:?}");
+        let drained = bench.manager.drain("vm".into()).await.unwrap().disk.unwrap();
+        let dirty = drained.cache.unwrap().dirty.unwrap();
+        assert_eq!((dirty.draining, dirty.why), (false, None));
+    });
+}
+
 #[test]
 fn a_backing_without_flush_is_a_problem() {
     run(async |bench| {

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::os::unix::fs::FileExt;
 use std::time::Duration;
 
-use hob_control::ProblemKind;
+use hob_control::{PlannedPoolChange, ProblemKind};
 use hob_storage::failing::{self, Failing};
 
 use super::*;
@@ -165,6 +165,12 @@ fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
         assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 0));
         let bench = end(bench, false, change_secretly).await;
         assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 500 * BLOCK));
+        bench.manager.look_at_dirty();
+        tokio::time::sleep(Duration::from_millis(1)).await;
+        let left = bench.manager.stats("vm").await.unwrap().unverified_bytes;
+        assert!(left > 0);
+        let shown = bench.manager.disk("vm").unwrap().cache.unwrap().verification.unwrap();
+        assert_eq!((shown.left, shown.total), (Size(left), Size(500 * BLOCK)));
     });
 }
 
@@ -397,6 +403,14 @@ fn a_cache_of_no_disk_is_shown_and_discarded_by_name() {
         let refusal = discard("00000000000000000000000000000001").await.unwrap_err();
         assert_eq!(refusal.kind, Kind::NotFound, "{refusal}");
         assert_eq!(discard("xyz").await.unwrap_err().kind, Kind::Invalid);
+        let change = PlannedPoolChange::DiscardOrphan { owner: orphans[0].owner.clone() };
+        let preview = bench.manager.pool_preview("p", &change).await.unwrap();
+        assert_eq!((preview.cached, preview.dirty_lost), (orphans[0].size, Size(10 * BLOCK)), "{preview:?}");
+        assert!(preview.effects[1].contains("40 KiB of dirty data is lost"), "{preview:?}");
+        let refusal = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Conflict);
+        assert!(refusal.to_string().contains("--yes"), "{refusal}");
+        bench.manager.check_pool_discard("p", &change, true).await.unwrap();
         let pool = discard(&orphans[0].owner).await.unwrap().pool.unwrap();
         assert!(pool.orphans.is_empty());
         assert_eq!(bench.free(), 16);
@@ -490,5 +504,32 @@ fn a_daemon_that_cannot_save_its_state_serves_what_was_saved_and_says_so() {
         let bench = crash(bench).await;
         assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
         read(&bench, 0..8);
+    });
+}
+
+/// The journal of a cache that waits for its device would be read without it.
+#[test]
+fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
+    run(async |bench| {
+        let bench = prepare(bench, LAZY).await;
+        write(&bench, 0..10);
+        let away =
+            |name: &'static str| move |dir: &Path| std::fs::rename(dir.join(name), dir.join("away")).unwrap();
+        let device = bench.manager.inner().disks["vm"].ring[0].device;
+        let path = bench.manager.inner().device_on_shards(device).unwrap().1.path.clone();
+        let name = if path.ends_with("a") { "a" } else { "b" };
+        let bench = end(bench, false, away(name)).await;
+        assert!(reason(&bench).contains("may hold dirty data"), "{}", reason(&bench));
+        let path = bench.path(name);
+        let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
+        let refusal = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
+        assert_eq!(refusal.kind, Kind::Conflict);
+        let said = refusal.to_string();
+        assert!(said.contains("dirty data of its cache") && said.contains("--yes"), "{said}");
+        std::fs::rename(bench.dir.path().join("away"), bench.dir.path().join(name)).unwrap();
+        bench.manager.retry_devices("p").await;
+        bench.manager.bring_online("vm").await;
+        assert_eq!(sectors(&bench).await.1, 10);
+        bench.manager.check_pool_discard("p", &change, false).await.unwrap();
     });
 }

@@ -169,3 +169,33 @@ fn a_command_that_came_while_answers_waited_is_not_forgotten() {
     let refused = reader.join().expect("a reader").expect("an answer to the last one");
     assert_eq!(refused[4..8], 22u32.to_be_bytes(), "it made no sense");
 }
+
+/// A buffer is there for who leaves others theirs: of the disk's share, of the arena, and of who waits for a large one.
+#[test]
+fn a_connection_gets_a_buffer_that_leaves_others_theirs() {
+    let mut rig = Rig::new();
+    let (disk, small) = (DiskId(0), SMALL_BYTES_MAX);
+    let share = rig.ring.arena_mut().room(disk);
+    assert!(share > 2 * small && share < ARENA_BYTES, "{share}");
+    let has_room = |rig: &mut Rig, held: usize, open: bool, len: usize| {
+        let mut gate = Gate::new(&mut rig.ring, disk, held, open);
+        (gate.has_room(len), gate.lacking(), gate.greedy)
+    };
+    assert_eq!(has_room(&mut rig, 0, true, small), (true, None, false));
+    assert_eq!(has_room(&mut rig, 0, true, share), (true, None, false), "it is the first of its disk");
+    assert_eq!(has_room(&mut rig, 0, true, share + 4096), (false, Some(share + 4096), false), "too much");
+    assert_eq!(
+        has_room(&mut rig, 0, false, small + 4096),
+        (false, None, false),
+        "others wait for large ones"
+    );
+    assert_eq!(has_room(&mut rig, 0, false, small), (true, None, false), "small ones do not queue");
+    assert_eq!(has_room(&mut rig, small, true, share), (false, None, true), "it has its part already");
+    assert!(!Gate::ungated(&mut rig.ring).has_room(1), "only for giving back");
+    // With something held of the disk, large buffers leave a sixteenth of its share.
+    let held = rig.ring.arena_mut().alloc_for(disk, 4096).expect("room");
+    let (room, reserve) = (rig.ring.arena_mut().room(disk), share / RESERVE_SHARE);
+    assert_eq!(has_room(&mut rig, 0, true, room), (false, Some(room + reserve), false));
+    assert_eq!(has_room(&mut rig, 0, true, room - reserve), (true, None, false));
+    rig.ring.arena_mut().free(held);
+}

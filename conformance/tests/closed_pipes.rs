@@ -1,0 +1,75 @@
+//! Whoever reads what hob writes may go at any time: hob ends quietly, and a daemon goes on.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use conformance::Scratch;
+use conformance::data::empty_file;
+use conformance::hob::{binary, command};
+use conformance::scratch::wait_until;
+
+/// Runs hob with a standard output of which one line is read at most. Returns the status and standard error.
+fn headed(args: &[&str], lines: usize) -> (Option<i32>, String) {
+    let mut hob = Command::new(binary())
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(hob.stdout.take().unwrap());
+    for _ in 0..lines {
+        out.read_line(&mut String::new()).unwrap();
+    }
+    drop(out);
+    let output = hob.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+#[test]
+fn a_command_whose_reader_has_gone_ends_quietly() {
+    let scratch = Scratch::new();
+    let trace = scratch.text("t.hob");
+    assert!(command(&["lab", "generate", "zipf", "requests=200000", "--out", &trace]).success());
+    for (args, lines) in [
+        (&["completions", "bash"][..], 0),
+        (&["--help"], 0),
+        (&["lab", "generate", "--list"], 0),
+        (&["lab", "import", &trace, "-", "--to", "csv"], 1),
+        (&["lab", "import", &trace, "-"], 0),
+    ] {
+        let (status, said) = headed(args, lines);
+        assert_eq!(status, Some(0), "hob {args:?}: {said}");
+        assert!(!said.contains("panicked") && !said.contains("ipe"), "hob {args:?}: {said}");
+    }
+}
+
+#[test]
+fn a_daemon_whose_log_nobody_reads_any_more_goes_on() {
+    let scratch = Scratch::new();
+    let (control, image) = (scratch.text("ctl.sock"), scratch.path("disk.img"));
+    empty_file(&image, 1 << 20);
+    let config = format!(
+        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{control}\"]\n",
+        scratch.text("state"),
+        scratch.text("nbd.sock"),
+    );
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    let mut daemon = Command::new(binary())
+        .args(["daemon", "--config", &scratch.text("hob.toml")])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(daemon.stderr.take());
+    let at = format!("unix:{control}");
+    let ask = |args: &[&str]| command(&[args, &["--control", &at]].concat());
+    wait_until("the daemon answers", Duration::from_secs(30), || ask(&["disk", "list"]).success());
+    let image = image.to_string_lossy().into_owned();
+    assert!(ask(&["disk", "add", "vm", "--backing", &image]).success(), "it logs that");
+    assert!(!ask(&["disk", "add", "no", "--backing", "/nonexistent"]).success(), "and that");
+    assert!(ask(&["disk", "show", "vm"]).success());
+    assert!(daemon.try_wait().unwrap().is_none(), "it runs");
+    daemon.kill().unwrap();
+    daemon.wait().unwrap();
+}

@@ -1,0 +1,112 @@
+//! Commands that take a device or a cache out of a pool say first what is lost, and lose dirty data only with `--yes`.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+use conformance::data::{Noise, empty_file};
+use conformance::nbd_client::{Address, Client};
+use conformance::{Daemon, MIB, Scratch};
+use serde_json::Value;
+
+/// Dirty data of the cache, bytes.
+const DIRTY: u64 = MIB;
+
+fn start(scratch: &Scratch) -> Daemon {
+    Daemon::start(&scratch.path("hob.toml"), &scratch.path("ctl.sock"))
+}
+
+/// The status of a request to the control API, and its body.
+fn api(scratch: &Scratch, method: &str, path: &str) -> String {
+    let mut stream = UnixStream::connect(scratch.path("ctl.sock")).unwrap();
+    let request = format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    answer
+}
+
+fn pool(daemon: &Daemon) -> Value {
+    serde_json::from_str(&daemon.ctl(&["pool", "show", "fast", "-o", "json"])).unwrap()
+}
+
+/// A daemon with 1 MiB of dirty data in a cache on two devices.
+fn prepare(scratch: &Scratch) -> Daemon {
+    let config = format!(
+        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n",
+        scratch.text("state"),
+        scratch.text("nbd.sock"),
+        scratch.text("ctl.sock"),
+    );
+    std::fs::write(scratch.path("hob.toml"), config).unwrap();
+    empty_file(&scratch.path("disk.img"), 16 * MIB);
+    let daemon = start(scratch);
+    let (one, two) = (scratch.text("flash1"), scratch.text("flash2"));
+    daemon.ctl(&["pool", "create", "fast", &one, &two, "--size", "64M", "--segment-size", "1M"]);
+    daemon.ctl(&["disk", "add", "vm", "--backing", &scratch.text("disk.img")]);
+    let lazy = ["--mode", "write-back", "--dirty-age-max", "0"];
+    daemon.ctl(&[&["cache", "enable", "vm", "--pool", "fast", "--size", "16M"], &lazy[..]].concat());
+    let mut client = Client::connect(&Address::Unix(scratch.path("nbd.sock")), "vm").unwrap();
+    let mut bytes = vec![0; DIRTY as usize];
+    Noise::new(5).fill(&mut bytes);
+    client.write(0, &bytes).unwrap();
+    client.flush().unwrap();
+    daemon
+}
+
+#[test]
+fn a_cache_of_no_disk_is_discarded_with_its_dirty_data_only_with_yes() {
+    let scratch = Scratch::new();
+    prepare(&scratch).stop();
+    let state = scratch.path("state").join("state.json");
+    let mut saved: Value = serde_json::from_slice(&std::fs::read(&state).unwrap()).unwrap();
+    saved["disks"] = serde_json::json!([]);
+    std::fs::write(&state, serde_json::to_vec(&saved).unwrap()).unwrap();
+    let daemon = start(&scratch);
+    let owner = pool(&daemon)["orphans"][0]["owner"].as_str().unwrap().to_owned();
+    let discard = ["pool", "discard-orphan", "fast", &owner];
+    let refused = daemon.try_ctl(&discard);
+    assert!(
+        !refused.success() && refused.stderr.contains("1 MiB of dirty data is lost"),
+        "{}",
+        refused.all()
+    );
+    assert!(refused.stderr.contains("--yes"), "{}", refused.all());
+    let rehearsed = daemon.try_ctl(&[&discard[..], &["--dry-run", "--yes"]].concat());
+    assert!(rehearsed.success() && rehearsed.stderr.contains("1 MiB of dirty data"), "{}", rehearsed.all());
+    let path = format!("/v1/pools/fast/orphans/{owner}");
+    let answer = api(&scratch, "DELETE", &path);
+    assert!(answer.starts_with("HTTP/1.1 409") && answer.contains("discard_dirty=true"), "{answer}");
+    assert_eq!(pool(&daemon)["orphans"].as_array().unwrap().len(), 1, "nothing was changed");
+    let answer = api(&scratch, "DELETE", &format!("{path}?discard_dirty=true"));
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    assert!(pool(&daemon)["orphans"].is_null(), "none is left");
+    daemon.stop();
+}
+
+#[test]
+fn a_device_leaves_a_pool_after_its_caches_were_named() {
+    let scratch = Scratch::new();
+    let daemon = prepare(&scratch);
+    let (one, two) = (scratch.text("flash1"), scratch.text("flash2"));
+    let remove = |device: &str, more: &[&str]| {
+        daemon.try_ctl(&[&["pool", "remove-device", "fast", device], more].concat())
+    };
+    let rehearsed = remove(&one, &["--dry-run"]);
+    assert!(rehearsed.success() && rehearsed.stderr.contains("vm: its cache moves"), "{}", rehearsed.all());
+    assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 2, "nothing was changed");
+    let removed = remove(&one, &[]);
+    assert!(removed.success() && removed.stderr.contains("vm: its cache moves"), "{}", removed.all());
+    let rehearsed = remove(&two, &["--dry-run"]);
+    assert!(rehearsed.stderr.contains("vm: the cache is emptied"), "{}", rehearsed.all());
+    drop(daemon.stop());
+    // The device is away when the daemon starts again: its dirty data is on nothing else.
+    std::fs::rename(&two, scratch.path("away")).unwrap();
+    let daemon = start(&scratch);
+    let refused = daemon.try_ctl(&["pool", "remove-device", "fast", &two]);
+    assert!(!refused.success() && refused.stderr.contains("dirty data of its cache"), "{}", refused.all());
+    let answer = api(&scratch, "DELETE", &format!("/v1/pools/fast/devices?path={two}"));
+    assert!(answer.starts_with("HTTP/1.1 409"), "{answer}");
+    assert_eq!(pool(&daemon)["devices"].as_array().unwrap().len(), 1, "nothing was changed");
+    std::fs::rename(scratch.path("away"), &two).unwrap();
+    daemon.stop();
+}

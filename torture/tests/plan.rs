@@ -1,0 +1,17 @@
+//! A plan can be read in part: `torture --plan | head`.
+
+use std::process::{Command, Stdio};
+
+#[test]
+fn a_plan_whose_reader_has_gone_ends_quietly() {
+    let mut torture = Command::new(env!("CARGO_BIN_EXE_torture"))
+        .args(["--plan", "--seed", "1"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(torture.stdout.take());
+    let output = torture.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && said.is_empty(), "{:?}: {said}", output.status);
+}
