@@ -158,10 +158,9 @@ fn one_seed_is_one_history_of_many_lives() {
 fn sound_devices_lose_nothing_that_was_flushed() {
     let options = Options { faults: false, ..Options::lives() };
     let total = live(5_000_000..5_000_500, &options);
-    assert_eq!(
-        total.outcomes[Outcome::DirtyLost as usize] + total.outcomes[Outcome::BackingError as usize],
-        0
-    );
+    assert_eq!((total.outcomes[Outcome::DirtyLost as usize], total.doubts), (0, 0));
+    // Only guests whose dirty data a command discarded are told of a failure.
+    assert!(total.outcomes[Outcome::BackingError as usize] <= total.discards);
     assert!(total.dirty_lost == 0 && total.journals_lost == 0);
     assert!(total.recoveries_dirty > 100);
 }
