@@ -141,7 +141,7 @@ fn rounds(arguments: &Arguments, seed: u64, run: &Run, base: &Path, totals: &mut
         if found == 0 {
             std::fs::remove_dir_all(&dir)?;
         }
-        say(&format!("{}", totals.line(begin.elapsed(), run.journal.violation_count())));
+        say(&totals.line(begin.elapsed(), run.journal.violation_count()).to_string());
         for violation in run.journal.violations().iter().filter(|it| it.round == number) {
             say(&format!("        {}: {}: {}", violation.kind, violation.subject, violation.what));
         }

@@ -7,7 +7,7 @@
 //! 3. simulations around that size, of every policy of the daemon, of block sizes, of admissions;
 //! 4. an exact simulation of the chosen cache over the whole trace: the figures of the recommendation;
 //! 5. a part of the trace in virtual time, with models of backing and flash: latencies, and the wear of the
-//!   flash.
+//!    flash.
 //!
 //! If a cache does not help, the advice says so. The same trace and options give the same advice. Sizes are
 //! bytes, times nanoseconds, ratios 0 to 1. Discards and flushes are simulated, but do not affect the
