@@ -478,11 +478,12 @@ pub enum Event {
         /// Segments that the cache no longer uses, free for reuse.
         result: Result<Vec<Segment>, CommandError>,
     },
-    /// A disk is removed, and so many guests were not told that acknowledged writes may be lost. Comes before the end of the command.
+    /// So many guests of a disk have not been told that acknowledged writes may be lost. Reported when the number changes, and before
+    /// the end of the command that removes the disk.
     FailuresOwed {
         /// Which disk.
         disk: DiskId,
-        /// Number of guests; at least 1.
+        /// Number of guests.
         count: u32,
     },
     /// A device failed too often. Caches give its segments up by themselves ([`Event::Lost`]).

@@ -50,15 +50,24 @@ pub(super) struct Backed {
     discards: u64,
     /// The value of `writes` at the last of these.
     failed_upto: u64,
-    /// Failures owed to guests whose sessions have ended, at most [`INHERITED_MAX`]. Each goes to a session that begins: usually the
-    /// same guest, connected again.
+    /// Failures owed to guests whose sessions have ended, at most [`INHERITED_MAX`]. Each goes to the first flush of a session that began
+    /// afterwards: usually the same guest, connected again.
     inherited: u32,
-    /// The last failure that each session was told of. Sessions that are not here were told of none.
-    sessions: BTreeMap<SessionId, u64>,
+    /// What each session was told. Sessions that are not here were told of nothing.
+    sessions: BTreeMap<SessionId, Told>,
     /// Where guests changed the backing, past flash, since a flush that is under way began, with its mark; and before that.
     newer: Ranges,
     older: Ranges,
     older_upto: Option<u64>,
+}
+
+/// What a session was told.
+#[derive(Clone, Copy)]
+struct Told {
+    /// The last failure.
+    failures: u64,
+    /// It may be told of a failure that another session was not told of.
+    may_inherit: bool,
 }
 
 /// Sectors of a disk.
@@ -175,15 +184,24 @@ impl Backed {
         if !self.owes(session) {
             return false;
         }
-        let began = self.sessions.insert(session, self.failures_for(session)).is_some();
-        if !began && !session.is_daemon() {
+        let own = self.owes_own(session);
+        let told = Told { failures: self.failures_for(session), may_inherit: false };
+        let began = self.sessions.insert(session, told).is_some();
+        // A session that never began is one of those that were counted when there was none.
+        if !session.is_daemon() && (!own || !began) {
             self.inherited = self.inherited.saturating_sub(1);
         }
         true
     }
 
     fn owes(&self, session: SessionId) -> bool {
-        self.failures_for(session) > self.sessions.get(&session).copied().unwrap_or(0)
+        let may_inherit = self.sessions.get(&session).is_some_and(|told| told.may_inherit);
+        self.owes_own(session) || may_inherit && self.inherited > 0
+    }
+
+    /// Did a failure occur during a session that it was not told of?
+    fn owes_own(&self, session: SessionId) -> bool {
+        self.failures_for(session) > self.sessions.get(&session).map_or(0, |told| told.failures)
     }
 
     /// Failures that concern a session.
@@ -192,23 +210,21 @@ impl Backed {
     }
 
     fn begin_session(&mut self, session: SessionId) {
-        let owed = if session.is_daemon() { 0 } else { self.inherited.min(1) };
-        self.inherited -= owed;
-        let told = self.failures_for(session).saturating_sub(u64::from(owed));
-        self.sessions.insert(session, told);
+        let may_inherit = !session.is_daemon() && self.inherited > 0;
+        self.sessions.insert(session, Told { failures: self.failures_for(session), may_inherit });
     }
 
     fn end_session(&mut self, session: SessionId) {
-        if self.sessions.remove(&session).is_some_and(|told| told < self.failures_for(session)) {
+        let owed = self.owes_own(session);
+        if self.sessions.remove(&session).is_some() && owed {
             self.inherited = (self.inherited + 1).min(INHERITED_MAX);
         }
     }
 
     /// Number of guests that have not been told of a failure.
     pub(super) fn owed_failures(&self) -> u32 {
-        let owed =
-            self.sessions.iter().filter(|(session, told)| !session.is_daemon() && **told < self.failures);
-        self.inherited + owed.count() as u32
+        let guests = self.sessions.keys().filter(|session| !session.is_daemon());
+        self.inherited + guests.filter(|session| self.owes_own(**session)).count() as u32
     }
 }
 
@@ -270,8 +286,18 @@ impl Engine {
         self.forget_changes(now, id);
         if is_new {
             self.event_out.push_back(Event::WritesInDoubt(id));
+            self.report_owed(id);
         }
         self.wake(id);
+    }
+
+    /// Reports how many guests have not been told of a failure. The daemon keeps the number over a crash.
+    pub(super) fn report_owed(&mut self, id: DiskId) {
+        let backed = &self.disk(id).backed;
+        if backed.failures > 0 {
+            let count = backed.owed_failures();
+            self.event_out.push_back(Event::FailuresOwed { disk: id, count });
+        }
     }
 
     /// Forgets the clean copies of the changes in doubt. Reads of them that are under way find their checksums gone, and ask the backing.

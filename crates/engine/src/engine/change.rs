@@ -186,10 +186,7 @@ impl Engine {
             let volatile = disk.cache.take().filter(|_| disk.journal.is_none());
             let segments = volatile.map(|cache| places(&cache.segments)).unwrap_or_default();
             self.hand_out_bitmaps(id);
-            let count = self.disk(id).backed.owed_failures();
-            if count > 0 {
-                self.event_out.push_back(Event::FailuresOwed { disk: id, count });
-            }
+            self.report_owed(id);
             self.disks[id.0 as usize] = None;
             self.slots.leave(id);
             self.lent.shares.leave(id);

@@ -475,7 +475,10 @@ impl Engine {
                 self.end_vacating(id, Err(CommandError::Stopped));
                 self.end_stranding(now, id);
             }
-            Kind::Discard(_) => self.fail_unanswered(now, id),
+            Kind::Discard(_) => {
+                self.report_owed(id);
+                self.fail_unanswered(now, id);
+            }
             Kind::Close => {}
         }
         self.end_change_of_structure(id, opening.command, Ok(released));

@@ -85,6 +85,9 @@ impl Engine {
     fn end_flush(&mut self, now: Instant, slot: u32, outcome: Outcome, result: Result<(), IoError>) {
         let request = self.requests[slot].request;
         let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session());
+        if is_owed {
+            self.report_owed(request.disk);
+        }
         let result = if is_owed { result.and(Err(IoError::Failed)) } else { result };
         self.requests[slot].outcome = if result.is_ok() { outcome } else { Outcome::BackingError };
         self.reply(now, slot, result);

@@ -156,6 +156,8 @@ struct Inner {
     next_device: u16,
     /// Why the state could not be saved, the last time that was tried.
     unsaved: Option<String>,
+    /// A save of the failures that guests were not told of is about to begin.
+    saves_owed: bool,
     /// Somebody else goes on soon: nothing is changed any more.
     leaving: bool,
     /// What hob.toml defined when it was last read, by what it is and its name.

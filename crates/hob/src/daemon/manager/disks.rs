@@ -437,8 +437,6 @@ impl Manager {
                 }
             },
         };
-        // From here on the engine keeps them.
-        self.inner().disk_mut(name)?.wanted.flush_failures_owed = 0;
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
             self.exports.let_machines_in(name, name, gateway);

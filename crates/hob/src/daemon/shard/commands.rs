@@ -23,7 +23,7 @@ pub(super) struct Commands {
     waiting: BTreeMap<CommandId, Waiting>,
     /// What the engine handed out as disks ended.
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
-    /// Of disks that are being removed: guests that were not told that acknowledged writes may be lost.
+    /// Guests of disks that have not been told that acknowledged writes may be lost.
     failures_owed: BTreeMap<DiskId, u32>,
     /// Disks whose engine part is gone and whose backing is being closed.
     closing: BTreeMap<DiskId, Option<Farewell>>,
@@ -355,7 +355,7 @@ impl Shard {
             Event::Done { command, disk, result } => return self.command_done(now, command, disk, result),
             Event::FailuresOwed { disk, count } => {
                 self.commands.failures_owed.insert(disk, count);
-                return;
+                ShardEvent::FailuresOwed { disk, count }
             }
             Event::Fenced { device, errors: 0 } => {
                 tracing::error!(device = device.0, "flash device given up: its host does not answer");

@@ -39,6 +39,13 @@ pub(crate) enum ShardEvent {
     JournalLost(DiskId),
     /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be lost.
     WritesInDoubt(DiskId),
+    /// So many guests of a disk have not been told that acknowledged writes may be lost.
+    FailuresOwed {
+        /// Which disk.
+        disk: DiskId,
+        /// Number of guests.
+        count: u32,
+    },
     /// Somebody else has taken a disk's backing over. The disk serves nothing any more.
     BackingLost(DiskId),
     /// The backing of a disk that was abandoned and removed is closed: its last request has ended.
