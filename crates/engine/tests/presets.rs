@@ -35,6 +35,12 @@ struct Rig {
     held: Vec<Io>,
 }
 
+/// The next I/O. Copies between buffers come first; nothing here looks at the bytes.
+fn next_io(engine: &mut Engine) -> Option<Io> {
+    while engine.poll_copy().is_some() {}
+    engine.poll_io()
+}
+
 impl Rig {
     /// With room for so many blocks, second copies included.
     fn new(name: &str, blocks: u32) -> Rig {
@@ -100,7 +106,7 @@ impl Rig {
 
     /// Does all I/O that the engine wants done.
     fn settle(&mut self) {
-        while let Some(io) = self.engine.poll_io() {
+        while let Some(io) = next_io(&mut self.engine) {
             let of_destager = io.slice.is_some_and(|slice| slice.id != BufferId(0));
             let is_destaged =
                 of_destager && matches!((io.target, io.op), (Target::Backing(_), IoOp::Write(_)));

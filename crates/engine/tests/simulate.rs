@@ -30,9 +30,17 @@ struct Whole {
     flash_write_bytes: u64,
 }
 
+/// The next I/O. Copies between buffers come first; nothing here looks at the bytes.
+fn next_io(engine: &mut Engine) -> Option<Io> {
+    while engine.poll_copy().is_some() {}
+    engine.poll_io()
+}
+
 impl Whole {
     fn new(config: &SimConfig) -> Whole {
         let mut whole = Whole { engine: Engine::new(Limits::default()), requests: 0, flash_write_bytes: 0 };
+        // For the edges of partial writes.
+        whole.engine.lend(BufferId(1), 1 << 20);
         let disk =
             DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: DatastoreId(0) };
         let SimConfig { blocks, block_bytes, policy, admission } = *config;
@@ -61,7 +69,7 @@ impl Whole {
             memory: PayloadMemory::Daemon,
         };
         self.engine.handle_request(Instant(0), request).expect("one at a time");
-        while let Some(Io { id, target, op, len, .. }) = self.engine.poll_io() {
+        while let Some(Io { id, target, op, len, .. }) = next_io(&mut self.engine) {
             let sums = match target {
                 Target::Flash(_) => vec![0; (len / SECTOR_BYTES) as usize],
                 Target::Backing(_) => vec![],

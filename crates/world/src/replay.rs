@@ -139,6 +139,12 @@ pub struct Replay {
     samples: Vec<Sample>,
 }
 
+/// The next I/O. Copies between buffers come first; nothing here looks at the bytes.
+fn next_io(engine: &mut Engine) -> Option<Io> {
+    while engine.poll_copy().is_some() {}
+    engine.poll_io()
+}
+
 impl Replay {
     /// Returns the virtual time.
     pub fn now(&self) -> Instant {
@@ -385,7 +391,7 @@ impl Replay {
 
     /// Performs the engine's outputs.
     fn drain(&mut self, mut served: impl FnMut(&Served)) {
-        while let Some(io) = self.engine.poll_io() {
+        while let Some(io) = next_io(&mut self.engine) {
             let (at, sectors) = self.serve(&io);
             self.queue.push(Instant(at), Next::Complete(io.id, sectors));
         }

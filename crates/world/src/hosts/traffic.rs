@@ -72,7 +72,7 @@ impl World<'_> {
         match event {
             EngineEvent::Done { command, result, .. } => self.commanded(host, command, result.map(|_| ())),
             // No data is lost in these histories.
-            EngineEvent::WritesInDoubt(_) => Ok(()),
+            EngineEvent::WritesInDoubt(_) | EngineEvent::FailuresOwed { .. } => Ok(()),
             EngineEvent::ChangeWaits(_) => {
                 let ram = self.hosts[host].ram.as_mut().expect("it is up");
                 self.report.changes_waited += 1;
