@@ -185,7 +185,7 @@ fn tcp_without_tls_is_not_to_be_had() {
     let server = stage.authority.server(stage.scratch.dir());
     let (cert, key) = (text(&server.cert), text(&server.key));
     let tls = ["--cert", cert.as_str(), "--key", key.as_str()];
-    refused(&hob::command(&[&serve[..], &tls].concat()), "nobody could use");
+    refused(&hob::command(&[&serve[..], &tls].concat()), "no client could authenticate");
     secret(&server.key, &std::fs::read_to_string(&server.key).unwrap());
     std::fs::set_permissions(&server.key, std::os::unix::fs::PermissionsExt::from_mode(0o644)).unwrap();
     let all = [&serve[..], &tls, &["--token-file", &token]].concat();

@@ -357,6 +357,7 @@ fn a_disk_whose_dirty_data_is_discarded_on_a_frozen_filesystem_comes_back() {
         });
         let mut guest = stage.connect();
         is_old_or_new(&guest.read(0, SIZE as u32).unwrap());
+        assert!(guest.flush().is_err(), "its connection ended before it was told");
         guest.write(DIRTY, &[5; 4096]).unwrap();
         guest.flush().unwrap();
     });

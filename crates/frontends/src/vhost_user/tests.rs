@@ -244,7 +244,7 @@ fn a_queue_whose_chain_waits_for_room_is_not_quiet() {
 }
 
 #[test]
-fn a_driver_that_offers_without_end_is_left_after_so_many_chains_as_the_queue_has() {
+fn a_driver_that_offers_without_end_is_left_when_the_budget_is_used_up() {
     let mut rig = Rig::new();
     // Answered immediately: it has no header.
     rig.chain(DESCRIPTORS, 0, &[(STATUS, 1, WRITE)]);
@@ -263,7 +263,8 @@ fn a_driver_that_offers_without_end_is_left_after_so_many_chains_as_the_queue_ha
     let taken: Vec<_> = (0..10_000).map(|_| rig.take()).collect();
     over.store(true, Ordering::Relaxed);
     driver.join().unwrap();
-    assert!(taken.iter().all(|taken| taken.is_ok_and(|taken| taken <= u32::from(QUEUE))), "{taken:?}");
+    let most = taken.into_iter().map(|taken| taken.expect("no queue is broken")).max();
+    assert!(most <= Some(BUDGET), "{most:?}");
 }
 
 #[test]
