@@ -1,4 +1,4 @@
-//! Whoever reads what hob writes may go at any time: hob ends quietly, and a daemon goes on.
+//! The reader of hob's output may close its end at any time: commands exit quietly, and a daemon continues.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
@@ -46,7 +46,7 @@ fn a_command_whose_reader_has_gone_ends_quietly() {
 }
 
 #[test]
-fn a_daemon_whose_log_nobody_reads_any_more_goes_on() {
+fn a_daemon_continues_when_the_reader_of_its_log_is_gone() {
     let scratch = Scratch::new();
     let (control, image) = (scratch.text("ctl.sock"), scratch.path("disk.img"));
     empty_file(&image, 1 << 20);

@@ -27,7 +27,7 @@ pub enum HealthStatus {
 pub struct HealthProblem {
     /// Of which kind.
     pub kind: ProblemKind,
-    /// What it concerns: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, the daemon's state, or what a task
+    /// The subject: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, the daemon's state, or what a task
     /// was to change.
     pub subject: String,
     /// In words.
@@ -70,7 +70,7 @@ pub enum ProblemKind {
     ClusterAway,
     /// The daemon's state cannot be saved: changes since are lost at the next start.
     StateNotSaved,
-    /// A change that continued in the background failed, and nobody has acknowledged that.
+    /// A change that continued in the background failed, and no operator has acknowledged that.
     TaskFailed,
 }
 

@@ -226,7 +226,7 @@ pub struct Cache {
     pub policy: String,
     /// What happens to writes.
     pub mode: String,
-    /// What happens to writes now, and until when, if that is not what `mode` says: `write-through until the drain ends`.
+    /// The mode in effect, and until when, if it differs from `mode`: `write-through until the drain ends`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode_in_effect: Option<String>,
     /// Does it survive a restart?

@@ -12,7 +12,7 @@ pub struct Task {
     pub id: u64,
     /// The command: `disk remove`, `drain`.
     pub what: String,
-    /// What it changes: the name of a disk, a pool or the like; empty if it concerns the whole daemon.
+    /// The subject of the change: the name of a disk, a pool or the like; empty if it concerns the whole daemon.
     pub subject: String,
     /// How far it is.
     pub state: TaskState,
@@ -20,7 +20,7 @@ pub struct Task {
     pub age_seconds: u64,
     /// Seconds since it ended; absent while it runs.
     pub ended_seconds_ago: Option<u64>,
-    /// What it has yet to bring to the backing; absent unless it drains a disk.
+    /// Dirty data that it still has to destage; absent unless it drains a disk.
     pub dirty: Option<Dirty>,
     /// It can be cancelled: it drains a disk.
     pub can_cancel: bool,

@@ -342,7 +342,7 @@ pub enum CacheChange {
     Close,
 }
 
-/// What guests are told of dirty data that is discarded.
+/// Whether guests are told that dirty data is discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discard {
     /// The next flush of each session fails once.

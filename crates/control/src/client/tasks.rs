@@ -6,7 +6,7 @@ use super::{Client, ClientError};
 use crate::Task;
 
 impl Client {
-    /// What is under way, and what has ended after its request was answered.
+    /// Returns the tasks in progress, and those that ended after its request was answered.
     pub async fn tasks(&self) -> Result<Vec<Task>, ClientError> {
         self.get("/v1/tasks").await
     }

@@ -1,4 +1,4 @@
-//! What the replacement policy calls the frames.
+//! Maps frames to the names that the replacement policy uses for them.
 //!
 //! A policy keeps its order by frame. A block that moves to another frame keeps its place in that order: the two frames
 //! exchange their names. Only a cache that gives segments back moves blocks; all others have no entries here.
@@ -15,7 +15,7 @@ pub(super) struct Nodes {
 }
 
 impl Nodes {
-    /// The policy's name for a frame.
+    /// Returns the policy's name for a frame.
     #[inline]
     pub(super) fn node(&self, frame: FrameNo) -> FrameNo {
         if self.of_frame.is_empty() {
@@ -24,7 +24,7 @@ impl Nodes {
         self.of_frame.get(&frame).copied().unwrap_or(frame)
     }
 
-    /// The frame that the policy calls so.
+    /// Returns the frame of a name.
     #[inline]
     pub(super) fn frame(&self, node: FrameNo) -> FrameNo {
         if self.of_node.is_empty() {
@@ -33,7 +33,7 @@ impl Nodes {
         self.of_node.get(&node).copied().unwrap_or(node)
     }
 
-    /// Two frames exchange their names.
+    /// Exchanges the names of two frames.
     pub(super) fn exchange(&mut self, one: FrameNo, other: FrameNo) {
         let (of_one, of_other) = (self.node(one), self.node(other));
         self.name(one, of_other);

@@ -144,7 +144,7 @@ impl Manager {
         Running { manager: self.clone(), id, is_over: false }
     }
 
-    /// What is under way, and what has ended unheard, the oldest first.
+    /// Returns the tasks in progress, and those that ended after their client stopped waiting; the oldest first.
     pub(crate) fn tasks_view(&self) -> Vec<Task> {
         let now = Instant::now();
         let mut shown: Vec<Task> = {

@@ -65,7 +65,7 @@ struct Client {
     fd: Fd,
     whose: Whose,
     transport: Transport,
-    _place: ConnectionPermit,
+    _permit: ConnectionPermit,
     /// Here while no receive is in flight.
     rx: Option<RxBuf>,
     receiving_payload: bool,
@@ -151,7 +151,7 @@ impl Clients {
             fd: ring.attach(attachment.socket, FdClass::Socket),
             whose: attachment.whose,
             transport: attachment.transport,
-            _place: attachment.permit,
+            _permit: attachment.permit,
             rx: Some(rx),
             receiving_payload: false,
             sending: false,
