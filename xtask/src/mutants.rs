@@ -15,7 +15,7 @@ const FILES: [&str; 6] = [
     "crates/engine/src/journal/**",
     "crates/engine/src/index.rs",
     "crates/engine/src/index/**",
-    "crates/engine/src/claims.rs",
+    "crates/engine/src/range_locks.rs",
     "crates/engine/src/claims/**",
 ];
 

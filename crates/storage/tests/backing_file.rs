@@ -44,14 +44,14 @@ fn unaligned_neighbours_do_not_disturb_each_other() {
     let path = image(dir.path(), 1 << 20);
     let mut rig = Rig::open(RingKind::IoUring, path.to_str().unwrap(), Access::ReadWrite);
     let mut model = vec![0; 1 << 20];
-    let mut dice = 1u64;
+    let mut rng = 1u64;
     for round in 0..60 {
         // Each I/O of a round keeps to its own sectors, as the engine sees to it.
         let mut ids = Vec::new();
         for lane in 0..8usize {
             let mut roll = |n: u64| {
-                dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (dice >> 33) % n
+                rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (rng >> 33) % n
             };
             let base = lane * (128 << 10);
             let (offset, len) = (base + roll(60_000) as usize, 1 + roll(60_000) as usize);

@@ -25,7 +25,7 @@ use std::time::Duration;
 use anyhow::Context;
 use hob_control::etcd::{Etcd, EtcdError};
 use hob_control::{ClientTls, check_name};
-use hob_engine::cluster::{Found, LeaseId, Look, Member, Seat, Title, Txn};
+use hob_engine::cluster::{Found, LeaseId, Look, Member, OwnershipRecord, OwnershipState, Txn};
 use hob_engine::units::Instant;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
@@ -68,9 +68,9 @@ pub(crate) struct Membership {
 /// What is known of one disk.
 #[derive(Debug)]
 struct Place {
-    seat: Seat,
+    seat: OwnershipState,
     /// As it was last seen or put, while this host holds it.
-    title: Option<Found<Title>>,
+    title: Option<Found<OwnershipRecord>>,
     /// Under which lease that is.
     lease: LeaseId,
     /// Something was asked for and not answered: it may still happen, until something else has.
@@ -161,7 +161,7 @@ impl Cluster {
 
     fn place(&self, disk: &str) -> Arc<AsyncMutex<Place>> {
         let new = || {
-            let seat = Seat::new(disk.to_owned(), self.config.settle_seconds * 1_000_000_000);
+            let seat = OwnershipState::new(disk.to_owned(), self.config.settle_seconds * 1_000_000_000);
             Arc::new(AsyncMutex::new(Place {
                 seat,
                 title: None,

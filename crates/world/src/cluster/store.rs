@@ -5,7 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use hob_engine::cluster::{Answer, Change, Found, Is, Key, LeaseId, Look, Member, News, Title, Txn, Value};
+use hob_engine::cluster::{
+    Answer, Change, ClusterEvent, Found, Is, Key, LeaseId, Look, Member, OwnershipRecord, Txn, Value,
+};
 use hob_engine::units::Instant;
 
 /// A host's request to the store.
@@ -67,7 +69,7 @@ pub struct Store {
     deposed_until: Instant,
     pub(super) leases_ended: u64,
     /// Changes to disks' keys since the last `take_news`, with their revisions.
-    news: Vec<(String, u64, News)>,
+    news: Vec<(String, u64, ClusterEvent)>,
 }
 
 impl Store {
@@ -87,7 +89,7 @@ impl Store {
     }
 
     /// Returns the changes to records and locks since the last call: the events of a watch, in order.
-    pub fn take_news(&mut self) -> Vec<(String, u64, News)> {
+    pub fn take_news(&mut self) -> Vec<(String, u64, ClusterEvent)> {
         std::mem::take(&mut self.news)
     }
 
@@ -156,18 +158,18 @@ impl Store {
 
     /// Returns the keys of a disk.
     pub fn look(&self, disk: &str) -> Look {
-        let title = self.entries.get(&Key::Title(disk.to_owned()));
-        let hold = self.entries.get(&Key::Hold(disk.to_owned()));
+        let title = self.entries.get(&Key::OwnershipRecord(disk.to_owned()));
+        let hold = self.entries.get(&Key::OwnershipLock(disk.to_owned()));
         Look {
             title: title.and_then(|entry| {
                 found(entry, |value| match value {
-                    Value::Title(title) => Some::<Title>(title.clone()),
+                    Value::OwnershipRecord(title) => Some::<OwnershipRecord>(title.clone()),
                     _ => None,
                 })
             }),
             hold: hold.and_then(|entry| {
                 found(entry, |value| match value {
-                    Value::Hold(member) => Some::<Member>(member.clone()),
+                    Value::OwnershipLock(member) => Some::<Member>(member.clone()),
                     _ => None,
                 })
             }),
@@ -233,8 +235,10 @@ impl Store {
 
     fn note(&mut self, key: &Key, value: Option<&Value>) {
         let news = match (key, value) {
-            (Key::Title(disk), Some(Value::Title(title))) => (disk, News::Title { taken: title.taken }),
-            (Key::Hold(disk), None) => (disk, News::HoldGone),
+            (Key::OwnershipRecord(disk), Some(Value::OwnershipRecord(title))) => {
+                (disk, ClusterEvent::OwnershipRecord { taken: title.taken })
+            }
+            (Key::OwnershipLock(disk), None) => (disk, ClusterEvent::HoldGone),
             _ => return,
         };
         self.news.push((news.0.clone(), self.revision, news.1));

@@ -1,7 +1,7 @@
 //! Second copies of dirty data at other members: what the titles of disks say of them, and taking a disk over for the sake of one
 //! (docs/decisions/0023).
 
-use hob_engine::cluster::{Found, LeaseId, Member, SecondCopy, Title};
+use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, SecondCopy};
 
 use super::{Cluster, GOES, LIST_MAX, Place, QUESTION_MAX, Taken};
 
@@ -69,7 +69,7 @@ impl Cluster {
         &self,
         place: &mut Place,
         disk: &str,
-        title: &Found<Title>,
+        title: &Found<OwnershipRecord>,
         copy: Option<SecondCopy>,
     ) -> Result<bool, String> {
         let txn = place.seat.say_copy(place.lease, title, copy.clone());
@@ -82,7 +82,7 @@ impl Cluster {
                     }
                     None => tracing::info!("{disk}: nobody else has a second copy of what is dirty"),
                 }
-                let value = Title { copy, ..title.value.clone() };
+                let value = OwnershipRecord { copy, ..title.value.clone() };
                 place.title = Some(Found { value, revision, lease: LeaseId(0) });
                 return Ok(true);
             }

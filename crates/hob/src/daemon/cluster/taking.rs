@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use hob_engine::cluster::{
-    Adopting, Found, LeaseId, Member, Refusal as Why, SecondCopy, Taking, Title, Txn, Verdict, Wish,
+    Adopting, Found, LeaseId, Member, OwnershipRecord, OwnershipRequest, Refusal as Why, SecondCopy, Taking,
+    Txn, Verdict,
 };
 
 use super::{Cluster, GOES, LeaseClock, Membership, Place, lock, now};
@@ -94,7 +95,7 @@ impl Cluster {
         let place = self.place(disk);
         let mut place = place.lock().await;
         let force = lock(&self.forced).get(disk).is_some_and(|until| now() < *until);
-        let wish = Wish { known, dirty, force, keeps_copy: false };
+        let wish = OwnershipRequest { known, dirty, force, keeps_copy: false };
         let taken = self.take_at(&membership, &mut place, disk, wish).await;
         if !matches!(
             taken,
@@ -110,7 +111,7 @@ impl Cluster {
         membership: &Membership,
         place: &mut Place,
         disk: &str,
-        wish: Wish,
+        wish: OwnershipRequest,
     ) -> Result<Took, TakeError> {
         place.lost = false;
         self.attempt(membership, place, disk, wish, false).settle().await
@@ -126,7 +127,7 @@ impl Cluster {
         let membership = self.member().await?;
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let wish = Wish { known, dirty, force: false, keeps_copy: true };
+        let wish = OwnershipRequest { known, dirty, force: false, keeps_copy: true };
         let took = match self.attempt(&membership, &mut place, disk, wish, true).settle().await {
             Ok(Took::Taken(taken)) => Ok(taken),
             Ok(Took::ToAdopt(to_adopt)) => Err(elsewhere(disk, Some(&to_adopt.from))),
@@ -141,7 +142,7 @@ impl Cluster {
         membership: &'a Membership,
         place: &'a mut Place,
         disk: &'a str,
-        wish: Wish,
+        wish: OwnershipRequest,
         goes_on: bool,
     ) -> Attempt<'a> {
         let trouble = "others go at it too".to_owned();
@@ -155,7 +156,7 @@ struct Attempt<'a> {
     membership: &'a Membership,
     place: &'a mut Place,
     disk: &'a str,
-    wish: Wish,
+    wish: OwnershipRequest,
     /// It is served: nobody else may have had it meanwhile.
     goes_on: bool,
     /// Why the last go came to nothing.
@@ -226,7 +227,7 @@ impl Attempt<'_> {
 
     async fn take(
         &mut self,
-        before: Option<Found<Title>>,
+        before: Option<Found<OwnershipRecord>>,
         taking: Taking,
     ) -> Result<Option<Took>, TakeError> {
         let Taking { txn, title, continued, lost_by, outdated_by } = taking;
@@ -259,8 +260,8 @@ impl Attempt<'_> {
     /// The disk is this host's, whose title was `before` and is `title` now.
     fn has_it(
         &mut self,
-        before: Option<Found<Title>>,
-        title: Found<Title>,
+        before: Option<Found<OwnershipRecord>>,
+        title: Found<OwnershipRecord>,
         continued: bool,
         outdated_by: Option<Member>,
     ) -> Result<Took, TakeError> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hob_control::etcd::EtcdError;
 use hob_control::{Cluster as View, ClusterDisk, ClusterDiskState, ClusterHost, ClusterState};
-use hob_engine::cluster::{Member, Title};
+use hob_engine::cluster::{Member, OwnershipRecord};
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::{Cluster, LIST_MAX, Place, lock, now};
@@ -47,7 +47,7 @@ impl Cluster {
 
     /// All disks that any host has or had, by name.
     pub(crate) async fn disks(&self) -> Result<Vec<ClusterDisk>, EtcdError> {
-        let disk = |(name, title, by): (String, Title, Option<Member>)| ClusterDisk {
+        let disk = |(name, title, by): (String, OwnershipRecord, Option<Member>)| ClusterDisk {
             name,
             state: match (&by, title.taken) {
                 (Some(by), _) if title.adopts.is_some() || by.id != title.member.id => {
