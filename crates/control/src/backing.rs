@@ -1,4 +1,4 @@
-//! The state of a disk's backing: is it connected, and does it answer?
+//! The state of a disk's backing: whether it is connected and answers.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;

@@ -8,15 +8,15 @@ use crate::{Size, check_name};
 /// Bitmaps of a disk at most.
 pub const BITMAPS_MAX: usize = 8;
 
-/// Is a bitmap recording?
+/// Whether a bitmap records changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum BitmapState {
     /// It notes every change.
     Recording,
-    /// It stays as it is: what was changed up to some moment.
+    /// It does not change: it has what changed up to the moment when it was frozen.
     Frozen,
-    /// Its disk is offline; what it has noted is kept.
+    /// Its disk is offline. What it has recorded is kept.
     Offline,
 }
 
@@ -27,7 +27,7 @@ pub struct Bitmap {
     pub name: String,
     /// Whether it records.
     pub state: BitmapState,
-    /// What is noted as one; absent while its disk is offline.
+    /// Bytes that one bit of the bitmap stands for. Absent while its disk is offline.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Size>,
     /// How much of the disk counts as changed; absent while its disk is offline.
@@ -53,17 +53,18 @@ pub struct Bitmaps {
 pub struct BitmapAdd {
     /// Its name, unlike those of the disk's other bitmaps.
     pub name: String,
-    /// What is noted as one: a power of two from 4K to 64M. 64K, or more on disks over 4 TiB, if absent.
+    /// Bytes that one bit stands for: a power of two from 4K to 64M. Default: 64K, more on disks
+    /// over 4 TiB.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub granularity: Option<Size>,
 }
 
-/// `POST /v1/disks/{disk}/bitmaps/{bitmap}/rotate`: what the bitmap has noted so far is called something else from now on and stays
-/// as it is; the bitmap goes on, empty.
+/// `POST /v1/disks/{disk}/bitmaps/{bitmap}/rotate`: freezes what the bitmap has recorded under
+/// another name. The bitmap continues, empty.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BitmapRotate {
-    /// Name of what was noted so far.
+    /// Name of the frozen bitmap.
     pub frozen: String,
 }
 

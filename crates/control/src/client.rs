@@ -37,7 +37,7 @@ pub enum ClientError {
     /// Nobody answers: start the daemon, or name another socket.
     #[error("cannot reach the daemon at {endpoint}: {source}")]
     Unreachable {
-        /// Where.
+        /// The daemon's address.
         endpoint: Endpoint,
         /// Why.
         source: io::Error,
@@ -45,15 +45,15 @@ pub enum ClientError {
     /// TCP, and nothing said about TLS: name the authority of the daemon's certificate.
     #[error("{endpoint} is on TCP, where the daemon speaks TLS only")]
     NoTls {
-        /// Where.
+        /// The daemon's address.
         endpoint: Endpoint,
     },
     /// The two do not trust each other: the daemon's certificate, or the client's.
     #[error("no TLS with the daemon at {endpoint}: {why}")]
     Untrusted {
-        /// Where.
+        /// The daemon's address.
         endpoint: Endpoint,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
     /// The daemon said no.
@@ -61,27 +61,27 @@ pub enum ClientError {
     Refused {
         /// HTTP status.
         status: u16,
-        /// What it said.
+        /// The daemon's error.
         problem: Problem,
     },
-    /// What answers does not speak this API.
+    /// The server's answer does not follow this API.
     #[error("{endpoint} gave an answer that is not hob's: {what}")]
     Garbled {
-        /// Who.
+        /// The daemon's address.
         endpoint: Endpoint,
-        /// What was wrong.
+        /// The part of the answer that is wrong.
         what: String,
     },
     /// An answer without end ended.
     #[error("{endpoint} ended the connection; the daemon was stopped or has failed")]
     BrokeOff {
-        /// Who.
+        /// The daemon's address.
         endpoint: Endpoint,
     },
     /// No answer in time.
     #[error("{endpoint} did not answer within {ANSWER_SECONDS_MAX} s")]
     TimedOut {
-        /// Who.
+        /// The daemon's address.
         endpoint: Endpoint,
     },
 }
@@ -106,7 +106,7 @@ impl Client {
         Client { tls: Some(tls), ..self }
     }
 
-    /// Where the daemon is.
+    /// The daemon's address.
     pub fn endpoint(&self) -> &Endpoint {
         &self.endpoint
     }
@@ -180,7 +180,7 @@ impl Client {
         }
     }
 
-    /// Connects, asks, and returns whatever comes, up to its body.
+    /// Connects, sends a request, and returns the head of the response.
     pub(crate) async fn exchange(
         &self,
         method: Method,
@@ -291,8 +291,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// The next frame; `None` after the last one, which comes when the disk is gone. May be dropped and called
-    /// again.
+    /// The next frame; `None` after the last one, when the disk is gone. Cancellation-safe.
     pub async fn next(&mut self) -> Result<Option<TraceFrame>, ClientError> {
         while !self.over {
             if let Some(frame) = self.decoder.poll_frame().map_err(|error| self.client.garbled(error))? {

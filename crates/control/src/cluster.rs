@@ -1,4 +1,4 @@
-//! Hosts that agree on who serves which disk.
+//! A cluster of hosts that agree which host serves which disk.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,7 +8,7 @@ use crate::Size;
 /// `GET /v1/cluster`: this host, as a member.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Cluster {
-    /// How it is.
+    /// Its state.
     pub state: ClusterState,
     /// This host's name.
     pub host: String,
@@ -16,7 +16,7 @@ pub struct Cluster {
     pub id: String,
     /// Members of etcd that it asks.
     pub etcd: Vec<String>,
-    /// What all keys begin with.
+    /// Prefix of all keys in etcd.
     pub prefix: String,
     /// Length of its lease.
     pub lease_seconds: u64,
@@ -48,10 +48,10 @@ pub struct ClusterHost {
     pub name: String,
     /// Tells it from others that ever had the name.
     pub id: String,
-    /// Where its control API is.
+    /// Address of its control API.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Of its hob.
+    /// Version of its hob.
     pub version: String,
     /// Its pools.
     pub pools: Vec<ClusterPool>,
@@ -66,7 +66,7 @@ pub struct ClusterPool {
     pub name: String,
     /// Room for caches.
     pub size: Size,
-    /// Of that, what no cache has.
+    /// Unused flash, part of the above.
     pub free: Size,
 }
 
@@ -75,15 +75,15 @@ pub struct ClusterPool {
 pub struct ClusterDisk {
     /// Its name, one for all hosts.
     pub name: String,
-    /// How it is.
+    /// Its state.
     pub state: ClusterDiskState,
-    /// Who has it, or had it last.
+    /// The host that has the disk, or had it last.
     pub host: String,
     /// How often it changed hands.
     pub generation: u64,
     /// Data that is not on the backing may be in that host's flash.
     pub dirty: bool,
-    /// Whose flash has a second copy of all that is dirty.
+    /// The host whose flash has a second copy of all dirty data.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub copy: Option<String>,
 }

@@ -8,26 +8,26 @@ use utoipa::ToSchema;
 pub struct ConfigDiff {
     /// The file.
     pub file: String,
-    /// What is different; empty if the daemon is as the file says.
+    /// The differences; empty if the daemon runs as the file says.
     pub differences: Vec<ConfigDifference>,
 }
 
 /// One difference.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigDifference {
-    /// What it concerns: `disk web`, `pool flash`, `storage-policy gold`, `datastore array` or `daemon`.
+    /// The object: `disk web`, `pool flash`, `storage-policy gold`, `datastore array` or `daemon`.
     pub subject: String,
-    /// Which setting; empty if all of it is there on one side only.
+    /// The setting. Empty if the object exists on one side only.
     pub key: String,
-    /// As the file has it; absent if it does not.
+    /// Value in the file; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file: Option<String>,
-    /// As the daemon has it; absent if it does not.
+    /// Value in the daemon; absent if it has none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub running: Option<String>,
-    /// How it is made to go.
+    /// How the difference is resolved.
     pub by: ConfigRemedy,
-    /// What `hob config apply` does, or what is to be done instead.
+    /// The change that `hob config apply` makes, or the action that is needed instead.
     pub action: String,
 }
 
@@ -54,14 +54,14 @@ pub struct ConfigApply {
     pub yes: bool,
 }
 
-/// What became of the differences.
+/// The result of `hob config apply`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConfigApplied {
     /// Changes that were made.
     pub done: Vec<String>,
     /// Changes that failed, and why.
     pub failed: Vec<String>,
-    /// Differences that are left, with what is to be done.
+    /// Remaining differences, with the action that each needs.
     pub left: Vec<String>,
 }
 

@@ -3,12 +3,12 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What went wrong, and what to do about it. The HTTP status says whose fault it was.
+/// An error, and what to do about it. The HTTP status tells client errors from server errors.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
     /// One sentence, without a full stop.
     pub error: String,
-    /// What the caller can do, where there is something.
+    /// What the caller can do, if anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }

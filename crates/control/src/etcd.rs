@@ -36,7 +36,7 @@ const PAGE_KEYS: u64 = 1000;
 /// A connection on which nothing is said is tried that often.
 const KEEP_ALIVE_EVERY: Duration = Duration::from_secs(3);
 
-/// Where a member of etcd serves clients: `http://host:port`, or `https://host:port` for TLS.
+/// Client URL of an etcd member: `http://host:port`, or `https://host:port` for TLS.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EtcdEndpoint {
     host: String,
@@ -80,7 +80,7 @@ impl fmt::Display for EtcdEndpoint {
 }
 
 impl EtcdEndpoint {
-    /// Does it need TLS?
+    /// Returns true if it uses TLS.
     pub fn is_tls(&self) -> bool {
         self.tls
     }
@@ -95,17 +95,17 @@ pub enum EtcdError {
     /// Etcd says no.
     #[error("etcd at {endpoint} refuses: {why}")]
     Refused {
-        /// Who.
+        /// The etcd member.
         endpoint: String,
-        /// What it said.
+        /// Its error.
         why: String,
     },
     /// Nobody answers, or not in time, or nonsense.
     #[error("{endpoint}: {why}")]
     Lost {
-        /// Who.
+        /// The etcd member.
         endpoint: String,
-        /// What is wrong.
+        /// The reason.
         why: String,
     },
 }
@@ -123,7 +123,7 @@ pub struct EtcdEntry {
     pub lease: u64,
 }
 
-/// What must be so for a transaction to happen.
+/// A condition of a transaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EtcdIs {
     /// There is no such key.
@@ -150,11 +150,11 @@ pub struct Etcd {
     tls: Option<ClientTls>,
     /// The endpoint that is asked next.
     at: AtomicUsize,
-    /// The cluster's own number; 0 until somebody answered.
+    /// The etcd cluster's id; 0 before the first answer.
     id: AtomicU64,
 }
 
-/// An answer, and the term of the leader as whoever answered knew it.
+/// A response, and the Raft term that the answering member knew.
 struct Told {
     body: Value,
     term: u64,
@@ -177,12 +177,13 @@ impl Etcd {
         &self.endpoints
     }
 
-    /// What the cluster calls itself, if it has answered anything.
+    /// The etcd cluster's id, after its first response.
     pub fn id(&self) -> Option<u64> {
         Some(self.id.load(Ordering::Relaxed)).filter(|id| *id != 0)
     }
 
-    /// A lease of so many seconds: its number, and how long it really is.
+    /// Grants a lease of `seconds`. Returns its id and the time to live that etcd granted, in
+    /// seconds.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -194,11 +195,12 @@ impl Etcd {
         }
     }
 
-    /// Puts a lease to its full length, which comes back, and makes sure that whoever did so leads etcd: a read of `key`, which the majority confirms and which begins
-    /// afterwards, comes from the same term and finds the key with that lease.
+    /// Renews a lease and returns its time to live, in seconds. Makes sure that the answering
+    /// member still leads etcd: a linearizable read of `key` afterwards comes from the same term
+    /// and finds the key with that lease.
     ///
     /// # Errors
-    /// [`EtcdError::NoLease`] when it has ended; others when nothing is known.
+    /// [`EtcdError::NoLease`] when the lease has expired; other errors when its state is unknown.
     pub async fn renew(&self, lease: u64, key: &str, wait_max: Duration) -> Result<u64, EtcdError> {
         let renewing = async {
             let told = self.ask("/v3/lease/keepalive", json!({ "ID": lease.to_string() }), wait_max).await?;
@@ -238,7 +240,8 @@ impl Etcd {
         Ok(responses.iter().flat_map(|response| entries(&response["response_range"])).collect())
     }
 
-    /// All keys that begin with `prefix`, by name, page after page; what is changed meanwhile may be missed.
+    /// All keys that begin with `prefix`, by name, in pages. Changes during the listing may be
+    /// missing.
     ///
     /// # Errors
     /// [`EtcdError`].
@@ -338,7 +341,7 @@ impl Etcd {
         Ok(Told { term, revision, by, body })
     }
 
-    /// Connects, asks, and returns whatever comes, up to its body.
+    /// Connects, sends a request, and returns the head of the response.
     async fn exchange(
         &self,
         by: usize,
@@ -403,7 +406,7 @@ impl Etcd {
     }
 }
 
-/// An answer that goes on for long ends when the other machine is gone.
+/// Enables TCP keepalive, so that a long response ends when the other host is gone.
 fn keep_alive(stream: &TcpStream) {
     let _ = sockopt::set_socket_keepalive(stream, true);
     let _ = sockopt::set_tcp_keepidle(stream, KEEP_ALIVE_EVERY);
@@ -434,7 +437,7 @@ fn operation(change: &EtcdChange) -> Value {
     }
 }
 
-/// The entries of a range; what is not one is left out.
+/// The entries of a range response. Malformed ones are left out.
 fn entries(range: &Value) -> Vec<EtcdEntry> {
     let all = range["kvs"].as_array().map_or(&[][..], Vec::as_slice);
     let entry = |kv: &Value| {
@@ -488,7 +491,7 @@ fn encode(bytes: &[u8]) -> String {
     text
 }
 
-/// The other way round; `None` for what nobody encodes so.
+/// Decodes base64; `None` if the text is malformed.
 fn decode(text: &str) -> Option<Vec<u8>> {
     if !text.len().is_multiple_of(4) {
         return None;

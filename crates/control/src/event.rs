@@ -1,6 +1,7 @@
-//! What happens to a machine, and means something for the caches of its disks.
+//! Events in the life of a VM that concern the caches of its disks.
 //!
-//! The table [`EVENTS`] is the only place where their names and effects stand; the daemon, the command line and the docs read it.
+//! The table [`EVENTS`] defines their names and effects. The daemon, the command line and the docs
+//! use it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -11,11 +12,11 @@ use utoipa::ToSchema;
 pub enum LifeEvent {
     /// It is stopped, and its memory saved.
     Suspend,
-    /// It goes on from there.
+    /// The VM resumes.
     Resume,
     /// A snapshot of its disk is about to be taken.
     SnapshotCreate,
-    /// Its disk is what it was at a snapshot.
+    /// The VM's disk was reverted to a snapshot.
     SnapshotRevert,
     /// A snapshot was merged into its disk.
     SnapshotConsolidate,
@@ -23,16 +24,16 @@ pub enum LifeEvent {
     ColdRestart,
 }
 
-/// What an event does to a cache.
+/// The effect of an event on a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing.
     Nothing,
-    /// What is dirty goes to the backing; clean data stays.
+    /// Dirty data is written to the backing; clean data stays.
     Drain,
     /// Everything is given up; nothing is dirty in it.
     Empty,
-    /// Everything is given up, what is dirty too.
+    /// All data is discarded, dirty data too.
     Discard,
 }
 
@@ -43,9 +44,9 @@ pub struct EventInfo {
     pub event: LifeEvent,
     /// Its name.
     pub name: &'static str,
-    /// What it does to a volatile cache, as `vfrc` is.
+    /// Effect on a volatile cache (preset `vfrc`).
     pub of_volatile: Effect,
-    /// What it does to a persistent one, as those of the other presets are.
+    /// Effect on a persistent cache (all other presets).
     pub of_persistent: Effect,
     /// When to tell hob, and why it does that.
     pub sentence: &'static str,
@@ -107,9 +108,10 @@ impl Effect {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EventReport {
-    /// What happened.
+    /// The event.
     pub event: LifeEvent,
-    /// Lose dirty data where the event asks for it; without this, such an event is refused while data is dirty.
+    /// Discard dirty data if the event requires it. Otherwise such an event is refused while the
+    /// cache is dirty.
     #[serde(default)]
     pub discard_dirty: bool,
 }

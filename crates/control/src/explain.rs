@@ -5,12 +5,12 @@ use utoipa::ToSchema;
 
 use crate::CacheState;
 
-/// What `hob explain DISK` says.
+/// The answer to `hob explain DISK`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
-    /// Which disk.
+    /// Name of the disk.
     pub disk: String,
-    /// What its cache is doing.
+    /// State of its cache.
     pub cache: CacheState,
     /// Plain sentences, the most important first.
     pub sentences: Vec<String>,
@@ -18,7 +18,7 @@ pub struct Explanation {
     pub requests: u64,
     /// Share of the requests that flash served, percent.
     pub served_from_flash_percent: f64,
-    /// Of the requests, percent that memory above flash served whole.
+    /// Percentage of requests served entirely from memory above flash.
     #[serde(default)]
     pub served_from_memory_percent: f64,
     /// Why the others were not, most frequent first.
@@ -34,8 +34,8 @@ pub struct Share {
     pub reason: String,
     /// Requests.
     pub count: u64,
-    /// Of all requests of the disk, percent.
+    /// Percentage of all requests of the disk.
     pub percent: f64,
-    /// As a sentence.
+    /// The finding as a sentence.
     pub sentence: String,
 }

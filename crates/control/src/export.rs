@@ -10,10 +10,11 @@ use utoipa::ToSchema;
 pub struct Export {
     /// Its name, unlike those of all disks and of their other exports.
     pub name: String,
-    /// Refuse changes that come this way.
+    /// Refuse writes through this export.
     #[serde(default)]
     pub read_only: bool,
-    /// Reads that come this way bring nothing into the cache and keep nothing there: what is cached serves them.
+    /// Reads through this export change nothing in the cache. They are served from it if it has the
+    /// data.
     #[serde(default)]
     pub no_promote: bool,
     /// Absolute path of a file that it is to be too, for programs that open files.

@@ -1,4 +1,5 @@
-//! Questions of somebody else, passed on as they are: status, headers and body of the answer come back unread.
+//! Forwards requests of other clients unchanged. Status, headers and body of the response are
+//! returned unread.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,7 +10,7 @@ use hyper::{Method, Response};
 
 use crate::client::{Client, ClientError, Driver};
 
-/// The body of an answer, as it comes. Dropping it closes the connection.
+/// The body of a response, streamed. Dropping it closes the connection.
 #[derive(Debug)]
 pub struct Forwarded {
     body: Incoming,
@@ -17,11 +18,11 @@ pub struct Forwarded {
 }
 
 impl Client {
-    /// Asks what somebody else asks, as this client, and returns the answer whatever its status. Of its body, nothing
-    /// has been read.
+    /// Forwards a request with this client's credentials and returns the response whatever its
+    /// status. Its body is not read yet.
     ///
     /// # Errors
-    /// When there is no answer.
+    /// If there is no response.
     pub async fn forward(
         &self,
         method: Method,

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 pub struct Health {
     /// The verdict.
     pub status: HealthStatus,
-    /// What is wrong; empty when nothing is.
+    /// The problems; empty if there are none.
     pub problems: Vec<HealthProblem>,
 }
 
@@ -25,7 +25,7 @@ pub enum HealthStatus {
 /// Something that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HealthProblem {
-    /// Of which kind.
+    /// Kind of problem.
     pub kind: ProblemKind,
     /// The subject: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, the daemon's state, or what a task
     /// was to change.
@@ -48,7 +48,7 @@ pub enum ProblemKind {
     DeviceFenced,
     /// A flash device does not answer in time.
     DeviceStalled,
-    /// A cache is not what was asked for.
+    /// A cache works with less than its configuration asks for.
     CacheDegraded,
     /// The journal of a cache cannot be written.
     JournalLost,
@@ -96,7 +96,7 @@ impl ProblemKind {
         ProblemKind::TaskFailed,
     ];
 
-    /// As the API and the metrics call it.
+    /// Name in the API and in metrics.
     pub fn name(self) -> &'static str {
         match self {
             ProblemKind::ShardSilent => "shard-silent",

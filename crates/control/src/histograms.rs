@@ -1,4 +1,4 @@
-//! What a disk is asked for, as distributions: buckets and bounds are those of vscsiStats.
+//! Histograms of a disk's requests, with the metrics and buckets of vscsiStats.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 /// All histograms of one disk, since counting began.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskHistograms {
-    /// Which disk.
+    /// Name of the disk.
     pub disk: String,
     /// Counting for so long, nanoseconds.
     pub elapsed_ns: u64,
@@ -19,9 +19,9 @@ pub struct DiskHistograms {
 pub struct RequestHistogram {
     /// `length`, `seek`, `seek-nearest`, `outstanding`, `latency` or `interarrival`.
     pub metric: String,
-    /// What that is.
+    /// Title for people.
     pub title: String,
-    /// What its values count.
+    /// Unit of its values.
     pub unit: String,
     /// `all` reads and writes, `reads` or `writes`.
     pub class: String,
@@ -48,7 +48,8 @@ pub struct RequestBucket {
 }
 
 impl DiskHistograms {
-    /// As lines of text for spreadsheets: a header, and a line for each bucket. The last bucket's bound is empty.
+    /// CSV for spreadsheets: a header, and a line for each bucket. The bound of the last bucket is
+    /// empty.
     pub fn to_csv(&self) -> String {
         let mut text = String::from("metric,class,unit,up_to,count\n");
         for histogram in &self.histograms {

@@ -1,10 +1,9 @@
-//! What a running hob daemon can be asked over its control socket: the types of requests and
-//! answers, and a client.
+//! The API of a running hob daemon over its control socket: the types of requests and responses,
+//! and a client.
 //!
-//! The types are the API: the daemon answers with them, the command line reads them, and the
-//! OpenAPI document is generated from them. Requests refuse unknown fields, so that a misspelt
-//! setting is an error and not a silence. Bytes are [`Size`]; latencies are nanoseconds and say so
-//! in their names.
+//! The daemon answers with these types, the command line reads them, and the OpenAPI document is
+//! generated from them. Requests refuse unknown fields, so a misspelt setting is an error. Sizes
+//! are [`Size`]; latencies are nanoseconds, as their names say.
 
 mod backing;
 mod backing_timeout;

@@ -1,4 +1,4 @@
-//! What disks have done so far, in few figures: two answers and the time between them give rates.
+//! Counters of disks: two responses and the time between them give rates.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,18 +8,19 @@ use crate::{BackingState, Bucket, CacheState, DiskState};
 /// One disk in the answer to `GET /v1/load`. Counts begin when the disk comes online.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskLoad {
-    /// Which disk.
+    /// Name of the disk.
     pub disk: String,
-    /// Is it served?
+    /// Whether it is served.
     pub state: DiskState,
-    /// Is its backing connected, and does it answer? Absent while the disk is not served.
+    /// State of its backing. Absent while the disk is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<BackingState>,
-    /// What its cache is doing.
+    /// State of its cache.
     pub cache: CacheState,
-    /// What its cache does with writes; empty without one.
+    /// Write mode of its cache; empty without one.
     pub mode: String,
-    /// Are there figures? All that follow are 0 if not: the disk is offline, or its shard did not answer.
+    /// Whether the counters are valid. If false, they are all 0: the disk is offline, or its shard
+    /// did not answer.
     pub is_counted: bool,
     /// Counting for so long, nanoseconds.
     pub elapsed_ns: u64,
@@ -41,11 +42,11 @@ pub struct DiskLoad {
     pub in_flight: u64,
     /// Latencies of all requests together, nanoseconds.
     pub latency_sum_ns: u64,
-    /// How many requests took how long: buckets that hold something, shortest first.
+    /// Latency histogram: buckets that are not empty, shortest latency first.
     pub latency: Vec<Bucket>,
     /// Room of its blocks, bytes.
     pub cache_bytes: u64,
-    /// Of these, bytes of blocks that hold data.
+    /// Bytes of blocks with data, part of the above.
     pub used_bytes: u64,
     /// Bytes that only flash has.
     pub dirty_bytes: u64,

@@ -5,7 +5,7 @@ use utoipa::ToSchema;
 
 use crate::Size;
 
-/// `GET /v1/peers`: what this host lends, and what it has borrowed.
+/// `GET /v1/peers`: flash that this host exports to other hosts, and flash that it uses of theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peers {
     /// Lent to others.
@@ -19,17 +19,18 @@ pub struct Peers {
 pub struct Loan {
     /// Tells the borrower from all other hosts.
     pub borrower: String,
-    /// What the borrower calls itself.
+    /// Name of the host that uses the flash.
     pub name: String,
-    /// What the lender calls itself, in its cluster if it is in one.
+    /// Name of the host that has the flash, in its cluster if it is in one.
     pub lender: String,
     /// Bytes.
     pub size: Size,
-    /// How it is.
+    /// Its state.
     pub state: LoanState,
-    /// Where it lies.
+    /// Path of the file.
     pub path: String,
-    /// Changes whenever what was written and not flushed may be lost; a connection belongs to one.
+    /// Incarnation: it changes when unflushed writes may have been lost. A connection belongs to
+    /// one incarnation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
 }
@@ -46,11 +47,11 @@ pub enum LoanState {
     Ended,
 }
 
-/// `POST /v1/loans/{borrower}`: of another host that wants to use flash of this one.
+/// `POST /v1/loans/{borrower}`: a request of another host to use flash of this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LoanAsk {
-    /// What it calls itself.
+    /// Name of the requesting host.
     pub name: String,
     /// How much, bytes.
     pub size: Size,
@@ -61,13 +62,13 @@ pub struct LoanAsk {
 pub struct Borrowed {
     /// The pool.
     pub pool: String,
-    /// Whose it is: HOST:PORT of its control API.
+    /// HOST:PORT of the control API of the host that has it.
     pub peer: String,
-    /// As the pool calls it.
+    /// Path of the device in the pool.
     pub path: String,
     /// Bytes.
     pub size: Size,
-    /// Can it be used?
+    /// Whether it can be used.
     pub state: crate::DeviceState,
     /// Why not.
     #[serde(default, skip_serializing_if = "Option::is_none")]

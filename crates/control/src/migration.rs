@@ -1,21 +1,21 @@
-//! A disk that moves to another host with its cache: what is asked of the host that has it, what it shows, and what the two hosts
-//! say to each other (docs/decisions/0013).
+//! Migration of a disk and its cache to another host: requests to the source, its progress, and the
+//! protocol between the two hosts (docs/decisions/0013).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{BackingTimeout, CacheSettings, Export, Qos, Size};
 
-/// What becomes of the cache of a disk that moves.
+/// What happens to the cache of a migrating disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CarryMode {
     /// It is copied while the machine runs, hottest first; the rest after the hand-over.
     #[default]
     Copy,
-    /// The destination learns what was in it, and reads that from the backing.
+    /// The destination gets a list of the cached blocks and reads them from the backing.
     HeatMap,
-    /// The destination begins with an empty one, and reads what it misses from the flash of the host that had the disk.
+    /// The destination starts with an empty cache. On a miss it reads the flash of the source.
     Remote,
     /// It is not carried.
     Drop,
@@ -25,7 +25,7 @@ impl CarryMode {
     /// All of them.
     pub const ALL: [CarryMode; 4] = [CarryMode::Copy, CarryMode::HeatMap, CarryMode::Remote, CarryMode::Drop];
 
-    /// As users type it.
+    /// Name in the command line and the API.
     pub fn name(self) -> &'static str {
         match self {
             CarryMode::Copy => "copy",
@@ -36,7 +36,7 @@ impl CarryMode {
     }
 }
 
-/// What makes a disk go.
+/// What triggers the hand-over of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Switch {
@@ -51,15 +51,15 @@ pub enum Switch {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct MigrationStart {
-    /// Where the control API of the other host is: `HOST:PORT`.
+    /// Control API of the other host: `HOST:PORT`.
     pub to: String,
-    /// What becomes of the cache.
+    /// What happens to the cache.
     #[serde(default)]
     pub cache: CarryMode,
     /// Bytes a second that the cache takes on its way, at most.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
-    /// What makes the disk go.
+    /// What triggers the hand-over.
     #[serde(default)]
     pub switch: Switch,
     /// The backing as the other host names it; as here if absent.
@@ -108,11 +108,11 @@ pub enum MigrationState {
     Frozen,
     /// The disk is the other host's, which has not said so yet.
     HandingOver,
-    /// The other host has the disk and reads what is cached here.
+    /// The other host has the disk and reads cached data from this one.
     Serving,
     /// It has ended: the disk is where it was to go.
     Over,
-    /// The disk stays; the destination is being told.
+    /// The disk stays here; the destination is being told.
     Cancelling,
     /// It has ended: the disk stayed.
     Kept,
@@ -135,7 +135,7 @@ pub struct Migration {
     pub side: Side,
     /// The other host, as far as it is known.
     pub peer: String,
-    /// What becomes of the cache.
+    /// What happens to the cache.
     pub cache: CarryMode,
     /// How far it is.
     pub state: MigrationState,
@@ -147,22 +147,22 @@ pub struct Migration {
     pub generation: u64,
     /// The number of the attempt.
     pub attempt: u32,
-    /// What went wrong last.
+    /// The last error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// What the cache held when it began, at the source.
+    /// Cached data at the source when the migration began.
     pub valid: Size,
-    /// What the destination was sent of it.
+    /// Data sent to the destination.
     pub sent: Size,
-    /// Of these, what had been sent before and was changed.
+    /// Data sent again because it had changed, part of `sent`.
     pub resent: Size,
-    /// What the destination has pulled.
+    /// Data that the destination has pulled.
     pub pulled: Size,
-    /// What it has to pull.
+    /// Data that it has to pull.
     pub left: Size,
     /// Bytes a second that are pulled.
     pub rate: Size,
-    /// What is pulled, in percent of what there is.
+    /// Pulled data, percent of all.
     pub percent: u8,
     /// Seconds until it is pulled, at that rate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -180,24 +180,24 @@ pub struct Migration {
     pub total_ms: u64,
 }
 
-/// Which attempt to move a disk a call belongs to, as the query of a call's path.
+/// The migration attempt that a call belongs to, as the query of its path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 pub struct CarrySession {
-    /// Of the owner.
+    /// Generation of the owner.
     pub generation: u64,
-    /// Of the owner's attempts.
+    /// Number of the owner's attempt.
     pub attempt: u32,
     /// Tells this disk from others of its name: 32 hexadecimal digits.
     pub lineage: String,
 }
 
-/// What a destination is told of a disk that comes. `POST /v1/disks/{disk}/arrival/arrive`
+/// Announces a disk to the destination. `POST /v1/disks/{disk}/arrival/arrive`
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Arrival {
     /// The host that has it, in words.
     pub from: String,
-    /// Where its data lives, as the destination names it.
+    /// Path or URI of its data, valid at the destination.
     pub backing: String,
     /// How that is read, where its name does not say it: `raw`, `qcow2`, …
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -207,9 +207,9 @@ pub struct Arrival {
     pub backing_timeout: Option<BackingTimeout>,
     /// Its size, bytes.
     pub size_bytes: u64,
-    /// Are changes refused?
+    /// Whether writes are refused.
     pub read_only: bool,
-    /// What becomes of the cache.
+    /// What happens to the cache.
     pub mode: CarryMode,
     /// Its cache, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -217,13 +217,13 @@ pub struct Arrival {
     /// Further NBD exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Export>,
-    /// What it is due, if somebody said so.
+    /// Its entitlement, if one was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
-    /// The datastore that somebody named.
+    /// Its datastore, if one was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
-    /// Where a machine uses it through vhost-user.
+    /// Path of the vhost-user socket, if a guest uses it so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
     /// The file that it is to be.
@@ -234,7 +234,7 @@ pub struct Arrival {
     pub cluster: Option<String>,
 }
 
-/// The cache of a disk that comes.
+/// The cache of an arriving disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ArrivingCache {
@@ -245,7 +245,7 @@ pub struct ArrivingCache {
     pub like_pool: String,
     /// Its size.
     pub size: Size,
-    /// How it works, every part.
+    /// All its settings.
     #[schema(inline)]
     pub settings: ArrivingSettings,
 }
@@ -269,10 +269,10 @@ mod as_patch {
     }
 }
 
-/// What a destination answers to a call.
+/// The destination's response to a call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CallAnswer {
-    /// Why it did not do what it was asked; absent if it did.
+    /// Why it refused the call; absent if it did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refused: Option<CallRefusal>,
     /// A write waits.
@@ -281,11 +281,11 @@ pub struct CallAnswer {
     pub done: bool,
     /// Bytes it has pulled.
     pub pulled_bytes: u64,
-    /// Of these, bytes that it had pulled before.
+    /// Bytes that it had pulled before, part of the above.
     pub again_bytes: u64,
     /// Bytes it has to pull.
     pub left_bytes: u64,
-    /// The page of the list that it wants next; absent if it wants none.
+    /// The page of the block list that it needs next; absent if it needs none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub page: Option<u32>,
     /// Ranges of the list that it has not pulled yet.
@@ -300,7 +300,7 @@ pub enum CallRefusal {
     NotAwaited,
     /// It owns the disk.
     Owner {
-        /// Of this generation.
+        /// Generation of the owner.
         generation: u64,
     },
     /// It could not; later it may.

@@ -10,7 +10,7 @@ pub const NAME_CHARS_MAX: usize = 64;
 )]
 pub struct NameError;
 
-/// Is `name` good for a pool or a disk?
+/// Checks that `name` is a valid name of a pool or a disk.
 pub fn check_name(name: &str) -> Result<(), NameError> {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-');
     let begins_well = name.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric);

@@ -1,7 +1,8 @@
-//! One daemon calls another: requests over a connection that is kept, and connections that are taken over for data.
+//! Calls from one daemon to another: requests over a kept connection, and connections that are
+//! upgraded for data.
 //!
-//! Over TLS only, with a certificate. A call that fails on the way leaves nothing behind but a lost connection: the next
-//! one connects anew. Whether a lost call was heard is not known.
+//! Always over TLS with a certificate. A failed call closes the connection, and the next call
+//! connects again. Whether the peer executed a failed call is unknown.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use tokio::net::TcpStream;
 use crate::client::{Driver, percent_encode};
 use crate::{CallAnswer, CarrySession, ClientTls, Problem};
 
-/// What a data connection speaks.
+/// Protocol of a data connection.
 pub const DATA_PROTOCOL: &str = "hob-nbd/1";
 
 /// Connecting takes no longer.
@@ -39,7 +40,7 @@ pub enum PeerError {
     Refused {
         /// HTTP status.
         status: u16,
-        /// What it said.
+        /// Its error.
         problem: Problem,
     },
 }
@@ -148,7 +149,7 @@ impl Peer {
                 return Err(refused(status, &collect(answer).await?));
             }
             let upgraded = hyper::upgrade::on(answer).await.map_err(lost)?;
-            // What moved its bytes so far has given it away.
+            // hyper has released the connection.
             driver.finish();
             Ok(TokioIo::new(upgraded))
         };

@@ -16,7 +16,7 @@ pub enum PemError {
     /// It cannot be read.
     #[error("cannot read {}: {source}", path.display())]
     Unreadable {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -24,14 +24,14 @@ pub enum PemError {
     /// It has something else in it.
     #[error("{} has no {what} in PEM form", path.display())]
     Empty {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What should be there.
+        /// What the file should contain.
         what: &'static str,
     },
 }
 
-/// What a file holds, 4 MiB of it at most.
+/// Reads a file, 4 MiB at most.
 ///
 /// # Errors
 /// When it cannot be read.
@@ -55,10 +55,10 @@ pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, PemErro
     }
 }
 
-/// The key in what was read of a file.
+/// Returns the private key in a file that was read.
 ///
 /// # Errors
-/// When there is none.
+/// If there is none.
 pub fn private_key(path: &Path, bytes: &[u8]) -> Result<PrivateKeyDer<'static>, PemError> {
     PrivateKeyDer::from_pem_slice(bytes)
         .map_err(|_| PemError::Empty { path: path.to_owned(), what: "private key" })

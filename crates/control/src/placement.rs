@@ -11,7 +11,8 @@ use crate::{CarryMode, Size};
 pub struct ClusterMoveStart {
     /// The host that is to have it, by its name in the cluster.
     pub to: String,
-    /// What becomes of its cache. If absent: it is left behind, unless somebody uses the disk; then it is copied.
+    /// What happens to its cache. By default it is copied while clients use the disk, and left
+    /// behind otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CarryMode>,
     /// The pool there; the one of the same name, or the only one, if absent.
@@ -29,16 +30,16 @@ pub struct ClusterMove {
     pub disk: String,
     /// Tells this move from others of the disk.
     pub id: String,
-    /// Who has or had it; empty until that host has seen the order.
+    /// The host that has or had it; empty until that host has seen the order.
     pub from: String,
-    /// Who is to have it.
+    /// The host that is to have it.
     pub to: String,
     /// How far it is.
     pub state: ClusterMoveState,
-    /// What becomes of its cache; absent until that is decided.
+    /// What happens to its cache; absent until that is decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CarryMode>,
-    /// What is being waited for, or why it failed.
+    /// What the move waits for, or why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
@@ -53,13 +54,13 @@ pub enum ClusterMoveState {
     Offered,
     /// It can.
     Welcome,
-    /// What is only in flash goes to the backing, or the cache to the other host.
+    /// Dirty data is written to the backing, or the cache is copied to the other host.
     Leaving,
     /// Nobody has it, and the other host is to take it.
     Given,
     /// The other host has it.
     Done,
-    /// It is where it was, or with whoever took it.
+    /// The disk stays where it was, or another host took it.
     Failed,
 }
 
@@ -73,11 +74,11 @@ impl ClusterMoveState {
 /// `GET /v1/cluster/advice`: where flash is to spare, and which disks had better be elsewhere. Hits are those of LRU caches.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterAdvice {
-    /// All members that have told of themselves.
+    /// All members that have reported.
     pub hosts: Vec<AdvisedHost>,
     /// Their disks.
     pub disks: Vec<AdvisedDisk>,
-    /// What to move, in this order.
+    /// Moves, in the order in which to make them.
     pub moves: Vec<AdvisedMove>,
     /// Disks that should go, and cannot, or not without more: why.
     pub stays: Vec<AdvisedStay>,
@@ -89,7 +90,7 @@ pub struct ClusterAdvice {
     pub hits_then: f64,
     /// Reads a second, all disks together.
     pub reads: f64,
-    /// What to bear in mind, in sentences.
+    /// Caveats, as sentences.
     pub caveats: Vec<String>,
 }
 
@@ -100,9 +101,9 @@ pub struct AdvisedHost {
     pub name: String,
     /// Flash for caches.
     pub flash: Size,
-    /// Of that, what no cache has.
+    /// Unused flash, part of the above.
     pub free: Size,
-    /// What caches have and hardly use, and what is free.
+    /// Flash that is unused, or used with little benefit.
     pub to_spare: Size,
     /// Disks that it serves.
     pub disks: u64,
@@ -119,7 +120,7 @@ pub struct AdvisedHost {
 pub struct AdvisedDisk {
     /// Its name.
     pub name: String,
-    /// Who serves it.
+    /// The host that serves it.
     pub host: String,
     /// Clients, machines and recordings that use it.
     pub users: u64,
@@ -137,7 +138,7 @@ pub struct AdvisedDisk {
     pub cache_here: Size,
     /// By the curve, with that one, percent.
     pub hit_percent_here: f64,
-    /// Who should serve it.
+    /// The host that should serve it.
     pub host_then: String,
     /// The cache that it should have there.
     pub cache_then: Size,
@@ -148,11 +149,11 @@ pub struct AdvisedDisk {
 /// A move that is recommended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedMove {
-    /// Which disk.
+    /// Name of the disk.
     pub disk: String,
-    /// Who serves it.
+    /// The host that serves it.
     pub from: String,
-    /// Who should.
+    /// The host that should serve it.
     pub to: String,
     /// By the curve, with the cache that it has, percent.
     pub hit_percent: f64,
@@ -167,7 +168,7 @@ pub struct AdvisedMove {
 /// A disk that should go and stays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AdvisedStay {
-    /// Which.
+    /// Name of the disk.
     pub disk: String,
     /// Why.
     pub why: String,

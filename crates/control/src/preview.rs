@@ -1,4 +1,4 @@
-//! What a change would do to a disk's cache and its dirty data, before it is made.
+//! The effect of a change on a disk's cache and its dirty data, before the change is made.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -27,7 +27,7 @@ pub enum PlannedChange {
     DiscardDirty,
     /// Report an event of its guest.
     Event {
-        /// Which.
+        /// The event.
         event: LifeEvent,
     },
     /// Change its cache.
@@ -53,29 +53,29 @@ pub enum PlannedPoolChange {
     },
 }
 
-/// What a change would do.
+/// The effects of a change.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Preview {
-    /// A sentence for each effect; none if nothing is lost and nobody is disconnected.
+    /// A sentence for each effect. Empty if no data is lost and no client is disconnected.
     pub effects: Vec<String>,
     /// Cached data that goes.
     pub cached: Size,
     /// Dirty data that is lost.
     pub dirty_lost: Size,
-    /// Dirty data may be lost, and nobody can say how much.
+    /// Dirty data may be lost, and the amount is unknown.
     pub dirty_unknown: bool,
     /// Clients and guests that are disconnected.
     pub clients: u64,
 }
 
 impl Preview {
-    /// Is acknowledged data lost, or may it be?
+    /// Returns true if acknowledged data is or may be lost.
     pub fn loses_dirty(&self) -> bool {
         self.dirty_lost > Size(0) || self.dirty_unknown
     }
 }
 
-/// What becomes of connected clients when a disk is removed.
+/// What happens to connected clients when a disk is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnClients {
     /// The disk stays.

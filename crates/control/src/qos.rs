@@ -1,12 +1,13 @@
-//! Who gets how much where many disks share something: shares, limits and reservations of disks, named sets of them, and
-//! datastores. I/O is counted in units, of 32 KiB unless told otherwise, one at least for each.
+//! Quality of service: shares, limits and reservations of disks, storage policies (named sets of
+//! them), and datastores. I/O is counted in units of 32 KiB by default. Each I/O counts as one unit
+//! at least.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Size;
 
-/// What a disk is due.
+/// The entitlement of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Qos {
@@ -40,11 +41,13 @@ impl Default for Qos {
     }
 }
 
-/// `PATCH /v1/disks/{disk}/qos` and `PUT /v1/storage-policies/{policy}`: what is absent stays as it is, or as it is by default.
+/// `PATCH /v1/disks/{disk}/qos` and `PUT /v1/storage-policies/{policy}`: absent fields keep their
+/// value or the default.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct QosPatch {
-    /// Of a disk: have what that storage policy says, now and when it changes. An empty name: keep it as it is, for itself.
+    /// For a disk: follow this storage policy, also when it changes. An empty name: keep the
+    /// current values without a policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
     /// `low`, `normal`, `high` or a number.
@@ -64,21 +67,21 @@ pub struct QosPatch {
     pub flash_limit: Option<u32>,
 }
 
-/// What one disk is due, and where.
+/// The entitlement of one disk, and its datastore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskQos {
     /// The disk.
     pub disk: String,
-    /// What its backing lies on; absent while it has never been opened.
+    /// The datastore of its backing; absent while it has never been opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
     /// The storage policy that says so, if one does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<String>,
-    /// What it is due.
+    /// Its entitlement.
     #[serde(flatten)]
     pub qos: Qos,
-    /// Notes about what was done.
+    /// Remarks about the change.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
@@ -88,46 +91,47 @@ pub struct DiskQos {
 pub struct StoragePolicy {
     /// Its name.
     pub name: String,
-    /// What its disks are due, each.
+    /// The entitlement of each of its disks.
     #[serde(flatten)]
     pub qos: Qos,
     /// Disks that have it.
     pub disks: Vec<String>,
 }
 
-/// What several backings lie on, and so compete for.
+/// The storage that several backings share and compete for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Datastore {
     /// Its name.
     pub name: String,
-    /// `off`; `auto`, throttled when it is late; `knee`, the same, and when it is late is measured; or `depth:N`, so many I/Os at once.
+    /// `off`; `auto`: throttle when it is late; `knee`: as `auto`, with a measured latency; or
+    /// `depth:N`: N I/Os at once.
     pub control: String,
     /// When it is late, under `auto`, milliseconds; under `knee` as long as the knee is not known.
     pub latency_ms: u32,
     /// Units a second that it can do, where that was said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity: Option<u32>,
-    /// The most units a second that it has been seen to do under control; 0 if nobody looked.
+    /// The highest measured rate under control, units per second; 0 if it was never measured.
     pub peak: u32,
     /// Reservations of its disks, together.
     pub reserved: u32,
     /// Its disks.
     pub disks: Vec<String>,
-    /// I/Os that may be in it at once; absent while it is not throttled.
+    /// Number of I/Os that may be in flight; absent while it is not throttled.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub window: Option<u32>,
     /// I/Os in it that the window counts.
     pub in_flight: u32,
     /// I/Os that wait for their turn.
     pub waiting: u64,
-    /// Its latency under control, smoothed, nanoseconds; 0 if nobody looked.
+    /// Smoothed latency under control, nanoseconds; 0 if it was never measured.
     pub latency_ns: u64,
     /// Under `knee`: the latency from which on more load brings hardly more throughput, nanoseconds, once it is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub knee_ns: Option<u64>,
 }
 
-/// `PATCH /v1/datastores/{datastore}`: what is absent stays.
+/// `PATCH /v1/datastores/{datastore}`: absent fields keep their value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatastorePatch {

@@ -5,14 +5,14 @@ use utoipa::ToSchema;
 
 use crate::{BackingState, BackingTimeout, Dirty, Export, Migration, Size, SwapRoom};
 
-/// Who answers.
+/// Version of the daemon and of its API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Version {
     /// Always `hob`.
     pub name: String,
-    /// Of the daemon.
+    /// Version of the daemon.
     pub version: String,
-    /// Of this API; `v1` stands in the paths.
+    /// Version of the API, as in its paths (`v1`).
     pub api: String,
     /// Process id.
     pub pid: u32,
@@ -46,7 +46,7 @@ pub struct Pool {
 /// A persistent cache that belongs to no disk of this daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Orphan {
-    /// What its segments are marked with, 32 hexadecimal digits.
+    /// Owner id of its segments on flash, 32 hexadecimal digits.
     pub owner: String,
     /// Room that it takes, its journal included.
     pub size: Size,
@@ -57,15 +57,16 @@ pub struct Orphan {
 pub struct Device {
     /// Its path.
     pub path: String,
-    /// Can it be used?
+    /// Whether it can be used.
     pub state: DeviceState,
     /// Why not, where it cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Whose it is, if it is on another host: HOST:PORT. It takes second copies only.
+    /// HOST:PORT of the host that has the device, if it is on another host. It takes second copies
+    /// only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
-    /// Does it give new segments? A fenced one never does.
+    /// Whether caches may allocate segments on it. Never for a fenced device.
     pub admission: Admission,
     /// Room for caches.
     pub size: Size,
@@ -79,7 +80,7 @@ pub struct Device {
     pub stalls: u64,
 }
 
-/// Can a flash device be used?
+/// Whether a flash device can be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeviceState {
@@ -93,7 +94,7 @@ pub enum DeviceState {
     Offline,
 }
 
-/// Does a flash device give caches new segments?
+/// Whether caches may allocate segments on a flash device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
@@ -103,7 +104,7 @@ pub enum Admission {
     Out,
 }
 
-/// Does the kernel's page cache stand between hob and a device?
+/// Whether I/O to a device bypasses the kernel's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IoMode {
@@ -122,14 +123,14 @@ pub enum IoMode {
 pub struct Disk {
     /// Its name, which is its NBD export name.
     pub name: String,
-    /// Is it served?
+    /// Whether it is served.
     pub state: DiskState,
     /// Why not, where it is not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Where its data lives: a path or a URI.
+    /// Path or URI of its data.
     pub backing: String,
-    /// Is the backing connected, and does it answer? Absent while the disk is not served.
+    /// State of its backing. Absent while the disk is not served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_state: Option<BackingState>,
     /// How the file or block device is read; absent for other backings, and until it was opened for the first time.
@@ -140,7 +141,7 @@ pub struct Disk {
     pub backing_timeout: Option<BackingTimeout>,
     /// Bytes; 0 while it has never been opened.
     pub size: Size,
-    /// Are changes refused?
+    /// Whether writes are refused.
     pub read_only: bool,
     /// The socket at which a machine uses it through vhost-user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -163,7 +164,7 @@ pub struct Disk {
     /// Its way to another host, or from one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub migration: Option<Migration>,
-    /// Of a clone that shares what it has of its parent: the disk that serves that.
+    /// For a clone that shares blocks of its parent: the disk that serves the parent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent: Option<String>,
     /// Why no disk does, where one should.
@@ -183,7 +184,7 @@ pub struct Recording {
     pub dropped: u64,
 }
 
-/// Is a disk served?
+/// Whether a disk is served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum DiskState {
@@ -194,7 +195,7 @@ pub enum DiskState {
     Offline,
     /// It is being removed.
     Removing,
-    /// Another host has it, and it is to come here: reads are served.
+    /// Another host has it and migrates it to this one. Reads are served.
     Awaited,
     /// Another host has it.
     Away,
@@ -203,11 +204,11 @@ pub enum DiskState {
 /// One disk's part of a pool.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Cache {
-    /// Which pool.
+    /// Name of the pool.
     pub pool: String,
-    /// What it is doing.
+    /// Its state.
     pub state: CacheState,
-    /// Why it is not what was asked for, where it is not.
+    /// Why its state differs from the configuration, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Room that was asked for, in whole segments.
@@ -224,16 +225,16 @@ pub struct Cache {
     pub block_size: Size,
     /// Replacement policy.
     pub policy: String,
-    /// What happens to writes.
+    /// Write mode.
     pub mode: String,
     /// The mode in effect, and until when, if it differs from `mode`: `write-through until the drain ends`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode_in_effect: Option<String>,
-    /// Does it survive a restart?
+    /// Whether it survives a restart.
     pub persistent: bool,
     /// One room, or a read cache and a write buffer.
     pub layout: String,
-    /// What may come in.
+    /// Admission rule.
     pub admission: String,
     /// In which order dirty data goes to the backing.
     pub destage_order: String,
@@ -247,7 +248,7 @@ pub struct Cache {
     pub dirty_age_max: u32,
     /// Copies on flash.
     pub copies: String,
-    /// Does the backing always hold a state that existed?
+    /// Whether the backing always holds a state that existed.
     pub ordered: bool,
     /// When it is compared with its backing after a restart.
     #[serde(default)]
@@ -255,7 +256,7 @@ pub struct Cache {
     /// Memory above it; 0 for none.
     #[serde(default)]
     pub ram: Size,
-    /// What is not on the backing yet; absent where nothing can be dirty.
+    /// Data that is not on the backing yet; absent if nothing can be dirty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dirty: Option<Dirty>,
     /// How far the comparison with the backing after a restart is; absent where nothing is left to be compared.
@@ -272,7 +273,7 @@ pub struct Verification {
     pub total: Size,
 }
 
-/// What a cache is doing.
+/// State of a cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheState {
@@ -305,7 +306,7 @@ pub struct PoolCreate {
     /// Unit of allocation, a power of two; 16 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_size: Option<Size>,
-    /// Use devices that look used, and lose what is on them.
+    /// Use devices that seem to be in use. Their data is lost.
     #[serde(default)]
     pub force: bool,
 }
@@ -332,7 +333,7 @@ pub struct DeviceAdd {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DevicePatch {
-    /// Is it to give new segments?
+    /// Whether caches may allocate segments on it.
     pub admission: Admission,
 }
 
@@ -354,7 +355,7 @@ pub struct DiskAdd {
     /// How long its requests wait for the backing during an outage: `30s`, `2m` or `forever`. As `[limits]` says if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
-    /// What its backing shares with others; found out if absent.
+    /// The storage that its backing shares with others; detected by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
     /// A path on this host at which it is to be a file, for programs that open files: an existing regular file, which is covered,
@@ -364,8 +365,8 @@ pub struct DiskAdd {
     /// Absolute path of a socket at which a machine uses the disk through vhost-user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
-    /// Of a clone: what it has of its parent's snapshot is cached once for all clones of that snapshot, by a disk of its own, which is made
-    /// if there is none.
+    /// For a clone: cache blocks of its parent's snapshot once for all clones of that snapshot. A
+    /// disk for the snapshot serves them; it is created if there is none.
     #[serde(default)]
     pub share_parent: bool,
     /// The size of the cache of that disk, if it is made for this one; it has none if absent.
@@ -383,7 +384,7 @@ pub struct DiskResize {
     pub size: Option<Size>,
 }
 
-/// `PATCH /v1/disks/{disk}`: what is absent stays.
+/// `PATCH /v1/disks/{disk}`: absent fields keep their value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskPatch {
@@ -392,23 +393,23 @@ pub struct DiskPatch {
     pub backing_timeout: Option<BackingTimeout>,
 }
 
-/// What a pool is after a change.
+/// A pool after a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PoolChanged {
     /// The pool; absent when it was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
-    /// What was done differently from what one may have expected, in sentences.
+    /// Deviations from the request, as sentences.
     pub notes: Vec<String>,
 }
 
-/// What a disk is after a change.
+/// A disk after a change.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskChanged {
     /// The disk; absent when it was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Disk>,
-    /// What was done differently from what one may have expected, in sentences.
+    /// Deviations from the request, as sentences.
     pub notes: Vec<String>,
 }
 

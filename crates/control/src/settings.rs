@@ -25,7 +25,7 @@ macro_rules! settings {
             }
         }
 
-        // Flat, because serde cannot refuse unknown fields of what it flattens.
+        // Flat, because serde cannot refuse unknown fields in a flattened struct.
         #[derive(Deserialize)]
         #[serde(deny_unknown_fields)]
         pub(crate) struct EnableWire {
@@ -68,12 +68,12 @@ settings! {
     /// `write-through`, `write-back`, `write-around`, `read-only-cache` or `pass-through`. A change away from
     /// `write-back` drains the cache first.
     mode: String,
-    /// Does the cache survive a restart? Write-back needs it. A change empties the cache.
+    /// Whether the cache survives a restart. Write-back requires it. A change empties the cache.
     persistent: bool,
     /// `unified`, or `split:70` for 70 % read cache and 30 % write buffer. A change empties the cache.
     layout: String,
-    /// What may come in: `always`, `while-free`, `nth-access:N` or `ghost`, each with `+not-sequential:BYTES`. A change
-    /// empties the cache.
+    /// Admission rule: `always`, `while-free`, `nth-access:N` or `ghost`, each optionally with
+    /// `+not-sequential:BYTES`. A change empties the cache.
     admission: String,
     /// In which order dirty data goes to the backing: `elevator` or `coldest`.
     destage_order: String,
@@ -85,14 +85,16 @@ settings! {
     dirty_full: u8,
     /// For how many seconds the backing may lag; 0: until the shares say so.
     dirty_age_max: u32,
-    /// `1`, `2-dirty` (two copies of what is not on the backing) or `2` (of everything).
+    /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
     /// The backing always holds a state that existed, at the price of slower destaging.
     ordered: bool,
-    /// Is a persistent cache compared with its backing after a restart, before it serves? `auto` (unless there is evidence that the
-    /// backing is unchanged), `always` or `trust` (never). No part of a preset. A change takes effect with the next restart.
+    /// Whether a persistent cache is compared with its backing after a restart, before it serves:
+    /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`
+    /// (never). Not part of a preset. A change takes effect at the next restart.
     verify: String,
-    /// Memory above the cache, for what is read often and to read ahead; 0 for none. No part of a preset. A change empties it.
+    /// Memory above the cache for frequently read data and read-ahead; 0 for none. Not part of a
+    /// preset. A change empties it.
     ram: Size,
 }
 
@@ -100,33 +102,33 @@ settings! {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(from = "EnableWire")]
 pub struct CacheEnable {
-    /// Where.
+    /// Name of the pool.
     pub pool: String,
     /// How large; rounded up to whole segments. A journal takes room besides.
     pub size: Size,
-    /// How it is to work.
+    /// Its settings.
     #[serde(flatten)]
     pub settings: CacheSettings,
 }
 
-/// `PATCH /v1/disks/{disk}/cache`: what is absent stays.
+/// `PATCH /v1/disks/{disk}/cache`: absent fields keep their value.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(from = "PatchWire")]
 pub struct CachePatch {
     /// New size, rounded up to whole segments. What fits is kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<Size>,
-    /// What is to be different.
+    /// The settings to change.
     #[serde(flatten)]
     pub settings: CacheSettings,
 }
 
-/// What a cache holds that is not on the backing yet.
+/// Dirty data of a cache: data that is not on the backing yet.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Dirty {
     /// Bytes that only flash has.
     pub size: Size,
-    /// Of these, bytes that flash cannot deliver any more.
+    /// Part of it that flash cannot deliver any more.
     pub lost: Size,
     /// A drain is under way.
     pub draining: bool,
@@ -140,13 +142,13 @@ pub struct Dirty {
     pub why: Option<String>,
 }
 
-/// What becomes of dirty data when a cache is taken away.
+/// What happens to dirty data when a cache is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDirty {
     /// It goes to the backing first.
     #[default]
     Drain,
-    /// It is lost: writes that guests were told were done are undone.
+    /// It is lost: writes that were acknowledged to guests are undone.
     Discard,
 }
 

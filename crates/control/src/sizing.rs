@@ -1,15 +1,15 @@
-//! What caches of other sizes would do for a disk, learnt from the requests it serves.
+//! Hit ratios that caches of other sizes would have for a disk, learnt from its requests.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Size;
 
-/// Miss-ratio curves of one disk, estimated from a sample of its blocks since counting began: of LRU caches into which
-/// everything comes that is read or written.
+/// Miss-ratio curves of one disk, estimated from a sample of its blocks since counting began. They
+/// are those of LRU caches that admit every read and write.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskCurve {
-    /// Which disk.
+    /// Name of the disk.
     pub disk: String,
     /// Counting for so long, nanoseconds.
     pub elapsed_ns: u64,
@@ -17,7 +17,7 @@ pub struct DiskCurve {
     pub reads: u64,
     /// Their bytes.
     pub read_bytes: u64,
-    /// Of the reads, percent that flash or memory above it served whole.
+    /// Percentage of reads served entirely from flash or memory.
     pub hit_percent: f64,
     /// Writes.
     pub writes: u64,
@@ -39,7 +39,7 @@ pub struct DiskCurve {
 pub struct RecentReads {
     /// Reads; fewer after a start or a reset.
     pub reads: u64,
-    /// Of these, percent that flash or memory above it served whole.
+    /// Percentage of these served entirely from flash or memory.
     pub hit_percent: f64,
     /// Percent that asked for data which was never read or written before, estimated. While there are many, a cache is
     /// still being warmed.
@@ -55,10 +55,10 @@ pub struct CurveCache {
     pub block_size: Size,
     /// Its policy.
     pub policy: String,
-    /// What it does with writes.
+    /// Write mode.
     pub mode: String,
-    /// What the curve says of an LRU cache of this size, percent of reads; of the largest block size that is not larger than
-    /// the cache's.
+    /// Hit ratio of an LRU cache of this size according to the curve, percent of reads. The curve
+    /// is that of the largest block size up to the cache's.
     pub expected_hit_percent: f64,
 }
 

@@ -12,9 +12,9 @@ use crate::{Cluster, Datastore, Disk, DiskQos, Health, Pool, Version};
 pub struct Snapshot {
     /// When it was taken, milliseconds since 1970.
     pub at_ms: u64,
-    /// Who tells it.
+    /// Version of the daemon.
     pub version: Version,
-    /// What is wrong, if anything is.
+    /// Current problems.
     pub health: Health,
     /// All pools, by name.
     pub pools: Vec<PoolNow>,
@@ -31,18 +31,18 @@ pub struct Snapshot {
 /// A pool, and what its devices have done.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PoolNow {
-    /// As `GET /v1/pools` has it.
+    /// The pool, as in `GET /v1/pools`.
     pub pool: Pool,
     /// For each of its devices, in that order; null while that is not known.
     pub devices: Vec<Option<DeviceFigures>>,
 }
 
-/// What a flash device has done since it was opened.
+/// Counters of a flash device since it was opened.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeviceFigures {
     /// Reads, writes and flushes that ended.
     pub ios: u64,
-    /// Of these, failed.
+    /// Failed I/Os among them.
     pub errors: u64,
     /// Bytes read.
     pub read_bytes: u64,
@@ -52,20 +52,21 @@ pub struct DeviceFigures {
     pub in_flight: u64,
 }
 
-/// A disk, what it is due, and what it has done.
+/// A disk with its entitlement and counters.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskNow {
-    /// As `GET /v1/disks` has it.
+    /// The disk, as in `GET /v1/disks`.
     pub disk: Disk,
-    /// As `GET /v1/qos` has it; absent if the disk came or went at that moment.
+    /// Its entitlement, as in `GET /v1/qos`; absent if the disk was added or removed at that
+    /// moment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<DiskQos>,
-    /// What it has done; absent while it is offline or its shard does not answer.
+    /// Its counters; absent while it is offline or its shard does not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub figures: Option<DiskFigures>,
 }
 
-/// What a disk has done since it came online.
+/// Counters of a disk since it came online.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskFigures {
     /// Counting for so long, nanoseconds.
@@ -86,8 +87,8 @@ pub struct DiskFigures {
     pub in_flight: u64,
     /// Requests by what became of them: outcomes that have happened, in the order of docs/outcomes.md.
     pub outcomes: Vec<OutcomeFigures>,
-    /// How many requests took how long: nanoseconds at most, and their number; buckets that hold something, shortest
-    /// first.
+    /// Latency histogram: the upper bound of a bucket in nanoseconds, and its number of requests.
+    /// Empty buckets are left out; shortest latency first.
     pub latency: Vec<[u64; 2]>,
     /// I/O to flash.
     pub flash: IoFigures,
@@ -95,7 +96,7 @@ pub struct DiskFigures {
     pub backing: IoFigures,
     /// Room of the cache's blocks, bytes.
     pub cache_bytes: u64,
-    /// Of these, bytes of blocks that hold data.
+    /// Bytes of blocks with data, part of the above.
     pub used_bytes: u64,
     /// Bytes that only flash has.
     pub dirty_bytes: u64,
@@ -108,7 +109,7 @@ pub struct DiskFigures {
 /// Requests of one outcome.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OutcomeFigures {
-    /// As in docs/outcomes.md.
+    /// Class of the outcome; see docs/outcomes.md.
     pub class: String,
     /// The reason inside the class; empty where the class says it all.
     pub reason: String,
@@ -123,9 +124,9 @@ pub struct OutcomeFigures {
 pub struct IoFigures {
     /// That ended.
     pub ios: u64,
-    /// Of these, failed.
+    /// Failed I/Os among them.
     pub errors: u64,
-    /// In units, of 32 KiB unless told otherwise, one at least for each, as shares and limits count.
+    /// Units, as shares and limits count them: 32 KiB by default, at least one for each I/O.
     pub units: u64,
     /// For how long they waited for their turn, together, nanoseconds.
     pub waited_ns: u64,

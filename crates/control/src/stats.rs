@@ -1,7 +1,7 @@
-//! Figures of one disk since it was added, or since counting was begun anew.
+//! Counters of one disk since it was added, or since they were reset.
 //!
 //! `iops_*` and `*_mean` are floating-point; counts and nanoseconds are integers. Field names are
-//! part of the API: they are added to, not renamed.
+//! part of the API: fields are added, not renamed.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -11,11 +11,11 @@ use crate::{CacheState, RecentReads, Size};
 /// All figures of one disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskStats {
-    /// Which disk.
+    /// Name of the disk.
     pub disk: String,
     /// Counting for so long, nanoseconds.
     pub elapsed_ns: u64,
-    /// What its cache is doing.
+    /// State of its cache.
     pub cache: CacheState,
     /// Requests of every kind.
     pub requests: u64,
@@ -63,23 +63,24 @@ pub struct DiskStats {
     pub checksum_mismatches: u64,
     /// Blocks that the cache has room for.
     pub blocks: u64,
-    /// Blocks that hold data.
+    /// Blocks with data.
     pub blocks_cached: u64,
-    /// Sectors (4 KiB) that hold data.
+    /// Sectors (4 KiB) with data.
     pub sectors_valid: u64,
-    /// What the cache does with writes.
+    /// Write mode of the cache.
     #[serde(default)]
     pub mode: String,
     /// Bytes that only flash has.
     #[serde(default)]
     pub dirty_bytes: u64,
-    /// Of these, bytes that flash cannot deliver any more.
+    /// Part of the dirty bytes that flash cannot deliver any more.
     #[serde(default)]
     pub dirty_lost_bytes: u64,
     /// Bytes read from the backing.
     #[serde(default)]
     pub backing_read_bytes: u64,
-    /// Of a clone that shares what it has of its parent: bytes that the parent's disk served instead of the backing.
+    /// For a clone that shares blocks of its parent: bytes that the parent's disk served instead of
+    /// the backing.
     #[serde(default)]
     pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
@@ -119,7 +120,7 @@ pub struct DiskStats {
     /// Memory above the cache, bytes.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Of this, bytes that hold data.
+    /// Part of it with data, bytes.
     #[serde(default)]
     pub memory_held_bytes: u64,
     /// Bytes read ahead into it.
@@ -150,7 +151,7 @@ pub struct Evictions {
     pub last_blocks: u64,
 }
 
-/// What happened to requests of one outcome.
+/// Counters of one outcome.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct OutcomeStats {
     /// `hit`, `partial-miss`, `miss-filled`, `miss-not-admitted`, `write`, `bypass`, `cache-off`,
@@ -162,7 +163,7 @@ pub struct OutcomeStats {
     pub count: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// Of all requests, percent.
+    /// Percentage of all requests.
     pub percent: f64,
     /// From request to reply.
     pub latency: Latency,

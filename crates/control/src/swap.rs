@@ -16,27 +16,28 @@ pub struct Swap {
     pub device: String,
     /// Room that it takes, in whole segments.
     pub size: Size,
-    /// What it is doing.
+    /// Its state.
     pub state: SwapState,
-    /// Why it is not what was asked for, where it is not.
+    /// Why its state differs from the configuration, if it does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Is it turned on when the daemon starts?
+    /// Whether it is turned on when the daemon starts.
     pub at_start: bool,
-    /// What is swapped out to it.
+    /// Swapped-out data on it.
     pub used: Size,
-    /// What is left to do: of `preparing`, to be written; of `turning-off`, to be brought back.
+    /// Remaining work: bytes to write while `preparing`, bytes to bring back while `turning-off`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub left: Option<Size>,
-    /// What was asked for, or what the kernel chose if it is on; areas of higher priority are filled first.
+    /// The requested priority, or the kernel's choice if it is on. Areas of higher priority are
+    /// filled first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<i32>,
-    /// What the kernel swaps to, while it is on.
+    /// The loop device that the kernel swaps to, while it is on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loop_device: Option<String>,
 }
 
-/// What a swap area is doing.
+/// State of a swap area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SwapState {
@@ -46,14 +47,14 @@ pub enum SwapState {
     Preparing,
     /// The kernel swaps to it.
     On,
-    /// What is swapped out comes back.
+    /// Swapped-out data is brought back.
     TurningOff,
     /// Its device is not there.
     Unavailable,
 }
 
 impl SwapState {
-    /// Will it be something else soon, by itself?
+    /// Returns true if the state will change by itself soon.
     pub fn is_passing(self) -> bool {
         matches!(self, SwapState::Preparing | SwapState::TurningOff)
     }
@@ -86,24 +87,25 @@ pub struct SwapCreate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SwapPatch {
-    /// Is the kernel to swap to it, now and from each start of the daemon on? `true` stops a turning off that is under way.
+    /// Whether the kernel swaps to it, now and after each start of the daemon. `true` stops a
+    /// turning-off that is under way.
     pub on: bool,
-    /// Turn it off even if memory may not take what is swapped out.
+    /// Turn it off even if memory may not have room for the swapped-out data.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What a swap area is after a change.
+/// A swap area after a change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SwapChanged {
     /// The area; absent when it was removed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub swap: Option<Swap>,
-    /// What was done differently from what one may have expected, in sentences.
+    /// Deviations from the request, as sentences.
     pub notes: Vec<String>,
 }
 
-/// What a swap area takes of a pool.
+/// Space of a swap area in a pool.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SwapRoom {
     /// The area's name.

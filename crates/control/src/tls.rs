@@ -28,7 +28,7 @@ pub enum ClientTlsError {
     /// Certificate, key or authorities are unusable.
     #[error("cannot use {}: {source}", path.display())]
     Unusable {
-        /// Where it lies.
+        /// Its path.
         path: PathBuf,
         /// Why.
         source: rustls::Error,
@@ -74,8 +74,8 @@ impl ClientTls {
     }
 }
 
-/// What TLS has to say about an error, if it was TLS that failed. A client whose certificate is refused learns of it with
-/// its first request only.
+/// The TLS error behind an error, if there is one. A client whose certificate is refused learns of
+/// it only with its first request.
 pub(crate) fn cause(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,4 +1,5 @@
-//! The stream of `GET /v1/disks/{disk}/trace`: frames of records, until the disk goes or the client does.
+//! The stream of `GET /v1/disks/{disk}/trace`: frames of records, until the disk is removed or the
+//! client disconnects.
 //!
 //! All numbers are little-endian. A frame is a head of 24 bytes and `count` records of 24 bytes each:
 //!
@@ -10,8 +11,8 @@
 //! | 20 | u8 1 for the last frame of all, else 0 | u8 0 read, 1 write, 2 discard or zeroes, 3 flush |
 //! | 21 | zeroes | zeroes |
 //!
-//! Frames come many times a second, with or without records. When one says that the recording has
-//! lasted for t, the records of the requests before t have been sent, but for those dropped.
+//! Frames are sent many times a second, with or without records. A frame that reports a duration of
+//! t follows all records of requests before t, except dropped ones.
 
 /// Bytes of a frame's head, and of a record.
 const UNIT_BYTES: usize = 24;
@@ -19,7 +20,7 @@ const UNIT_BYTES: usize = 24;
 /// Most records of one frame.
 pub const FRAME_RECORDS_MAX: usize = 16 << 10;
 
-/// What a request did.
+/// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TraceOp {
     /// Asked for bytes.
@@ -64,7 +65,7 @@ pub struct TraceRecord {
     pub offset: u64,
     /// Bytes; 0 for a flush only.
     pub len: u32,
-    /// What it did.
+    /// Kind of request.
     pub op: TraceOp,
 }
 
@@ -75,7 +76,7 @@ pub struct TraceFrame {
     pub elapsed_ns: u64,
     /// Requests that are missing because the client was too slow, since the start.
     pub dropped: u64,
-    /// The disk is gone, and this is all.
+    /// The disk was removed, and this is the last frame.
     pub is_last: bool,
     /// Requests since the last frame, in order.
     pub records: Vec<TraceRecord>,
@@ -105,12 +106,12 @@ impl TraceFrame {
 #[error("a trace stream with {0}")]
 pub struct TraceStreamError(&'static str);
 
-/// Bytes into frames. Call [`handle_input`](Self::handle_input) with what comes, then
-/// [`poll_frame`](Self::poll_frame) until there is none.
+/// Decodes bytes into frames. Call [`handle_input`](Self::handle_input) with received bytes, then
+/// [`poll_frame`](Self::poll_frame) until it returns `None`.
 #[derive(Debug, Default)]
 pub struct TraceDecoder {
     held: Vec<u8>,
-    /// Of these, used up.
+    /// Bytes of `held` that were decoded.
     used: usize,
 }
 
@@ -124,7 +125,7 @@ impl TraceDecoder {
     /// The next whole frame.
     ///
     /// # Errors
-    /// What came is no such stream.
+    /// The received bytes are not a trace stream.
     pub fn poll_frame(&mut self) -> Result<Option<TraceFrame>, TraceStreamError> {
         let Some((head, rest)) = self.held[self.used..].split_first_chunk::<UNIT_BYTES>() else {
             return Ok(None);

@@ -24,7 +24,7 @@ impl Client {
         self.get("/v1/cluster/disks").await
     }
 
-    /// Has the daemon take a disk; by force even if data of a host that is gone is lost.
+    /// Has the daemon take a disk. `force`: even if data of a host that is gone is lost.
     pub async fn cluster_take(&self, disk: &str, force: bool) -> Result<Disk, ClientError> {
         let path = format!("/v1/cluster/disks/{}/take", percent_encode(disk));
         self.send(Method::POST, &path, Some(&ClusterTake { force })).await
@@ -35,7 +35,7 @@ impl Client {
         self.get("/v1/cluster/moves").await
     }
 
-    /// Has a disk move to another host of the cluster, whoever has it.
+    /// Moves a disk to another host of the cluster from its current owner.
     pub async fn cluster_move(
         &self,
         disk: &str,
@@ -51,7 +51,7 @@ impl Client {
         self.send(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Which disks had better be on other hosts; `leaving` names a host that is to have none.
+    /// Placement advice. `leaving` names a host that is to keep no disks.
     pub async fn cluster_advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice, ClientError> {
         let query = leaving.map(|host| format!("?leaving={}", percent_encode(host))).unwrap_or_default();
         self.get(&format!("/v1/cluster/advice{query}")).await

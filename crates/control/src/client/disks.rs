@@ -25,7 +25,8 @@ impl Client {
         self.send(Method::POST, "/v1/disks", Some(add)).await
     }
 
-    /// Stops serving a disk: once it is drained, or with what is dirty lost. Its backing keeps its data.
+    /// Removes a disk: after a drain, or at once with its dirty data lost. Its backing keeps its
+    /// data.
     pub async fn disk_remove(
         &self,
         disk: &str,
@@ -91,7 +92,7 @@ impl Client {
         self.delete(&bitmap_path(disk, bitmap)).await
     }
 
-    /// Lets one forget what it has noted.
+    /// Empties a bitmap.
     pub async fn bitmap_clear(&self, disk: &str, bitmap: &str) -> Result<Bitmaps, ClientError> {
         self.send(Method::POST, &format!("{}/clear", bitmap_path(disk, bitmap)), None::<&()>).await
     }
@@ -126,12 +127,12 @@ impl Client {
         self.send(Method::PATCH, &format!("{}/cache", disk_path(disk)), Some(patch)).await
     }
 
-    /// Takes a cache away: once it is drained, or with what is dirty lost.
+    /// Removes a cache: after a drain, or at once with its dirty data lost.
     pub async fn cache_disable(&self, disk: &str, dirty: OnDirty) -> Result<DiskChanged, ClientError> {
         self.delete(&format!("{}/cache{}", disk_path(disk), dirty.query())).await
     }
 
-    /// Begins to bring a cache's dirty data to the backing, or goes on doing so.
+    /// Starts or continues writing a cache's dirty data to the backing.
     pub async fn drain(&self, disk: &str) -> Result<DiskChanged, ClientError> {
         self.send(Method::POST, &format!("{}/drain", disk_path(disk)), None::<&()>).await
     }
@@ -141,13 +142,13 @@ impl Client {
         self.delete(&format!("{}/drain", disk_path(disk))).await
     }
 
-    /// Gives up what is dirty: acknowledged writes are lost.
+    /// Discards dirty data: acknowledged writes are lost.
     pub async fn discard_dirty(&self, disk: &str) -> Result<DiskChanged, ClientError> {
         let path = format!("{}/cache/discard-dirty{}", disk_path(disk), OnDirty::Discard.query());
         self.send(Method::POST, &path, None::<&()>).await
     }
 
-    /// Has the daemon write what is dirty into a file on its host.
+    /// Has the daemon write dirty data to a file on its host.
     pub async fn export_dirty(&self, disk: &str, export: &ExportDirty) -> Result<DiskChanged, ClientError> {
         self.send(Method::POST, &format!("{}/cache/export-dirty", disk_path(disk)), Some(export)).await
     }
@@ -162,22 +163,22 @@ impl Client {
         self.get(&format!("{}/stats", disk_path(disk))).await
     }
 
-    /// What a disk is asked for.
+    /// The histograms of a disk's requests.
     pub async fn histograms(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
         self.get(&format!("{}/histograms", disk_path(disk))).await
     }
 
-    /// Begins its histograms anew.
+    /// Resets its histograms.
     pub async fn histograms_reset(&self, disk: &str) -> Result<DiskHistograms, ClientError> {
         self.delete(&format!("{}/histograms", disk_path(disk))).await
     }
 
-    /// What caches of other sizes would do for a disk.
+    /// The hit ratios that caches of other sizes would have for a disk.
     pub async fn curve(&self, disk: &str) -> Result<DiskCurve, ClientError> {
         self.get(&format!("{}/curve", disk_path(disk))).await
     }
 
-    /// Begins to learn that anew.
+    /// Discards the curve and starts to learn it again.
     pub async fn curve_reset(&self, disk: &str) -> Result<DiskCurve, ClientError> {
         self.delete(&format!("{}/curve", disk_path(disk))).await
     }

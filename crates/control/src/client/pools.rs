@@ -10,27 +10,27 @@ use crate::{
 };
 
 impl Client {
-    /// Differences between hob.toml and what is served.
+    /// Differences between hob.toml and the running daemon.
     pub async fn config_diff(&self) -> Result<ConfigDiff, ClientError> {
         self.get("/v1/config/diff").await
     }
 
-    /// Makes what is served as hob.toml says.
+    /// Applies hob.toml to the running daemon.
     pub async fn config_apply(&self, apply: ConfigApply) -> Result<ConfigApplied, ClientError> {
         self.send(Method::POST, "/v1/config/apply", Some(&apply)).await
     }
 
-    /// Who answers.
+    /// Version of the daemon and of its API.
     pub async fn version(&self) -> Result<Version, ClientError> {
         self.get("/v1/version").await
     }
 
-    /// What is wrong, if anything is.
+    /// Current problems.
     pub async fn health(&self) -> Result<Health, ClientError> {
         self.get("/v1/health").await
     }
 
-    /// What each disk has done so far.
+    /// Counters of each disk.
     pub async fn load(&self) -> Result<Vec<DiskLoad>, ClientError> {
         self.get("/v1/load").await
     }
@@ -86,7 +86,7 @@ impl Client {
         self.delete(&format!("{}{discard}", device_path(pool, path))).await
     }
 
-    /// Frees the room of a persistent cache that belongs to no disk, and loses what is in it.
+    /// Frees the flash of a persistent cache without a disk. Its data is lost.
     pub async fn orphan_discard(
         &self,
         pool: &str,
@@ -97,7 +97,7 @@ impl Client {
         self.delete(&path).await
     }
 
-    /// What the daemon's host lends and borrows.
+    /// Flash that the daemon's host exports to other hosts, and uses of theirs.
     pub async fn peers(&self) -> Result<Peers, ClientError> {
         self.get("/v1/peers").await
     }

@@ -1,4 +1,4 @@
-//! Questions and instructions about what disks are due, and about the datastores that they share.
+//! Shares, limits and reservations of disks, and the datastores that they share.
 
 use hyper::Method;
 
@@ -6,17 +6,17 @@ use super::{Client, ClientError, disk_path, percent_encode};
 use crate::{Datastore, DatastorePatch, DiskQos, QosPatch, StoragePolicy};
 
 impl Client {
-    /// What all disks are due.
+    /// Entitlements of all disks.
     pub async fn qos_list(&self) -> Result<Vec<DiskQos>, ClientError> {
         self.get("/v1/qos").await
     }
 
-    /// What a disk is due.
+    /// The entitlement of a disk.
     pub async fn qos(&self, disk: &str) -> Result<DiskQos, ClientError> {
         self.get(&format!("{}/qos", disk_path(disk))).await
     }
 
-    /// Says what a disk is due.
+    /// Changes the entitlement of a disk.
     pub async fn qos_set(&self, disk: &str, patch: &QosPatch) -> Result<DiskQos, ClientError> {
         self.send(Method::PATCH, &format!("{}/qos", disk_path(disk)), Some(patch)).await
     }
@@ -45,7 +45,7 @@ impl Client {
         self.get("/v1/datastores").await
     }
 
-    /// Says how a datastore is to be bounded, and what it can do.
+    /// Changes how a datastore is throttled, and its capacity.
     pub async fn datastore_set(&self, name: &str, patch: &DatastorePatch) -> Result<Datastore, ClientError> {
         self.send(Method::PATCH, &format!("/v1/datastores/{}", percent_encode(name)), Some(patch)).await
     }

@@ -1,7 +1,7 @@
-//! What changes in etcd, as it happens: one request whose answer goes on, a line for each batch of changes.
+//! Watches etcd: one request whose response continues with a line for each batch of changes.
 //!
-//! A member without a leader ends it, and so does a connection that is dead (the kernel asks now and then). Then whatever was missed is
-//! not known: whoever watches looks at everything again.
+//! A member without a leader ends the watch, and so does a dead connection (TCP keepalive). Changes
+//! in between are missed: the caller reads everything again.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::{Etcd, EtcdError, after, decode, encode, number};
 use crate::client::Driver;
 
-/// Longest line that is read, bytes. Etcd's own bound for what changes at once is lower.
+/// Longest line that is read, bytes. Etcd's own limit for one batch is lower.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
 /// A key was put or deleted.
@@ -32,17 +32,17 @@ pub struct EtcdWatch<'a> {
     etcd: &'a Etcd,
     by: usize,
     body: Incoming,
-    /// What has arrived of lines that have not been handed out.
+    /// Received bytes that were not returned yet.
     bytes: Vec<u8>,
     _driver: Driver,
 }
 
 impl Etcd {
-    /// Everything that happens from some moment before this returns to keys that begin with one of `puts_and_deletes`, and what is deleted of those that
-    /// begin with one of `deletes`.
+    /// Watches changes from a moment before this returns: puts and deletes of keys that begin with
+    /// one of `puts_and_deletes`, and deletes of keys that begin with one of `deletes`.
     ///
     /// # Errors
-    /// [`EtcdError`]: this endpoint does not tell, or not in time.
+    /// [`EtcdError`]: this member does not answer, or not in time.
     pub async fn watch(
         &self,
         puts_and_deletes: &[&str],
@@ -94,10 +94,10 @@ impl Etcd {
 }
 
 impl EtcdWatch<'_> {
-    /// What happened next, in the order of etcd's revisions for each of the prefixes.
+    /// The next events, in the order of etcd's revisions for each prefix.
     ///
     /// # Errors
-    /// [`EtcdError`]: it is over.
+    /// [`EtcdError`]: the watch has ended.
     pub async fn next(&mut self) -> Result<Vec<EtcdEvent>, EtcdError> {
         let result = self.line().await;
         if result.is_err() {
@@ -140,7 +140,7 @@ impl EtcdWatch<'_> {
     }
 }
 
-/// One event; `None` for what is none.
+/// Parses one event; `None` if it is malformed.
 fn event(event: &Value) -> Option<EtcdEvent> {
     let kv = &event["kv"];
     let text = |name: &str| decode(kv[name].as_str().unwrap_or_default());
