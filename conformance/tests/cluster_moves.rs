@@ -321,7 +321,7 @@ fn a_host_is_evacuated_and_what_stays_is_said() {
     wait_until("the guest to be known", SOON, uses);
     let plan = b.ctl(&["cluster", "evacuate", "host-a", "--dry-run"]);
     assert!(plan.contains("vm1") && plan.contains("host-"), "{plan}");
-    assert!(plan.contains("vm2 stays: somebody uses it"), "{plan}");
+    assert!(plan.contains("vm2 stays: clients use it"), "{plan}");
     assert!(disks.iter().all(|disk| a.serves(disk)), "nothing has moved");
     let done = b.try_ctl(&["cluster", "evacuate", "host-a"]);
     assert!(!done.success() && done.all().contains("vm2 stays"), "{}", done.all());

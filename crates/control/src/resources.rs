@@ -236,7 +236,7 @@ pub struct Cache {
     pub layout: String,
     /// Admission rule.
     pub admission: String,
-    /// In which order dirty data goes to the backing.
+    /// Order in which dirty data is written to the backing.
     pub destage_order: String,
     /// Destaging starts when more than this share of the blocks is dirty, percent.
     pub dirty_start: u8,

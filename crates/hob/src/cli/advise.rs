@@ -1,4 +1,4 @@
-//! `hob advise DISK`: the cache that it should get, from what it has learnt while it was served.
+//! `hob advise DISK`: the recommended cache, from what the daemon learnt about the disk's requests.
 
 use anyhow::Context;
 use clap::Args;
@@ -11,10 +11,11 @@ use super::lab::share_of_reads;
 use super::output::print;
 use super::remote::ask;
 
-/// Say which cache a disk should get, from what it was asked since counting began
+/// Recommend a cache for a disk, from its requests since counting began
 ///
-/// Each disk keeps miss-ratio curves of its requests, without and with a cache. They are of LRU and of blocks up to 64 KiB: for
-/// policies, admission, latencies and larger blocks, record a trace with 'hob record' and give it to 'hob lab advise'.
+/// Each disk keeps miss-ratio curves of its requests, with or without a cache. The curves are those
+/// of LRU and of blocks up to 64 KiB. For policies, admission, latencies and larger blocks, record
+/// a trace with 'hob record' and run 'hob lab advise' on it.
 #[derive(Debug, Args)]
 pub(crate) struct Advise {
     /// The disk
@@ -22,11 +23,11 @@ pub(crate) struct Advise {
     /// Share of the reads to serve from flash, like 85% [default: 90 % of what the best cache could]
     #[arg(long, value_name = "PERCENT", value_parser = share_of_reads)]
     target_hit: Option<f64>,
-    /// What may be written to the flash: drive writes a day over five years, of a device as large as the cache, or
-    /// terabytes in all, like 600TBW [default: 1DWPD]
+    /// Endurance of the flash: drive writes per day over five years, for a device of the cache's
+    /// size, or total terabytes, like 600TBW [default: 1DWPD]
     #[arg(long, value_name = "RATING")]
     endurance: Option<Endurance>,
-    /// Forget what was learnt, after the advice; for when the load has changed
+    /// Discard what was learnt after printing the advice; use it when the load has changed
     #[arg(long)]
     reset: bool,
 }

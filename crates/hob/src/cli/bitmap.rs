@@ -7,16 +7,19 @@ use super::Global;
 use super::output::{numbers, print, table, word, words};
 use super::remote::{ask, converse, explain};
 
-/// Dirty bitmaps of a disk: what was changed since when, for incremental backups; see docs/BACKUP.md
+/// Manage dirty bitmaps, which record changed parts of a disk for incremental backups; see
+/// docs/BACKUP.md
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bitmap {
-    /// Note from now on what is changed. NBD clients find it as the metadata context qemu:dirty-bitmap:NAME
+    /// Start to record changes. NBD clients see the bitmap as the metadata context
+    /// qemu:dirty-bitmap:NAME
     Add {
         /// The disk
         disk: String,
         /// Name of the bitmap
         name: String,
-        /// What is noted as one: a power of two from 4K to 64M [default: 64K, more on disks over 4 TiB]
+        /// Bytes that one bit stands for: a power of two from 4K to 64M [default: 64K, more on
+        /// disks over 4 TiB]
         #[arg(long, value_name = "SIZE")]
         granularity: Option<Size>,
     },
@@ -27,20 +30,21 @@ pub(crate) enum Bitmap {
         /// Name of the bitmap
         name: String,
     },
-    /// Forget what a bitmap has noted; it goes on
+    /// Empty a bitmap; it continues to record
     Clear {
         /// The disk
         disk: String,
         /// Name of the bitmap
         name: String,
     },
-    /// Freeze what a bitmap has noted under another name, for a backup to read; the bitmap goes on, empty
+    /// Freeze the recorded changes under another name, for a backup to read; the bitmap continues,
+    /// empty
     Rotate {
         /// The disk
         disk: String,
         /// Name of a bitmap that records
         name: String,
-        /// Name of what it has noted until now, which stays as it is
+        /// Name of the frozen bitmap
         frozen: String,
     },
     /// Put what a bitmap has noted into one that records, and forget it: when the backup that was to read it failed
@@ -54,7 +58,7 @@ pub(crate) enum Bitmap {
     },
     /// List bitmaps
     List {
-        /// Of this disk only
+        /// List the bitmaps of this disk only
         disk: Option<String>,
     },
 }

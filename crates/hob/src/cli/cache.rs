@@ -52,7 +52,7 @@ pub(crate) enum Cache {
     Disable {
         /// The disk
         disk: String,
-        /// Lose what is dirty instead: writes that the guest was told were done are undone; needs --yes
+        /// Discard dirty data: writes that were acknowledged to the guest are undone; needs --yes
         #[arg(long)]
         discard_dirty: bool,
         #[command(flatten)]
@@ -77,17 +77,17 @@ pub(crate) enum Cache {
         #[command(flatten)]
         rehearsal: Rehearsal,
     },
-    /// Give up what is dirty in a cache: writes that the guest was told were done are lost
+    /// Discard the dirty data of a cache: writes that were acknowledged to the guest are lost
     ///
-    /// Ends within 10 seconds, also if the backing hangs or is dead: requests that wait for it fail. The next flush of each
-    /// connected client fails once.
+    /// Completes within 10 seconds, even if the backing hangs or is dead: requests that wait for it
+    /// fail. The next flush of each connected client fails once.
     DiscardDirty {
         /// The disk
         disk: String,
         #[command(flatten)]
         consent: Consent,
     },
-    /// Write what is dirty in the cache of a disk that is offline into a sparse file, for rescue
+    /// Write the dirty data of an offline disk to a sparse file, for rescue
     ExportDirty {
         /// The disk
         disk: String,
@@ -160,7 +160,7 @@ fn set_change(patch: &CachePatch) -> PlannedChange {
     PlannedChange::Set { patch: Box::new(patch.clone()) }
 }
 
-/// What leaves write-back is drained first, with progress here; the daemon does the rest.
+/// A cache that leaves write-back is drained first, with progress. The daemon makes the change.
 async fn set(client: &Client, disk: &str, patch: &CachePatch) -> anyhow::Result<DiskChanged> {
     let write_back = |mode: &Option<String>| mode.as_deref() == Some("write-back");
     let settings = &patch.settings;

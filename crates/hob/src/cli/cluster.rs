@@ -1,4 +1,4 @@
-//! `hob cluster …`: hosts that agree on who serves which disk.
+//! `hob cluster …`: a cluster of hosts that agree which host serves which disk.
 
 mod advise;
 mod evacuate;
@@ -12,20 +12,20 @@ use super::consent::Consent;
 use super::output::{numbers, pairs, print, table, word, words};
 use super::remote::{ask, converse, explain};
 
-/// Hosts that agree through etcd on who serves which disk
+/// Manage a cluster of hosts that agree through etcd which host serves which disk
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cluster {
     /// How this host is, as a member
     Status,
     /// List the hosts that are members now
     Hosts,
-    /// List the disks that any host has or had, and who
+    /// List the disks of all hosts, with the current or last owner of each
     Disks,
     /// Have this host take a disk that it is to serve
     Take {
         /// The disk
         disk: String,
-        /// Even if data that is not on the backing lies in the flash of a host that is gone: it is lost
+        /// Take the disk even if a host that is gone has dirty data in its flash; that data is lost
         #[arg(long)]
         force: bool,
         #[command(flatten)]
@@ -66,7 +66,7 @@ pub(super) fn run(command: Cluster, global: &Global) -> anyhow::Result<()> {
                 match (taken.state, &taken.reason) {
                     (DiskState::Online, _) => Ok(taken),
                     (state, why) => {
-                        let why = why.as_deref().unwrap_or("the log says why");
+                        let why = why.as_deref().unwrap_or("see the daemon's log");
                         Err(anyhow::anyhow!("{disk} is {}: {why}", word(&state)))
                     }
                 }

@@ -8,7 +8,7 @@ use super::output::write;
 /// Print a completion script for a shell
 #[derive(Debug, Args)]
 pub(crate) struct Completions {
-    /// Which shell
+    /// Name of the shell
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -10,9 +10,9 @@ use super::{Global, NotInOrder};
 /// Compare hob.toml with what the daemon serves, and apply it
 #[derive(Debug, Subcommand)]
 pub(crate) enum Config {
-    /// Show where what is served differs from hob.toml; status 0 if nowhere
+    /// Show differences between the running daemon and hob.toml; exit status 0 if there are none
     Diff,
-    /// Make what is served as hob.toml says; dirty data is drained, never lost
+    /// Apply hob.toml to the running daemon; dirty data is drained, never lost
     Apply {
         /// Do not ask for confirmation: also make changes that empty a cache or remove something
         #[arg(long)]
@@ -40,7 +40,7 @@ pub(super) fn run(command: Config, global: &Global) -> anyhow::Result<()> {
 
 fn show(diff: &ConfigDiff) -> String {
     if diff.differences.is_empty() {
-        return format!("the daemon is as {} says", diff.file);
+        return format!("the daemon matches {}", diff.file);
     }
     let value = |value: &Option<String>| value.clone().unwrap_or_else(|| "-".to_owned());
     let rows = diff.differences.iter().map(|it| {

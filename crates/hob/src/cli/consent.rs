@@ -9,7 +9,7 @@ use hob_control::{DiskState, OnDirty, PlannedChange, PlannedPoolChange, Preview}
 use super::DryRun;
 use super::remote::explain;
 
-/// Of commands that may empty a cache.
+/// Options of commands that may empty a cache.
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Rehearsal {
     /// Say what would be done, and change nothing
@@ -17,7 +17,7 @@ pub(super) struct Rehearsal {
     dry_run: bool,
 }
 
-/// Of commands that may lose dirty data.
+/// Options of commands that may lose dirty data.
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Consent {
     #[command(flatten)]
@@ -73,10 +73,10 @@ impl Rehearsal {
         self.say(pool, preview)
     }
 
-    /// Says what was found out. Ends the command here if that is all.
+    /// Prints the effects. With `--dry-run` the command ends here.
     pub(super) fn say(self, subject: &str, preview: Preview) -> anyhow::Result<Preview> {
         for effect in &preview.effects {
-            // Nobody is left to be told when stderr is closed.
+            // stderr may be closed: there is no one to tell then.
             let _ = writeln!(std::io::stderr(), "{effect}");
         }
         if !self.dry_run {
@@ -109,12 +109,12 @@ impl Consent {
                 | PlannedChange::DiscardDirty
         );
         if (is_asked_for || preview.loses_dirty()) && !self.yes {
-            anyhow::bail!("{disk}: dirty data would be lost; say --yes to lose it; nothing was changed");
+            anyhow::bail!("{disk}: dirty data would be lost; pass --yes to accept that; nothing was changed");
         }
         Ok(preview)
     }
 
-    /// The same of dirty data in the flash of another host, about which nobody can be asked.
+    /// The same for dirty data in the flash of another host that does not answer.
     pub(super) fn check_elsewhere(self, disk: &str, host: &str) -> anyhow::Result<()> {
         let effect = format!(
             "{disk}: dirty data in the flash of {host} is lost: writes that the guest was told were done are undone; how \
@@ -123,12 +123,12 @@ impl Consent {
         self.rehearsal
             .say(disk, Preview { effects: vec![effect], dirty_unknown: true, ..Preview::default() })?;
         if !self.yes {
-            anyhow::bail!("{disk}: dirty data would be lost; say --yes to lose it; nothing was changed");
+            anyhow::bail!("{disk}: dirty data would be lost; pass --yes to accept that; nothing was changed");
         }
         Ok(())
     }
 
-    /// The same, as what the daemon is to be told.
+    /// The same, as the parameter of the daemon's request.
     pub(super) async fn check(
         self,
         client: &Client,
@@ -150,7 +150,7 @@ impl Consent {
         let preview = self.rehearsal.announce_pool(client, pool, change).await?;
         let is_asked_for = matches!(change, PlannedPoolChange::DiscardOrphan { .. });
         if (is_asked_for || preview.loses_dirty()) && !self.yes {
-            anyhow::bail!("pool {pool}: data would be lost; say --yes to lose it; nothing was changed");
+            anyhow::bail!("pool {pool}: data would be lost; pass --yes to accept that; nothing was changed");
         }
         Ok(if self.yes { OnDirty::Discard } else { OnDirty::Drain })
     }

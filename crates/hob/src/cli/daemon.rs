@@ -14,7 +14,8 @@ pub(crate) struct Daemon {
     /// Configuration file
     #[arg(long, value_name = "FILE", default_value = "/etc/hob/hob.toml")]
     config: PathBuf,
-    /// Find out whether the daemon could start: read the configuration, the files that it names and what was kept, change nothing, and end
+    /// Check whether the daemon could start, without changing anything: read the configuration, the
+    /// files that it names and the saved state, and exit
     #[arg(long)]
     check: bool,
     #[command(flatten)]

@@ -1,6 +1,7 @@
-//! `hob dashboard`: the daemon's page for a browser on this host, although the daemon listens on a Unix socket.
+//! `hob dashboard`: serves the daemon's dashboard to a browser on this host if the daemon listens
+//! only on a Unix socket.
 //!
-//! It is there until Ctrl-C, on a loopback address, for who knows the token that is printed.
+//! It listens on a loopback address until Ctrl-C and requires the printed token.
 
 use anyhow::Context;
 use clap::Args;
@@ -23,7 +24,7 @@ pub(crate) struct Dashboard {
     read_only: bool,
 }
 
-/// Where it is.
+/// Address of the page.
 #[derive(Debug, Serialize)]
 struct Place {
     url: String,
@@ -31,7 +32,7 @@ struct Place {
 
 pub(super) fn run(args: &Dashboard, global: &Global) -> anyhow::Result<()> {
     converse(global, async |client| {
-        // Who cannot ask the daemon is told so now, and not in the browser.
+        // A daemon that cannot be reached is reported now, and not only in the browser.
         client.version().await.map_err(explain)?;
         let role = if args.read_only { Role::ReadOnly } else { Role::Admin };
         let loopback = Loopback::bind(args.port, role)

@@ -7,18 +7,19 @@ use super::Global;
 use super::output::{duration, numbers, print, table, words};
 use super::remote::ask;
 
-/// What backings share, and how much may be in it at once
+/// Manage datastores: storage that several backings share, and its throttling
 #[derive(Debug, Subcommand)]
 pub(crate) enum Datastore {
     /// List all datastores and how they are doing
     List,
-    /// Say what bounds a datastore, and what it can do
+    /// Set how a datastore is throttled, and its capacity
     #[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["throttle", "latency_ms", "capacity"]))]
     Set {
         /// The datastore
         datastore: String,
-        /// off; auto: throttled when it is late, by shares and reservations; knee: the same, where late is past the knee of its
-        /// throughput, which is measured; depth:N: so many I/Os at once
+        /// off; auto: throttle by shares and reservations when its latency is high; knee: the same,
+        /// with the latency threshold measured at the knee of its throughput; depth:N: at most N
+        /// I/Os in flight
         #[arg(long, value_name = "CONTROL")]
         throttle: Option<String>,
         /// When it is late, under auto, milliseconds; under knee, until that is known [default: 30]

@@ -55,10 +55,10 @@ pub(crate) struct Demo {
     /// Go on serving afterwards, until Ctrl-C, and say how to connect
     #[arg(long)]
     keep: bool,
-    /// Where to put the picture
+    /// File for the chart
     #[arg(long, value_name = "FILE", default_value = "hob-demo.svg")]
     picture: PathBuf,
-    /// Where to put the disk and the pool [default: a new directory among the temporary files]
+    /// Directory for the disk and the pool [default: a new temporary directory]
     #[arg(long, value_name = "DIR")]
     scratch: Option<PathBuf>,
 }

@@ -36,7 +36,8 @@ pub(crate) enum Disk {
         /// [limits] of hob.toml says if absent
         #[arg(long, value_name = "DURATION")]
         backing_timeout: Option<BackingTimeout>,
-        /// What the backing shares with those of other disks; found out if absent
+        /// Name of the storage that the backing shares with those of other disks [default:
+        /// detected]
         #[arg(long, value_name = "NAME")]
         datastore: Option<String>,
         /// Make the disk a file too, for loop devices and other programs that open files: an existing regular
@@ -46,8 +47,8 @@ pub(crate) enum Disk {
         /// Make this socket, at which a machine uses the disk through vhost-user-blk
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
-        /// Of an RBD clone: cache what it has of its parent's snapshot once for all clones of that, in a disk of
-        /// its own, which is made if there is none; see docs/RBD.md
+        /// For an RBD clone: cache blocks of its parent's snapshot once for all clones of it, in a
+        /// disk of its own that is created if there is none; see docs/RBD.md
         #[arg(long)]
         share_parent: bool,
         /// Give that disk a cache of this size, if it is made for this one
@@ -58,8 +59,8 @@ pub(crate) enum Disk {
     Remove {
         /// The disk
         disk: String,
-        /// Lose what is dirty instead: writes that the guest was told were done are undone; needs --yes. Ends within
-        /// 10 seconds, also if the backing hangs or is dead
+        /// Discard dirty data: writes that were acknowledged to the guest are undone; needs --yes.
+        /// Completes within 10 seconds, even if the backing hangs or is dead
         #[arg(long)]
         discard_dirty: bool,
         /// Disconnect clients and guests that use the disk; without this, such a disk stays
@@ -89,7 +90,7 @@ pub(crate) enum Disk {
     Event {
         /// The disk
         disk: String,
-        /// What happened
+        /// The event
         #[arg(value_parser = event_parser())]
         event: LifeEvent,
         #[command(flatten)]
@@ -153,7 +154,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let dirty = consent.check(&client, &disk, &PlannedChange::Event { event }).await?;
             let changed = client.disk_event(&disk, event, dirty).await.map_err(explain)?;
             if event.info().of_persistent == Effect::Drain {
-                // Who reports it goes on when the backing has everything.
+                // The reporter of the event continues when the backing has everything.
                 drain_first(&client, &disk).await?;
             }
             let disk = Some(client.disk(&disk).await.map_err(explain)?);
@@ -163,7 +164,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let preview = consent.preview(&client, &disk, &PlannedChange::Remove { discard_dirty }).await?;
             if preview.clients > 0 && !force {
                 anyhow::bail!(
-                    "{disk} is in use; stop its guest first, or say --force to disconnect it; nothing was changed"
+                    "{disk} is in use; stop its guest first, or pass --force to disconnect it; nothing was changed"
                 );
             }
             let dirty = on_dirty(&client, &disk, discard_dirty).await?;
@@ -235,7 +236,7 @@ fn show(disk: &DiskInfo) -> String {
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
     let timeout =
-        disk.backing_timeout.map_or_else(|| "as [limits] says".to_owned(), |limit| limit.to_string());
+        disk.backing_timeout.map_or_else(|| "as in [limits]".to_owned(), |limit| limit.to_string());
     facts.push(("backing timeout", timeout));
     facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));
@@ -269,7 +270,7 @@ fn show(disk: &DiskInfo) -> String {
     pairs(facts)
 }
 
-/// What happens to writes, and what happens to them now if that is not the same.
+/// The configured write mode, and the mode in effect if it differs.
 fn mode(cache: &hob_control::Cache) -> String {
     match &cache.mode_in_effect {
         Some(now) => format!("{} ({now})", cache.mode),

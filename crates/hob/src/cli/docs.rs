@@ -264,7 +264,7 @@ fn presets_page() -> String {
     write_words(
         &mut page,
         "Destage orders",
-        "In which order dirty data goes to the backing.",
+        "Order in which dirty data is written to the backing.",
         DESTAGE_ORDERS,
     );
     write_words(&mut page, "Copies", "How many copies flash keeps. Two need a persistent cache.", COPIES);

@@ -1,6 +1,7 @@
-//! `hob drain DISK`: dirty data to the backing, with progress; and the same before a cache is taken away.
+//! `hob drain DISK`: writes dirty data to the backing, with progress. Removing a cache uses it too.
 //!
-//! The daemon drains; this command watches. Interrupted, it leaves, and says that the drain goes on.
+//! The daemon drains; this command watches. When interrupted, it says that the drain continues, and
+//! exits.
 
 use clap::Args;
 use hob_control::client::Client;
@@ -80,7 +81,7 @@ async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
             let is_left = dirty.size.bytes() > 0;
             return match dirty.why.filter(|_| is_left) {
                 Some(why) => Err(anyhow::anyhow!(
-                    "{disk} is not drained, {} are dirty: {why}; 'hob drain {disk}' goes on",
+                    "{disk} is not drained, {} are dirty: {why}; 'hob drain {disk}' continues",
                     dirty.size.human()
                 )),
                 None => Ok(Watched::Done(Box::new(changed))),
@@ -90,7 +91,7 @@ async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
         watch.show(&bar(whole, &dirty), &sentence(&dirty));
         let goes_on = || {
             format!(
-                "the drain of {disk} goes on; 'hob drain {disk}' shows it again, 'hob drain {disk} --stop' stops it"
+                "the drain of {disk} continues; 'hob drain {disk}' shows it again, 'hob drain {disk} --stop' stops it"
             )
         };
         if !watch.wait(goes_on).await {
@@ -130,7 +131,7 @@ pub(super) fn time(seconds: u64) -> String {
     }
 }
 
-/// As a line of `disk show`.
+/// A line of `disk show`.
 pub(super) fn state(dirty: &Dirty) -> String {
     match (dirty.size.bytes(), dirty.draining) {
         (0, false) => "nothing".to_owned(),

@@ -18,10 +18,10 @@ pub(crate) enum Export {
         disk: String,
         /// Name of the export, by which NBD clients find it
         name: String,
-        /// Refuse changes that come this way
+        /// Refuse writes through this export
         #[arg(long)]
         read_only: bool,
-        /// Let reads that come this way bring nothing into the cache: for backups and scans
+        /// Do not let reads through this export change the cache: for backups and scans
         #[arg(long)]
         no_promote: bool,
         /// Show it as a file too, a raw image, for programs that open files. Needs root

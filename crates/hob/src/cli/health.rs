@@ -1,4 +1,4 @@
-//! `hob health`: what is wrong, if anything is.
+//! `hob health`: shows problems.
 
 use clap::Args;
 use hob_control::{Health as State, HealthStatus};
@@ -7,7 +7,7 @@ use super::output::{print, table, words};
 use super::remote::ask;
 use super::{Global, NotInOrder};
 
-/// Show what is wrong; status 0 if nothing is
+/// Show problems; exit status 0 if there are none
 #[derive(Debug, Args)]
 pub(crate) struct Health {}
 

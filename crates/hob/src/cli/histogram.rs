@@ -1,4 +1,4 @@
-//! `hob histogram DISK`: what it is asked for, as bars.
+//! `hob histogram DISK`: the distribution of its requests, as bars.
 
 use std::path::PathBuf;
 
@@ -26,13 +26,13 @@ pub(crate) struct Histogram {
     /// Only this one; may be given more than once [default: all]
     #[arg(long, value_name = "METRIC", value_parser = PossibleValuesParser::new(METRICS.iter().map(|row| row.name)))]
     kind: Vec<String>,
-    /// Whose requests
+    /// Kind of requests
     #[arg(long, value_name = "CLASS", default_value = "all", value_parser = PossibleValuesParser::new(CLASSES.map(|(_, name)| name)))]
     class: String,
     /// Write all of them into a file for spreadsheets, too; - is standard output, and then nothing else goes there
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
-    /// Begin to count anew, after showing what was counted
+    /// Reset the counters after printing them
     #[arg(long)]
     reset: bool,
 }
@@ -94,7 +94,8 @@ fn show_one(histogram: &RequestHistogram) -> String {
     format!("{head}\n{count} values from {min} to {max}, mean {mean:.1}\n{}", table(&columns, rows))
 }
 
-/// As long as the count is of the most, in eighths of a cell; what is counted at all is seen.
+/// Length in eighths of a cell, in proportion to the largest count; a count above 0 is always
+/// visible.
 fn bar(count: u64, most: u64) -> String {
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = u128::from(count) * u128::from(BAR_CELLS) * 8 / u128::from(most.max(1));

@@ -1,6 +1,8 @@
-//! `hob migrate DISK`: to another host with its cache, watched or ordered about.
+//! `hob migrate DISK`: migrates a disk to another host with its cache; shows, changes and cancels
+//! migrations.
 //!
-//! The daemons move the disk; this command watches. Interrupted, it leaves, and says that the migration goes on.
+//! The daemons migrate the disk; this command watches. When interrupted, it says that the migration
+//! continues, and exits.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -22,13 +24,13 @@ pub(crate) struct Migrate {
     /// Begin: where the control API of the other host is, over TLS
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
-    /// What becomes of the cache
+    /// What happens to the cache
     #[arg(long, value_enum, default_value_t = Cache::Copy, requires = "to")]
     cache: Cache,
     /// Bytes a second that the cache takes on its way, at most
     #[arg(long, value_name = "BYTES", requires = "to")]
     bandwidth: Option<Size>,
-    /// What makes the disk go: a write that waits at the other host, or `--finish` alone
+    /// What triggers the hand-over: the first write at the other host, or `--finish` alone
     #[arg(long, value_enum, default_value_t = When::OnWrite, requires = "to")]
     switch: When,
     /// The backing as the other host names it [default: as here]
@@ -52,7 +54,8 @@ pub(crate) struct Migrate {
     /// Take back a disk that is away, whose new host will never serve it again
     #[arg(long, conflicts_with = "to", requires = "force")]
     take_back: bool,
-    /// The new host is gone for good: if it still serves the disk, two hosts write it, and it is lost
+    /// The new host is gone for good. If it still serves the disk, two hosts write to it, and it is
+    /// corrupted
     #[arg(long, requires = "take_back")]
     force: bool,
     #[command(flatten)]
@@ -62,20 +65,20 @@ pub(crate) struct Migrate {
     wait: Option<Until>,
 }
 
-/// What becomes of the cache.
+/// What happens to the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Cache {
     /// Copied while the machine runs, hottest first; the rest after the hand-over
     Copy,
-    /// The other host learns what was in it, and reads that from the backing
+    /// Send a list of the cached blocks; the other host reads them from the backing
     HeatMap,
-    /// The other host reads what it misses from this host's flash until it has all
+    /// Let the other host read misses from this host's flash until it has everything
     Remote,
     /// Left behind
     Drop,
 }
 
-/// What makes the disk go.
+/// What triggers the hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum When {
     /// A write that waits at the other host: the machine runs there
@@ -164,14 +167,14 @@ impl Migrate {
     }
 }
 
-/// Is that reached, or passed?
+/// Returns true if that state is reached or passed.
 fn is_reached(shown: &Migration, until: Until) -> bool {
     use MigrationState::*;
     let reached = match shown.state {
         Preparing | Announcing | Cancelling => Until::Begun,
         Copying | Awaiting if shown.warm => Until::Warm,
         Copying | Awaiting => Until::Awaited,
-        // The machine waits: what is to be is nearly there.
+        // The guest is paused: the next state is near.
         Frozen | HandingOver => Until::Warm,
         Serving | Arrived | Filling => Until::Arrived,
         Over | Kept | Away => Until::Over,
@@ -191,7 +194,7 @@ async fn watch(
         watch.show("", &sentence(&shown));
         let goes_on = || {
             format!(
-                "the migration of {disk} goes on; 'hob migrate {disk}' shows it again, 'hob migrate {disk} --cancel' keeps the disk here"
+                "the migration of {disk} continues; 'hob migrate {disk}' shows it again, 'hob migrate {disk} --cancel' keeps the disk here"
             )
         };
         if !watch.wait(goes_on).await {
@@ -201,7 +204,7 @@ async fn watch(
     }
     watch.end();
     if shown.state == MigrationState::Kept && !args.cancel {
-        let why = shown.why.as_deref().unwrap_or("nobody knows why");
+        let why = shown.why.as_deref().unwrap_or("for an unknown reason");
         bail!("{disk} stays here: {why}");
     }
     Ok(shown)
@@ -212,24 +215,24 @@ pub(super) fn sentence(migration: &Migration) -> String {
     use MigrationState::*;
     let Migration { peer, side, percent, .. } = migration;
     let mut text = match (migration.state, side) {
-        (Preparing, Side::Source) => format!("leaving to {peer}: dirty data goes to the backing"),
+        (Preparing, Side::Source) => format!("leaving to {peer}: dirty data is written to the backing"),
         (Preparing, Side::Destination) => format!("awaited from {peer}: being opened"),
         (Announcing, _) => format!("leaving to {peer}: the other host prepares"),
         (Copying, _) if migration.cache == CarryMode::Copy => {
             format!("leaving to {peer}: {percent} % of the cache copied")
         }
         (Copying, _) => format!("leaving to {peer}: it can be handed over"),
-        (Frozen, _) => format!("leaving to {peer}: the machine waits for the hand-over"),
-        (HandingOver, _) => format!("handed to {peer}, which has not said so yet"),
+        (Frozen, _) => format!("leaving to {peer}: the guest waits for the hand-over"),
+        (HandingOver, _) => format!("handed to {peer}, which has not confirmed it yet"),
         (Serving, _) => format!("at {peer}, which still reads its cache here, {percent} %"),
         (Over, Side::Source) => format!("at {peer}"),
-        (Over, Side::Destination) => format!("has come from {peer}"),
-        (Cancelling, _) => format!("stays here; {peer} is being told"),
+        (Over, Side::Destination) => format!("arrived from {peer}"),
+        (Cancelling, _) => format!("stays here; telling {peer}"),
         (Kept, Side::Source) => "stayed here".to_owned(),
-        (Kept, Side::Destination) => "did not come".to_owned(),
+        (Kept, Side::Destination) => "did not arrive".to_owned(),
         (Awaiting, _) => format!("awaited from {peer}, {percent} % of the cache is here"),
-        (Arrived, _) => format!("has come from {peer}; that is being recorded"),
-        (Filling, _) => format!("has come from {peer}; {percent} % of the cache is here"),
+        (Arrived, _) => format!("arrived from {peer}; that is being recorded"),
+        (Filling, _) => format!("arrived from {peer}; {percent} % of the cache is here"),
         (Away, _) => format!("at {peer}"),
     };
     if let Some(seconds) = migration.eta_seconds {

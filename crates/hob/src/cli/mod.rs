@@ -63,7 +63,7 @@ pub(crate) struct Cli {
     command: Command,
 }
 
-/// What every command understands.
+/// Options of every command.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
@@ -73,11 +73,11 @@ pub(crate) struct Global {
     #[arg(long, visible_alias = "url", global = true, value_name = "ADDRESS")]
     #[arg(value_parser = Endpoint::parse_control, help_heading = "Global options")]
     control: Option<Endpoint>,
-    /// File with the token that a control socket over TCP wants [env: HOB_TOKEN_FILE]
+    /// File with the token for a control socket over TCP [env: HOB_TOKEN_FILE]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     token_file: Option<PathBuf>,
-    /// Whose certificates to trust over TLS: the daemon's authority, or, for `serve` and `daemon`, that of
-    /// clients, PEM [env: HOB_CA]
+    /// Certificates to trust over TLS, PEM: the daemon's CA, or, for `serve` and `daemon`, that of
+    /// clients [env: HOB_CA]
     #[arg(long, global = true, value_name = "FILE", help_heading = "Global options")]
     ca: Option<PathBuf>,
     /// Certificate to show over TLS, PEM; `serve` and `daemon` need one for TCP [env: HOB_CERT]
@@ -89,7 +89,7 @@ pub(crate) struct Global {
     /// Answer with a table for people or JSON for programs
     #[arg(short, long, global = true, value_enum, default_value_t, help_heading = "Global options")]
     output: Format,
-    /// What goes to the log on stderr, like info or hob=debug,warn [env: HOB_LOG]
+    /// Log filter for stderr, like info or hob=debug,warn [env: HOB_LOG]
     #[arg(long, global = true, value_name = "FILTER", help_heading = "Global options")]
     log: Option<String>,
     /// How each line of the log is written: text for people or json for programs [env: HOB_LOG_FORMAT]
@@ -108,7 +108,7 @@ pub(crate) enum LogFormat {
 }
 
 impl Global {
-    /// What a daemon is told about its control API on the command line, over what its file says.
+    /// Overrides the daemon's settings of its control API by those of the command line.
     fn say_in(&self, control: &mut ControlConfig) {
         if let Some(endpoint) = &self.control {
             control.listen = vec![endpoint.clone()];
@@ -286,7 +286,7 @@ fn with_causes(error: &anyhow::Error) -> String {
     said
 }
 
-/// What would be done was said, and is not to be done: `--dry-run`.
+/// `--dry-run`: the effects were printed, and nothing is done.
 #[derive(Debug, thiserror::Error)]
 #[error("nothing was changed")]
 struct DryRun;
@@ -300,7 +300,7 @@ fn complain(what: &str) {
     use std::io::Write;
 
     let line = what.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-    // Nobody is left to be told when stderr is closed.
+    // stderr may be closed: there is no one to tell then.
     let _ = writeln!(std::io::stderr(), "hob: {line}");
 }
 

@@ -24,21 +24,22 @@ pub(crate) enum Objects {
         #[arg(long, value_name = "SIZE", default_value_t = Size(OBJECT_BYTES_DEFAULT))]
         object_size: Size,
     },
-    /// Show what there is, and who has it
+    /// Show a disk's objects and its owner
     Show {
-        /// As for 'create'
+        /// Backing, as for 'create'
         #[arg(value_name = "SPEC")]
         spec: String,
     },
-    /// Let a disk be opened whose host is gone for good and did not close it. Should that host live, all it writes fails
+    /// Unlock a disk whose host is gone for good and did not close it. If that host still runs, all
+    /// its writes fail
     Unlock {
-        /// As for 'create'
+        /// Backing, as for 'create'
         #[arg(value_name = "SPEC")]
         spec: String,
     },
 }
 
-/// What programs are told.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Shown {
     backing: String,
@@ -49,7 +50,7 @@ struct Shown {
     objects: Option<u64>,
     manifest: u64,
     epoch: u64,
-    /// Who has it, or did not close it.
+    /// The host that has it open, or did not close it.
     owner: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! What commands print: plain tables for people, JSON for programs.
+//! Output of commands: plain tables for people, JSON for programs.
 
 use std::io::{self, Write};
 
@@ -47,12 +47,12 @@ pub(super) fn line(text: &str) -> anyhow::Result<()> {
     write(format!("{text}\n").as_bytes())
 }
 
-/// Writes a line beside the output, for people. Nobody is left to be told when stderr is closed.
+/// Writes a line to stderr, for people. Errors are ignored: stderr may be closed.
 pub(super) fn tell(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Standard error for the log. A log that nobody reads any more is no error: the program goes on.
+/// Standard error for the log. Errors are ignored: the program continues without a log.
 pub(super) struct LogWriter;
 
 impl Write for LogWriter {

@@ -10,13 +10,14 @@ use super::remote::ask;
 /// Show and end loans of flash between hosts
 #[derive(Debug, Subcommand)]
 pub(crate) enum Peer {
-    /// List what this host lends to others, and what it has borrowed
+    /// List flash that this host exports to other hosts, and flash that it uses of theirs
     List,
     /// End a loan of this host: its borrower can use it no more, and its caches go on without second copies there
     End {
         /// The borrower, as `peer list` calls it
         borrower: String,
-        /// The borrower may ask for another one; else nothing more is lent to it
+        /// Allow the host to ask for flash again. Without this option nothing more is exported to
+        /// it
         #[arg(long)]
         forget: bool,
     },

@@ -28,7 +28,7 @@ pub(crate) enum Pool {
         /// Unit in which caches grow and shrink, a power of two [default: 16M]
         #[arg(long, value_name = "SIZE")]
         segment_size: Option<Size>,
-        /// Use devices that hold other data, which is lost
+        /// Use devices that contain other data; that data is lost
         #[arg(long)]
         force: bool,
     },
@@ -49,13 +49,13 @@ pub(crate) enum Pool {
         #[arg(long)]
         force: bool,
     },
-    /// Let a device give caches new room, or no more; what they have on it stays
+    /// Turn allocation on a device on or off; data on it stays
     SetDevice {
         /// The pool
         pool: String,
         /// The device, as `pool show` calls it
         device: String,
-        /// Does it give new room?
+        /// Whether caches may allocate space on it
         #[arg(long, value_parser = admissions())]
         admission: Admission,
     },
@@ -73,7 +73,7 @@ pub(crate) enum Pool {
         /// The pool
         pool: String,
     },
-    /// Free the room of a persistent cache that belongs to no disk; what is in it is lost
+    /// Free the flash of a persistent cache without a disk; its data is lost
     DiscardOrphan {
         /// The pool
         pool: String,

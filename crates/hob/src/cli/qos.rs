@@ -1,4 +1,4 @@
-//! `hob qos …`: what disks are due where there is too little for all.
+//! `hob qos …`: entitlements of disks: shares, reservations and limits.
 
 use clap::{ArgGroup, Subcommand};
 use hob_control::{DiskQos, Qos as Due, QosPatch, Size, StoragePolicy};
@@ -13,7 +13,7 @@ const RULES: [&str; 5] = ["shares", "reservation", "limit", "bytes_limit", "flas
 /// Shares, limits and reservations of disks; I/O is counted in units of 32 KiB unless hob.toml says otherwise, one at least each
 #[derive(Debug, Subcommand)]
 pub(crate) enum Qos {
-    /// Say what a disk is due, from now on
+    /// Set a disk's shares, reservation and limits
     #[command(group = ArgGroup::new("rule").required(true).multiple(true).args(RULES).arg("policy"))]
     Set {
         /// The disk
@@ -24,7 +24,7 @@ pub(crate) enum Qos {
         #[command(flatten)]
         rules: Rules,
     },
-    /// Show what disks are due
+    /// Show shares, reservations and limits of disks
     Show {
         /// The disk; all if absent
         disk: Option<String>,
@@ -53,7 +53,7 @@ pub(crate) enum Policy {
     List,
 }
 
-/// What there is to say.
+/// Shares, reservation and limits.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Rules {
     /// Its part of what there is: low (500), normal (1000), high (2000) or a number

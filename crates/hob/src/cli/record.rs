@@ -25,12 +25,12 @@ use super::remote::{converse, explain};
 /// may have been on its way.
 const FRAMES_AFTER_SIGNAL: u32 = 2;
 
-/// Write down the requests of a disk as they come, until Ctrl-C
+/// Record the requests of a disk until Ctrl-C
 #[derive(Debug, Args)]
 pub(crate) struct Record {
     /// The disk
     disk: String,
-    /// Where to write the trace
+    /// File for the trace
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
     /// End after that many seconds
@@ -55,7 +55,7 @@ enum TraceFormat {
     Csv,
 }
 
-/// What came of it.
+/// Result of the recording.
 #[derive(Debug, Serialize)]
 struct Recorded {
     disk: String,
@@ -216,7 +216,7 @@ impl Recording {
     }
 }
 
-/// Where records go.
+/// Destination of the records.
 enum Sink {
     Binary {
         writer: binary::Writer<File>,

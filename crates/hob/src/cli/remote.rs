@@ -47,7 +47,7 @@ fn run(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What went wrong, and what to do about it.
+/// Turns an API error into one with a hint.
 pub(super) fn explain(error: ClientError) -> anyhow::Error {
     match &error {
         ClientError::Unreachable { .. } => {

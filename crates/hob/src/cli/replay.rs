@@ -31,7 +31,8 @@ const STATUS_INTERRUPTED: i32 = 130;
 pub(crate) struct Replay {
     /// The trace, in any format that hob reads
     trace: PathBuf,
-    /// Where to: nbd://host/export, nbd+unix:///export?socket=PATH, a file or a block device
+    /// Target of the requests: nbd://host/export, nbd+unix:///export?socket=PATH, a file or a block
+    /// device
     #[arg(long, value_name = "SPEC")]
     target: String,
     /// How fast: original, asap, or a factor like x10 or x0.5
@@ -85,7 +86,7 @@ impl Replay {
 }
 
 pub(super) fn run(args: &Replay, global: &Global) -> anyhow::Result<()> {
-    ensure!(args.trace.as_os_str() != "-", "a trace is read twice, so it cannot come from standard input");
+    ensure!(args.trace.as_os_str() != "-", "a trace is read twice, so it cannot be standard input");
     let access = if args.direct { FileAccess::Direct } else { FileAccess::Buffered };
     let stop = stop_on_signals()?;
     let reader = args.open()?;

@@ -28,7 +28,7 @@ pub(crate) struct Serve {
     /// Make this socket, at which a machine uses the disk through vhost-user-blk
     #[arg(long, value_name = "PATH")]
     vhost_user: Option<String>,
-    /// Where NBD clients connect, unix:/path or tcp:host:port; may be given more than once
+    /// Address for NBD clients, unix:/path or tcp:host:port; may be given more than once
     #[arg(long, value_name = "ADDRESS", required_unless_present = "vhost_user")]
     listen: Vec<Endpoint>,
     /// Speak NBD with TLS only, with this certificate, PEM
@@ -58,14 +58,14 @@ pub(crate) struct Serve {
     /// File or block device on flash for the cache; a file is made when absent
     #[arg(long, value_name = "FILE", requires = "size")]
     pool: Option<String>,
-    /// Size of the cache; the pool file is sized to hold it
+    /// Size of the cache; the pool file is sized for it
     #[arg(long, requires = "pool")]
     size: Option<Size>,
     #[command(flatten)]
     settings: Settings,
     #[command(flatten)]
     sockets: Sockets,
-    /// Bring what is dirty to the backing before ending
+    /// Write dirty data to the backing before exiting
     #[arg(long, requires = "pool")]
     drain_on_shutdown: bool,
     /// Refuse changes

@@ -1,5 +1,5 @@
-//! How a cache is to work, as options: the same for `hob serve`, `hob cache enable` and `hob cache set`.
-//! Words come from the engine's tables.
+//! Cache settings as options, the same for `hob serve`, `hob cache enable` and `hob cache set`.
+//! Their names come from the engine's tables.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use hob_control::{CacheSettings, Size};
@@ -14,16 +14,16 @@ pub(super) struct Settings {
     /// A set of parts, each of which the options below change; see docs/presets.md
     #[arg(long, value_name = "NAME", value_parser = presets())]
     preset: Option<String>,
-    /// What happens to writes
+    /// Write mode
     #[arg(long, value_parser = words(MODES))]
     mode: Option<String>,
-    /// Does the cache survive a restart? write-back implies it
+    /// Keep the cache across restarts; write-back implies it
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     persistent: Option<bool>,
     /// One room for reads and writes (unified), or PERCENT of it for reads (split:PERCENT)
     #[arg(long, value_parser = checked::<Layout>)]
     layout: Option<String>,
-    /// What may come in: always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES
+    /// Admission rule: always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES
     #[arg(long, value_parser = checked::<Admission>)]
     admission: Option<String>,
     /// Replacement policy
@@ -35,19 +35,19 @@ pub(super) struct Settings {
     /// In which order dirty data goes to the backing
     #[arg(long, value_name = "ORDER", value_parser = words(DESTAGE_ORDERS))]
     destage_order: Option<String>,
-    /// Destaging starts when more than so many percent of the blocks are dirty
+    /// Start destaging when more than this percentage of the blocks is dirty
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     dirty_start: Option<u8>,
-    /// Destaging stops when no more than so many percent are
+    /// Stop destaging at this percentage of dirty blocks
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(0..=100))]
     dirty_stop: Option<u8>,
-    /// Above so many percent, writes to blocks that are not in the cache go past it
+    /// Above this percentage of dirty blocks, writes to uncached blocks bypass the cache
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     dirty_full: Option<u8>,
     /// For how many seconds the backing may lag; 0: until the shares say so
     #[arg(long, value_name = "SECONDS")]
     dirty_age_max: Option<u32>,
-    /// Copies on flash: of everything, or two of what is not on the backing
+    /// Copies on flash: of all data, or two of dirty data
     #[arg(long, value_name = "N", value_parser = words(COPIES))]
     copies: Option<String>,
     /// The backing always holds a state that existed; destaging is slower
@@ -56,7 +56,7 @@ pub(super) struct Settings {
     /// Compare a persistent cache with its backing after a restart, before it serves
     #[arg(long, value_name = "WHEN", value_parser = words(VERIFY))]
     verify: Option<String>,
-    /// Memory above the cache, which keeps what is read often and reads ahead; 0 for none
+    /// Memory above the cache for frequently read data and read-ahead; 0 for none
     #[arg(long, value_name = "SIZE")]
     ram: Option<Size>,
 }

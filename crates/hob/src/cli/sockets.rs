@@ -1,4 +1,5 @@
-//! `--socket-owner`, `--socket-group`, `--socket-mode`: who may open the Unix sockets of disks.
+//! `--socket-owner`, `--socket-group`, `--socket-mode`: owner and permissions of the Unix sockets
+//! of disks.
 
 use clap::Args;
 
@@ -13,7 +14,7 @@ pub(super) struct Sockets {
     /// Give the Unix sockets of disks to this group, by name or number
     #[arg(long, value_name = "GROUP")]
     socket_group: Option<String>,
-    /// Give the Unix sockets of disks these permission bits, octal; who may write may connect
+    /// Give the Unix sockets of disks these permission bits, octal; clients need write permission
     #[arg(long, value_name = "MODE")]
     socket_mode: Option<String>,
 }

@@ -37,7 +37,7 @@ pub(super) fn run(args: &Stats, global: &Global) -> anyhow::Result<()> {
     })
 }
 
-/// What is special about a cache that is persistent.
+/// Additional lines for a persistent cache.
 fn write_back(stats: &DiskStats) -> Vec<(&'static str, String)> {
     let draining = if stats.draining { ", draining" } else { "" };
     let rate = Size(stats.destage_rate_bytes).human();

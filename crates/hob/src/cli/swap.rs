@@ -1,6 +1,7 @@
 //! `hob swap …`: swap of this host on the flash of a pool.
 //!
-//! The daemon does it; these commands watch. Interrupted, they leave, and say that it goes on.
+//! The daemon makes the change; these commands watch. When interrupted, they say that it continues,
+//! and exit.
 
 use std::path::PathBuf;
 
@@ -49,11 +50,12 @@ pub(crate) enum Swap {
         #[arg(long)]
         no_wait: bool,
     },
-    /// Bring back what is swapped out to an area, and swap to it no more; stops its turning on
+    /// Bring swapped-out data back and stop swapping to an area; also cancels turning it on
     Off {
         /// The area
         name: String,
-        /// Try it even if memory may not take what is swapped out; the kernel may end programs then
+        /// Try it even if memory may not have room for the swapped-out data; the kernel may kill
+        /// programs then
         #[arg(long)]
         force: bool,
         /// Do not wait until it is off
@@ -69,7 +71,7 @@ pub(crate) enum Swap {
     List,
 }
 
-/// What the daemon's child runs: ends swapping to a device
+/// Ends swapping to a device; the daemon runs it as a child process
 #[derive(Debug, Args)]
 pub(crate) struct SwapOff {
     /// The device
@@ -122,10 +124,10 @@ fn follow(
     print_change(global.output, &changed)
 }
 
-/// Waits until an area is what it is to be; false if the user did not want to wait.
+/// Waits until an area is in its final state; false if the user did not want to wait.
 async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<bool> {
     let mut watch = Watch::new()?;
-    // What it is to be in the end, if there is anything to wait for.
+    // The final state, if there is anything to wait for.
     let mut wanted = None;
     loop {
         let Some(area) = &mut changed.swap else { return Ok(true) };
@@ -150,7 +152,7 @@ async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<boo
         let (now, other) = if is_coming { ("on", "off") } else { ("off", "on") };
         let goes_on = || {
             format!(
-                "{name} goes on being turned {now}; 'hob swap list' shows it, 'hob swap {other} {name}' stops it"
+                "{name} is still being turned {now}; 'hob swap list' shows it, 'hob swap {other} {name}' stops it"
             )
         };
         if !watch.wait(goes_on).await {

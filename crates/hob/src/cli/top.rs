@@ -1,7 +1,7 @@
-//! `hob top`: what disks do at the moment, on a screen that follows them or in one table.
+//! `hob top`: current load of disks, on a screen that is updated or in one table.
 //!
-//! Rates are differences of two answers of the daemon, so the first ones are there a moment after the start. While the daemon
-//! does not answer, the screen says so and shows what was last known.
+//! Rates are differences of two responses of the daemon, so the first ones appear a moment after
+//! the start. While the daemon does not answer, the screen says so and shows the last known values.
 
 mod model;
 mod screen;
@@ -25,7 +25,7 @@ use super::remote::{converse, explain};
 use model::{COLUMNS, Model, Row};
 use screen::{Screen, Theme};
 
-/// Show what disks do at the moment: requests, latency, hits, what is dirty
+/// Show current requests, latency, hits and dirty data of disks
 #[derive(Debug, Args)]
 pub(crate) struct Top {
     /// Print one table and end: for scripts
@@ -63,7 +63,7 @@ pub(super) fn run(args: &Top, global: &Global) -> anyhow::Result<()> {
         bail!("standard output is no terminal; 'hob top --once' prints one table");
     }
     converse(global, async |client| {
-        // What is wrong before there is a screen is said without one.
+        // Errors before there is a screen are printed without one.
         let first = Answer::of(&client).await?;
         let mut terminal = terminal::Guard::enter()?;
         follow(args, client, first, &mut terminal).await
@@ -126,7 +126,7 @@ impl<'a> Line<'a> {
     }
 }
 
-/// What one look at the daemon gives.
+/// One response of the daemon.
 struct Answer {
     loads: Vec<DiskLoad>,
     health: Health,
@@ -140,7 +140,7 @@ impl Answer {
     }
 }
 
-/// Shows and follows until somebody has had enough.
+/// Updates the screen until the user quits.
 async fn follow(
     args: &Top,
     client: Client,
@@ -180,7 +180,7 @@ async fn follow(
                         return Ok(());
                     }
                 }
-                // Anything else is a change of size, perhaps: it is drawn anew.
+                // Another event may be a change of size: the screen is drawn again.
                 Some(_) => {}
                 None => return Ok(()),
             },
@@ -188,7 +188,7 @@ async fn follow(
     }
 }
 
-/// What follows a key.
+/// Effect of a key.
 #[derive(Debug, PartialEq, Eq)]
 enum Next {
     Stay,

@@ -1,6 +1,8 @@
-//! Watching what the daemon does, in a command that waits for it: how far it is, and the user who will not wait.
+//! Progress of an operation of the daemon in a command that waits for it, and a user who does not
+//! want to wait.
 //!
-//! One line that changes on a terminal, lines elsewhere; on stderr, so that stdout is the answer.
+//! One updated line on a terminal, otherwise separate lines; on stderr, so that stdout has only the
+//! result.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -32,7 +34,7 @@ impl Watch {
     /// Says how far it is; on a terminal with a picture before it, which may be empty.
     pub(super) fn show(&mut self, picture: &str, sentence: &str) {
         let mut stderr = std::io::stderr();
-        // Nobody is left to be told when stderr is closed.
+        // stderr may be closed: there is no one to tell then.
         if self.on_terminal {
             let gap = if picture.is_empty() { "" } else { " " };
             let _ = write!(stderr, "\r\x1b[2K{picture}{gap}{sentence}");
@@ -44,7 +46,8 @@ impl Watch {
         let _ = stderr.flush();
     }
 
-    /// Waits until it is time to look again. False when the user does not want to wait: he is told what becomes of it.
+    /// Waits until the next poll. Returns false if the user does not want to wait, after telling
+    /// them what continues.
     pub(super) async fn wait(&mut self, goes_on: impl FnOnce() -> String) -> bool {
         tokio::select! {
             () = tokio::time::sleep(ASK_EVERY) => true,

@@ -1,7 +1,7 @@
-//! `hob cluster evacuate [HOST]`: every disk of a host goes to others, a few at a time.
+//! `hob cluster evacuate [HOST]`: moves every disk of a host to other hosts, a few at a time.
 //!
-//! What is done is in etcd, so an interrupted command is gone on with by giving it again: disks that have gone are not on the host any more, and
-//! moves that are under way are watched and not ordered anew.
+//! The progress is in etcd, so an interrupted command continues when it is run again: moved disks
+//! are not on the host any more, and moves under way are watched and not ordered again.
 
 use std::collections::VecDeque;
 use std::io::Write as _;
@@ -18,9 +18,10 @@ use super::super::remote::{converse, explain};
 use super::super::watch::Watch;
 use super::moves::{Carry, look};
 
-/// Move every disk of a host to others, a few at a time, as 'hob cluster advise --leaving HOST' says
+/// Move every disk of a host to other hosts, a few at a time, as 'hob cluster advise --leaving
+/// HOST' plans
 ///
-/// Disks that somebody uses stay, with --machines excepted. Ends with an error if a disk stays; given again, it goes on.
+/// Disks in use stay, except with --in-use. Fails if a disk stays; run it again to continue.
 #[derive(Debug, Args)]
 pub(crate) struct Evacuate {
     /// The host [default: the one that is asked]
@@ -28,27 +29,27 @@ pub(crate) struct Evacuate {
     /// Show what would go where, and move nothing
     #[arg(long)]
     dry_run: bool,
-    /// Disks on their way at once
+    /// Number of disks that move at the same time
     #[arg(long, value_name = "DISKS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
     at_once: u8,
-    /// What becomes of their caches [default: drop, or copy if somebody uses the disk]
+    /// What happens to their caches [default: drop, or copy if the disk is in use]
     #[arg(long, value_enum)]
     cache: Option<Carry>,
     /// Bytes a second that each cache takes on its way, at most
     #[arg(long, value_name = "BYTES")]
     bandwidth: Option<hob_control::Size>,
-    /// Disks that somebody uses, too: each goes when its machine is migrated
-    #[arg(long)]
-    machines: bool,
+    /// Also move disks in use: each moves when its VM is migrated
+    #[arg(long = "in-use", alias = "machines")]
+    in_use: bool,
 }
 
-/// What comes of it.
+/// Result of the command.
 #[derive(Debug, Default, Serialize)]
 struct Outcome {
     host: String,
-    /// What is to go where.
+    /// The planned moves.
     plan: Vec<Step>,
-    /// Disks that have gone.
+    /// Completed moves.
     moved: Vec<ClusterMove>,
     /// Disks that have not, and why.
     stays: Vec<AdvisedStay>,
@@ -82,12 +83,12 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
         None => client.cluster().await.map_err(explain)?.host,
     };
     let advice = client.cluster_advice(Some(&host)).await.map_err(explain)?;
-    let mut outcome = plan(host, &advice, args.machines);
+    let mut outcome = plan(host, &advice, args.in_use);
     for step in &outcome.plan {
         let is_copied =
             args.cache.map_or(step.users > 0, |cache| matches!(cache, Carry::Copy | Carry::Remote));
         if !is_copied {
-            // Nobody is left to be told when stderr is closed.
+            // stderr may be closed: there is no one to tell then.
             let _ = writeln!(std::io::stderr(), "{}: its cache on {} is emptied", step.disk, outcome.host);
         }
     }
@@ -97,7 +98,7 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
     let mut watch = Watch::new()?;
     let mut going: Vec<ClusterMove> = Vec::new();
     let mut waiting: VecDeque<Step> = outcome.plan.iter().cloned().collect();
-    // Those that were ordered before, by an earlier run or by somebody else.
+    // Moves that were ordered before, by an earlier run or another operator.
     let known = client.cluster_moves().await.map_err(explain)?;
     for one in known.into_iter().filter(|one| !one.state.is_over()) {
         let is_ours = one.from == outcome.host || waiting.iter().any(|step| step.disk == one.disk);
@@ -119,7 +120,7 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
         watch.show("", &progress(&outcome, &going, waiting.len()));
         let goes_on = || {
             format!(
-                "moves that are under way go on, and no more are begun; 'hob cluster evacuate {}' goes on with the rest",
+                "moves under way continue, and no more are started; 'hob cluster evacuate {}' continues with the rest",
                 outcome.host
             )
         };
@@ -132,7 +133,7 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
                 ClusterMoveState::Done => outcome.moved.push(one),
                 ClusterMoveState::Failed => outcome.stays.push(AdvisedStay {
                     disk: one.disk,
-                    why: one.note.unwrap_or_else(|| "nobody knows why".to_owned()),
+                    why: one.note.unwrap_or_else(|| "for an unknown reason".to_owned()),
                 }),
                 _ => going.push(one),
             }
@@ -156,13 +157,13 @@ async fn order(args: &Evacuate, client: &Client, step: &Step) -> anyhow::Result<
     })
 }
 
-fn plan(host: String, advice: &ClusterAdvice, machines: bool) -> Outcome {
+fn plan(host: String, advice: &ClusterAdvice, in_use: bool) -> Outcome {
     let mut outcome = Outcome { host, stays: advice.stays.clone(), ..Outcome::default() };
     for one in &advice.moves {
         let users = advice.disks.iter().find(|disk| disk.name == one.disk).map_or(0, |disk| disk.users);
-        if users > 0 && !machines {
+        if users > 0 && !in_use {
             let why = format!(
-                "somebody uses it; end that, or say --machines and migrate the machine while 'hob cluster move {} --to {}' waits for it",
+                "clients use it; disconnect them, or pass --in-use and migrate the VM while 'hob cluster move {} --to {}' waits for it",
                 one.disk, one.to
             );
             outcome.stays.push(AdvisedStay { disk: one.disk.clone(), why });

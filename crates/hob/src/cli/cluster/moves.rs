@@ -1,6 +1,7 @@
-//! `hob cluster move DISK --to HOST`: ordered, watched, called off.
+//! `hob cluster move DISK --to HOST`: orders, watches and cancels a move.
 //!
-//! The hosts move the disk; this command watches. Interrupted, it leaves, and says that the move goes on.
+//! The hosts move the disk; this command watches. When interrupted, it says that the move
+//! continues, and exits.
 
 use anyhow::bail;
 use clap::{Args, ValueEnum};
@@ -15,10 +16,12 @@ use super::super::output::print;
 use super::super::remote::{converse, explain};
 use super::super::watch::Watch;
 
-/// Move a disk to another host of the cluster, whoever has it; or show how far that is
+/// Move a disk from its current owner to another host of the cluster, or show the progress of a
+/// move
 ///
-/// Without a machine that uses the disk, and without --cache, it is drained, closed here and opened there, with an empty cache. With one, or with
-/// --cache, it migrates as by 'hob migrate', for which both hosts need TLS on their control APIs, and the other one an address in [cluster].
+/// If no VM uses the disk and --cache is not given, the disk is drained, closed here and opened
+/// there with an empty cache. Otherwise it is migrated as by 'hob migrate'. Both hosts then need
+/// TLS on their control APIs, and the other host needs an address in [cluster].
 #[derive(Debug, Args)]
 pub(crate) struct Move {
     /// The disk
@@ -26,7 +29,7 @@ pub(crate) struct Move {
     /// The host that is to have it, by its name in the cluster
     #[arg(long, value_name = "HOST")]
     to: Option<String>,
-    /// What becomes of the cache [default: drop, or copy if somebody uses the disk]
+    /// What happens to the cache [default: drop, or copy if the disk is in use]
     #[arg(long, value_enum, requires = "to")]
     cache: Option<Carry>,
     /// The pool of the other host [default: the one of the same name, or its only one]
@@ -46,14 +49,14 @@ pub(crate) struct Move {
     cancel: bool,
 }
 
-/// What becomes of the cache.
+/// What happens to the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(super) enum Carry {
     /// Copied, hottest first
     Copy,
-    /// The other host learns what was in it, and reads that from the backing
+    /// Send a list of the cached blocks; the other host reads them from the backing
     HeatMap,
-    /// The other host reads what it misses from this host's flash until it has all
+    /// Let the other host read misses from this host's flash until it has everything
     Remote,
     /// Left behind
     Drop,
@@ -90,7 +93,7 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
             watch.show("", &sentence(&shown));
             let goes_on = || {
                 format!(
-                    "the move of {disk} goes on; 'hob cluster move {disk}' shows it, 'hob cluster move {disk} --cancel' calls it off"
+                    "the move of {disk} continues; 'hob cluster move {disk}' shows it, 'hob cluster move {disk} --cancel' cancels it"
                 )
             };
             if !watch.wait(goes_on).await {
@@ -111,7 +114,7 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
 async fn announce(client: &Client, disk: &str, cache: Option<Carry>, dry_run: bool) -> anyhow::Result<()> {
     let is_kept = match cache {
         Some(cache) => matches!(cache, Carry::Copy | Carry::Remote),
-        // It is copied if somebody uses the disk.
+        // It is copied if the disk is in use.
         None => {
             let remove = PlannedChange::Remove { discard_dirty: false };
             client.preview(disk, &remove).await.is_ok_and(|preview| preview.clients > 0)
@@ -128,7 +131,7 @@ async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {
     })
 }
 
-/// How far a move is now. An order that is gone has ended: whose the disk is tells how.
+/// Progress of a move. An order that is gone has ended; the current owner of the disk tells how.
 pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Result<ClusterMove> {
     let moves = client.cluster_moves().await.map_err(explain)?;
     if let Some(found) = moves.into_iter().find(|one| one.disk == before.disk && one.id == before.id) {
@@ -141,7 +144,7 @@ pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Resul
         Some(disk) => {
             (ClusterMoveState::Failed, Some(format!("the order is gone, and {} has it", disk.host)))
         }
-        None => (ClusterMoveState::Failed, Some("the order is gone, and nobody has it".to_owned())),
+        None => (ClusterMoveState::Failed, Some("the order is gone, and no host has the disk".to_owned())),
     };
     Ok(ClusterMove { state, note, ..before.clone() })
 }
@@ -154,12 +157,12 @@ pub(super) fn sentence(shown: &ClusterMove) -> String {
     let with = |text: String| note.map_or(text.clone(), |note| format!("{text}: {note}"));
     match state {
         Asked => format!("{disk} is to go to {to}; the host that has it has not seen that yet"),
-        Offered => format!("{disk} goes from {from} to {to}, which is asked whether it can take it"),
-        Welcome => format!("{disk} goes from {from} to {to}, which can take it"),
-        Leaving => with(format!("{disk} goes from {from} to {to}")),
+        Offered => format!("{disk} moves from {from} to {to}, which checks whether it can take it"),
+        Welcome => format!("{disk} moves from {from} to {to}, which can take it"),
+        Leaving => with(format!("{disk} moves from {from} to {to}")),
         Given => format!("{disk} was given back by {from}, and {to} takes it"),
         Done => format!("{disk} is at {to}"),
-        Failed => with(format!("{disk} has not gone to {to}")),
+        Failed => with(format!("{disk} did not move to {to}")),
     }
 }
 

@@ -23,14 +23,15 @@ pub(crate) struct Advise {
     /// Share of the reads to serve from flash, like 85% [default: 90 % of what the best cache could]
     #[arg(long, value_name = "PERCENT", value_parser = percent)]
     target_hit: Option<f64>,
-    /// What the disk lies on: 7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS [default: 7.2k-raid5]
+    /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS [default:
+    /// 7.2k-raid5]
     #[arg(long)]
     backing: Option<Backing>,
-    /// What the cache will lie on: sata or pcie [default: sata]
+    /// Type of the cache's flash: sata or pcie [default: sata]
     #[arg(long)]
     flash: Option<Flash>,
-    /// What may be written to the flash: drive writes a day over five years, of a device as large as the cache, or
-    /// terabytes in all, like 600TBW [default: 1DWPD]
+    /// Endurance of the flash: drive writes per day over five years, for a device of the cache's
+    /// size, or total terabytes, like 600TBW [default: 1DWPD]
     #[arg(long, value_name = "RATING")]
     endurance: Option<Endurance>,
     /// Requests used at most, from the trace's start; a million take 24 MB

@@ -1,4 +1,5 @@
-//! `hob lab cluster`: many hosts and one etcd, in virtual time: what is asked of it, and how long disks of killed hosts are away?
+//! `hob lab cluster`: simulates many hosts and one etcd: the load on etcd, and how long disks of
+//! killed hosts are offline.
 
 use std::path::PathBuf;
 
@@ -15,7 +16,8 @@ use crate::cli::output::{numbers, print, table, words};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// What a member of etcd 3.4 with four cores takes over its JSON gateway: a quarter of the processor time that was measured (docs/LAB.md).
+/// Time that a member of etcd 3.4 with four cores takes for a request over its JSON gateway: a
+/// quarter of the measured processor time (docs/LAB.md).
 const QUESTION_US: u64 = 190;
 const CHANGE_NS: u64 = 110_000;
 const KEY_NS: u64 = 11_000;
@@ -24,21 +26,23 @@ const NEWS_NS: u64 = 33_000;
 const COMMIT_NS: u64 = 5_000_000;
 const WAY_NS: u64 = 300_000;
 
-/// Where every disk is looked at, what is asked is the same in every second.
+/// Seconds until the load on etcd is steady when hosts poll.
 const LOOKS_WARM_S: u64 = 6;
 const LOOKS_STEADY_S: u64 = 6;
-/// Where hosts hear, they look at everything once in a minute or so.
+/// The same when hosts watch etcd: they read everything about once a minute.
 const NEWS_WARM_S: u64 = 75;
 const NEWS_STEADY_S: u64 = 60;
 
 /// Nobody waits longer for a disk in the model.
 const AFTER_S: u64 = 30;
 
-/// Play many hosts that share an etcd in virtual time: what they ask of it, and how long disks of killed hosts are away
+/// Simulate many hosts that share an etcd: the load on etcd, and how long disks of killed hosts are
+/// offline
 ///
-/// Each disk is served by one host, and some others are told of it. Played for each number of hosts: every host looks at every disk that it waits for
-/// once a second, and one host is killed; hosts hear from etcd what changes, as they do, and one host is killed; the same, and a quarter of them is.
-/// What backings and caches take is not played.
+/// Each disk is served by one host, and some other hosts know it. Three runs for each number of
+/// hosts: hosts poll every disk that they wait for once a second, and one host is killed; hosts
+/// watch etcd, as hob does, and one host is killed; the same, and a quarter of the hosts is killed.
+/// Backings and caches are not simulated.
 #[derive(Debug, Args)]
 pub(crate) struct ClusterArgs {
     /// Numbers of hosts
@@ -48,7 +52,7 @@ pub(crate) struct ClusterArgs {
     /// Disks, for each host
     #[arg(long, value_name = "N", default_value_t = 156, value_parser = clap::value_parser!(u32).range(1..=1024))]
     disks_per_host: u32,
-    /// Hosts that are told of each disk
+    /// Number of hosts that know each disk
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(2..=256))]
     known_by: u32,
     /// Lease of a host, seconds
@@ -57,10 +61,10 @@ pub(crate) struct ClusterArgs {
     /// How much longer disks of a host that vanished are left alone, seconds
     #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=30))]
     settle_seconds: u64,
-    /// What etcd takes for a question, microseconds
+    /// Time that etcd takes for a request, microseconds
     #[arg(long, value_name = "US", default_value_t = QUESTION_US, value_parser = clap::value_parser!(u64).range(1..=100_000))]
     question_us: u64,
-    /// Draw what is asked of etcd into this file, as SVG
+    /// Draw the load on etcd into this file, as SVG
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
     /// Draw how long disks are away into this file, as SVG
@@ -164,7 +168,7 @@ pub(super) fn run(args: &ClusterArgs, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, show)
 }
 
-/// What is played with so many hosts.
+/// The runs for this number of hosts.
 fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
     let looks = Owners {
         hosts: hosts as usize,
@@ -232,7 +236,7 @@ fn show(report: &Report) -> String {
     table(&columns, report.rows.iter().map(row))
 }
 
-/// Of rows of one kind: hosts, and something of theirs.
+/// Points of the rows of one kind: number of hosts, and the value that `of` takes from the row.
 fn points(report: &Report, pacing: &str, of: impl Fn(&Row) -> Option<f64>) -> Vec<(f64, f64)> {
     let rows = report.rows.iter().filter(|row| row.pacing == pacing && row.killed == 1);
     rows.filter_map(|row| Some((f64::from(row.hosts), of(row)?))).collect()
@@ -261,7 +265,7 @@ fn draw_asked(report: &Report) -> String {
 
 fn draw_away(report: &Report) -> String {
     let mut chart = CurveChart::new(
-        "How long disks of a killed host are away",
+        "How long disks of a killed host are offline",
         Axis::new("hosts", Unit::Count).log(),
         Axis::new("seconds", Unit::Count),
     )

@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{Source, remarks};
 
-/// A bar of so many requests, or one that only counts.
+/// A progress bar of `length` requests, or a counter.
 pub(super) fn bar(length: Option<u64>) -> anyhow::Result<ProgressBar> {
     Ok(match length {
         Some(length) => ProgressBar::new(length).with_style(ProgressStyle::with_template(
@@ -43,13 +43,13 @@ enum End {
     Failed(anyhow::Error),
 }
 
-/// What was read.
+/// The records that were read.
 pub(super) struct Fed {
     /// Records handed on.
     pub(super) count: u64,
-    /// The trace goes on beyond the limit.
+    /// The trace continues beyond the limit.
     pub(super) is_cut: bool,
-    /// What the reader has to say beside the records, a line each.
+    /// Remarks of the reader, a line each.
     pub(super) remarks: Vec<String>,
 }
 
@@ -70,10 +70,10 @@ impl<'a> Feed<'a> {
         Ok(Feed { blocks, block: Vec::new(), at: 0, count: 0, limit, stop, bar, end: None })
     }
 
-    /// What was read, when the records have ended.
+    /// Returns what was read, after the last record.
     ///
     /// # Errors
-    /// The trace could not be read to its end, Ctrl-C, or nothing was in it.
+    /// The trace could not be read to its end, Ctrl-C was pressed, or the trace is empty.
     pub(super) fn finish(self) -> anyhow::Result<Fed> {
         self.bar.finish_and_clear();
         let is_cut = match self.end {
@@ -139,7 +139,7 @@ mod tests {
         Source { trace, format, disk: None, on_bad: Bad::Fail, page_size: None }
     }
 
-    /// The offsets that come out, and what is said afterwards.
+    /// Returns the offsets, and the result of `finish`.
     fn read(text: &str, limit: u64, stop: bool) -> (Vec<u64>, anyhow::Result<Fed>) {
         let (directory, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(stop));
         let mut feed =

@@ -14,7 +14,7 @@ use super::sim::processors;
 use crate::cli::Global;
 use crate::cli::output::{numbers, print, table, with_notes, words};
 
-/// Measure what was published of other caches again, with hob's engine on modelled devices
+/// Repeat published measurements of other caches, with hob's engine on modelled devices
 ///
 /// Writes index.html and, for each figure, a picture and a table. The exit code is 1 when a check is red.
 #[derive(Debug, Args)]

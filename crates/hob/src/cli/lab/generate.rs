@@ -14,7 +14,7 @@ use super::out::{Columns, Out, To};
 use crate::cli::Global;
 use crate::cli::output::{print, table, tell, words};
 
-/// Between two requests of clients that ask after each answer. Only a replay knows when they come.
+/// Time between requests of clients that wait for each reply. Only a replay knows the real times.
 const TURN_NS: u64 = 1_000_000;
 /// Records between looks at Ctrl-C.
 const RECORDS_A_LOOK: u64 = 8192;
@@ -22,7 +22,7 @@ const RECORDS_A_LOOK: u64 = 8192;
 /// Make a trace up after a published workload; without a name, list the workloads and their parameters
 #[derive(Debug, Args)]
 pub(crate) struct Generate {
-    /// Which; 'hob lab generate' lists them
+    /// Name of the workload; 'hob lab generate' lists them
     #[arg(requires = "out")]
     name: Option<String>,
     /// Parameters that are to differ from the published ones, like requests=100000
@@ -34,7 +34,7 @@ pub(crate) struct Generate {
     /// File to write; - is standard output
     #[arg(long, value_name = "FILE", requires = "name")]
     out: Option<PathBuf>,
-    /// What to write
+    /// Format of the trace
     #[arg(long, value_enum, default_value_t)]
     to: To,
     /// Write that many requests at most, those that warm the cache included
@@ -97,7 +97,7 @@ pub(super) fn run(args: &Generate, global: &Global) -> anyhow::Result<()> {
     tell(&format!("{count} requests of {name} to {disks} disk{}", if disks == 1 { "" } else { "s" }));
     if warmup > 0 {
         tell(&format!(
-            "the first {} warm the cache and are not part of what was published",
+            "the first {} warm the cache and are not part of the published figures",
             warmup.min(count)
         ));
     }

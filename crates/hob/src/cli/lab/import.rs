@@ -19,7 +19,7 @@ pub(crate) struct Import {
     /// File to write; - is standard output
     #[arg(value_name = "OUT")]
     out: PathBuf,
-    /// What to write
+    /// Format of the trace
     #[arg(long, value_enum, default_value_t)]
     to: To,
     /// Replace a file that is there
@@ -32,7 +32,7 @@ pub(super) fn run(args: &Import) -> anyhow::Result<()> {
     let convert = |columns: Columns| -> anyhow::Result<(TraceReader, u64)> {
         let mut reader = args.source.open()?;
         let mut out = Out::create(&args.out, args.to, args.force, columns)?;
-        // What is cut out of a trace is a trace of one disk.
+        // Part of a trace becomes a trace of one disk.
         let only = args.source.disk.is_some();
         let records = read_all(&mut reader, &stop, |record| {
             out.push(&Record { disk: if only { 0 } else { record.disk }, ..*record })

@@ -219,7 +219,7 @@ type Count = fn(&ArrivalBucket) -> u64;
 fn draw(report: &Report) -> String {
     let Profile { arrivals, duration_ns, .. } = &report.profile;
     let end = *duration_ns as f64 / 1e9;
-    // What does not happen has no line.
+    // Kinds without requests have no line.
     let kinds: [(&str, Count); 3] = [
         ("reads", |bucket| bucket.reads),
         ("writes", |bucket| bucket.writes),

@@ -42,14 +42,15 @@ pub(crate) struct Latency {
     no_cache: bool,
     #[command(flatten)]
     settings: Settings,
-    /// What the disk lies on: 7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS [default: 7.2k-raid5]
+    /// Type of the backing: 7.2k-raid5, 10k-raid5, 15k-raid5 or fixed:READ_MS,WRITE_MS [default:
+    /// 7.2k-raid5]
     #[arg(long)]
     backing: Option<Backing>,
-    /// What the cache lies on: sata or pcie [default: sata]
+    /// Type of the cache's flash: sata or pcie [default: sata]
     #[arg(long)]
     flash: Option<Flash>,
-    /// When requests come: original, a factor like x10 or x0.5, or asap for one at a time [default: original; asap for
-    /// a trace without times]
+    /// When requests arrive: original, a factor like x10 or x0.5, or asap for one at a time
+    /// [default: original; asap for a trace without times]
     #[arg(long)]
     pace: Option<Pace>,
     /// Play the trace once before measuring
@@ -66,7 +67,7 @@ pub(crate) struct Latency {
     picture: Option<PathBuf>,
 }
 
-/// As the daemon would have it.
+/// The cache with the daemon's settings.
 fn cache(size: Size, settings: Settings) -> anyhow::Result<CacheSetup> {
     let settings = hob_control::CacheSettings::from(settings);
     if settings.ram.is_some_and(|ram| ram.bytes() > 0) {
@@ -80,7 +81,7 @@ fn cache(size: Size, settings: Settings) -> anyhow::Result<CacheSetup> {
     Ok(CacheSetup { bytes: size.bytes(), config, journal })
 }
 
-/// The answer, and what was asked.
+/// The result, with its parameters.
 #[derive(Debug, Serialize)]
 struct Report {
     trace: String,
@@ -117,7 +118,7 @@ impl CacheReport {
         }
     }
 
-    /// In words; what is as usual is left out.
+    /// As sentences. Default settings are left out.
     fn text(&self, flash: &str) -> String {
         let (size, block) = (Size(self.bytes), Size(self.block_bytes));
         let twice = if self.copies == Copies::One.name() { "" } else { "two devices, each " };
@@ -284,7 +285,8 @@ fn csv(latencies: &Latencies) -> String {
     text
 }
 
-/// Mean and 99th percentile of both runs over time, or over the trace where requests came one at a time.
+/// Mean and 99th percentile of both runs over time, or over the trace if requests arrived one at a
+/// time.
 fn draw(report: &Report) -> String {
     let latencies = &report.latencies;
     let x = match latencies.span_s {

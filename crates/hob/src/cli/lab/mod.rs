@@ -67,13 +67,13 @@ struct Source {
     /// The trace, perhaps compressed with gzip, zstd, bzip2 or xz; - is standard input
     #[arg(value_name = "TRACE")]
     trace: PathBuf,
-    /// Its format [default: told from its content]; 'hob lab formats' describes them
+    /// Format of the trace [default: detected]; 'hob lab formats' describes the formats
     #[arg(long, value_parser = formats(), hide_possible_values = true)]
     format: Option<&'static FormatInfo>,
     /// Only this disk, by the number that 'hob lab info' shows
     #[arg(long, value_name = "NUMBER")]
     disk: Option<u16>,
-    /// What to do with an entry that makes no sense
+    /// How to handle a malformed entry
     #[arg(long, value_enum, default_value_t)]
     on_bad: Bad,
     /// Size of a page, for formats that count in pages and do not say (arc, oracle-general, spc) [default: 512]
@@ -81,7 +81,7 @@ struct Source {
     page_size: Option<Size>,
 }
 
-/// What to do with an entry that makes no sense.
+/// How to handle a malformed entry.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Bad {
     /// Leave it out and count it.
@@ -166,7 +166,7 @@ fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// What a reader has to say beside the records, a line each.
+/// Remarks of the reader, a line each.
 fn remarks(reader: &TraceReader) -> Vec<String> {
     let mut remarks = Vec::new();
     let skipped = reader.skipped();

@@ -1,7 +1,8 @@
-//! `hob lab mrc TRACE`: miss-ratio curves, which is what an LRU cache of every size would do, from one pass for each
-//! block size.
+//! `hob lab mrc TRACE`: miss-ratio curves: the miss ratio of an LRU cache of every size, from one
+//! pass for each block size.
 //!
-//! Sizes in the table are shares of the *footprint*: the bytes of all blocks that came into the cache at least once.
+//! Sizes in the table are shares of the *footprint*: the bytes of all blocks that were cached at
+//! least once.
 
 mod render;
 
@@ -41,7 +42,7 @@ pub(crate) struct Mrc {
     /// Sizes of a cache block
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K")]
     block_size: Vec<Size>,
-    /// What a write does to the cache
+    /// Effect of a write on the cache
     #[arg(long, value_enum, default_value_t)]
     mode: Writes,
     /// Follow every block, however long the trace; beyond 8 million requests the default is --samples 16384
@@ -64,7 +65,7 @@ pub(crate) struct Mrc {
     picture: Option<PathBuf>,
 }
 
-/// What a write does to the cache.
+/// Effect of a write on the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 enum Writes {
     /// It goes to the backing and into the cache.
@@ -112,7 +113,7 @@ struct Report {
     trace: String,
     requests: u64,
     mode: Writes,
-    /// Of reads, 0 to 1.
+    /// Target of the recommendation: share of reads, 0 to 1.
     target_hit_ratio: f64,
     curves: Vec<CurveReport>,
     /// Reading and counting.
@@ -123,11 +124,11 @@ struct Report {
 #[derive(Debug, Serialize)]
 struct CurveReport {
     block_bytes: u64,
-    /// Bytes of all blocks that came into the cache; an estimate where blocks were sampled.
+    /// Bytes of all blocks that were cached; an estimate if blocks were sampled.
     footprint_bytes: u64,
     /// The blocks that were followed, where they were sampled.
     sampled: Option<Sampled>,
-    /// Where more cache begins to buy little; none when no cache has a hit.
+    /// The size above which more cache brings few more hits; none if no cache has a hit.
     knee: Option<SizeReport>,
     /// The smallest cache that reaches the target; none when no cache does.
     target: Option<SizeReport>,
@@ -143,7 +144,7 @@ struct CurveReport {
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Sampled {
     blocks: u32,
-    /// Of all blocks, in the end.
+    /// Share of all blocks that were sampled at the end.
     rate: f64,
 }
 
@@ -153,15 +154,15 @@ struct SizeReport {
     read_hit_ratio: f64,
 }
 
-/// What a cache of one size does.
+/// Results for one cache size.
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Row {
     cache_bytes: u64,
-    /// Of the footprint.
+    /// Share of the footprint.
     cache_share: f64,
     /// Read requests served whole from flash, of all; where blocks were sampled, blocks of reads.
     read_hit_ratio: f64,
-    /// What only exact curves know.
+    /// Results that only exact curves have.
     #[serde(flatten)]
     exact: Option<Exact>,
 }
@@ -228,7 +229,7 @@ impl Pass<'_> {
             (Some(rate), _) => Shards::fixed_rate(rate, (FIXED_RATE_SAMPLES_MAX / rate) as u64),
             (None, Some(samples)) => Shards::fixed_size(samples),
             (None, None) => {
-                // Standard input does not come a second time.
+                // Standard input cannot be read twice.
                 let limited = !exact && self.args.source.trace.as_os_str() != "-";
                 let limit = if limited { EXACT_REQUESTS_MAX } else { u64::MAX };
                 if self.length.is_none_or(|length| length <= limit) {

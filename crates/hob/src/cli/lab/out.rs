@@ -1,6 +1,6 @@
-//! Where commands of the lab write a trace.
+//! Output of trace commands.
 //!
-//! The file appears when it is complete; Ctrl-C or an error leaves nothing behind.
+//! The file appears when it is complete. After Ctrl-C or an error there is no file.
 
 use std::fs::Permissions;
 use std::io::{self, Write};
@@ -13,7 +13,7 @@ use hob_lab::trace::{Record, binary, csv};
 
 use crate::cli::output::StdoutError;
 
-/// What to write.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub(super) enum To {
     /// hob's binary format, which the other commands read fastest.
@@ -23,19 +23,19 @@ pub(super) enum To {
     Csv,
 }
 
-/// A second disk came along in a trace that was taken for one of a single disk.
+/// A trace that should have one disk has a second one.
 #[derive(Debug, thiserror::Error)]
 #[error("the trace has several disks")]
 pub(super) struct SeveralDisks;
 
-/// Which CSV to write.
+/// Columns of the CSV file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Columns {
     OneDisk,
     Disks,
 }
 
-/// Where the records go.
+/// Destination of the records.
 pub(super) enum Out {
     BinaryFile(binary::Writer<tempfile::NamedTempFile>, Target),
     CsvFile(csv::Writer<tempfile::NamedTempFile>, Columns, Target),

@@ -1,4 +1,5 @@
-//! `hob lab scale`: many hosts on one shared store, in virtual time: does a disk get what it is due wherever it runs?
+//! `hob lab scale`: simulates many hosts on one shared store: does each disk get its entitlement on
+//! every host?
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,24 +15,25 @@ use super::{interruption, write};
 use crate::cli::Global;
 use crate::cli::output::{numbers, print, table, words};
 
-/// I/Os that the store serves at once for each host, and how long each takes: 1 250 a second.
+/// I/Os that the store serves at once for each host, and the time of each: 1 250 per second.
 const SERVERS_A_HOST: usize = 8;
 const SERVICE_NS: u64 = 6_400_000;
 
-/// Above that latency, nanoseconds, hosts hold back.
+/// Latency above which hosts throttle, nanoseconds.
 const THRESHOLD_NS: u64 = 15_000_000;
 
-/// Until a report is known to everybody, nanoseconds: written, and read by those who watch.
+/// Time until all hosts know a report, nanoseconds: one write and one read.
 const DELAY_NS: u64 = 20_000_000;
 
 /// Seconds before anything counts.
 const WARM_S: u64 = 30;
 
-/// Play many hosts on one shared store in virtual time, and see whether disks get their due
+/// Simulate many hosts on one shared store, and measure whether disks get their entitlement
 ///
-/// A store that grows with the hosts, disks that differ in shares, reservations, limits and demand, and are spread unevenly. Played for each
-/// number of hosts three times: unthrottled; each host by the latency that it sees ('hob datastore set --throttle auto'); and hosts
-/// of a cluster, which report to each other.
+/// The store grows with the number of hosts. Disks differ in shares, reservations, limits and
+/// demand, and are spread unevenly. Three runs for each number of hosts: unthrottled; each host
+/// throttled by its own latency ('hob datastore set --throttle auto'); and hosts of a cluster,
+/// which report to each other.
 #[derive(Debug, Args)]
 pub(crate) struct ScaleArgs {
     /// Numbers of hosts
@@ -47,7 +49,7 @@ pub(crate) struct ScaleArgs {
     /// Milliseconds between the reports of a host of a cluster
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=4000))]
     every_ms: u64,
-    /// Draw how far disks are from their due into this file, as SVG
+    /// Draw the deviation of disks from their entitlement into this file, as SVG
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
 }
@@ -67,7 +69,7 @@ struct Row {
     /// Units a second.
     rate: f64,
     latency_ms: f64,
-    /// Parts of what is due.
+    /// Deviation relative to the entitlement.
     error_p50: f64,
     error_p95: f64,
     error_p99: f64,
@@ -174,7 +176,7 @@ fn show(report: &Report) -> String {
 
 fn draw(report: &Report) -> String {
     let mut chart = CurveChart::new(
-        "How far disks are from their due, by hosts that share a store",
+        "How far disks are from their entitlement, by hosts that share a store",
         Axis::new("hosts", Unit::Count).log(),
         Axis::new("95 % of the disks are nearer than", Unit::Percent).log(),
     )

@@ -74,7 +74,7 @@ pub(crate) struct Sim {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CacheSize {
     Bytes(u64),
-    /// Of the trace's footprint: 0.1 is a tenth.
+    /// Share of the trace's footprint: 0.1 is a tenth.
     Share(f64),
 }
 
@@ -85,7 +85,7 @@ impl FromStr for CacheSize {
         match text.strip_suffix('%') {
             Some(percent) => match percent.trim().parse::<f64>() {
                 Ok(percent) if percent > 0.0 && percent <= 1000.0 => Ok(CacheSize::Share(percent / 100.0)),
-                _ => Err(format!("'{text}' is no share: say something like 10%")),
+                _ => Err(format!("'{text}' is not a share: write it like 10%")),
             },
             None => {
                 text.parse::<Size>().map(|size| CacheSize::Bytes(size.bytes())).map_err(|e| e.to_string())
@@ -101,7 +101,7 @@ struct Row {
     admission: String,
     block_bytes: u32,
     cache_bytes: u64,
-    /// Of the bytes the trace touches, if that was counted.
+    /// Share of the bytes that the trace accesses, if they were counted.
     cache_share: Option<f64>,
     reads: u64,
     /// Read requests served whole from flash.
@@ -180,7 +180,7 @@ pub(super) fn run(args: &Sim, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, |report| with_notes(show(report), &notes))
 }
 
-/// What the command line names, checked.
+/// The simulations that the command line asks for, checked.
 struct Wanted {
     policies: Vec<PolicyKind>,
     admissions: Vec<Admission>,
@@ -241,7 +241,7 @@ impl Wanted {
     }
 }
 
-/// What of a preset is not simulated.
+/// Properties of a preset that are not simulated.
 fn not_simulated(row: &Preset) -> Option<String> {
     let Preset { name, mode, .. } = row;
     (*mode != Mode::WriteThrough).then(|| {
@@ -381,7 +381,7 @@ impl Row {
         if self.policy == OPTIMUM { "-".to_owned() } else { figure }
     }
 
-    /// What tells it from other rows, apart from its size.
+    /// Label that distinguishes it from other rows, without its size.
     fn kind(&self, report: &Report) -> String {
         let differs = |of: fn(&Row) -> String| {
             report.results.iter().any(|row| row.policy != OPTIMUM && of(row) != of(&report.results[0]))

@@ -1,4 +1,4 @@
-//! The daemon under test: this program, started again, over files that lose what was not flushed.
+//! The daemon under test: this program as a child process, over files that lose unflushed writes.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -38,7 +38,7 @@ impl Daemon {
             let _ = std::fs::remove_file(socket);
         }
         let log = OpenOptions::new().create(true).append(true).open(stage.log())?;
-        // Not the program of that name, which somebody may have replaced since we were started.
+        // The file of that name may have been replaced since this process started.
         let child = Command::new("/proc/self/exe")
             .args(["daemon", "--log", "info", "--config"])
             .arg(stage.config())
@@ -80,7 +80,8 @@ impl Daemon {
         thread::scope(|scope| {
             scope.spawn(move || {
                 if waits.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
-                    // It may have killed itself just before; nobody has waited for it, so the number is still its own.
+                    // The daemon may have killed itself just before. It was not waited for, so its
+                    // pid is still its own.
                     let _ = kill_process(pid, Signal::KILL);
                 }
             });

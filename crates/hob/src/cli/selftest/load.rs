@@ -1,8 +1,9 @@
-//! What the disk's only client does: load like fio's, in which every byte that is read is checked.
+//! The load of the disk's only client, similar to fio's. Every byte that is read is checked.
 //!
-//! Writes of 4 to 64 KiB, some not aligned to sectors, some with FUA, some of zeroes; reads of what was written; now and
-//! then a flush. Half of it goes to an eighth of the disk, so that blocks are hit and overwritten before they are flushed.
-//! No two requests in flight overlap, unless both are reads: the outcome of that would be anybody's guess.
+//! Writes of 4 to 64 KiB, some not aligned to sectors, some with FUA, some zeroes; reads of written
+//! data; sometimes a flush. Half of the load goes to an eighth of the disk, so that blocks are hit
+//! and overwritten before they are flushed. Requests in flight overlap only if both are reads,
+//! because otherwise the result is undefined.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -26,12 +27,12 @@ const UNITS_MAX: u64 = 16 * SECTOR_UNITS;
 /// Units in one read of a check of the whole disk.
 const CHECK_UNITS: u64 = 256;
 
-/// What was done.
+/// Number of requests by kind.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Counts {
     /// Writes answered, zeroes included.
     pub(super) writes: u64,
-    /// Of them, those with FUA.
+    /// FUA writes among them.
     pub(super) fua: u64,
     /// Flushes answered.
     pub(super) flushes: u64,
@@ -42,7 +43,7 @@ pub(super) struct Counts {
 /// Why there is no going on.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The connection is gone, as it is after a power cut.
+    /// The connection is closed, as after a power cut.
     Cut,
     /// Something is wrong.
     Wrong(anyhow::Error),
@@ -88,7 +89,7 @@ impl<'a> Client<'a> {
         self.finish()
     }
 
-    /// Puts load on the disk for so many requests, or until `stop`.
+    /// Sends `requests` requests, or fewer if `stop` is set.
     pub(super) fn load(&mut self, requests: u64, stop: &AtomicBool) -> Result<(), Trouble> {
         // From a flush every few requests to hardly any.
         let flush_once_in = [4, 16, 64, 1024][self.dice.below(4) as usize];

@@ -1,11 +1,13 @@
-//! `hob selftest`: does this machine, with this binary, keep what it promises when the power goes?
+//! `hob selftest`: checks that this host and this binary lose no acknowledged data at a power
+//! failure.
 //!
-//! A daemon of its own serves a scratch disk through a cache, over a layer that keeps un-flushed writes in memory
-//! (`hob_storage::volatile`). It is killed under load, by kill -9 from outside or by the layer in the middle of an I/O,
-//! and started again; then the whole disk is read twice and compared with what the client knows. After the last cut
-//! the daemon ends in peace, and the backing must hold what was written last.
+//! A daemon of its own serves a scratch disk through a cache, over a layer that keeps unflushed
+//! writes in memory (`hob_storage::volatile`). It is killed under load, by kill -9 from outside or
+//! by the layer in the middle of an I/O, and started again. Then the whole disk is read twice and
+//! compared with the client's model. After the last cut the daemon ends cleanly, and the backing
+//! must have the last writes.
 //!
-//! Refused: anything but scratch files. No disk or pool of the user's is touched.
+//! Only scratch files are used. No disk or pool of the user's is touched.
 
 mod child;
 mod load;
@@ -41,17 +43,18 @@ const LAST_REQUESTS: u64 = 2_000;
 /// How long the last drain may take: there is little to drain, and the backing is a file.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Milliseconds of load before a kill from outside: from, and so many more at most.
+/// Milliseconds of load before a kill from outside: minimum, and maximum above it.
 const LOAD_MS: (u64, u64) = (10, 250);
 
 /// The layer cuts the power by itself after up to 2 to the power of this many steps.
 const STEPS_LOG2_MAX: u64 = 15;
 
-/// Cut the power of a daemon under load, again and again, and check that it keeps its promises
+/// Cut the power of a daemon under load repeatedly, and check that no acknowledged data is lost
 ///
-/// A daemon of its own serves scratch files over a layer that loses what was not flushed, as a power cut does. It is killed
-/// under load and started again N times; each time every sector is read twice and must hold what was flushed or
-/// written later, and nothing else. No disk or pool of yours is touched. Ctrl-C ends it early.
+/// A daemon of its own serves scratch files over a layer that loses unflushed data, as a power cut
+/// does. It is killed under load and started again N times. Each time every sector is read twice
+/// and must have a version that was flushed, or written later. No disk or pool of yours is touched.
+/// Ctrl-C ends it early.
 #[derive(Debug, Args)]
 pub(crate) struct Selftest {
     /// How often, over all setups together
@@ -60,13 +63,14 @@ pub(crate) struct Selftest {
     /// Setups of the cache to test; may be given more than once [default: all, in turn]
     #[arg(long, value_name = "NAME", value_parser = setup_names())]
     setup: Vec<String>,
-    /// Where to put the scratch files [default: a new directory among the temporary files]
+    /// Directory for the scratch files [default: a new temporary directory]
     #[arg(long, value_name = "DIR")]
     dir: Option<PathBuf>,
     /// Size of the disk, from 4M to 1G
     #[arg(long, value_name = "SIZE", default_value = "16M")]
     size: Size,
-    /// Of the load and of what is lost, to repeat a run; when exactly things happen stays the machine's [default: the time]
+    /// Seed of the load and of the lost writes, to repeat a run; exact timing still differs
+    /// [default: the time]
     #[arg(long)]
     seed: Option<u64>,
     /// How the daemon does I/O: auto, io_uring or threads
@@ -81,7 +85,7 @@ fn setup_names() -> clap::builder::PossibleValuesParser {
     SETUPS.iter().map(|setup| setup.name).collect::<Vec<_>>().into()
 }
 
-/// What came of it.
+/// Result of the selftest.
 #[derive(Debug, Serialize)]
 struct Report {
     seed: u64,
@@ -90,7 +94,7 @@ struct Report {
     setups: Vec<SetupReport>,
 }
 
-/// Of one setup.
+/// Result of one setup.
 #[derive(Clone, Debug, Default, Serialize)]
 struct SetupReport {
     setup: &'static str,
@@ -167,7 +171,7 @@ pub(super) fn run(args: &Selftest, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, show)
 }
 
-/// What is said before what went wrong.
+/// The text before the error.
 fn failure(args: &Selftest, setup: &Setup, seed: u64, kept: &Path) -> String {
     let Selftest { power_cut, size, ring, .. } = args;
     let name = setup.name;
@@ -200,7 +204,7 @@ impl<'a> Trial<'a> {
         bar: &'a ProgressBar,
     ) -> anyhow::Result<Trial<'a>> {
         let size = args.size.bytes();
-        // Of the name, so that a setup tested alone does the same.
+        // From the name, so that a setup tested alone has the same seed.
         let seed = setup.name.bytes().fold(seed, |seed, byte| seed.wrapping_mul(31) ^ u64::from(byte));
         Ok(Trial {
             setup,
@@ -218,7 +222,7 @@ impl<'a> Trial<'a> {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// So many cuts, and the end in peace.
+    /// Runs `cuts` cuts, and a clean shutdown at the end.
     fn run(&mut self, cuts: u64) -> anyhow::Result<()> {
         while self.report.cuts.all() < cuts && !self.stopped() {
             let number = self.report.cuts.all() + 1;
@@ -242,7 +246,7 @@ impl<'a> Trial<'a> {
     /// A daemon from its start to its cut.
     fn one_life(&mut self) -> anyhow::Result<()> {
         let first = self.report.cuts.all() == 0;
-        // The first one is to come up, so that it can be looked at.
+        // The first start must succeed, so that the setup can be checked.
         let steps = (!first && self.dice.below(2) == 0).then(|| {
             let most = 1 << (1 + self.dice.below(STEPS_LOG2_MAX));
             1 + self.dice.below(most)
@@ -272,7 +276,7 @@ impl<'a> Trial<'a> {
         }
         let stop = self.stop;
         let mut client = self.client(dialogue);
-        // What the first reading settles, the second must find.
+        // Versions that the first reading settles must be the same in the second.
         match client.check_disk().and_then(|()| client.check_disk()) {
             Ok(()) => {}
             Err(Trouble::Cut) => return Ok(Phase::Checking),
@@ -284,10 +288,10 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Is the disk served as it was set up? A test of a cache that is not there would find nothing.
+    /// Checks that the disk is served as configured. Otherwise the test would test nothing.
     fn look(&self) -> anyhow::Result<()> {
         let disk = converse(&self.global(), async |client| Ok(client.disk("disk").await?))?;
-        let cache = disk.cache.context("the daemon did not set the cache up; its log says why")?;
+        let cache = disk.cache.context("the daemon did not set up the cache; see its log")?;
         ensure!(disk.state == DiskState::Online, "the disk is not online: {:?}", disk.reason);
         ensure!(cache.state != CacheState::None, "the cache is not on: {:?}", cache.reason);
         ensure!(cache.mode == self.setup.mode, "the cache's mode is {}, not {}", cache.mode, self.setup.mode);
@@ -336,7 +340,7 @@ impl<'a> Trial<'a> {
         then: impl FnOnce(&Self) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mut daemon = self.start(None)?;
-        let dialogue = daemon.connect(&self.stage)?.context("somebody else killed the daemon")?;
+        let dialogue = daemon.connect(&self.stage)?.context("another process killed the daemon")?;
         let stop = self.stop;
         let mut client = self.client(dialogue);
         match client.check_disk().and_then(|()| client.load(requests, stop)) {

@@ -1,18 +1,20 @@
-//! What a disk may hold: for every unit of 512 bytes, which of the versions written to it.
+//! The versions that a disk may have: for every unit of 512 bytes, which of its writes.
 //!
-//! A unit's versions are numbered in the order in which they were asked for; writes to one unit never overlap in
-//! time. Before a cut, a read must return the version that was answered last. After a cut it may return
+//! The versions of a unit are numbered in the order of their requests; writes to one unit never
+//! overlap in time. Before a cut, a read must return the version that was acknowledged last. After
+//! a cut it may return
 //!
-//! * the *floor*: the newest version that a flush or FUA promised, or that a read has returned since a cut,
-//! * or any version asked for after that promise or that read, answered or not,
+//! * the *floor*: the newest version that a flush or FUA write made durable, or that a read has
+//! returned since a cut,
+//! * or any version requested after it, acknowledged or not,
 //!
-//! and from then on nothing else. The content of a version says which unit and which version it is, in every word of
-//! it, so a unit that is mixed, misplaced, or of an earlier run is recognised.
+//! and from then on only that version. Each word of a version's content states the unit and the
+//! version, so a mixed or misplaced unit, or one of an earlier run, is recognised.
 
 use std::collections::VecDeque;
 use std::fmt;
 
-/// What a disk writes whole or not at all, bytes.
+/// Bytes that a disk writes atomically.
 pub(super) const UNIT_BYTES: usize = 512;
 
 /// A version of one unit. Its lowest bit says that it is all zeroes.
@@ -20,7 +22,7 @@ pub(super) const UNIT_BYTES: usize = 512;
 pub(super) struct Version(u32);
 
 impl Version {
-    /// What a new disk holds.
+    /// The content of a new disk.
     const NONE: Version = Version(1);
 
     fn is_zero(self) -> bool {
@@ -39,7 +41,7 @@ impl fmt::Display for Version {
     }
 }
 
-/// What is written.
+/// Content of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
     /// Bytes that name their place and version.
@@ -57,7 +59,7 @@ struct Unit {
     asked: Version,
     /// The newest zeroes asked for.
     zeroes: Version,
-    /// What a read must return; `None` after a cut.
+    /// The version that a read must return; `None` after a cut.
     current: Option<Version>,
 }
 
@@ -69,7 +71,7 @@ pub(super) struct Write {
     versions: Vec<Version>,
 }
 
-/// A unit that holds what it must not.
+/// A unit with wrong content.
 #[derive(Debug)]
 pub(super) struct Wrong {
     unit: u64,
@@ -142,7 +144,7 @@ impl Model {
         }
     }
 
-    /// A flush is being sent: what [`Model::flushed`] is to be told when it is answered.
+    /// Starts a flush. Pass the result to [`Model::flushed`] when it is acknowledged.
     pub(super) fn flush(&self) -> u64 {
         self.answers
     }
@@ -168,7 +170,7 @@ impl Model {
         self.units.iter_mut().for_each(|unit| unit.current = None);
     }
 
-    /// Takes what was read from `first` on, with none of it in flight.
+    /// Checks data that was read from `first` on while no write to it was in flight.
     pub(super) fn check(&mut self, first: u64, bytes: &[u8]) -> Result<(), Wrong> {
         for (unit, bytes) in (first..).zip(bytes.chunks_exact(UNIT_BYTES)) {
             let found = self.identify(bytes);
@@ -183,7 +185,7 @@ impl Model {
                 return Err(Wrong { unit, found, floor, asked, current });
             };
             if state.current.is_none() {
-                // Whoever was told so after a cut may rely on it.
+                // A version that was read after a cut must stay.
                 let unit = &mut self.units[unit as usize];
                 (unit.current, unit.floor) = (Some(version), version);
                 unit.from = Version(unit.asked.0 + 1);
@@ -226,7 +228,7 @@ impl Unit {
         }
     }
 
-    /// Which version zeroes are.
+    /// The version number of zeroes.
     fn zeroes_now(&self) -> Option<Version> {
         match self.current {
             Some(current) => Some(current).filter(|current| current.is_zero()),
@@ -235,7 +237,8 @@ impl Unit {
         }
     }
 
-    /// Was it asked for, and neither overtaken by a promise nor seen to be lost?
+    /// Returns true if the version was requested, is not older than the floor, and was not seen to
+    /// be lost.
     fn is_open(&self, version: Version) -> bool {
         version > self.floor && version >= self.from && version <= self.asked
     }
@@ -259,12 +262,12 @@ impl fmt::Display for Wrong {
             Found::Zeroes => f.write_str("holds zeroes")?,
             Found::Stamp { unit: at, version } if at == unit => write!(f, "holds version {version}")?,
             Found::Stamp { unit: at, version } => {
-                write!(f, "holds what was written at byte {} (version {version})", at * UNIT_BYTES as u64)?;
+                write!(f, "has the content of byte {} (version {version})", at * UNIT_BYTES as u64)?;
             }
-            Found::Garbage(bytes) => write!(f, "holds what nobody wrote, beginning {bytes:02x?}")?,
+            Found::Garbage(bytes) => write!(f, "has content that was never written, beginning {bytes:02x?}")?,
         }
         match current {
-            Some(current) => write!(f, " and not version {current}, which is what it was last known to hold"),
+            Some(current) => write!(f, "instead of version {current}, which was read or acknowledged last"),
             None if floor == asked => write!(f, " and not version {floor}, which was durable"),
             None => write!(f, "; version {floor} was durable, {asked} was written last"),
         }
@@ -318,7 +321,7 @@ mod tests {
             let checked = model.check(1, bytes);
             assert_eq!(checked.is_ok(), number >= 1, "{number}: {checked:?}");
             if number == 2 {
-                // What was read once stays, also through the next cut.
+                // A version that was read stays, also through the next cut.
                 model.check(1, bytes).unwrap();
                 model.cut();
                 for other in bytes_of_all.iter().filter(|other| other != &bytes) {

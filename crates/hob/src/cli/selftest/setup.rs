@@ -1,4 +1,4 @@
-//! What is tested: ways of setting a cache up, and the files of one of them.
+//! The tested configurations of a cache, and the files of one of them.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use tempfile::TempDir;
 pub(super) struct Setup {
     /// For `--setup`.
     pub(super) name: &'static str,
-    /// What the daemon must say its mode is.
+    /// The mode that the daemon must report.
     pub(super) mode: &'static str,
     /// Files of the pool.
     devices: usize,
@@ -74,7 +74,7 @@ pub(super) const SETUPS: &[Setup] = &[
     Setup { name: "zbs", mode: "write-back", devices: 2, settings: r#"preset = "zbs""# },
 ];
 
-/// Where one setup lives.
+/// Directory of one setup.
 #[derive(Debug)]
 pub(super) struct Stage {
     dir: PathBuf,
@@ -100,7 +100,8 @@ impl Stage {
         let path = |path: PathBuf| toml::Value::String(path.to_string_lossy().into_owned());
         let unix = |path: PathBuf| toml::Value::String(format!("unix:{}", path.display()));
         let devices: Vec<String> = (0..setup.devices).map(|at| path(self.flash(at)).to_string()).collect();
-        // Smaller than what is written, so that blocks give way; with room beside it for copies and a journal.
+        // Smaller than the written data, so that blocks are evicted, with space for copies and a
+        // journal.
         let cache_bytes = disk_bytes / 2;
         format!(
             "state_dir = {}\nlisten = [{}]\nring = \"{ring}\"\n[control]\nlisten = [{}]\n\
@@ -130,7 +131,7 @@ impl Stage {
         self.dir.join("hob.toml")
     }
 
-    /// What the daemons say, all of them.
+    /// Log file of all daemons.
     pub(super) fn log(&self) -> PathBuf {
         self.dir.join("daemon.log")
     }

@@ -1,4 +1,5 @@
-//! What `hob top` knows: the last look at each disk, what happened since the one before, and what happened earlier.
+//! Data of `hob top`: the last response for each disk, the rates since the one before, and earlier
+//! rates.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -12,10 +13,10 @@ pub(super) const HISTORY_MAX: usize = 300;
 
 const NS: f64 = 1e9;
 
-/// What stands where nothing is known.
+/// Shown for an unknown value.
 const NOTHING: &str = "–";
 
-/// What a disk did between two looks, per second.
+/// Load of a disk between two responses, per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
     /// Requests.
@@ -35,7 +36,7 @@ pub(super) struct Rates {
 }
 
 impl Rates {
-    /// What happened between two looks; nothing can be said when counting began anew in between.
+    /// Rates between two responses; `None` if the counters were reset in between.
     pub(super) fn between(before: &DiskLoad, now: &DiskLoad) -> Option<Rates> {
         if !before.is_counted || !now.is_counted || now.elapsed_ns <= before.elapsed_ns {
             return None;
@@ -84,9 +85,9 @@ fn quantile_between(before: &DiskLoad, now: &DiskLoad, share: f64) -> Option<u64
 /// A disk.
 #[derive(Debug)]
 pub(super) struct Row {
-    /// As it was at the last look.
+    /// Counters in the last response.
     pub(super) load: DiskLoad,
-    /// What it did before that; none at the first look, and of a disk that is offline.
+    /// Rates before that; none after the first response, and for an offline disk.
     pub(super) rates: Option<Rates>,
     /// The same of earlier looks, oldest first, the last one included.
     pub(super) history: VecDeque<Option<Rates>>,
@@ -134,9 +135,9 @@ pub(super) struct Column {
     pub(super) key: char,
     /// Characters that it has on the screen.
     pub(super) width: u16,
-    /// What stands in it.
+    /// Text of its cells.
     pub(super) cell: fn(&Row) -> String,
-    /// What it is sorted by; names are sorted as names.
+    /// The value to sort by; names are sorted as text.
     rank: fn(&Row) -> f64,
 }
 
@@ -254,25 +255,25 @@ impl Model {
         &self.rows
     }
 
-    /// The column they are sorted by, and whether the least comes first.
+    /// The column to sort by, and whether the order is ascending.
     pub(super) fn order(&self) -> (usize, bool) {
         (self.column, self.ascending)
     }
 
-    /// Where the disk that is looked at stands; the first one until another is chosen, or when it is gone.
+    /// Row of the selected disk; the first one until another is selected, or if the disk is gone.
     pub(super) fn selected(&self) -> usize {
         let chosen = self.selected.as_ref();
         chosen.and_then(|name| self.rows.iter().position(|row| row.load.disk == *name)).unwrap_or(0)
     }
 
-    /// Looks at a disk so many places below.
+    /// Selects a disk `down` rows below.
     pub(super) fn select(&mut self, down: isize) {
         let last = self.rows.len().saturating_sub(1);
         let at = self.selected().saturating_add_signed(down).min(last);
         self.selected = self.rows.get(at).map(|row| row.load.disk.clone());
     }
 
-    /// What all disks do together: requests, bytes read, bytes written, per second.
+    /// Total of all disks: requests, bytes read, bytes written, per second.
     pub(super) fn totals(&self) -> (f64, f64, f64) {
         let rates = self.rows.iter().filter_map(|row| row.rates);
         rates.fold((0.0, 0.0, 0.0), |(iops, read, written), rates| {

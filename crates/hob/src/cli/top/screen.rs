@@ -1,4 +1,4 @@
-//! What `hob top` draws. Everything that colours say, words say too.
+//! Drawing of `hob top`. Colours only repeat what the text says.
 
 use hob_control::{Health, HealthStatus, Size};
 use ratatui::Frame;
@@ -13,7 +13,7 @@ use crate::cli::output::duration;
 /// Characters of the narrowest picture of a disk's requests in its row.
 const TREND_WIDTH_MIN: u16 = 10;
 
-/// Of the widest.
+/// Maximum width of a trend.
 const TREND_WIDTH_MAX: u16 = 60;
 
 /// Lines of the part below, which shows one disk.
@@ -53,19 +53,19 @@ impl Theme {
     }
 }
 
-/// What is drawn besides disks.
+/// Screen content besides disks.
 pub(super) struct Screen {
     endpoint: String,
     /// With colours or without.
     pub(super) theme: Theme,
     /// Nothing new is shown.
     pub(super) paused: bool,
-    /// What the daemon last said of itself, or why it says nothing.
+    /// The daemon's last health report, or why there is none.
     pub(super) health: Result<Health, String>,
 }
 
 impl Screen {
-    /// Of the daemon at `endpoint`.
+    /// Creates a screen for the daemon at `endpoint`.
     pub(super) fn new(endpoint: String, theme: Theme) -> Screen {
         Screen { endpoint, theme, paused: false, health: Err("it has not been asked yet".to_owned()) }
     }

@@ -1,4 +1,5 @@
-//! The terminal while `hob top` has it. However the end comes, by key, signal, error or panic, the terminal is given back as it was.
+//! The terminal during `hob top`. It is restored at the end, whether by key, signal, error or
+//! panic.
 
 use std::io;
 
@@ -8,7 +9,8 @@ use ratatui::{DefaultTerminal, Frame};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// A terminal in raw mode that shows its other screen. Dropping it gives it back; so does a panic, before it is told.
+/// A terminal in raw mode on its alternate screen. Dropping it restores the terminal; a panic
+/// restores it before its message.
 pub(super) struct Guard {
     terminal: DefaultTerminal,
     events: UnboundedReceiver<io::Result<Event>>,
@@ -26,7 +28,8 @@ impl Guard {
         ];
         let terminal = ratatui::try_init().context("cannot use this terminal")?;
         let (sender, events) = unbounded_channel();
-        // Reading keys blocks. The thread ends with the process, or after the first key that nobody wants.
+        // Reading keys blocks. The thread ends with the process, or after the first key that has no
+        // reader.
         let read = move || {
             loop {
                 let event = event::read();
@@ -42,7 +45,7 @@ impl Guard {
         Ok(guard)
     }
 
-    /// Draws anew.
+    /// Draws the screen again.
     pub(super) fn draw(&mut self, picture: impl FnOnce(&mut Frame<'_>)) -> anyhow::Result<()> {
         self.terminal.draw(picture).context("cannot draw")?;
         Ok(())

@@ -393,7 +393,7 @@ impl Inner {
             && served.wanted.backing_timeout != Some(timeout)
         {
             let now = served.wanted.backing_timeout;
-            let now = now.map_or_else(|| "as [limits] says".to_owned(), |now| now.to_string());
+            let now = now.map_or_else(|| "as in [limits]".to_owned(), |now| now.to_string());
             let patch = DiskPatch { backing_timeout: Some(timeout) };
             let change = Change::PatchDisk(name.clone(), patch);
             found.push(apply(

@@ -406,7 +406,7 @@ impl Manager {
 /// The pool's id of a device that may be swapped to, as far as the manager knows; or why not.
 fn judge(pool: &str, device: &super::DeviceEntry) -> Result<DeviceId, String> {
     let path = device.path.display();
-    let reason = || device.reason.clone().unwrap_or_else(|| "the log says why".to_owned());
+    let reason = || device.reason.clone().unwrap_or_else(|| "see the daemon's log".to_owned());
     match (device.state, device.ids) {
         (DeviceState::Online, Some(ids)) => match (device.admission, device.access) {
             (Admission::Out, _) => Err(format!(
