@@ -393,7 +393,7 @@ impl Etcd {
 
     fn refused(&self, by: usize, body: &Value) -> EtcdError {
         let said = |name| body[name].as_str().filter(|text| !text.is_empty());
-        let why = said("message").or_else(|| said("error")).unwrap_or("it does not say why");
+        let why = said("message").or_else(|| said("error")).unwrap_or("it gave no reason");
         if why.contains("lease not found") {
             return EtcdError::NoLease;
         }

@@ -185,7 +185,7 @@ fn lost(why: impl ToString) -> PeerError {
 }
 
 fn refused(status: StatusCode, bytes: &[u8]) -> PeerError {
-    let problem = serde_json::from_slice(bytes).unwrap_or_else(|_| Problem::new("it does not say why"));
+    let problem = serde_json::from_slice(bytes).unwrap_or_else(|_| Problem::new("it gave no reason"));
     PeerError::Refused { status: status.as_u16(), problem }
 }
 

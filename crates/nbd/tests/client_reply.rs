@@ -222,7 +222,7 @@ fn hostile_replies() {
         ("chunk without agreement", false, at(0, WRITE, &[]), "not agreed"),
         ("simple READ despite agreement", true, simple(READ), "simple reply although"),
         ("simple BLOCK_STATUS", true, simple(STATUS), "without extents"),
-        ("simple after a chunk", true, [data(1000, 1, More), simple(READ)].concat(), "goes on as a simple"),
+        ("simple after a chunk", true, [data(1000, 1, More), simple(READ)].concat(), "continues as a simple"),
         ("unknown kind", true, at(77, READ, &[]), "a kind that was not agreed"),
         ("NONE with payload", true, at(0, WRITE, &[0]), "wrong length or flag"),
         ("NONE that is not the last", true, chunk(0, 0, WRITE, &[]), "wrong length or flag"),

@@ -245,7 +245,7 @@ fn hostile_servers() {
         ("short size", info(&[0, 0, 1]), Protocol("a message is shorter than its kind demands")),
         ("no item number", info(&[]), Protocol("a message is shorter than its kind demands")),
         ("huge size", info(&export(1 << 63, 1)), Protocol("the export's size does not fit a file offset")),
-        ("no flags", info(&export(512, 0)), Protocol("it did not say what the export can do")),
+        ("no flags", info(&export(512, 0)), Protocol("it did not send the export's transmission flags")),
         (
             "block size 3",
             info(&[0, 3, 0, 0, 0, 3, 0, 0, 0x10, 0, 0, 1, 0, 0]),

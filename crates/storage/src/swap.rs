@@ -126,7 +126,7 @@ pub enum SwapError {
     #[error("the kernel has no loop devices (modprobe loop)")]
     NoLoopDevices,
     /// The kernel has no room for the swapped-out pages.
-    #[error("there is not enough memory for what is swapped out")]
+    #[error("there is not enough memory for the swapped-out data")]
     NoMemory,
     /// The process that worked on it was killed.
     #[error("the process that turns swap off was ended, perhaps because memory ran out")]

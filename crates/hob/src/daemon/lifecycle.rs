@@ -233,6 +233,6 @@ async fn stop(shards: Vec<ShardHandle>) {
 }
 
 fn exit_at_once() -> ! {
-    tracing::warn!("ending at once");
+    tracing::warn!("exiting immediately");
     std::process::exit(1)
 }

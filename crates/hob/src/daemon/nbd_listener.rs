@@ -473,7 +473,7 @@ async fn negotiate(
                 return Ok(Step::StartTls(handshake.inside_tls()));
             }
             Some(HandshakeOutcome::StartTls) => {
-                return Err(io::Error::other("bytes came before the TLS that was announced"));
+                return Err(io::Error::other("the client sent bytes before the TLS handshake"));
             }
             Some(HandshakeOutcome::Aborted) => return Ok(Step::Disconnect),
             Some(HandshakeOutcome::Failed(error)) => return Err(io::Error::other(error)),

@@ -37,7 +37,7 @@ pub(super) fn obey() -> anyhow::Result<()> {
 /// The daemon ends and the power stays on.
 pub(super) fn end_in_peace() {
     if let Err(error) = volatile::settle() {
-        tracing::error!(%error, "what was written last did not reach its file");
+        tracing::error!(%error, "the last writes did not reach their file");
     }
 }
 

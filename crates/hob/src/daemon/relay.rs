@@ -111,7 +111,7 @@ pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream
     let down = async {
         match copy(&mut from_shard, &mut to_client).await {
             Ok(()) => drop(tokio::time::timeout(FAREWELL_MAX, to_client.shutdown()).await),
-            Err(error) => tracing::debug!("a TLS client is gone: {error}"),
+            Err(error) => tracing::debug!("a TLS client disconnected: {error}"),
         }
     };
     tokio::pin!(down);

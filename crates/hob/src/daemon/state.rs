@@ -306,7 +306,7 @@ pub(crate) enum StateError {
         source: io::Error,
     },
     /// The file is not what this version wrote.
-    #[error("{} cannot be understood ({what}); repair it, or move it away to start with no pools and disks", path.display())]
+    #[error("{} is malformed ({what}); repair it, or move it away to start without pools and disks", path.display())]
     Broken {
         /// Which file.
         path: PathBuf,

@@ -34,7 +34,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), String> {
         return Ok(());
     }
     Err(format!(
-        "'{path}' cannot be the socket of a machine: it needs an absolute path of at most {PATH_BYTES_MAX} bytes"
+        "'{path}' cannot be a vhost-user socket: use an absolute path of at most {PATH_BYTES_MAX} bytes"
     ))
 }
 
@@ -115,7 +115,7 @@ impl Gateway {
     /// The disk has so many bytes now, and its shard knows: the machine that is there is told.
     pub(crate) fn grow(&self, size_bytes: u64) {
         if !self.shared.capacity.grow(size_bytes) {
-            tracing::debug!("{}: no machine to tell of the new size", self.shared.path.display());
+            tracing::debug!("{}: no guest to notify of the new size", self.shared.path.display());
         }
     }
 }
@@ -141,13 +141,13 @@ impl Shared {
 
     fn complain(&self, behind: &Behind, error: &io::Error) {
         let (name, path) = (&behind.info.name, self.path.display());
-        tracing::error!("{name}: machines cannot come in at {path}, which is tried again: {error}");
+        tracing::error!("{name}: cannot listen on the vhost-user socket {path}, retrying: {error}");
     }
 
     fn bind(&self) -> io::Result<UnixListener> {
         let mut state = self.state();
         if state.stopped {
-            return Err(io::Error::other("the disk was taken away"));
+            return Err(io::Error::other("the disk was removed"));
         }
         let listener = bind_socket(&self.path, self.access)?;
         state.bound = true;
@@ -164,7 +164,7 @@ impl Shared {
                     Ok((socket, _)) => self.serve(socket, behind),
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                     Err(error) => {
-                        tracing::warn!(%error, "{}: cannot accept a machine", behind.info.name);
+                        tracing::warn!(%error, "{}: cannot accept a vhost-user client", behind.info.name);
                         std::thread::sleep(AGAIN);
                     }
                 },
@@ -198,13 +198,13 @@ impl Shared {
         match ready() {
             Ok(true) => {}
             Ok(false) => return,
-            Err(error) => return tracing::warn!(%error, "{name}: a machine cannot be served"),
+            Err(error) => return tracing::warn!(%error, "{name}: cannot serve a vhost-user client"),
         }
-        tracing::info!("{name}: a machine has come");
+        tracing::info!("{name}: guest connected");
         if let Some(mut seat) = Seat::take(behind) {
             match session::run(socket, behind.info.clone(), &self.capacity, &mut seat) {
-                Ok(()) => tracing::info!("{name}: the machine has gone"),
-                Err(why) => tracing::warn!("{name}: the machine was sent away: {why}"),
+                Ok(()) => tracing::info!("{name}: guest disconnected"),
+                Err(why) => tracing::warn!("{name}: connection of the guest closed: {why}"),
             }
         }
         self.state().machine = None;

@@ -70,7 +70,7 @@ pub(crate) fn abort_on_panic() {
             || CONTAINED.contains(&name)
             || IS_TASK_CONTAINED.try_with(|is_contained| *is_contained).unwrap_or(false);
         if is_contained {
-            return tracing::error!("thread {name} panicked, which ends what it was doing: {panic}");
+            return tracing::error!("thread {name} panicked, and its task has ended: {panic}");
         }
         abort(&format!("thread {name} panicked: {panic}"));
     }));
@@ -279,7 +279,7 @@ mod tests {
         for case in ["hob-recovery", "hob-check", "a request that changes nothing", "work that only reads"] {
             let (signal, said) = in_child(test, case);
             assert_eq!(signal, None, "{case}: {said}");
-            assert!(said.contains("which ends what it was doing: "), "{case}: {said}");
+            assert!(said.contains("and its task has ended: "), "{case}: {said}");
         }
     }
 

@@ -113,7 +113,7 @@ pub enum HandshakeError {
         message: String,
     },
     /// The stream ended in the middle of negotiation.
-    #[error("the server closed the connection during negotiation; its log may say why")]
+    #[error("the server closed the connection during negotiation; see its log")]
     Closed,
     /// The server breaks the protocol.
     #[error("the server broke the NBD protocol: {0}")]
@@ -444,7 +444,7 @@ impl Handshake {
         }
         if !flags.contains(TransmissionFlags::HAS_FLAGS) {
             // Without these flags the client would not know whether the server can flush.
-            return Err(Protocol("it did not say what the export can do"));
+            return Err(Protocol("it did not send the export's transmission flags"));
         }
         // A server that announces no block sizes is sent requests in multiples of 512 bytes. The last bytes
         // of an odd size must be reachable all the same.

@@ -293,7 +293,7 @@ impl ReplyDecoder {
         let Expected { command, offset, length } =
             in_flight.find(cookie).ok_or(ReplyError::UnknownCookie(cookie))?;
         if self.progress.contains_key(&cookie) {
-            return Err(broken(cookie, "a structured reply goes on as a simple one"));
+            return Err(broken(cookie, "a structured reply continues as a simple one"));
         }
         match (code, command) {
             (Some(code), _) => {
@@ -377,7 +377,7 @@ impl ReplyDecoder {
                 }
                 let progress = self.progress.entry(cookie).or_default();
                 if std::mem::replace(&mut progress.described, true) {
-                    return Err(broken(cookie, "extents of one context come in two chunks"));
+                    return Err(broken(cookie, "extents of one context are in two chunks"));
                 }
                 self.extents.clear();
                 self.state = State::Extents { header, expected, left_bytes: expected.length };

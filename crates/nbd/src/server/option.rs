@@ -18,8 +18,8 @@ const fn invalid(message: &'static str) -> Refusal {
     Refusal { reply: rep::ERR_INVALID, message }
 }
 
-const SHORT: Refusal = invalid("the option's payload is shorter than its own lengths say");
-const LONG: Refusal = invalid("the option's payload is longer than its own lengths say");
+const SHORT: Refusal = invalid("the option's payload is shorter than its length fields");
+const LONG: Refusal = invalid("the option's payload is longer than its length fields");
 
 /// Payload of INFO and GO.
 #[derive(Debug, PartialEq, Eq)]

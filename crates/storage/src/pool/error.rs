@@ -16,7 +16,7 @@ pub enum PoolError {
     },
     /// The device holds other data.
     #[error(
-        "{path} holds {what}; hob does not overwrite it. If it may go, say --force",
+        "{path} holds {what}; hob does not overwrite it. Pass --force to overwrite it",
         path = path.display()
     )]
     Foreign {
@@ -117,7 +117,7 @@ pub enum PoolError {
         devices: usize,
     },
     /// Segments of the device are in use.
-    #[error("device {device} still has {segments} segments in use; move the caches away from it first")]
+    #[error("device {device} still has {segments} segments in use; move the caches to other devices first")]
     DeviceBusy {
         /// The device.
         device: DeviceId,

@@ -78,7 +78,7 @@ pub enum RecoverError {
     Pool(#[from] PoolError),
     /// Pages differ at each reading.
     #[error(
-        "ring {ring} reads differently each time; a device of the pool is failing. Try again, or take the cache away with its data"
+        "ring {ring} reads differently each time; a device of the pool is failing. Try again, or remove the cache and its data"
     )]
     Unsteady {
         /// The ring.

@@ -172,7 +172,7 @@ impl RemoteFile {
             None => {
                 let link = connect(&uri(&self.socket), WAIT_MAX, WAIT_MAX).map_err(io::Error::other)?;
                 if link.negotiated.size_bytes != self.size_bytes {
-                    return Err(io::Error::other("it came back with another size"));
+                    return Err(io::Error::other("it is back with another size"));
                 }
                 link
             }

@@ -76,7 +76,7 @@ pub(super) fn check(file: BorrowedFd<'_>) -> Result<(), SwapError> {
 }
 
 fn check_file(file: BorrowedFd<'_>, depth: usize) -> Result<(), SwapError> {
-    let looked = |source: io::Error| SwapError::System { action: "look at what it lies on", source };
+    let looked = |source: io::Error| SwapError::System { action: "examine the device below it", source };
     let metadata = File::from(file.try_clone_to_owned().map_err(looked)?).metadata().map_err(looked)?;
     if metadata.file_type().is_block_device() {
         return check_device(metadata.rdev(), depth);
@@ -103,7 +103,7 @@ fn check_device(number: u64, depth: usize) -> Result<(), SwapError> {
     let link = PathBuf::from(format!("/sys/dev/block/{major}:{minor}"));
     let Ok(place) = fs::canonicalize(&link) else {
         return Err(SwapError::Unsafe(format!(
-            "lies on device {major}:{minor}, of which the system does not say what it is"
+            "is on device {major}:{minor}, whose type the kernel does not report"
         )));
     };
     // The properties of a whole disk apply to its partitions.

@@ -15,7 +15,7 @@ impl Cluster {
     pub(crate) async fn forget_copy(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let mut trouble = "it is not held, and comes back with its title as it is".to_owned();
+        let mut trouble = "its ownership lock is not held, and its ownership record is unchanged".to_owned();
         for _ in 0..GOES {
             if place.lost {
                 return Ok(());
@@ -78,9 +78,9 @@ impl Cluster {
             Ok(Some(revision)) => {
                 match &copy {
                     Some(copy) => {
-                        tracing::info!("{disk}: {} has a second copy of what is dirty", copy.member.name)
+                        tracing::info!("{disk}: {} has a second copy of its dirty data", copy.member.name)
                     }
-                    None => tracing::info!("{disk}: nobody else has a second copy of what is dirty"),
+                    None => tracing::info!("{disk}: no other host has a second copy of its dirty data"),
                 }
                 let value = OwnershipRecord { copy, ..title.value.clone() };
                 place.title = Some(Found { value, revision, lease: LeaseId(0) });

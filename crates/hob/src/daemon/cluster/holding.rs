@@ -58,7 +58,7 @@ impl Cluster {
     /// After a disk that was held for the sake of its second copy could not be adopted, or not so far.
     pub(crate) async fn leave_adopting(&self, disk: &str) {
         if let Err(why) = self.give_back(disk, false).await {
-            tracing::warn!("{disk} was not let go of: {why}; that happens when the lease ends");
+            tracing::warn!("{disk} was not released: {why}; it is released when the lease ends");
         }
     }
 

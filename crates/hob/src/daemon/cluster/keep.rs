@@ -156,7 +156,7 @@ impl Task {
                         let was_valid = current.clock.is_valid(now());
                         current.clock.extend(until);
                         if !was_valid && current.clock.is_valid(now()) {
-                            tracing::warn!("cluster: the lease is alive; what was held goes on");
+                            tracing::warn!("cluster: the lease is valid again; waiting requests continue");
                         }
                     }
                 }

@@ -302,7 +302,7 @@ fn elsewhere(disk: &str, member: Option<&Member>) -> TakeError {
     let host = member.map_or("another host", |member| &member.name);
     TakeError::Elsewhere {
         why: format!("{host} has had it meanwhile"),
-        hint: format!("'hob cluster disks' shows who has {disk}; it comes back by itself when it is free"),
+        hint: format!("'hob cluster disks' shows the owner of {disk}; this host takes it again by itself when it is free"),
         how: Elsewhere::Needed,
     }
 }
@@ -311,7 +311,7 @@ fn refused(disk: &str, why: &Why) -> TakeError {
     match why {
         Why::Held(by, generation) => TakeError::Elsewhere {
             why: format!("{} has it (generation {generation})", by.name),
-            hint: "it comes by itself when that host gives it back or vanishes".to_owned(),
+            hint: "this host takes it by itself when that host releases it or vanishes".to_owned(),
             how: Elsewhere::Served,
         },
         Why::Dirty(by, generation) => TakeError::Elsewhere {
@@ -320,7 +320,7 @@ fn refused(disk: &str, why: &Why) -> TakeError {
                 by.name
             ),
             hint: format!(
-                "start that host again; if it never comes back, 'hob cluster take {disk} --force --yes' goes on without that data"
+                "start that host again; if it is gone for good, 'hob cluster take {disk} --force --yes' takes the disk without that data"
             ),
             how: Elsewhere::Needed,
         },

@@ -63,10 +63,10 @@ impl ClusterConfig {
             Vec::new()
         });
         if self.etcd.is_empty() {
-            found.add("cluster.etcd", "cluster.etcd names nobody; write etcd = [\"http://host:2379\"]");
+            found.add("cluster.etcd", "cluster.etcd has no endpoint; write etcd = [\"http://host:2379\"]");
         }
         if endpoints.iter().any(EtcdEndpoint::is_tls) && self.ca.is_none() {
-            found.add("cluster.etcd", "cluster.ca is missing: whose certificates of etcd are to be trusted");
+            found.add("cluster.etcd", "cluster.ca is missing: the CA certificates to trust for etcd");
         }
         if self.cert.is_some() != self.key.is_some() {
             found.add("cluster", "cluster.cert and cluster.key go together");

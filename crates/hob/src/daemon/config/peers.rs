@@ -39,7 +39,7 @@ impl PeersConfig {
             Some(_) if self.lend_max == Size(0) => {
                 found.add(
                     "peers.lend",
-                    "peers.lend says where, and peers.lend_max has to say how much is lent in all",
+                    "peers.lend needs peers.lend_max, the total size of the flash that is exported",
                 );
             }
             _ => {}

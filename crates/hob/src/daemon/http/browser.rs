@@ -106,11 +106,11 @@ fn objection(names: &Names, method: &Method, path: &str, headers: &HeaderMap) ->
             let is_link =
                 text(SEC_FETCH_MODE) == Some("navigate") && text(SEC_FETCH_DEST) == Some("document");
             let may = !is_change && is_link && !path.starts_with(API);
-            (!may).then_some("the request comes from another web site")
+            (!may).then_some("the request is from another web site")
         }
         (None, Some(origin)) => {
             let ours = origin.split_once("://").is_some_and(|(_, rest)| rest.eq_ignore_ascii_case(authority));
-            (!ours).then_some("the request comes from another web site")
+            (!ours).then_some("the request is from another web site")
         }
         (None, None) => None,
     }

@@ -178,7 +178,7 @@ pub(super) async fn device_remove(
 }
 
 fn no_path<T>(method: &str) -> Answer<T> {
-    let problem = Problem::new(format!("say which device: {method} …/devices?path=/dev/nvme0n1"));
+    let problem = Problem::new(format!("name the device: {method} …/devices?path=/dev/nvme0n1"));
     Answer::No(StatusCode::BAD_REQUEST, problem)
 }
 

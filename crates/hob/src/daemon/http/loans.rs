@@ -114,7 +114,7 @@ pub(super) async fn data(
             Err(error) => Err(error),
         };
         if let Err(error) = served {
-            tracing::debug!("{borrower}: a connection to its loan broke off: {error}");
+            tracing::debug!("{borrower}: a connection to its exported flash failed: {error}");
         }
     })
 }

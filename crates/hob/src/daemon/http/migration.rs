@@ -186,7 +186,7 @@ pub(super) async fn list(
     operation_id = "arrival_call",
     params(
         ("disk" = String, Path, description = "The disk"),
-        ("call" = String, Path, description = "`yours`: the disk is this host's now; `cancel`: it does not come; `look`: how far is it?"),
+        ("call" = String, Path, description = "`yours`: hands the disk over to this host; `cancel`: cancels the migration; `look`: asks for its progress"),
         CarrySession
     ),
     responses((status = 200, body = CallAnswer), (status = "4XX", body = Problem), (status = "5XX", body = Problem))

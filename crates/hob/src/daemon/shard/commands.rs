@@ -323,7 +323,7 @@ impl Shard {
 
     fn remove_disk(&mut self, now: Instant, id: DiskId, answer: Option<Answer<Gone>>) {
         let is_of = |connection: &Connection| connection.disk() == id;
-        self.clients.close("the disk was taken away", &mut self.ring, is_of);
+        self.clients.close("the disk was removed", &mut self.ring, is_of);
         self.files.close(&mut self.ring, id);
         self.machines.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);

@@ -12,7 +12,7 @@ pub(crate) enum ShardError {
     #[error("{0}")]
     Unusable(String),
     /// It did not answer in time. A change goes on in the background.
-    #[error("the shard did not finish in time; the change goes on in the background")]
+    #[error("the shard did not finish in time; the change continues in the background")]
     Busy,
     /// Its thread ended.
     #[error("the thread that serves this disk has ended")]

@@ -76,11 +76,11 @@ pub(super) async fn check(program: PathBuf) -> Result<(), String> {
     match asked {
         Err(error) => Err(format!("{named} cannot be started: {error}")),
         Ok(Asked { ended_well: None, .. }) => {
-            Err(format!("{named} did not say within {} s whether it can start", CHECK_MAX.as_secs()))
+            Err(format!("{named} did not report within {} s whether it can start", CHECK_MAX.as_secs()))
         }
         Ok(Asked { ended_well: Some(false), said }) => Err(format!("{named} could not start: {said}")),
         Ok(Asked { said, .. }) if said != can_take_over() => Err(format!(
-            "{named} cannot take over from this hob, so restart the daemon instead; it says: {said}"
+            "{named} cannot take over from this hob; restart the daemon instead: {said}"
         )),
         Ok(_) => Ok(()),
     }

@@ -187,7 +187,7 @@ impl Record {
         table.check()?;
         if table.descriptors() != descriptors {
             return Err(broken(&format!(
-                "it tells of {} descriptors, and {descriptors} came",
+                "it lists {} descriptors, and {descriptors} were received",
                 table.descriptors()
             )));
         }

@@ -62,7 +62,7 @@ impl NbdBacking {
         let fd = *fd;
         tracing::warn!(
             backing = self.info.description,
-            "the server shuts down; waiting for it to come back, with requests unanswered meanwhile"
+            "the server shuts down; waiting until it is back; requests wait meanwhile"
         );
         connect::end_politely(ring.borrow(fd));
         ring.shutdown(fd);
@@ -165,10 +165,10 @@ impl NbdBacking {
                     backing = self.info.description,
                     was,
                     is,
-                    "the server came back with another disk, or a smaller one; this one stays failed until it is added again"
+                    "the server is back with another or a smaller disk; this disk fails until it is removed and added again"
                 );
                 self.options.monitor.note_failed(&format!(
-                    "the server came back with another disk, or a smaller one ({is} bytes instead of {was})"
+                    "the server is back with another or a smaller disk ({is} bytes instead of {was})"
                 ));
                 self.fail_all(IoError::Failed);
             }

@@ -101,7 +101,7 @@ impl Disk {
         if seen > committed
             && let Err(error) = self.flush().await
         {
-            tracing::warn!("what was written to the disk does not get into the object store: {error:?}");
+            tracing::warn!("writes to the disk do not reach the object store: {error:?}");
         }
         changes
     }

@@ -71,7 +71,7 @@ pub(super) async fn create(store: &Patient, shape: Shape) -> Result<Manifest, Tr
         changes: Vec::new(),
     };
     match store.create(Name::Manifest(1), manifest.encode().into()).await {
-        Err(StoreError::Present) => Err(Trouble::Unfit("somebody else has just made a disk there".into())),
+        Err(StoreError::Present) => Err(Trouble::Unfit("another client has just created a disk there".into())),
         result => {
             result?;
             check_conditions(store, &manifest).await?;
@@ -85,7 +85,7 @@ async fn check_conditions(store: &Patient, there: &Manifest) -> Result<(), Troub
     match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {
         Err(StoreError::Present) => Ok(()),
         Ok(()) => Err(Trouble::Unfit(
-            "the store replaces objects though it is told not to (If-None-Match: *): it cannot keep two writers apart".into(),
+            "the store replaces existing objects in spite of If-None-Match: *, so it cannot exclude a second writer".into(),
         )),
         Err(error) => Err(error.into()),
     }
@@ -164,7 +164,7 @@ async fn is_over(store: &Patient, manifest: &Manifest) -> Result<bool, StoreErro
 pub(super) async fn unlock(store: &Arc<Patient>) -> Result<Manifest, Trouble> {
     let may = |there: &Manifest| {
         if there.closed {
-            return Err(Trouble::Unfit("nobody has it: there is nothing to unlock".into()));
+            return Err(Trouble::Unfit("no host has it open: there is nothing to unlock".into()));
         }
         match there.owner.presence(&Owner::this(), false) {
             Presence::Here => {

@@ -162,7 +162,7 @@ impl Server {
         tracing::error!(
             image = %self.image.path.display(),
             why,
-            "somebody else has opened the image since its qemu-nbd ended by itself"
+            "another process has opened the image since its qemu-nbd ended by itself"
         );
         self.is_taken.store(true, Ordering::Release);
         why

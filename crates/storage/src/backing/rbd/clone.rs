@@ -52,7 +52,7 @@ impl Image {
         let Some(named) = self.parent_name()?.filter(|_| common_bytes > 0) else { return Ok(None) };
         if !self.locked.load(Ordering::Relaxed) && spec.snapshot.is_none() {
             return Err(
-                "others may write it while it is open, so what it has of its parent is not known for long"
+                "other clients may write to it while it is open, so its overlap with the parent may change"
                     .into(),
             );
         }
@@ -112,7 +112,7 @@ impl Image {
             return Err("it is striped in another way than one object after the other".into());
         }
         if features & FEATURE_FAST_DIFF == 0 {
-            return Err("it has no fast-diff, which tells what is its own ('rbd feature enable IMAGE object-map fast-diff', then 'rbd object-map rebuild IMAGE')".into());
+            return Err("it has no fast-diff, which tells its own blocks from its parent's ('rbd feature enable IMAGE object-map fast-diff', then 'rbd object-map rebuild IMAGE')".into());
         }
         if !info.obj_size.is_power_of_two() || !(4096..=1 << 30).contains(&info.obj_size) {
             return Err(format!("its objects have {} bytes", info.obj_size));

@@ -144,7 +144,7 @@ impl Image {
         // SAFETY: the cluster's handle is configured.
         match unsafe { (library.rados_connect)(self.cluster) } {
             NOT_FOUND if !is_configured => {
-                Err("there is no /etc/ceph/ceph.conf; :conf=PATH says where the cluster's configuration is"
+                Err("there is no /etc/ceph/ceph.conf; name the cluster's configuration with :conf=PATH"
                     .into())
             }
             result => check("the cluster", result),

@@ -36,7 +36,7 @@ impl Keeper {
                             tracing::info!(
                                 image = name,
                                 bytes = now,
-                                "the image is larger now; 'hob disk resize' lets its disk have what is new"
+                                "the image has grown; run 'hob disk resize' to grow its disk"
                             );
                         } else if now < before {
                             tracing::error!(

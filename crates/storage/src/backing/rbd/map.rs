@@ -94,7 +94,7 @@ impl Image {
             (self.library.rbd_diff_iterate2)(self.image, ptr::null(), offset, len, 1, 1, note, found.cast())
         };
         if result < 0 {
-            tracing::debug!(result, "an image does not say what is allocated");
+            tracing::debug!(result, "cannot list the allocated extents of an image");
             return vec![StatusExtent { len, hole: false, zero: false }];
         }
         extents(written, offset, len)
