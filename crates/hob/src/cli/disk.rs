@@ -235,8 +235,7 @@ fn show(disk: &DiskInfo) -> String {
         ("size", disk.size.human()),
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
-    let timeout =
-        disk.backing_timeout.map_or_else(|| "as in [limits]".to_owned(), |limit| limit.to_string());
+    let timeout = disk.backing_timeout.map_or_else(|| "as in [limits]".to_owned(), |limit| limit.to_string());
     facts.push(("backing timeout", timeout));
     facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));

@@ -186,7 +186,8 @@ fn examine(
         ),
         _ => error.to_string(),
     })?;
-    serde_json::from_slice(&said).map_err(|error| format!("qemu-img's answer about {} is malformed: {error}", layer.display()))
+    serde_json::from_slice(&said)
+        .map_err(|error| format!("qemu-img's answer about {} is malformed: {error}", layer.display()))
 }
 
 /// Runs a program for a bounded time; returns what it wrote.

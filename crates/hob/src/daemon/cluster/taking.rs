@@ -302,7 +302,9 @@ fn elsewhere(disk: &str, member: Option<&Member>) -> TakeError {
     let host = member.map_or("another host", |member| &member.name);
     TakeError::Elsewhere {
         why: format!("{host} has had it meanwhile"),
-        hint: format!("'hob cluster disks' shows the owner of {disk}; this host takes it again by itself when it is free"),
+        hint: format!(
+            "'hob cluster disks' shows the owner of {disk}; this host takes it again by itself when it is free"
+        ),
         how: Elsewhere::Needed,
     }
 }

@@ -79,9 +79,9 @@ pub(super) async fn check(program: PathBuf) -> Result<(), String> {
             Err(format!("{named} did not report within {} s whether it can start", CHECK_MAX.as_secs()))
         }
         Ok(Asked { ended_well: Some(false), said }) => Err(format!("{named} could not start: {said}")),
-        Ok(Asked { said, .. }) if said != can_take_over() => Err(format!(
-            "{named} cannot take over from this hob; restart the daemon instead: {said}"
-        )),
+        Ok(Asked { said, .. }) if said != can_take_over() => {
+            Err(format!("{named} cannot take over from this hob; restart the daemon instead: {said}"))
+        }
         Ok(_) => Ok(()),
     }
 }
@@ -132,9 +132,9 @@ pub(super) async fn prepare(
     listening: &ListeningSockets,
 ) -> Result<(), String> {
     let end = Instant::now() + CHANGE_MAX;
-    while let Err(refusal) = manager.begin_leaving() {
+    while let Err(error) = manager.begin_leaving() {
         if Instant::now() >= end {
-            return Err(refusal.to_string());
+            return Err(error.to_string());
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

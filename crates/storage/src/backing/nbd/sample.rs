@@ -96,7 +96,9 @@ fn exchange(
             Some(ReplyEvent::Hole { offset: at, length, .. }) => {
                 bytes[(at - offset) as usize..][..length as usize].fill(0);
             }
-            Some(ReplyEvent::Done { .. }) if from < to => return Err("it replied to an unknown request".into()),
+            Some(ReplyEvent::Done { .. }) if from < to => {
+                return Err("it replied to an unknown request".into());
+            }
             Some(ReplyEvent::Done { error: Some(ErrorCode::Shutdown), .. }) => {
                 return Err("it shuts down".into());
             }

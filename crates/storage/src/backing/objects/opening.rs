@@ -71,7 +71,9 @@ pub(super) async fn create(store: &Patient, shape: Shape) -> Result<Manifest, Tr
         changes: Vec::new(),
     };
     match store.create(Name::Manifest(1), manifest.encode().into()).await {
-        Err(StoreError::Present) => Err(Trouble::Unfit("another client has just created a disk there".into())),
+        Err(StoreError::Present) => {
+            Err(Trouble::Unfit("another client has just created a disk there".into()))
+        }
         result => {
             result?;
             check_conditions(store, &manifest).await?;

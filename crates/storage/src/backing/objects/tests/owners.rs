@@ -27,7 +27,10 @@ async fn release(shop: &Shop) {
 fn a_disk_that_another_host_has_is_refused_until_it_is_closed_or_unlocked() {
     block_on(async {
         let shop = shop_of(SIZE).await;
-        assert!(matches!(unlock(&patient(shop.client())).await, Err(Trouble::Unfit(_))), "no host has it open");
+        assert!(
+            matches!(unlock(&patient(shop.client())).await, Err(Trouble::Unfit(_))),
+            "no host has it open"
+        );
         let first = open(shop.client(), &a()).await.unwrap();
         let refused = open(shop.client(), &b()).await.err();
         assert!(
