@@ -47,7 +47,8 @@ pub(crate) struct Cache {
     pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
     segment_shift: u32,
-    /// Segments that take blocks that come in, and segments that take second copies only, without those that leave.
+    /// Number of segments that admit blocks, and of those for second copies only, without leaving
+    /// segments.
     firsts: usize,
     seconds: usize,
     /// Segments that the cache is about to give back, in their order.
@@ -155,7 +156,7 @@ impl Cache {
         &self.leaving
     }
 
-    /// From now on these segments leave, or none: new data comes in elsewhere.
+    /// Marks these segments as leaving: new data goes to other segments. An empty list ends that.
     pub(crate) fn set_leaving(&mut self, mut leaving: Vec<DataSegment>) {
         leaving.sort_unstable();
         self.leaving = leaving;
@@ -168,17 +169,19 @@ impl Cache {
         self.directory.index.set_leaving(leaving);
     }
 
-    /// The segments that go if the cache gives so many back: those that leave already, if they are as many, or else the emptiest.
+    /// Returns the segments to remove when the cache gives back `count`: those that leave already
+    /// if their number matches, otherwise the emptiest.
     pub(crate) fn segments_to_give(&self, count: usize) -> Vec<DataSegment> {
         if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
     }
 
-    /// Is a sector dirty in a segment that leaves, and can be read? `lost` are those that flash did not deliver.
+    /// Returns true if a sector is dirty in a leaving segment and readable. `lost` are sectors that
+    /// flash did not deliver.
     fn is_to_leave(&self, sector: u64, lost: &BTreeSet<u64>) -> bool {
         self.index.is_dirty(sector) && !lost.contains(&self.index.of_second(sector).unwrap_or(sector))
     }
 
-    /// Has this block such a sector?
+    /// Returns true if this block has such a sector.
     pub(crate) fn block_is_to_leave(&self, block: BlockNo, lost: &BTreeSet<u64>) -> bool {
         let Some(frame) = self.index.find(block) else { return false };
         let frames = [Some(frame), self.index.second_of(frame)];
@@ -203,7 +206,7 @@ impl Cache {
         blocks
     }
 
-    /// Is anything dirty in these segments of which there is no copy elsewhere?
+    /// Returns true if these segments have dirty data without another copy.
     pub(crate) fn would_lose_dirty(&self, leaving: &[DataSegment]) -> bool {
         let leaves = self.is_in(leaving);
         self.index.all_dirty().into_iter().any(|sector| {
@@ -294,8 +297,8 @@ impl Cache {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
 
-    /// The `count` segments that hold the fewest blocks, and of equals the last; those that take second copies only stay as long as
-    /// there are others.
+    /// Returns the `count` segments with the fewest blocks, the last ones first. Segments for
+    /// second copies only are chosen when no others are left.
     fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
         let mut blocks = vec![0u32; self.segments.len()];
         for (frame, _) in self.directory.order() {

@@ -329,16 +329,17 @@ pub enum CacheChange {
     Tune(Mode, Destage, Copies),
     /// Destages until nothing is dirty; meanwhile writes go to the backing.
     Drain,
-    /// Destage what is dirty in these segments, and let nothing new become dirty there; write-back goes on in the others. Done
-    /// when nothing is dirty there and a flush of the backing has succeeded meanwhile. The segments then stay so until a
-    /// `Shrink` by as many or a `Leave` gives them back, or `StopDrain` takes it back.
+    /// Destage the dirty data in these segments, and let no new data become dirty there; write-back
+    /// continues in the others. Completes when nothing is dirty there and a flush of the backing
+    /// has succeeded since. The segments stay so until a `Shrink` by as many or a `Leave` removes
+    /// them, or `StopDrain` cancels it.
     Vacate(Vacate),
     /// Stop a drain or a `Vacate` that is under way, which ends with [`CommandError::Stopped`].
     StopDrain,
-    /// Forget what is dirty: acknowledged writes are lost. The backing is not asked for anything.
+    /// Discard dirty data: acknowledged writes are lost. Does not use the backing.
     DiscardDirty(Discard),
-    /// Bring the journal to rest: everything recorded, durable, and marked as closed cleanly. The cache bypasses from
-    /// then on what it can, and holds what it cannot.
+    /// Close the journal: make all records durable and mark the ring as cleanly closed. From then
+    /// on the cache bypasses requests, or keeps them waiting if they need dirty data.
     Close,
 }
 
@@ -360,8 +361,8 @@ pub enum Vacate {
     Device(DeviceId),
 }
 
-/// What is known of a cache that is being recovered. Reads outside of `doubtful` go to the backing. Changes wait until the
-/// cache is there, or `is_void`: what they change is remembered, and is not in the cache then.
+/// Known facts about a cache in recovery. Reads outside of `doubtful` go to the backing. Changes
+/// wait for the cache, or until `is_void`; then the cache invalidates what they changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
     /// Regions for which flash may hold data that the backing does not. While it is not empty, all changes
@@ -478,10 +479,10 @@ pub enum Event {
         /// Segments that the cache no longer uses, free for reuse.
         result: Result<Vec<Segment>, CommandError>,
     },
-    /// So many guests of a disk have not been told that acknowledged writes may be lost. Reported when the number changes, and before
-    /// the end of the command that removes the disk.
+    /// Number of a disk's guests that were not told yet that acknowledged writes may be lost. Sent
+    /// when the number changes, and before the end of the command that removes the disk.
     FailuresOwed {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
         /// Number of guests.
         count: u32,

@@ -39,14 +39,14 @@ pub(crate) struct Placed {
     pub(crate) evicted: u64,
 }
 
-/// Where a block goes that is to become dirty in a segment that leaves.
+/// Destination of a block in a leaving segment that is about to become dirty.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
     /// It becomes dirty where it is: it is dirty in part, in use, or there is no other room.
     Stays,
     /// The durable journal may call it dirty: first a commit.
     AfterCommit,
-    /// To this cache sector, at the cost of so many blocks with data.
+    /// Cache sector of the new frame, and the number of blocks with data that it displaces.
     To(u64, u64),
 }
 
@@ -165,7 +165,7 @@ impl Directory {
         if self.index.takes_nothing() {
             return Err(Refusal::NoBlock);
         }
-        // Both are asked: each learns from what it is asked.
+        // Both are called, because each learns from the call.
         let popular = self.gate.admit(span.block, effect, self.index.has_free());
         if !(popular && self.policy.admit(span.block)) && effect != AdmissionEffect::Pulled {
             let waits_for_room = self.gate.only_while_free() && !popular;

@@ -60,7 +60,7 @@ impl Op {
 /// What a read promotes into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Promote {
-    /// As the cache's settings say.
+    /// According to the cache's settings.
     #[default]
     Usual,
     /// Nothing: cached data serves the read, but the read fills nothing, counts as no use, and triggers no
@@ -120,7 +120,7 @@ pub struct Request {
     pub len: u64,
     /// Payload; see the module documentation. `None` exactly if `op.has_buffer()` is false.
     pub buffer: Option<BufferId>,
-    /// What it promotes.
+    /// Its promotion into the cache.
     pub promote: Promote,
     /// Owner of the buffer's memory.
     pub memory: PayloadMemory,
@@ -141,9 +141,9 @@ impl Request {
 /// The reply to one request. Every accepted request gets exactly one, unless it is declined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// As in the request.
+    /// The request's id.
     pub id: RequestId,
-    /// As in the request.
+    /// The request's disk.
     pub disk: DiskId,
     /// The result for the guest.
     pub result: Result<(), IoError>,

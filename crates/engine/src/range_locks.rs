@@ -1,8 +1,9 @@
 //! Range locks on sectors, granted in order of arrival.
 //!
-//! Each request claims its range of sectors. A claim waits for every *earlier* claim that overlaps and
-//! conflicts with it, granted or not; so there is no starvation and no deadlock. Range locks ensure that a miss
-//! is fetched once, a write takes precedence over a fill, and a read never sees half of a write.
+//! Each request locks its range of sectors. A lock waits for every *earlier* lock that overlaps and
+//! conflicts with it, granted or not; so there is no starvation and no deadlock. Range locks ensure
+//! that a miss is fetched once, a write takes precedence over a fill, and a read never sees half of
+//! a write.
 //!
 //! | | Read | Fill | Change |
 //! |---|---|---|---|
@@ -10,15 +11,15 @@
 //! | Fill (a read that will fill flash) | – | waits | waits |
 //! | Change (write, discard, zeroes) | waits | waits | waits |
 //!
-//! Range locks are found through zones of 1 MiB that hash to buckets, so adding and removing a lock checks only
-//! nearby claims.
+//! Range locks are found through zones of 1 MiB that hash to buckets, so adding and removing a lock
+//! checks only nearby locks.
 
 use crate::units::{DiskId, SECTOR_BYTES};
 
 const ZONE_SECTORS: u64 = (1 << 20) / SECTOR_BYTES;
 const NONE: u32 = u32::MAX;
 
-/// Purpose of a claim; the table above lists the conflicts.
+/// Purpose of a lock; the table above lists the conflicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Read,
@@ -55,23 +56,23 @@ struct RangeLock {
     range: Range,
     kind: Kind,
     order: u64,
-    /// Number of conflicts with earlier claims, counted once per pair of links that share a bucket.
+    /// Number of conflicts with earlier locks, counted once per pair of links that share a bucket.
     blockers: u32,
     links: u32,
 }
 
-/// An entry of a claim in one bucket.
+/// An entry of a lock in one bucket.
 #[derive(Clone, Copy, Debug)]
 struct Link {
-    claim: u32,
+    lock: u32,
     bucket: u32,
     prev: u32,
     next: u32,
-    /// Next link of the same claim; next free link when free.
+    /// Next link of the same lock; next free link when free.
     sibling: u32,
 }
 
-/// All claims of one engine.
+/// All range locks of one engine.
 #[derive(Debug)]
 pub(crate) struct RangeLocks {
     range_locks: Vec<RangeLock>,
@@ -82,8 +83,8 @@ pub(crate) struct RangeLocks {
 }
 
 impl RangeLocks {
-    /// Allocates room for claims numbered 0 … `claims_max` − 1.
-    pub(crate) fn new(claims_max: u32) -> Self {
+    /// Allocates memory for locks numbered 0 … `locks_max` − 1.
+    pub(crate) fn new(locks_max: u32) -> Self {
         let empty = RangeLock {
             range: Range { disk: DiskId(0), first: 0, end: 0 },
             kind: Kind::Read,
@@ -92,40 +93,41 @@ impl RangeLocks {
             links: NONE,
         };
         RangeLocks {
-            range_locks: vec![empty; claims_max as usize],
-            buckets: vec![NONE; (claims_max as usize).next_power_of_two()],
-            links: Vec::with_capacity(2 * claims_max as usize),
+            range_locks: vec![empty; locks_max as usize],
+            buckets: vec![NONE; (locks_max as usize).next_power_of_two()],
+            links: Vec::with_capacity(2 * locks_max as usize),
             free: NONE,
             order: 0,
         }
     }
 
-    /// Adds claim `id`. Returns true if it is granted immediately; otherwise a later [`leave`](Self::leave)
-    /// grants it. Its kind is `kind` if nothing conflicts, and `waiting` if something does.
+    /// Adds lock `id`. Returns true if it is granted immediately; otherwise a later
+    /// [`leave`](Self::leave) grants it. Its kind is `kind` if nothing conflicts, and `waiting` if
+    /// something does.
     pub(crate) fn acquire(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {
         debug_assert!(range.first < range.end && self.range_locks[id as usize].links == NONE);
         self.order += 1;
-        let mut claim = RangeLock { range, kind, order: self.order, blockers: 0, links: NONE };
-        if self.count_conflicts(&claim) > 0 {
-            claim.kind = waiting;
-            claim.blockers = self.count_conflicts(&claim);
+        let mut lock = RangeLock { range, kind, order: self.order, blockers: 0, links: NONE };
+        if self.count_conflicts(&lock) > 0 {
+            lock.kind = waiting;
+            lock.blockers = self.count_conflicts(&lock);
         }
-        self.range_locks[id as usize] = claim;
+        self.range_locks[id as usize] = lock;
         for bucket in self.buckets_of(&range) {
             self.link(id, bucket);
         }
         self.range_locks[id as usize].blockers == 0
     }
 
-    /// Returns true if claim `id` is of kind Read.
+    /// Returns true if lock `id` is of kind Read.
     pub(crate) fn only_reads(&self, id: u32) -> bool {
         self.range_locks[id as usize].kind == Kind::Read
     }
 
-    /// Removes claim `id` and reports each claim that is granted by this.
+    /// Removes lock `id` and reports each lock that is granted by this.
     pub(crate) fn leave(&mut self, id: u32, mut granted: impl FnMut(u32)) {
         let leaving = self.range_locks[id as usize];
-        assert!(leaving.links != NONE && leaving.blockers == 0, "claim {id} leaves without being granted");
+        assert!(leaving.links != NONE && leaving.blockers == 0, "lock {id} leaves without being granted");
         let mut link = leaving.links;
         self.range_locks[id as usize].links = NONE;
         while link != NONE {
@@ -134,15 +136,15 @@ impl RangeLocks {
             let mut at = self.buckets[bucket as usize];
             while at != NONE {
                 let other = self.links[at as usize];
-                let claim = &mut self.range_locks[other.claim as usize];
-                if other.claim != id
-                    && claim.order > leaving.order
-                    && claim.kind.conflicts(leaving.kind)
-                    && claim.range.overlaps(&leaving.range)
+                let lock = &mut self.range_locks[other.lock as usize];
+                if other.lock != id
+                    && lock.order > leaving.order
+                    && lock.kind.conflicts(leaving.kind)
+                    && lock.range.overlaps(&leaving.range)
                 {
-                    claim.blockers -= 1;
-                    if claim.blockers == 0 {
-                        granted(other.claim);
+                    lock.blockers -= 1;
+                    if lock.blockers == 0 {
+                        granted(other.lock);
                     }
                 }
                 at = other.next;
@@ -151,29 +153,29 @@ impl RangeLocks {
         }
     }
 
-    /// Returns true if a granted claim overlaps any of these sectors.
+    /// Returns true if a granted lock overlaps any of these sectors.
     pub(crate) fn is_busy(&self, range: &Range) -> bool {
         self.buckets_of(range).any(|bucket| {
-            self.in_bucket(bucket).any(|claim| claim.blockers == 0 && claim.range.overlaps(range))
+            self.in_bucket(bucket).any(|lock| lock.blockers == 0 && lock.range.overlaps(range))
         })
     }
 
-    /// Returns true if a granted claim other than `id` overlaps any of these sectors.
+    /// Returns true if a granted lock other than `id` overlaps any of these sectors.
     pub(crate) fn is_shared(&self, id: u32, range: &Range) -> bool {
         let order = self.range_locks[id as usize].order;
         self.buckets_of(range).any(|bucket| {
             self.in_bucket(bucket)
-                .any(|claim| claim.blockers == 0 && claim.order != order && claim.range.overlaps(range))
+                .any(|lock| lock.blockers == 0 && lock.order != order && lock.range.overlaps(range))
         })
     }
 
-    fn count_conflicts(&self, claim: &RangeLock) -> u32 {
+    fn count_conflicts(&self, lock: &RangeLock) -> u32 {
         let conflicts = |bucket| {
             self.in_bucket(bucket)
-                .filter(|other| other.kind.conflicts(claim.kind) && other.range.overlaps(&claim.range))
+                .filter(|other| other.kind.conflicts(lock.kind) && other.range.overlaps(&lock.range))
                 .count() as u32
         };
-        self.buckets_of(&claim.range).map(conflicts).sum()
+        self.buckets_of(&lock.range).map(conflicts).sum()
     }
 
     fn in_bucket(&self, bucket: u32) -> impl Iterator<Item = &RangeLock> {
@@ -182,7 +184,7 @@ impl RangeLocks {
             (at != NONE).then(|| {
                 let link = &self.links[at as usize];
                 at = link.next;
-                &self.range_locks[link.claim as usize]
+                &self.range_locks[link.lock as usize]
             })
         })
     }
@@ -190,7 +192,7 @@ impl RangeLocks {
     fn buckets_of(&self, range: &Range) -> impl Iterator<Item = u32> + use<> {
         let (mask, disk) = (self.buckets.len() as u64 - 1, range.disk.0);
         (range.first / ZONE_SECTORS..=(range.end - 1) / ZONE_SECTORS).map(move |zone| {
-            // Consecutive zones of one disk take consecutive buckets: no collisions within a claim.
+            // Consecutive zones of one disk take consecutive buckets: no collisions within a lock.
             let scatter = (u64::from(disk) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
             (zone.wrapping_add(scatter) & mask) as u32
         })
@@ -199,7 +201,7 @@ impl RangeLocks {
     fn link(&mut self, id: u32, bucket: u32) {
         let head = self.buckets[bucket as usize];
         let new =
-            Link { claim: id, bucket, prev: NONE, next: head, sibling: self.range_locks[id as usize].links };
+            Link { lock: id, bucket, prev: NONE, next: head, sibling: self.range_locks[id as usize].links };
         let at = if self.free != NONE {
             let at = self.free;
             self.free = self.links[at as usize].sibling;

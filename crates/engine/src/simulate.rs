@@ -225,7 +225,7 @@ impl CacheSim {
         found
     }
 
-    /// Fills the sectors that were looked up, on behalf of a request for the sectors `claim`, whose blocks
+    /// Fills the sectors that were looked up, for a request for the sectors `claim`, whose blocks
     /// must not be evicted.
     #[inline]
     fn fill(&mut self, (first, end): (u64, u64), claim: (u64, u64), run: Run) -> Result<(), Refusal> {

@@ -110,7 +110,7 @@ pub struct DiskStats {
     pub elapsed_ns: u64,
     /// Number of blocks in the cache.
     pub blocks: u64,
-    /// Number of blocks that hold data.
+    /// Number of blocks with data.
     pub blocks_cached: u64,
     /// Number of valid sectors.
     pub sectors_valid: u64,
@@ -150,13 +150,13 @@ pub struct DiskStats {
     pub scrubbed_bytes: u64,
     /// True while a drain is in progress.
     pub draining: bool,
-    /// What the cache does with writes now, whatever it is to do.
+    /// The write mode in effect, which may differ from the configured one.
     pub mode: Mode,
     /// Memory that grows with the cache, bytes.
     pub index_bytes: u64,
     /// Size of the memory tier in bytes.
     pub memory_bytes: u64,
-    /// Bytes of it that hold data.
+    /// Bytes of it with data.
     pub memory_held_bytes: u64,
     /// Other memory that grows with the memory tier, bytes.
     pub memory_index_bytes: u64,

@@ -80,7 +80,7 @@ pub struct OwnershipRecord {
 pub struct SecondCopy {
     /// The member whose flash holds it.
     pub member: Member,
-    /// Which of its exports: a number that is never used again.
+    /// Number of the export on that member; it is never reused.
     pub loan: String,
     /// The cache in the export.
     pub cache: String,

@@ -1,8 +1,10 @@
 //! Reading ahead of sequential readers, into memory.
 //!
-//! A run's next window is read by a job with a claim like that of a read that fills: guests that want the same wait for it, changes
-//! are ordered with it, and the destager stays away. Where flash has all of it, it comes from there; else from the backing, and
-//! what is dirty is read over it. What flash does not deliver rightly is not kept: the guest's own read finds out and repairs.
+//! A job reads a run's next window under a range lock like that of a read that fills: guests that
+//! request the same data wait for it, changes are ordered with it, and the destager skips it. If
+//! flash has all of it, the job reads flash; otherwise it reads the backing and copies dirty data
+//! over the result. Data that flash does not deliver correctly is not kept: the guest's own read
+//! detects and repairs it.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending, tier};
@@ -12,11 +14,11 @@ use crate::memory::{Ahead, PageRange};
 use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Transfers under way at once, those that wait for their claim included.
+/// Maximum number of transfers per disk, including those that wait for their lock.
 const TRANSFERS_MAX: u32 = 4;
 
 impl super::Disk {
-    /// While a cache is being recovered or changed, nobody but a request itself is told what it may read.
+    /// While a cache is being recovered or changed, only a request itself finds out where to read.
     fn may_read_ahead(&self) -> bool {
         let at_peace = !self.holds && self.recovering.is_none() && self.removing.is_none();
         at_peace && self.memory_uses().keeps_reads
@@ -42,19 +44,20 @@ impl Engine {
         self.missed_ahead(id, what);
     }
 
-    /// Read-ahead leaves half of the buffers to those who have to go on.
+    /// Returns true if a buffer is available for read-ahead, which leaves half of the buffers to
+    /// other jobs.
     pub(super) fn has_buffer_to_spare(&self) -> bool {
         self.destage_buffers.spare() > 0
     }
 
-    /// What was to be read ahead is not in memory: less is, next time.
+    /// The window was not read into memory: shrinks the next one.
     pub(super) fn missed_ahead(&mut self, id: DiskId, what: Ahead) {
         if let Some(memory) = &mut self.disk_mut(id).memory {
             memory.missed_ahead(what);
         }
     }
 
-    /// A job has its claim and a buffer: what memory lacks is read.
+    /// Starts a job that has its lock and a buffer: reads what memory lacks.
     pub(super) fn start_ahead(&mut self, now: Instant, job: u32) {
         let Job { disk: id, mut range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -100,7 +103,7 @@ impl Engine {
         self.issue(now, Owner::Job(job), id, Target::Backing(id), IoOp::Read, (offset, len), slice, 0);
     }
 
-    /// Part of what is read ahead is there, or is not.
+    /// Handles the end of an I/O of a read-ahead.
     pub(super) fn ahead_io_done(
         &mut self,
         now: Instant,
@@ -137,7 +140,7 @@ impl Engine {
         }
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
-        // The backing may have lost what it delivered.
+        // The backing may have lost the data that it delivered.
         let believed = step == Step::AheadFlash || doubts == disk.backed.doubts;
         if let (true, Some(memory)) = (disk.may_read_ahead() && believed, &mut disk.memory) {
             disk.stats.read_ahead_bytes += (range.end - range.first) * SECTOR_BYTES;

@@ -1,13 +1,18 @@
-//! Requests that a lost journal keeps waiting.
+//! Requests that wait for a new journal after the old one was lost.
 //!
-//! What the ring on flash says when its journal cannot be written any more stays so: after a crash it would be believed. Until
-//! the owner has brought a new ring, or has taken the cache away and recorded that, therefore
+//! A journal that cannot be written any more leaves the ring on flash as it is. After a crash
+//! recovery would use it. So until the owner has provided a new ring, or has removed the cache and
+//! recorded that,
 //!
-//! - no change begins that goes to the backing: dirty data of the ring would replace it, or clean data hide it;
-//! - nothing that was changed is called durable, and no flush is answered.
+//! - no change is sent to the backing, because dirty data of the ring would replace it, or clean
+//!   data would hide it;
+//! - no change is reported as durable, and no flush is answered.
 //!
-//! Reads go on, and so does destaging: the backing may have what the ring calls dirty. So that the destager gets at it, requests wait
-//! without their claims. Only a write that flash took in part goes on, for what is there of it must not be seen; it is not answered either. If nothing happens within [`WAIT_NS_MAX`] they fail, and so do those that come later.
+//! Reads and destaging continue, since the backing may have newer data than the ring. Waiting
+//! requests release their range locks, so that the destager can work. Only a write that was partly
+//! written to flash is sent to the backing, because the flash content must not be read; its reply
+//! waits too. Requests fail after [`WAIT_NS_MAX`] without a new journal, and later ones fail
+//! immediately.
 
 use super::backed::RESENDS_MAX;
 use super::partial::Edges;
@@ -56,7 +61,7 @@ impl Engine {
         true
     }
 
-    /// What a request asked for is done, and cannot be made durable.
+    /// The request's I/O is done but cannot be made durable: its reply waits.
     pub(super) fn leave_unanswered(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         let lost_at = self.journal_mut(request.disk).and_then(|journal| journal.lost_at());
@@ -71,7 +76,7 @@ impl Engine {
         self.disk_mut(request.disk).awaiting_journal.unanswered.push(slot);
     }
 
-    /// Everything is recorded in a new ring, or there is no cache any more: who waited goes on.
+    /// Resumes the waiting requests: everything is recorded in a new ring, or the cache is gone.
     pub(super) fn resume_awaiting_journal(&mut self, now: Instant, id: DiskId) {
         let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes {
@@ -91,10 +96,11 @@ impl Engine {
         }
     }
 
-    /// Begins a change of the backing anew that the backing may have lost before it was answered.
+    /// Sends a change to the backing again that the backing may have lost before it was
+    /// acknowledged.
     fn repeat_unanswered(&mut self, now: Instant, slot: u32) {
         let Active { request, range, resends, edges, .. } = &mut self.requests[slot];
-        // It had no claim: others may have changed them.
+        // Without a range lock other requests may have changed the edges.
         *edges = Edges::default();
         if *resends == RESENDS_MAX {
             return self.end_written(now, slot, Err(IoError::Failed));
@@ -107,19 +113,19 @@ impl Engine {
         }
     }
 
-    /// What is dirty has been given up, and with it what could not be made durable.
+    /// Fails requests whose change was lost together with the discarded dirty data.
     pub(super) fn fail_unanswered(&mut self, now: Instant, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).awaiting_journal.unanswered) {
             self.end_written(now, slot, Err(IoError::Failed));
         }
     }
 
-    /// Nobody came: they fail.
+    /// Fails the waiting requests: no new journal was provided in time.
     pub(super) fn fail_awaiting_journal(&mut self, now: Instant, id: DiskId) {
         let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes.into_iter().chain(unanswered) {
             let active = &mut self.requests[slot];
-            // Its claim was left already.
+            // The lock was released already.
             active.range.end = active.range.first;
             self.end_written(now, slot, Err(IoError::Failed));
         }

@@ -1,4 +1,5 @@
-//! What a disk's backing holds durably, and who was told of acknowledged changes that it may have lost.
+//! Durability of a disk's backing, and which guests were told that acknowledged changes may be
+//! lost.
 //!
 //! # Storage contract
 //! A flush that fails tells that any subset of the writes since the last successful flush may be lost, and the
@@ -31,7 +32,7 @@ const RANGES_MAX: usize = 1024;
 /// Most failures that are kept for guests without a session.
 const INHERITED_MAX: u32 = 64;
 
-/// A change is sent again after so many doubts; then it fails.
+/// Maximum number of times that a change is sent again because of a doubt; then it fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
 /// See the module's text.
@@ -53,20 +54,21 @@ pub(super) struct Backed {
     /// Failures owed to guests whose sessions have ended, at most [`INHERITED_MAX`]. Each goes to the first flush of a session that began
     /// afterwards: usually the same guest, connected again.
     inherited: u32,
-    /// What each session was told. Sessions that are not here were told of nothing.
+    /// Failures that each session was told of. A session without an entry was told of none.
     sessions: BTreeMap<SessionId, Told>,
-    /// Where guests changed the backing, past flash, since a flush that is under way began, with its mark; and before that.
+    /// Ranges that guests changed on the backing, bypassing flash, since the flush under way began
+    /// (with its mark), and before it.
     newer: Ranges,
     older: Ranges,
     older_upto: Option<u64>,
 }
 
-/// What a session was told.
+/// Failures that a session was told of.
 #[derive(Clone, Copy)]
 struct Told {
     /// The last failure.
     failures: u64,
-    /// It may be told of a failure that another session was not told of.
+    /// The session may be told of a failure that another session was not told of.
     may_inherit: bool,
 }
 
@@ -118,7 +120,7 @@ impl Backed {
         }
     }
 
-    /// Does a guest's flush have to wait for the backing?
+    /// Returns true if a guest's flush has to wait for a flush of the backing.
     pub(super) fn needs_flush(&self) -> bool {
         self.bypassed > self.flushed
     }
@@ -150,8 +152,8 @@ impl Backed {
         }
     }
 
-    /// Writes since the last successful flush are in doubt. Guests are to be told if there are changes of theirs among them that no
-    /// earlier doubt concerned.
+    /// Puts the writes since the last successful flush in doubt. Returns true if guests must be
+    /// told: their changes are among them, and no earlier doubt covered these.
     fn doubt(&mut self) -> bool {
         self.doubts += 1;
         // They stay in doubt until a flush that begins from now on succeeds: the next doubt may take what this one left.
@@ -170,8 +172,8 @@ impl Backed {
         is_new
     }
 
-    /// Acknowledged changes that only flash had are given up. The sessions that there are now are told; those that begin later never
-    /// counted on them. What the backing had of them before is not durable there.
+    /// Acknowledged changes that only flash had are discarded. Current sessions are told; later
+    /// sessions never relied on them. Earlier data of these ranges on the backing is not durable.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;
         self.discards += 1;
@@ -179,7 +181,7 @@ impl Backed {
         self.bypassed = self.writes;
     }
 
-    /// Is there a failure that a session was not told of? It is told now.
+    /// Returns true if the session was not told of a failure yet, and marks it as told.
     pub(super) fn tell(&mut self, session: SessionId) -> bool {
         if !self.owes(session) {
             return false;
@@ -199,7 +201,7 @@ impl Backed {
         self.owes_own(session) || may_inherit && self.inherited > 0
     }
 
-    /// Did a failure occur during a session that it was not told of?
+    /// Returns true if a failure occurred during a session that it was not told of.
     fn owes_own(&self, session: SessionId) -> bool {
         self.failures_for(session) > self.sessions.get(&session).map_or(0, |told| told.failures)
     }
@@ -221,7 +223,7 @@ impl Backed {
         }
     }
 
-    /// Number of guests that have not been told of a failure.
+    /// Number of guests that were not told of a failure.
     pub(super) fn owed_failures(&self) -> u32 {
         let guests = self.sessions.keys().filter(|session| !session.is_daemon());
         self.inherited + guests.filter(|session| self.owes_own(**session)).count() as u32
@@ -229,16 +231,17 @@ impl Backed {
 }
 
 impl Engine {
-    /// A session, see [`RequestId::session`], begins to use a disk. Its flushes report the losses of acknowledged changes from
-    /// now on, and an earlier one that a guest without a session was not told of.
+    /// Begins a session (see [`RequestId::session`]) on a disk. Its flushes report later losses of
+    /// acknowledged changes, and an earlier one that a guest without a session was not told of.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);
         }
     }
 
-    /// A session ended. What it was not told of is kept for a session that begins later. Sessions that end because their disk is
-    /// removed stay: the last flush of the backing may fail too, see [`Event::FailuresOwed`].
+    /// Ends a session. A failure that it was not told of is kept for a later session. Sessions that
+    /// end because their disk is removed stay: the last flush of the backing may fail too, see
+    /// [`Event::FailuresOwed`].
     pub fn end_session(&mut self, disk: DiskId, session: SessionId) {
         let disk = self.disks.get_mut(disk.0 as usize).and_then(Option::as_mut);
         if let Some(disk) = disk.filter(|disk| disk.removing.is_none()) {
@@ -246,7 +249,8 @@ impl Engine {
         }
     }
 
-    /// Takes over failures that guests of a disk were not told of before it was added ([`Event::FailuresOwed`]).
+    /// Restores failures that guests of a disk were not told of before it was added
+    /// ([`Event::FailuresOwed`]).
     pub fn owe_failures(&mut self, disk: DiskId, count: u32) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize)
             && count > 0
@@ -256,7 +260,8 @@ impl Engine {
         }
     }
 
-    /// Will the next flush of a session fail because acknowledged changes of the disk may be lost?
+    /// Returns true if the next flush of a session will fail because acknowledged changes of the
+    /// disk may be lost.
     pub fn owes_failure(&self, disk: DiskId, session: SessionId) -> bool {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         disk.is_some_and(|disk| disk.backed.owes(session))
@@ -277,7 +282,7 @@ impl Engine {
         let destaged = disk.destager.take_moved();
         let is_new = disk.backed.doubt();
         if !disk.backed.newer.is_empty() {
-            // A reader of a bitmap may have seen what is lost.
+            // A reader of a bitmap may have seen the lost data.
             disk.note_everything();
         }
         for sector in destaged {
@@ -291,7 +296,7 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Reports how many guests have not been told of a failure. The daemon keeps the number over a crash.
+    /// Reports how many guests were not told of a failure. The daemon stores the number.
     pub(super) fn report_owed(&mut self, id: DiskId) {
         let backed = &self.disk(id).backed;
         if backed.failures > 0 {
@@ -300,7 +305,8 @@ impl Engine {
         }
     }
 
-    /// Forgets the clean copies of the changes in doubt. Reads of them that are under way find their checksums gone, and ask the backing.
+    /// Invalidates the clean copies of the changes in doubt. Reads of them in progress find no
+    /// checksum and read the backing.
     fn forget_changes(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let sectors = disk.config.size_bytes.div_ceil(crate::units::SECTOR_BYTES);
@@ -317,13 +323,15 @@ impl Engine {
         }
     }
 
-    /// Is the success of a request's flush or change of the backing believed? Not if there was a doubt since it began.
+    /// Returns true if a request's successful flush or change of the backing counts: there was no
+    /// doubt since it began.
     pub(super) fn is_believed(&self, slot: u32) -> bool {
         let active = &self.requests[slot];
         active.doubts == self.disk(active.request.disk).backed.doubts
     }
 
-    /// Begins a change anew after a doubt: the backing may have lost a part of it, or the dirty data that it covers in part.
+    /// Sends a change again after a doubt: the backing may have lost part of it, or of the dirty
+    /// data that it partly covers.
     pub(super) fn change_again(&mut self, now: Instant, slot: u32) {
         let range = self.requests[slot].range;
         if self.requests[slot].resends == RESENDS_MAX {

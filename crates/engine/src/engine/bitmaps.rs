@@ -1,13 +1,14 @@
-//! Dirty bitmaps: which granules of a disk were changed since each was made or cleared.
+//! Dirty bitmaps: the granules of a disk that changed since each bitmap was added or cleared.
 //!
-//! A change is noted when it is answered, whatever the answer: a change that failed may have been done in part. So what was acknowledged
-//! is in every bitmap that was recording *then*, and a change under way while bitmaps are [rotated](BitmapChange::Rotate) is in
-//! the new one, whatever a reader of the old one gets to see of it. Where the disk reads differently for another reason, everything
-//! is noted: acknowledged writes that are given up (`structure.rs`), another host
-//! that had the disk (`ownership.rs`), and what the owner knows of ([`BitmapChange::InsertAll`]).
+//! A change is recorded when it is answered, even if it failed, because part of it may have been
+//! done. So each acknowledged change is in every bitmap that was recording then. A change in flight
+//! while bitmaps are [rotated](BitmapChange::Rotate) is in the new one, whatever a reader of the
+//! old one sees of it. If the disk's content changes for another reason, everything is marked:
+//! acknowledged writes were discarded (`structure.rs`), another host had the disk (`ownership.rs`),
+//! or the owner knows of a change ([`BitmapChange::InsertAll`]).
 //!
-//! Bitmaps end with their disk: [`Event::Bitmaps`] has what they were, and their owner keeps them. One that ends without that, as
-//! the process was killed, is to begin again with everything in it.
+//! A bitmap ends with its disk: [`Event::Bitmaps`] has its content, and the owner stores it. If the
+//! process is killed before that, the bitmap starts again with everything marked.
 
 use super::Engine;
 use super::disk::Disk;
@@ -23,8 +24,8 @@ impl Engine {
         disk.and_then(|disk| disk.bitmaps.as_deref()).map_or(&[], Vec::as_slice)
     }
 
-    /// Before bitmaps are handed out the backing is flushed, once: if what was written to it can get lost, the disk may read differently
-    /// later than its bitmaps say. True while that is under way.
+    /// Flushes the backing once before bitmaps are handed out: if unflushed writes can be lost, the
+    /// disk may later differ from its bitmaps. Returns true while the flush is in progress.
     pub(super) fn flushes_for_bitmaps(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
         if disk.bitmaps.is_none() || !disk.backed.needs_flush() {

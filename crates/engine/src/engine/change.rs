@@ -1,8 +1,9 @@
-//! Commands: disks come and go, caches change under load.
+//! Commands: adding and removing disks, and changing caches under load.
 //!
-//! A cache changes only while none of its flash I/O is in flight. Until then the disk bypasses it,
-//! which is right because the backing has everything; a persistent cache makes requests wait (`structure.rs`). Blocks whose sectors become invalid meanwhile
-//! do so in the old index, from which the new one is made.
+//! A cache changes only while none of its flash I/O is in flight. Until then the disk bypasses it;
+//! this is safe because the backing has all data. A persistent cache makes requests wait instead
+//! (`structure.rs`). Sectors that become invalid meanwhile are invalidated in the old index, from
+//! which the new one is made.
 
 use super::disk::Disk;
 use super::{DISKS_MAX, Engine};
@@ -43,7 +44,7 @@ impl Engine {
                 self.stop_vacating(disk_id, CommandError::Removing);
                 self.release_recovering(disk_id);
                 self.pass_waiting(now, disk_id);
-                // What waits for a limit would keep the removal waiting.
+                // Requests that wait for a limit would delay the removal.
                 self.set_qos(now, disk_id, DiskQos::default());
                 self.settle(now, disk_id);
                 return self.run(now);
@@ -148,7 +149,7 @@ impl Engine {
         self.done(id, disk_id, result.map(|()| Vec::new()));
     }
 
-    /// Carries out what waited for this disk to come to rest.
+    /// Carries out changes that waited until this disk was quiesced.
     pub(super) fn settle(&mut self, now: Instant, id: DiskId) {
         if self.disks[id.0 as usize].is_none() {
             return;
@@ -165,7 +166,7 @@ impl Engine {
             // Its cache is closed first, and stays on flash. Where that cannot be, the disk stays too.
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) && disk.opening.is_none() {
                 let command = disk.removing.take().expect("looked at");
-                // Nor is its cache closed: who is held goes on.
+                // Its cache is not closed: waiting requests continue.
                 disk.changes
                     .retain(|(command, change)| command.is_some() || !matches!(change, CacheChange::Close));
                 self.unhold(id);
@@ -219,7 +220,7 @@ impl Engine {
             match (command, result) {
                 (Some(command), result) => self.done(command, id, result),
                 (None, Ok(segments)) => self.event_out.push_back(Event::Lost { disk: id, segments }),
-                // A fence finds the segments gone if a command was faster.
+                // If a command was faster, a fence finds the segments gone.
                 (None, Err(_)) => {}
             }
         }
@@ -228,14 +229,14 @@ impl Engine {
         }
     }
 
-    /// Nothing is to be had of a device any more, whoever knows that: it is fenced at once. I/O that is under way there ends by
-    /// itself, as its owner says.
+    /// Fences a device at once because its owner cannot use it any more. I/O in flight there ends
+    /// by itself.
     pub fn give_up_device(&mut self, device: DeviceId) {
         let change = self.devices.get(device).give_up();
         self.device_changed(device, change);
     }
 
-    /// Reacts to what was learnt about a device.
+    /// Handles a change of a device's health.
     pub(super) fn device_changed(&mut self, device: DeviceId, change: device::Change) {
         let event = match change {
             device::Change::None => return,
@@ -260,7 +261,8 @@ impl Engine {
         let mut on: Vec<DeviceId> = cache.segments.iter().map(|segment| segment.place.device).collect();
         on.sort_unstable();
         on.dedup();
-        // Where there are second copies only, nobody reads, and what is written there must not be answered without it.
+        // Segments for second copies only are not read, and a write there must not be acknowledged
+        // without it.
         let bypasses = |segment: &&DataSegment| !segment.seconds_only;
         let devices = &mut self.devices;
         disk.stalled = cache
@@ -269,7 +271,8 @@ impl Engine {
             .filter(bypasses)
             .any(|segment| devices.get(segment.place.device).is_stalled());
         if disk.journal.is_some() {
-            // What is dirty there may be readable yet; its owner decides when the cache leaves the device.
+            // Dirty data there may still be readable; its owner decides when the cache leaves the
+            // device.
             return;
         }
         for device in on.into_iter().filter(|device| self.devices.get(*device).is_fenced()) {
@@ -298,7 +301,7 @@ impl Disk {
         let size = self.config.size_bytes;
         let cache = match (&self.cache, change) {
             (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
-            // What it was for is gone.
+            // The cache that it was for is gone.
             (_, CacheChange::GrowDisk(_, Some(_))) => return Err(CommandError::NoCache),
             (_, CacheChange::GrowDisk(size_bytes, None)) => {
                 self.may_grow(size_bytes)?;

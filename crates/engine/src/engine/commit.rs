@@ -1,9 +1,10 @@
-//! The journal of one cache at work: records become pages, pages become durable.
+//! The journal of one cache: packs records into pages and makes the pages durable.
 //!
-//! Whoever needs something durable waits for the next *round*: all records so far in pages, the pages written to
-//! every copy of the ring, then a flush of each device that was written since the last one. All who came before a round
-//! began are served by it. Full pages are written without waiting for a round, and so are those that a guest's flush is about
-//! to ask for. docs/decisions/0006 has the rules.
+//! A request that needs durability waits for the next commit: all records so far are packed into
+//! pages, the pages are written to every copy of the ring, and each device that was written since
+//! the last commit is flushed. A commit covers all requests that arrived before it began. Full
+//! pages are written without waiting for a commit, and so are pages that a guest's flush is about
+//! to need. docs/decisions/0006 has the rules.
 
 use super::awaiting_journal::WAIT_NS_MAX;
 use super::records::{Commit, Journal};
@@ -14,8 +15,8 @@ use crate::journal::Writer;
 use crate::range_locks::Range;
 use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
-/// A copy of the ring is given up after so many failed writes of one run of pages. A flush that failed is not tried again:
-/// that it succeeds then says nothing about what was written before (`backed.rs`).
+/// A copy of the ring is abandoned after this many failed writes of one run of pages. A failed
+/// flush is not retried: its later success says nothing about earlier writes (`backed.rs`).
 const TRIES_MAX: u8 = 3;
 
 /// A page run or a flush in flight.
@@ -28,7 +29,8 @@ pub(super) enum JournalIo {
 }
 
 impl Engine {
-    /// Keeps a request until everything recorded and written so far is durable; `Engine::committed` goes on with it.
+    /// Keeps a request until everything recorded and written so far is durable; then
+    /// `Engine::committed` resumes it.
     pub(super) fn commit(&mut self, slot: u32) {
         let disk = self.requests[slot].request.disk;
         let journal = self.journal_mut(disk).expect("only persistent caches commit");
@@ -197,7 +199,7 @@ impl Engine {
                 continue;
             }
             index.set_held(sector, false);
-            // What is empty may be about to be filled.
+            // An empty frame may be about to be filled.
             let first = u64::from(index.block(FrameNo((sector >> shift) as u32)).0) << shift;
             if !range_locks.is_busy(&Range { disk, first, end: first + (1 << shift) }) {
                 index.free_second_if_empty(sector);
@@ -285,7 +287,7 @@ impl Engine {
         }
     }
 
-    /// Tells those who wait for a journal that is lost.
+    /// Fails the requests that wait for a lost journal.
     fn fail_waiters(&mut self, now: Instant, disk: DiskId) {
         let journal = self.journal_mut(disk).expect("it is lost");
         let waited = journal.lost_at.is_some_and(|at| now - at >= WAIT_NS_MAX);
@@ -302,7 +304,7 @@ impl Engine {
         }
     }
 
-    /// A request that waited for a commit goes on, or waits for another journal.
+    /// Resumes a request that waited for a commit, or makes it wait for another journal.
     fn committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         match (self.requests[slot].phase, result) {
             (Phase::CommitThenChange, _) => self.runnable.push_back(slot),

@@ -1,8 +1,9 @@
-//! Destaging: which dirty data goes to the backing, when, and how it becomes clean.
+//! Destaging: which dirty data is written to the backing, when, and how it becomes clean.
 //!
-//! Sectors are transferred by jobs (`jobs.rs`), then the backing is flushed, then the journal says that they are
-//! clean. A write in between takes its sectors out of this: they stay dirty. An *epoch* says how old dirty data is: half of
-//! the dirty-age bound, or, where write order is kept, what lies between two flushes of the guest.
+//! Jobs transfer sectors (`jobs.rs`), then the backing is flushed, then the journal records the
+//! sectors as clean. Sectors that are written again meanwhile stay dirty. An *epoch* tells how old
+//! dirty data is: half of the dirty-age limit, or, if write order is kept, the time between two
+//! flushes of the guest.
 
 use super::Engine;
 use super::destager::{Epochs, half_age_ns};
@@ -16,11 +17,13 @@ use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 /// Sectors written to the backing after which it is flushed, though there is more to destage; less in a small cache.
 const UNFLUSHED_MAX: u64 = 8192;
 
-/// What nobody waits for is flushed after so long: flushing after each transfer would cost the backing more than the transfer.
+/// Transferred data that no request waits for is flushed after this time. A flush after each
+/// transfer would cost the backing more than the transfer.
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
-/// Transfers of one disk at once: when the guest uses the backing too, when it uses flash, when it uses nothing, and when it
-/// is urgent. A disk that gets many at once, in order, passes over what is between them instead of seeking anew for each.
+/// Maximum transfers of one disk: while the guest uses the backing too, while it uses flash, while
+/// it is idle, and when it is urgent. A disk drive that gets many in order passes over the gaps
+/// instead of seeking.
 const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
 
 /// Sectors of them, after which there is not one more.
@@ -41,7 +44,7 @@ impl Cache {
         }
     }
 
-    /// Dirty sectors, per mille of as many as the cache can hold; both without segments that leave.
+    /// Dirty sectors, per mille of the cache's capacity; both without leaving segments.
     pub(super) fn dirty_permille(&self) -> u64 {
         self.permille(self.index.staying_dirty())
     }
@@ -93,7 +96,7 @@ impl Engine {
             return false;
         };
         if past_the_cache {
-            // What flash does not deliver will never get there.
+            // Data that flash does not deliver cannot be destaged.
             return cache.index.dirty_sectors() > disk.lost.len() as u64;
         }
         let destager = &disk.destager;
@@ -108,7 +111,7 @@ impl Engine {
         })
     }
 
-    /// Starts what is to be destaged now, and flushes what has been.
+    /// Starts transfers that are needed now, and flushes completed ones.
     pub(super) fn pump_destage(&mut self, now: Instant, id: DiskId) {
         self.end_late_insisting(now, id);
         while !self.disk(id).holds
@@ -128,7 +131,7 @@ impl Engine {
             disk.destager.wake_at = disk.destager.rest_until;
             let newest = disk.due_epoch(now);
             if newest.is_none() && !disk.destages_leaving() {
-                // What has been moved may be waiting for the end of the rest, to be flushed.
+                // Transferred data may be waiting for the pause to end before it is flushed.
                 disk.destager.wake_at = disk.next_age().into_iter().chain(disk.destager.rest_until).min();
                 break;
             }
@@ -157,7 +160,7 @@ impl Engine {
                 self.put_back(id, range);
                 break;
             }
-            // A transfer of what is no longer dirty ends at once.
+            // A transfer of sectors that are not dirty any more ends immediately.
             self.disk_mut(id).destager.begin_transfer(range.end - range.first);
             if !self.transfer(now, JobKind::Destage, range) {
                 self.disk_mut(id).destager.end_transfer(range.end - range.first);
@@ -264,7 +267,8 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Lets those claim their sectors anew, and look again, who waited for older data to be on the backing.
+    /// Lets requests acquire their range locks again that waited until older data was on the
+    /// backing.
     pub(super) fn end_order_wait(&mut self, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
@@ -274,7 +278,8 @@ impl Engine {
         }
     }
 
-    /// These sectors of the disk, in order, are durable on the backing: what is still dirty of them is clean.
+    /// Handles sectors of the disk, in order, that are durable on the backing: those that are still
+    /// dirty become clean.
     fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
         let disk = self.disk_mut(id);
         let Some(CacheConfig { layout, copies, .. }) = disk.cache.as_ref().map(|cache| cache.config) else {
@@ -298,7 +303,7 @@ impl Engine {
                 true => journal.drop_sector(now, &mut cache.index, sector),
                 false => journal.clean_sector(now, &mut cache.index, sector),
             }
-            // What is recorded of the first copy counts for the second too, not the other way round.
+            // The state of the first copy applies to the second too; the reverse does not hold.
             match (second, copies) {
                 (None, _) => {}
                 (Some(second), Copies::TwoOfAll) if !split => {
@@ -310,7 +315,7 @@ impl Engine {
         }
     }
 
-    /// Ends a drain that has come to its end, or cannot.
+    /// Ends a drain that is complete, or that cannot complete.
     fn check_drained(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
         let Some(command) = disk.draining else { return };
@@ -386,7 +391,7 @@ impl super::Disk {
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
-    /// Is everything that is dirty to be destaged?
+    /// Returns true if all dirty data is to be destaged.
     fn everything_goes(&self) -> bool {
         self.draining.is_some()
             || self.journal.as_ref().is_some_and(|journal| journal.dead || journal.mends)
@@ -411,7 +416,7 @@ impl super::Disk {
         }
         let is_full = cache.dirty_permille() >= cache.full_permille();
         let patience = half_age_ns(&destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
-        // What is due and does not go waits for this.
+        // Dirty data that is old enough but not allowed to go yet waits for this.
         let goes = self.everything_goes() || self.vacating.is_some();
         if goes || destage.ordered || is_full || self.due_epoch(now).is_some() {
             return Some(now);
@@ -419,7 +424,8 @@ impl super::Disk {
         self.destager.written_since.map(|since| since + patience)
     }
 
-    /// Is there dirty data in a range for a job of this kind to move, but none that is durably recorded as dirty?
+    /// Returns true if a range has dirty data for a job of this kind, but none that the journal
+    /// durably records as dirty.
     pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;
@@ -469,7 +475,8 @@ impl super::Disk {
             Some(block) => block,
             None => destager.next(newest?, |block| cache.was_used(block))?,
         };
-        // Neighbours as far as the window goes, so that what is dirty in one piece goes in whole stripes.
+        // Includes neighbours up to the window's end, so that contiguous dirty data goes in whole
+        // stripes.
         let blocks_max = u64::from((cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1));
         let (mut first, mut end) = (u64::from(block), u64::from(block) + 1);
         let window = first / blocks_max * blocks_max;
@@ -500,7 +507,7 @@ impl super::Disk {
         Some(Instant((oldest + 1) * half))
     }
 
-    /// When the destager wants to be looked at.
+    /// The time at which the destager must run next.
     pub(super) fn destage_deadline(&self) -> Option<Instant> {
         self.destager.wake_at
     }

@@ -1,10 +1,11 @@
-//! Buffers that were lent to the engine, handed out in pieces: many small transfers at once need no more memory than a few
-//! large ones.
+//! Buffers of the engine for destaging, handed out in parts: many small transfers need no more
+//! memory than a few large ones.
 //!
-//! A buffer is cut into 64 grains, of 4 KiB at least. Pieces are bytes in one buffer, next to each other; small ones come
-//! from the first buffers, so that others stay whole.
+//! A buffer is divided into 64 grains of at least 4 KiB. A part is a contiguous range of one
+//! buffer. Small parts are taken from the first buffers, so that the others stay whole.
 //!
-//! Disks have shares of the bytes ([`Shares`]): transfers to a backing that hangs keep their pieces and leave others the rest.
+//! Disks have shares of the bytes ([`Shares`]): transfers to a hanging backing keep their parts,
+//! and the rest stays available to other disks.
 
 use crate::io::BufferSlice;
 use crate::shares::Shares;
@@ -12,16 +13,16 @@ use crate::units::{BufferId, DiskId, SECTOR_BYTES};
 
 const GRAINS: u32 = 64;
 
-/// All buffers, and what is free of them.
+/// All buffers and their free grains.
 #[derive(Debug)]
 pub(super) struct DestageBuffers {
     buffers: Vec<Buffer>,
     withheld: Vec<Withheld>,
-    /// Who holds how many bytes.
+    /// Bytes that each disk has.
     pub(super) shares: Shares,
 }
 
-/// What a transfer needs at least.
+/// The minimum that a transfer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Least {
     /// All bytes that it asks for.
@@ -52,14 +53,14 @@ struct Withheld {
     id: BufferId,
     /// A bit for each grain.
     grains: u64,
-    /// Of these, those that were given back meanwhile.
+    /// Grains among them that were given back meanwhile.
     kept: u64,
 }
 
 /// Part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DestageBuffer {
-    /// Who has it.
+    /// The disk that has it.
     pub(super) disk: DiskId,
     pub(super) id: BufferId,
     /// Bytes, multiples of a sector.
@@ -68,7 +69,7 @@ pub(super) struct DestageBuffer {
 }
 
 impl DestageBuffer {
-    /// Where it begins, in sectors of its buffer.
+    /// First sector in its buffer.
     pub(super) fn first_sector(&self) -> u64 {
         u64::from(self.offset) / SECTOR_BYTES
     }
@@ -88,25 +89,26 @@ impl DestageBuffers {
         self.shares.enlarge(u64::from(grains) * u64::from(grain_bytes));
     }
 
-    /// Was any lent?
+    /// Returns true if there are any buffers.
     pub(super) fn is_any(&self) -> bool {
         !self.buffers.is_empty()
     }
 
-    /// Is there a piece for a disk that asks for so many bytes and makes do with `least`, or as long as the longest buffer?
+    /// Returns true if a disk can get `bytes`, or the minimum `least`, limited by the longest
+    /// buffer.
     pub(super) fn has(&self, disk: DiskId, bytes: u64, least: Least) -> bool {
         let Some((_, least)) = self.granted(disk, bytes, least) else { return false };
         self.longest_free().is_some_and(|(_, free)| free >= self.at_most(least).max(1))
     }
 
-    /// Hands a disk a piece of so many bytes, or one of at least `least` if there is none so long; of `least`, as much as the
-    /// longest buffer has.
+    /// Hands a disk `bytes`, or fewer but at least `least` if there is no free range of that
+    /// length. `least` is limited by the longest buffer.
     pub(super) fn take(&mut self, disk: DiskId, bytes: u64, least: Least) -> Option<DestageBuffer> {
         let (bytes, least) = self.granted(disk, bytes, least)?;
         self.cut(disk, bytes, least)
     }
 
-    /// What the disk's share permits: bytes to ask for, and how few will do.
+    /// What the disk's share permits: bytes to request, and the minimum.
     fn granted(&self, disk: DiskId, bytes: u64, least: Least) -> Option<(u64, u64)> {
         let bytes = self.at_most(bytes);
         let allowed = self.shares.allowance(disk, bytes);
@@ -136,7 +138,8 @@ impl DestageBuffers {
         Some(piece)
     }
 
-    /// Bytes that may be taken by those who can do without, so that half of all stays for those who have to go on.
+    /// Bytes available to optional transfers. The other half of the buffers is kept for transfers
+    /// that requests depend on.
     pub(super) fn spare(&self) -> u64 {
         let bytes = |grains: fn(&Buffer) -> u32| -> u64 {
             self.buffers.iter().map(|buffer| u64::from(grains(buffer) * buffer.grain_bytes)).sum()
@@ -145,13 +148,13 @@ impl DestageBuffers {
         free.saturating_sub(all / 2)
     }
 
-    /// Hands a disk a piece of so many bytes, or of what there is to spare.
+    /// Hands a disk `bytes`, or what optional transfers may have.
     pub(super) fn take_spare(&mut self, disk: DiskId, bytes: u64) -> Option<DestageBuffer> {
         let bytes = self.shares.allowance(disk, bytes.min(self.spare()));
         if bytes == 0 { None } else { self.cut(disk, bytes, 0) }
     }
 
-    /// Takes back what is behind the first so many bytes, which are at least one.
+    /// Takes back everything after the first `bytes`, which are at least 1.
     pub(super) fn shorten(&mut self, piece: &mut DestageBuffer, bytes: u64) {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
@@ -181,8 +184,9 @@ impl DestageBuffers {
         self.shares.give_back(piece.disk, bytes);
     }
 
-    /// Storage goes on using `slice` after the I/O of a disk has ended: its memory is not handed out again before
-    /// [`returned`](Self::returned), and counts as the disk's. No effect on buffers that were not lent.
+    /// Storage continues to use `slice` after the I/O of a disk has ended: its memory is not handed
+    /// out before [`returned`](Self::returned), and counts for the disk. No effect on other
+    /// buffers.
     pub(super) fn withhold(&mut self, disk: DiskId, slice: BufferSlice) {
         if let Some(grains) = self.grains(slice) {
             self.withheld.push(Withheld { disk, id: slice.id, grains, kept: 0 });
@@ -201,7 +205,7 @@ impl DestageBuffers {
         self.shares.give_back(disk, bytes);
     }
 
-    /// The grains in which a slice lies, if its buffer was lent.
+    /// The grains of a slice, if it is in one of these buffers.
     fn grains(&self, slice: BufferSlice) -> Option<u64> {
         let buffer = self.buffers.iter().find(|buffer| buffer.id == slice.id)?;
         let first = slice.offset / buffer.grain_bytes;
@@ -209,7 +213,7 @@ impl DestageBuffers {
         Some(mask(first, end - first))
     }
 
-    /// Where the longest free piece is, and its length in bytes.
+    /// The longest free range: its position, and its length in bytes.
     fn longest_free(&self) -> Option<(usize, u64)> {
         let free = |buffer: &Buffer| u64::from(buffer.longest(GRAINS).1 * buffer.grain_bytes);
         self.buffers.iter().map(free).enumerate().max_by_key(|(_, free)| *free)
@@ -226,7 +230,7 @@ impl DestageBuffers {
 }
 
 impl Buffer {
-    /// Grains for so many bytes, which may be more than there are.
+    /// Number of grains for `bytes`, which may exceed the number of grains in a buffer.
     fn grains_of(&self, bytes: u64) -> u32 {
         bytes.div_ceil(self.grain_bytes.into()).clamp(1, u64::from(u32::MAX)) as u32
     }
@@ -235,7 +239,7 @@ impl Buffer {
         (piece.offset / self.grain_bytes, piece.len / self.grain_bytes)
     }
 
-    /// The first run of so many free grains, or else the longest there is: where, and how many.
+    /// The first run of `wanted` free grains, or else the longest: position and length.
     fn longest(&self, wanted: u32) -> (u32, u32) {
         let (mut best, mut at) = ((0, 0), 0);
         while at < self.grains {
@@ -320,7 +324,8 @@ mod tests {
         );
     }
 
-    /// Disks whose backings hang keep what they have: each further one takes less, and none is left without.
+    /// Disks with hanging backings keep what they have: each further disk gets less, but never
+    /// nothing.
     #[test]
     fn hung_disks_leave_pieces_to_others() {
         let mut destage_buffers = DestageBuffers::default();
@@ -353,7 +358,7 @@ mod tests {
         destage_buffers.returned(slice);
         assert_eq!(destage_buffers.shares.held(DISK), u64::from(rest.len));
         assert_eq!(destage_buffers.cut(DISK, 100 << 10, 0), Some(hung));
-        // The kernel may be faster than whoever gives it back.
+        // The kernel may return it before the transfer gives it back.
         destage_buffers.withhold(DISK, slice);
         destage_buffers.returned(slice);
         assert!(destage_buffers.cut(DISK, 1, 0).is_none());
@@ -362,7 +367,7 @@ mod tests {
     }
 
     proptest! {
-        /// No byte is handed out twice, and all come back.
+        /// No byte is handed out twice, and all are returned.
         #[test]
         fn pieces_do_not_overlap(sizes in prop::collection::vec(1u32..300, 1..4),
             steps in prop::collection::vec((any::<u8>(), 1u64..2_000_000), 0..200)) {

@@ -1,11 +1,13 @@
-//! The dirty data of one cache: what is to go to the backing, what is on its way, and in which order it goes.
+//! The dirty data of one cache: which blocks are to be destaged, which are being destaged, and in
+//! which order.
 //!
-//! An *elevator* goes over the disk round and round. *Coldest* keeps a queue of the blocks as they became dirty; a block
-//! that was used since goes to its end again when its turn comes, which is LRU nearly (the second chance of Corbató, "A
-//! paging experiment with the Multics system", 1968). What has its turn is picked a few blocks at a time, and the elevator goes
-//! over these.
+//! The *elevator* order passes over the disk again and again. *Coldest* keeps a queue of the blocks
+//! in the order in which they became dirty. A block that was used meanwhile returns to the end of
+//! the queue at its turn, which approximates LRU (the second chance of Corbató, "A paging
+//! experiment with the Multics system", 1968). The first blocks of the queue are picked a few at a
+//! time, and the elevator passes over these.
 //!
-//! Block numbers, sectors of the disk and counts; who moves and flushes is `destage.rs`.
+//! It uses block numbers, sectors of the disk and counts; `destage.rs` does the I/O.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -13,23 +15,24 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::command::{Destage, DestageOrder};
 use crate::units::{BlockNo, Instant};
 
-/// Cold blocks that are picked together, to go in the order of the disk: at most so many, and such a part of all.
+/// Cold blocks that are picked together, to be destaged in the order of the disk: at most this
+/// many, and this part of all.
 const PICKED_MAX: usize = 64;
 const PICKED_PART: usize = 16;
 
 /// Blocks looked at for them in one go.
 const LOOKS_MAX: usize = 256;
 
-/// Where no block is cold, such a part of them goes before all are looked at again.
+/// If no block is cold, this part of the blocks is destaged before all are examined again.
 const HOT_PART: usize = 4;
 
 /// Entries in the queue that are of no use any more, at least, before they are thrown out.
 const STALE_MIN: usize = 64;
 
-/// What an epoch is.
+/// Meaning of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epochs {
-    /// What lies between two flushes of the guest.
+    /// The time between two flushes of the guest.
     Flushes,
     /// So many nanoseconds.
     Time(u64),
@@ -51,8 +54,8 @@ struct Todo {
 pub(super) struct Destager {
     todo: BTreeMap<BlockNo, Todo>,
     order: DestageOrder,
-    /// Where the coldest go first: the blocks to do that are not picked, as their turns come, and entries that stand for
-    /// nothing any more.
+    /// For the order *coldest*: the blocks to destage that are not picked, in the order of their
+    /// turns, with outdated entries in between.
     queue: VecDeque<(BlockNo, u32)>,
     turns: u32,
     picked: BTreeSet<BlockNo>,
@@ -69,13 +72,13 @@ pub(super) struct Destager {
     pub(super) flushes: u32,
     /// The newest epoch whose data may go to the backing now, where write order is kept.
     pub(super) front: u32,
-    /// Where the elevator is.
+    /// Position of the elevator.
     pub(super) cursor: BlockNo,
     /// More is dirty than was to be, and not yet little enough.
     pub(super) running: bool,
     /// Sectors of the disk that the backing got and that may not be durable there.
     pub(super) written: BTreeSet<u64>,
-    /// Of these, those that the flush under way makes durable.
+    /// Sectors among them that the flush in progress makes durable.
     pub(super) flushing: BTreeSet<u64>,
     pub(super) is_flushing: bool,
     /// When the backing got the first of `written`.
@@ -92,7 +95,7 @@ pub(super) struct Destager {
 }
 
 impl Destager {
-    /// Did the last attempt fail, and is there another one under way or to come?
+    /// Returns true if the last attempt failed and another one is in progress or planned.
     pub(super) fn is_failing(&self) -> bool {
         self.failures > 0 && (self.rest_until.is_some() || self.transfers > 0 || self.is_flushing)
     }
@@ -110,7 +113,7 @@ impl Destager {
         self.todo.get(&block).map(|todo| todo.epoch)
     }
 
-    /// May this block go, when blocks up to `newest` may?
+    /// Returns true if this block may be destaged when blocks up to epoch `newest` may.
     pub(super) fn may_go(&self, block: BlockNo, newest: u32) -> bool {
         self.epoch(block).is_some_and(|epoch| epoch <= newest)
     }
@@ -129,7 +132,8 @@ impl Destager {
         }
     }
 
-    /// What a guest's write makes of this block. True if it was not to be destaged before.
+    /// Records a guest's write to this block. Returns true if the block was not to be destaged
+    /// before.
     pub(super) fn add(&mut self, block: BlockNo, epoch: u32) -> bool {
         let is_new = self.enqueue(block, epoch);
         if is_new && self.order == DestageOrder::Coldest {
@@ -184,12 +188,12 @@ impl Destager {
         self.flushes += 1;
     }
 
-    /// Is the backing being flushed for it?
+    /// Returns true if the backing is being flushed for it.
     pub(super) fn is_flushing(&self) -> bool {
         self.is_flushing
     }
 
-    /// A transfer out of so many sectors begins.
+    /// A transfer of `sectors` sectors begins.
     pub(super) fn begin_transfer(&mut self, sectors: u64) {
         self.transfers += 1;
         self.moving += sectors;
@@ -228,21 +232,21 @@ impl Destager {
         self.flushing = std::mem::take(&mut self.written);
     }
 
-    /// Is this sector of the disk on its way, and the backing has it?
+    /// Returns true if this sector of the disk was transferred, and the backing has it.
     pub(super) fn is_moved(&self, sector: u64) -> bool {
         self.written.contains(&sector) || self.flushing.contains(&sector)
     }
 
     /// Forgets everything: these blocks are dirty, and have been for long.
     pub(super) fn restart(&mut self, epochs: Epochs, dirty: impl Iterator<Item = BlockNo>) {
-        // Transfers that wait for a claim will find out what is dirty when they have it.
+        // Transfers that wait for their range lock check again what is dirty.
         let before = std::mem::take(self);
         let Destager { order, order_waiters, flushes, transfers, moving, is_flushing, .. } = before;
-        // A flush under way covers nothing of what is destaged from now on.
+        // A flush in progress covers nothing that is destaged from now on.
         *self =
             Destager { order, order_waiters, flushes, transfers, moving, is_flushing, ..Destager::default() };
         let oldest = self.begin_epochs(epochs);
-        // What had its place in the queue keeps it.
+        // Blocks keep their position in the queue.
         let mut dirty: BTreeSet<BlockNo> = dirty.collect();
         let queued = before
             .queue
@@ -256,13 +260,13 @@ impl Destager {
         dirty.into_iter().for_each(|block| _ = self.add(block, oldest));
     }
 
-    /// Epochs are counted anew. Returns the one of data that has been dirty for long.
+    /// Starts a new count of epochs. Returns the epoch of data that has been dirty for long.
     fn begin_epochs(&mut self, epochs: Epochs) -> u32 {
         self.front = if epochs == Epochs::Flushes { self.flushes } else { 0 };
         self.front.saturating_sub(1)
     }
 
-    /// Epochs are something else from now on. Where both are lengths of time, what is dirty keeps its age.
+    /// Changes the meaning of epochs. If both are durations, dirty data keeps its age.
     pub(super) fn renumber(&mut self, before: Epochs, now: Epochs) {
         let oldest = self.begin_epochs(now);
         self.epochs.clear();
@@ -275,12 +279,12 @@ impl Destager {
         }
     }
 
-    /// Is nothing under way?
+    /// Returns true if no transfer or flush is in progress.
     pub(super) fn is_idle(&self) -> bool {
         self.transfers == 0 && !self.is_flushing
     }
 
-    /// Is nothing left to be done either?
+    /// Returns true if it is idle and nothing is left to destage.
     pub(super) fn is_done(&self) -> bool {
         self.is_idle() && self.todo.is_empty() && self.written.is_empty()
     }
@@ -292,7 +296,7 @@ impl Destager {
         ahead.or_else(|| self.leaving.iter().find(is_to_do)).copied()
     }
 
-    /// Is this a block to do in a segment that leaves?
+    /// Returns true if this is a block to destage in a leaving segment.
     pub(super) fn is_leaving(&self, block: BlockNo) -> bool {
         self.leaving.contains(&block) && self.todo.contains_key(&block)
     }
@@ -312,7 +316,7 @@ impl Destager {
         if self.is_looking { None } else { self.elevator(newest) }
     }
 
-    /// Did [`next`](Self::next) stop in the middle?
+    /// Returns true if [`next`](Self::next) stopped before its end.
     pub(super) fn is_looking(&self) -> bool {
         self.is_looking
     }
@@ -346,7 +350,8 @@ impl Destager {
         }
     }
 
-    /// Picks those that are cold of the first in the queue. If none of all is, those of its first part go as they come.
+    /// Picks the cold blocks among the first of the queue. If none is cold, the first part of the
+    /// queue is picked in order.
     fn pick(&mut self, newest: u32, mut was_used: impl FnMut(BlockNo) -> bool) {
         let most = (self.todo.len() / PICKED_PART).clamp(1, PICKED_MAX);
         for _ in 0..LOOKS_MAX {

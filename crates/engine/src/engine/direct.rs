@@ -1,26 +1,27 @@
-//! Reads into the guest's own memory: what is likely a hit is read from flash to where it is wanted, without a copy.
+//! Direct reads: likely hits are read from flash into the guest's own memory, without a copy.
 //!
-//! The guest, or whoever runs it, may write to that memory while flash is read into it, and may take it away. So nothing that comes of
-//! such a read says anything about flash: neither a wrong checksum nor an error makes a sector invalid, counts against a
-//! device, or calls dirty data lost; nor is a checksum learned from it that was not known. The read is declined instead; its front end asks again with a buffer of the daemon, and what is
-//! wrong is found then. Nothing but flash is read into a guest's memory, and nothing is taken from there: no fill, no
-//! memory tier.
+//! The guest, or its VMM, may write to that memory during the read, and may unmap it. So the result
+//! of a direct read says nothing about flash. A wrong checksum or an error makes no sector invalid,
+//! does not count against a device, and does not make dirty data lost; unknown checksums are not
+//! learnt from it. The read is declined instead. Its front end retries with a buffer of the daemon,
+//! which finds real errors. Only flash is read into guest memory, and nothing is taken from it: no
+//! fill, no memory tier.
 
 use super::{Engine, Owner, Pending};
 use crate::command::{Mode, Role};
 use crate::io::{IoError, Op, PayloadMemory, Request};
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Does a request that says it comes with a guest's memory, or did, have a right to?
+/// Returns true if a request may use guest memory, or has used it, as it claims.
 pub(super) fn may_have(request: &Request) -> bool {
     let is_whole = (request.offset | request.len).is_multiple_of(SECTOR_BYTES);
     request.memory == PayloadMemory::Daemon || request.op == Op::Read && is_whole
 }
 
 impl Engine {
-    /// Would a read of these bytes, now, come from flash, so that a guest's memory is worth offering? Looks and changes nothing, and
-    /// asks nobody: a change that is under way can still prove it wrong. No where memory above the cache could serve the read, or
-    /// keep what it returns.
+    /// Returns true if a read of these bytes would be served from flash now, so that offering guest
+    /// memory is worthwhile. It changes nothing, and a concurrent change may still make it wrong.
+    /// False if the memory tier could serve the read or keep its data.
     pub fn would_read_flash(&self, disk: DiskId, offset: u64, len: u64) -> bool {
         let Some(disk) = self.disks.get(disk.0 as usize).and_then(Option::as_ref) else { return false };
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= disk.config.size_bytes);
@@ -36,19 +37,19 @@ impl Engine {
             && spans.all(|span| cache.find(span).is_some_and(|sector| is_valid(sector, span.count)))
     }
 
-    /// Is the buffer of this request the guest's own memory?
+    /// Returns true if the request's buffer is guest memory.
     #[inline]
     pub(super) fn is_direct(&self, slot: u32) -> bool {
         self.requests[slot].request.memory == PayloadMemory::Guest
     }
 
-    /// Does an error of this I/O say nothing about its device?
+    /// Returns true if an error of this I/O says nothing about its device.
     #[inline]
     pub(super) fn is_doubtful(&self, io: &Pending) -> bool {
         matches!(io.owner, Owner::Request(slot) if self.is_direct(slot))
     }
 
-    /// Part of such a read has come from flash, or has not.
+    /// Handles the end of an I/O of a direct read.
     pub(super) fn direct_read_done(
         &mut self,
         now: Instant,

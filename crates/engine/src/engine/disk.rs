@@ -1,4 +1,4 @@
-//! What the engine keeps of one disk.
+//! The engine's state of one disk.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -28,12 +28,12 @@ use crate::vscsi::Histograms;
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
     pub(super) ownership: Ownership,
-    /// What it is due where others want the same.
+    /// Its entitlement under contention.
     pub(super) qos: DiskQos,
     pub(super) cache: Option<Cache>,
     /// Above the cache.
     pub(super) memory: Option<Box<Memory>>,
-    /// What is noted of changes; none costs nothing.
+    /// Dirty bitmaps; none cost nothing.
     #[expect(
         clippy::box_collection,
         reason = "nearly all disks have none, and a disk is looked at for every request"
@@ -55,11 +55,11 @@ pub(super) struct Disk {
     pub(super) flash_in_flight: u32,
     /// I/Os of requests on the backing.
     pub(super) backing_in_flight: u32,
-    /// Jobs under way, not counting those that wait for a claim.
+    /// Jobs in progress, without those that wait for a range lock.
     pub(super) jobs: u32,
-    /// Jobs that wait for no claim.
+    /// Jobs that need no range lock.
     pub(super) jobs_at_once: u32,
-    /// Of a persistent cache.
+    /// Only for a persistent cache.
     pub(super) journal: Option<Box<Journal>>,
     pub(super) journal_in_flight: u32,
     /// A cache whose first ring is being written; it takes the place of `cache`.
@@ -87,7 +87,7 @@ pub(super) struct Disk {
     /// when the last one ended.
     pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
     pub(super) zones_due: Option<Instant>,
-    /// Changes that wait for a buffer, to destage what they cover in part.
+    /// Changes that wait for a buffer to destage the dirty data that they partly cover.
     pub(super) edge_waiters: Vec<u32>,
     /// The cache was closed: it takes no more requests.
     pub(super) closed: bool,
@@ -152,7 +152,7 @@ impl Disk {
         Some((self.journal.as_deref_mut()?, index))
     }
 
-    /// When its cache wants to be looked at.
+    /// The time at which its cache needs attention next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
         let lost_at = journal.lost_at().filter(|_| !self.awaiting_journal.is_empty());
@@ -196,7 +196,7 @@ impl Disk {
         }
     }
 
-    /// Does the backing have everything that was acknowledged? No wherever that is not certain.
+    /// Returns true if the backing certainly has everything that was acknowledged.
     pub(super) fn backing_has_all(&self) -> bool {
         let is_settled = self.recovering.is_none() && self.opening.is_none() && self.changes.is_empty();
         let is_clean = self.cache.as_ref().is_none_or(|cache| cache.index.dirty_sectors() == 0);
@@ -221,7 +221,8 @@ impl Disk {
         evictions.last_operation_ns = now - self.stats_since;
     }
 
-    /// Has all that is dirty a second copy at a peer, and a journal there that tells of it?
+    /// Returns true if all dirty data has a second copy at a peer, with a journal there that
+    /// describes it.
     fn is_doubled(&self, cache: &Cache) -> bool {
         let whole =
             |journal: &Journal| !journal.dead && journal.spared.is_empty() && !journal.lost.contains(&true);

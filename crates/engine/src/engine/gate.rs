@@ -1,10 +1,12 @@
-//! The way of an I/O out of the engine: at once, or through the scheduler of what it goes to.
+//! The path of an I/O out of the engine: immediately, or through the scheduler of its resource.
 //!
-//! Each datastore and each flash device has a gate. It is open as long as nothing bounds the resource and the disk has no limit
-//! there; then it costs a look. Otherwise an I/O waits for its turn among those of all disks (`qos/`). Guests' I/O is its disk's
-//! flow; what fills flash after the reply, destages, looks after caches and flushes for them is one flow for all disks, with
-//! [`BACKGROUND_SHARES`]. The journal passes every gate: flushes of guests wait for it, and it is small. An I/O that waits is in flight for the rest of the
-//! engine, but not for the health of its device.
+//! Each datastore and each flash device has a gate. The gate is open while the resource is not
+//! throttled and the disk has no limit; then it costs one check. Otherwise an I/O waits for its
+//! turn among those of all disks (`qos/`). A guest's I/O belongs to its disk's flow. Fills after
+//! the reply, destaging, cache maintenance and their flushes are one flow for all disks, with
+//! [`BACKGROUND_SHARES`]. The journal bypasses the gates: flushes of guests wait for it, and it is
+//! small. A waiting I/O is in flight for the rest of the engine, but not for the health of its
+//! device.
 
 use super::disk::Disk;
 use super::jobs::JobKind;
@@ -15,7 +17,7 @@ use crate::qos::{
 };
 use crate::units::{DiskId, Instant, IoId};
 
-/// Of work that no guest waits for, all disks' together: as a disk with low shares.
+/// Shares of all background work together, which no guest waits for: like one disk with low shares.
 const BACKGROUND_SHARES: u32 = 500;
 
 const BACKGROUND: FlowId = FlowId(0);
@@ -50,7 +52,7 @@ impl Gates {
         self.datastores.iter().chain(&self.flash)
     }
 
-    /// When one of them wants to be looked at.
+    /// The time at which one of them needs attention next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let waiting = self.iter().filter(|gate| gate.window.has_room());
         waiting.filter_map(|gate| gate.scheduler.next_at()).min()
@@ -62,7 +64,7 @@ fn flow_of(disk: DiskId) -> FlowId {
 }
 
 impl Engine {
-    /// Bounds what is in a resource at once, or stops doing so.
+    /// Throttles a resource, or stops that.
     pub fn control(&mut self, now: Instant, resource: Resource, control: Control) {
         self.gates.get(resource).window.set(now, control);
         self.pump_gate(now, resource);
@@ -79,26 +81,28 @@ impl Engine {
         gate.map_or_else(ResourceState::default, state)
     }
 
-    /// What this host says of a resource to those that share it, since it last said something. `level` is of the last agreement, if
-    /// there was one. None where its latency does not bound it, or hardly any time has passed.
+    /// This host's report about a resource to the hosts that share it, for the time since the last
+    /// one. `level` is from the last agreement, if there was one. `None` if the resource is not
+    /// throttled by latency, or hardly any time has passed.
     pub fn report_on(&mut self, now: Instant, resource: Resource, level: Option<f64>) -> Option<Report> {
         let Gate { scheduler, window } = self.gates.get(resource);
         window.take_report(now, |seconds| scheduler.take_wanted_shares(now, level, seconds))
     }
 
-    /// Takes the part of a resource that hosts have agreed on, I/Os in it at once. It holds for some seconds.
+    /// Sets this host's part of a resource, as agreed between the hosts: I/Os in flight. It is
+    /// valid for some seconds.
     pub fn take_part(&mut self, now: Instant, resource: Resource, in_flight: f64) {
         self.gates.get(resource).window.settle(now, in_flight);
         self.pump_gate(now, resource);
     }
 
-    /// Gives a disk what it is due from now on.
+    /// Sets a disk's entitlement.
     pub(super) fn set_qos(&mut self, now: Instant, disk: DiskId, qos: DiskQos) {
         self.disk_mut(disk).qos = qos;
         self.apply_due(now, disk);
     }
 
-    /// What waits of a disk goes by what the disk is due now.
+    /// Applies a disk's current entitlement to its waiting I/Os.
     pub(super) fn apply_due(&mut self, now: Instant, disk: DiskId) {
         let datastore = self.disk(disk).config.datastore;
         let qos = self.disk(disk).due();
@@ -112,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// Sends an I/O to storage, now or when its turn comes.
+    /// Sends an I/O to storage, now or at its turn.
     pub(super) fn send_io(&mut self, now: Instant, io: Io) {
         let owner = self.ios[io.id.0].owner;
         if matches!(owner, Owner::Journal(_)) {
@@ -155,7 +159,7 @@ impl Engine {
         }
     }
 
-    /// An I/O is not where it was sent, though it goes on.
+    /// An I/O leaves the gate's counts although it is still in flight.
     pub(super) fn leave_gate(&mut self, now: Instant, id: IoId) {
         let super::Pending { disk, target, is_counted, .. } = &mut self.ios[id.0];
         let (disk, target) = (*disk, *target);
@@ -166,7 +170,7 @@ impl Engine {
         }
     }
 
-    /// Lets out whose time has come.
+    /// Sends the I/Os whose turn has come.
     pub(super) fn pump_gates(&mut self, now: Instant) {
         for index in 0..self.gates.datastores.len() {
             self.pump_gate(now, Resource::Datastore(crate::units::DatastoreId(index as u16)));
@@ -207,7 +211,7 @@ impl Engine {
         }
     }
 
-    /// Does no guest wait for it?
+    /// Returns true if no guest waits for it.
     fn is_background(&self, owner: Owner) -> bool {
         match owner {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,
@@ -221,9 +225,10 @@ impl Engine {
 }
 
 impl Disk {
-    /// What it is due at this moment. A change of a cache waits for what has begun. Where the journal is lost, writes wait for that change, and
-    /// only for so long: a queue that a limit lets out slowly would cost them an error. New requests wait for the change, so no more
-    /// than that queue goes past the limit.
+    /// The entitlement now. Limits are suspended while a change of the cache waits for requests in
+    /// flight. With a lost journal, writes wait for such a change for a limited time, and a queue
+    /// behind a limit would make them fail. New requests wait for the change, so only that queue
+    /// exceeds the limit.
     fn due(&self) -> DiskQos {
         let DiskQos { backing, flash } = self.qos;
         if !self.holds || !self.journal.as_ref().is_some_and(|journal| journal.dead) {

@@ -1,17 +1,18 @@
-//! A disk gets larger while it is served (docs/decisions/0017).
+//! Growing a disk while it is served (docs/decisions/0017).
 //!
-//! | the disk has | it is larger |
+//! | the disk has | it grows |
 //! |---|---|
-//! | no cache, or a volatile one, and ends with a whole sector | at once |
-//! | the same, and ends within a sector | when nothing of it is in flight; requests wait |
-//! | a persistent cache | when a new ring that says so is durable; requests wait, and if that fails all is as before |
+//! | no cache or a volatile one, and its size is a multiple of a sector | immediately |
+//! | the same, but its size is not a multiple of a sector | when none of its I/O is in flight; requests wait |
+//! | a persistent cache | when a new ring with the new size is durable; requests wait; if that fails, nothing changes |
 //!
-//! Its backing has the new size before. What is behind the old end was never read here: the sector that the old end lies in is
-//! forgotten, since copies of it have nothing there. It is never dirty: nobody could write the whole of it.
+//! The backing was resized before. Data behind the old end was never read. The sector with the old
+//! end is invalidated, since copies of it lack the part behind the end. It is never dirty, because
+//! a guest could not write the whole sector.
 //!
 //! # Refuses
-//! To shrink; a disk whose cache is being recovered, which is to be as large as it will be from the first; a disk that another
-//! host has, or is about to have.
+//! Shrinking; a disk whose cache is being recovered, because it must have its final size from the
+//! start; a disk that another host has or is about to have.
 
 use super::disk::Disk;
 use crate::cache::Cache;
@@ -27,7 +28,7 @@ fn partial_sector(disk_bytes: u64) -> Option<u64> {
 }
 
 impl Disk {
-    /// May it have this size?
+    /// Returns an error if the disk cannot have this size.
     pub(super) fn may_grow(&self, size_bytes: u64) -> Result<(), CommandError> {
         if size_bytes < self.config.size_bytes {
             return Err(CommandError::Shrinks);
@@ -49,7 +50,7 @@ impl Disk {
         }
     }
 
-    /// Can its size change between two requests?
+    /// Returns true if the size can change between two requests.
     pub(super) fn grows_at_once(&self) -> bool {
         let brings_journal = |change: &CacheChange| match change {
             CacheChange::Enable(enable) => enable.journal.is_some(),

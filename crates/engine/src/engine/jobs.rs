@@ -1,8 +1,9 @@
-//! Work of the engine's own: dirty data on its way from flash to the backing, flushes of the backing, and what is read ahead.
+//! The engine's own work: transfers of dirty data from flash to the backing, flushes of the
+//! backing, and read-ahead.
 //!
-//! A transfer claims its sectors like a read that fills, so that reads from flash go on and changes wait; it reads flash
-//! into a lent buffer, checks what came, and writes it to the backing. That alone makes nothing clean: the destager
-//! flushes the backing first (`destage.rs`).
+//! A transfer locks its sectors like a read that fills, so that reads from flash continue and
+//! changes wait. It reads flash into a destage buffer, checks the checksums, and writes the data to
+//! the backing. The sectors become clean only after a flush of the backing (`destage.rs`).
 
 use std::collections::BTreeSet;
 
@@ -14,10 +15,11 @@ use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
-/// What is longer is not moved in shorter pieces: those cost the backing more than they bring.
+/// Longer ranges are not split into shorter transfers: those would cost the backing more than they
+/// save.
 const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
-/// Of the jobs that a disk may have, so many are for those that wait for no claim.
+/// Number of a disk's jobs that are reserved for jobs without a range lock.
 const RESERVED: u32 = 4;
 
 /// One piece of work.
@@ -26,7 +28,7 @@ pub(super) struct Job {
     pub(super) kind: JobKind,
     /// Sectors of the disk that it looks at; empty for a flush.
     whole: Range,
-    /// Of these, those it moves.
+    /// The sectors that it transfers.
     pub(super) range: Range,
     pub(super) pending: u32,
     pub(super) step: Step,
@@ -36,35 +38,36 @@ pub(super) struct Job {
     pub(super) doubts: u64,
 }
 
-/// What it is for.
+/// Purpose of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JobKind {
     /// Dirty sectors go to the backing.
     Destage,
-    /// Dirty sectors of a request's range go to the backing, under the request's claim.
+    /// Destages the dirty sectors of a request's range, under the request's range lock.
     Edges(u32),
     /// The backing is flushed; the writes before it, up to this count, are durable then.
     Flush(u64),
     /// A frame is looked after (`maintenance.rs`).
     Maintenance(FrameNo),
-    /// A sequential reader's next sectors come into memory (`ahead.rs`).
+    /// Reads a sequential reader's next sectors into memory (`ahead.rs`).
     ReadAhead,
     /// Sectors of a recovered cache are compared with the backing (`verify.rs`).
     Verify,
     /// Writes of guests go to the backing as one (`merge.rs`).
     Merged,
-    /// A sector that a request covers in part is read, under the request's claim (`partial.rs`).
+    /// Reads a sector that a request partly covers, under the request's range lock (`partial.rs`).
     ReadEdge(u32, EdgeSource),
 }
 
 impl JobKind {
-    /// Does it wait for no claim?
+    /// Returns true if it needs no range lock.
     fn is_at_once(self) -> bool {
         matches!(self, JobKind::Edges(_) | JobKind::Flush(_) | JobKind::ReadEdge(..))
     }
 
-    /// Does it move this dirty sector of the cache, though flash may not have delivered it before? The destager leaves such
-    /// a one alone: its neighbours would wait for it for ever. Whoever waits for the sector itself gets an answer.
+    /// Returns true if it transfers this dirty sector of the cache even if flash failed to deliver
+    /// it before. The destager skips such a sector, so that its neighbours do not wait forever.
+    /// Requests that need the sector get an error.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }
@@ -98,10 +101,11 @@ pub(super) enum Step {
 }
 
 impl Engine {
-    /// Begins a transfer, if there is a buffer for it and room among the jobs.
+    /// Begins a transfer if a buffer and a free job are available.
     ///
-    /// Only what has its claim takes a buffer: who has one can go on and give it back. For the same reason there is always
-    /// room for jobs that wait for no claim; requests that keep others' claims waiting may need one.
+    /// A job takes a buffer only after it has its range lock, so that it can always complete and
+    /// give the buffer back. For the same reason some jobs are reserved for those without a range
+    /// lock: requests that block other range locks may need one.
     pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, range: Range) -> bool {
         let needs_claim = !kind.is_at_once();
         let has_slot = match needs_claim {
@@ -153,13 +157,14 @@ impl Engine {
         true
     }
 
-    /// Is there room for one more job of a disk that others can do without?
+    /// Returns true if an optional job of a disk may start.
     pub(super) fn has_job_to_spare(&self, disk: DiskId) -> bool {
         self.job_slots.may_take(disk, u64::from(1 + RESERVED))
     }
 
-    /// Is there room for a job that waits for no claim? The first one of a disk has room whatever the disk's other jobs
-    /// hold: they may wait for a claim that is given up only after it.
+    /// Returns true if a job without a range lock may start. The first one of a disk may always
+    /// start, because the disk's other jobs may wait for a range lock that is released only after
+    /// it.
     fn has_job_at_once(&self, disk: DiskId) -> bool {
         let is_first = self.disk(disk).jobs_at_once == 0;
         self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))
@@ -188,7 +193,8 @@ impl Engine {
         job
     }
 
-    /// A transfer has its claim: what is still dirty at the start of its range, in one piece, is read.
+    /// Handles a transfer that has its range lock: reads the first contiguous part of its range
+    /// that is still dirty.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
         let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
         let bytes = (range.end - range.first) * SECTOR_BYTES;
@@ -217,7 +223,8 @@ impl Engine {
         runs.clear();
         let (mut first, mut end) = (range.end, range.end);
         if let (Some(cache), Some(journal), false) = (&disk.cache, &disk.journal, disk.holds) {
-            // What the journal does not durably know as dirty might be something older, and clean, after a crash.
+            // A sector that the journal does not durably record as dirty might be recovered as
+            // older, clean data after a crash.
             let may_go = |sector: u64| {
                 cache.index.is_dirty(sector) && (journal.dead || journal.is_committed(&cache.index, sector))
             };
@@ -335,8 +342,8 @@ impl Engine {
         self.wake_all();
     }
 
-    /// Compares what was read of dirty data with its checksums. What is wrong is read once more from the second
-    /// copy, where there is one; false if there is none.
+    /// Compares dirty data that was read with its checksums. A wrong sector is read again from the
+    /// second copy; returns false if there is none.
     pub(super) fn check_dirty(
         &mut self,
         now: Instant,
@@ -385,7 +392,7 @@ impl Engine {
         good
     }
 
-    /// Buffers or jobs are free again: every destager may go on.
+    /// Buffers or jobs are free again: lets every destager continue.
     pub(super) fn wake_all(&mut self) {
         for index in 0..self.disks.len() {
             if self.disks[index].as_ref().is_some_and(|disk| disk.journal.is_some()) {

@@ -1,8 +1,10 @@
-//! Looking after what flash holds: checksums that nobody has compared for long, second copies that are missing.
+//! Maintenance of flash: verifies checksums (scrubbing) and restores missing second copies.
 //!
-//! Frame after frame is read under a claim of its block, a few a second, or without a pause while second copies are known to be
-//! missing. What is wrong and clean is given up, so that the next read repairs it from the backing; what is wrong and dirty is
-//! destaged from its second copy; a wrong second copy is given up and made again. What is right and unproven is proved.
+//! Frames are read one after the other under a lock of their block, a few per second, or without
+//! pauses while second copies are known to be missing. A wrong clean sector is dropped, so that the
+//! next read repairs it from the backing. A wrong dirty sector is destaged from its second copy. A
+//! wrong second copy is dropped and made again. Correct sectors of unknown state are marked as
+//! proven.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};
@@ -19,7 +21,7 @@ const PAUSE_NS: u64 = 1_000_000_000;
 /// Frames looked at in one go for second copies that are missing.
 const STRIDE: u32 = 4096;
 
-/// Where the caretaker of one cache is.
+/// State of the maintenance of one cache.
 #[derive(Debug, Default)]
 pub(super) struct Maintenance {
     cursor: u32,
@@ -52,7 +54,7 @@ impl Maintenance {
 }
 
 impl Cache {
-    /// Is a second copy of this sector to be made?
+    /// Returns true if a second copy of this sector is missing.
     fn lacks_second(&self, sector: u64) -> bool {
         let wanted = match self.config.copies {
             Copies::One => false,
@@ -128,7 +130,7 @@ impl Engine {
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         runs.clear();
-        // While it waited the cache may have gone, and a volatile one come.
+        // While it waited, the cache may have been removed, and a volatile one created.
         if let (Some(cache), true, false) = (&disk.cache, disk.journal.is_some(), disk.holds) {
             let is_same = frame.0 < cache.index.frames()
                 && cache.index.block(frame).0 == (range.first >> cache.block_shift()) as u32
@@ -243,7 +245,7 @@ impl Engine {
         disk.stats.second_copy_bytes += io.bytes;
         for (i, sector) in (io.sector..io.sector + io.sectors).enumerate().filter(|_| result.is_ok()) {
             let first = cache.index.of_second(sector).expect("it is a second copy");
-            // A copy of what was wrong is none.
+            // A copy of wrong data is useless.
             if cache.index.sum(first) != sums[i] {
                 continue;
             }

@@ -1,11 +1,14 @@
-//! Writes to the backing that lie one behind the other become one.
+//! Merges adjacent writes to the backing.
 //!
-//! While a write is on its way to the backing, those that continue its run wait; when it ends they go out together. So a guest that
-//! writes one at a time waits for nothing, and the more it writes at once, the larger the I/O. (After J. Nagle, "Congestion Control in IP/TCP
-//! Internetworks", RFC 896, 1984: no timer is needed.) Of the I/O, none crosses a multiple of 1 MiB, so that a RAID gets whole stripes.
+//! While a write to the backing is in flight, adjacent later writes wait, and are sent together
+//! when it ends. So a guest that writes one request at a time never waits, and the more it writes
+//! at once, the larger the I/O. No timer is needed (after J. Nagle, "Congestion Control in IP/TCP
+//! Internetworks", RFC 896, 1984). No merged I/O crosses a multiple of 1 MiB, so that a RAID gets
+//! whole stripes.
 //!
-//! Each write is answered when the I/O that has it in has ended, and as it would have been by itself. If that I/O fails, each goes
-//! out by itself, so that nobody gets another's error. FUA writes go alone.
+//! Each write is acknowledged when its I/O has ended, with the same result as it would have alone.
+//! If a merged I/O fails, its writes are sent one by one, so that no write gets the error of
+//! another. FUA writes are not merged.
 
 use std::collections::BTreeMap;
 
@@ -18,13 +21,15 @@ use crate::units::{DiskId, Instant, sector_floor};
 /// No merged write crosses a multiple of this, bytes.
 const STRIPE_BYTES: u64 = 1 << 20;
 
-/// The writes of one disk that are on their way to the backing, and what waits behind each of them. A write is known by its claim.
+/// The writes of one disk in flight to the backing, and the writes that wait behind each. The
+/// number of its range lock identifies a write.
 #[derive(Debug, Default)]
 pub(super) struct Merger {
     chains: BTreeMap<u32, Chain>,
-    /// By where the last write of each ends. All have claims of their own, so no two end at the same byte.
+    /// Keyed by the end of the last write of each. Range locks keep writes apart, so no two end at
+    /// the same byte.
     ends: BTreeMap<u64, u32>,
-    /// Of merged writes on their way, whose they are.
+    /// The members of merged writes in flight.
     members: BTreeMap<u32, Vec<u32>>,
 }
 
@@ -62,7 +67,7 @@ impl Merger {
 }
 
 impl Engine {
-    /// Does a change wait behind a write that it continues?
+    /// Queues a change behind an adjacent write in flight, if there is one.
     pub(super) fn follows_another(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let is_plain = request.op == Op::Write(Durability::Volatile) && !self.requests[slot].sends_edges();

@@ -1,11 +1,12 @@
 //! The engine of one shard: the disks it owns, their caches, and everything in flight.
 //!
-//! Call order: any of `handle_request`, `handle_completion`, `handle_command`, `handle_timeout`, each
-//! with the current time; then drain `poll_copy`, and whenever that has nothing, `poll_io`, `poll_reply`,
-//! `poll_release` and `poll_event`; then sleep until something completes or `poll_timeout` says. Nothing blocks and nothing calls out.
+//! Call order: any of `handle_request`, `handle_completion`, `handle_command`, `handle_timeout`,
+//! each with the current time. Then drain `poll_copy`, and whenever it is empty, `poll_io`,
+//! `poll_reply`, `poll_release` and `poll_event`. Then sleep until a completion or until the time
+//! of `poll_timeout`. No call blocks, and there are no callbacks.
 //!
-//! A request claims its sectors, is read from flash or from the backing, is answered, and may then
-//! still fill flash before it gives claim and buffer back:
+//! A request locks its sectors, is read from flash or from the backing, and is answered. It may
+//! then still fill flash before it releases its range lock and its buffer:
 //!
 //! ```text
 //! read    waiting → copy from memory → reply                   all sectors in memory
@@ -16,7 +17,7 @@
 //! zeroes, discard   waiting → backing change → (backing flush) → reply
 //! flush   (commit) → (backing flush) → reply
 //! ```
-//! A read into a guest's own memory knows only the second of these ways, or is declined (`direct.rs`).
+//! A read into guest memory takes only the second of these paths, or is declined (`direct.rs`).
 //! A persistent cache adds to this (`commit.rs`, `write_back.rs`, `destage.rs`, `structure.rs`):
 //! ```text
 //! read    … backing read → (flash read of what is dirty) → reply → fill
@@ -89,23 +90,24 @@ pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 /// Most disks of one engine; disk ids are below it.
 pub const DISKS_MAX: u32 = 1 << 16;
 
-/// Work of the engine's own under way at once, at most. One disk has at most 5/8 of it.
+/// Maximum number of jobs in progress. One disk has at most 5/8 of it.
 const JOBS_MAX: u32 = 256;
 
-/// Of the requests there may be, one part in so many is kept for what the daemon itself asks.
+/// One of this many requests is reserved for the daemon's own requests.
 const OWN_SHARE: u32 = 64;
 
 /// Requests of the daemon itself that one disk may have in flight beyond its share.
 const OWN_EACH: u32 = 16;
 
-/// What one engine may use. The I/Os in flight are bounded by these and by the payload buffers: a
-/// request has at most one I/O for each sector of its buffer.
+/// Limits of one engine. They and the payload buffers limit the I/Os in flight: a request has at
+/// most one I/O for each sector of its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Requests in flight; more are handed back. A few of them are [kept](Limits::guests_max) for the daemon's own.
     pub requests_max: u32,
-    /// Bytes of buffers that answered requests may hold while they fill flash. Beyond, and when half
-    /// of `requests_max` are such requests, misses are not filled, so slow flash never holds guests up.
+    /// Bytes of buffers that answered requests may hold while they fill flash. Beyond that, and
+    /// when half of `requests_max` are such requests, misses are not filled, so slow flash never
+    /// delays guests.
     pub fill_bytes_max: u64,
     /// Failed flash I/Os that fence a device.
     pub flash_errors_max: u32,
@@ -165,8 +167,8 @@ pub struct Engine {
     owner_waits: u32,
     /// Requests in flight, by disk.
     slots: Shares,
-    /// Requests, and jobs counted on from `requests_max`, that can go on: their claim was granted by another's
-    /// leaving, or what they waited for has come.
+    /// Requests, and jobs numbered from `requests_max`, that can continue: their range lock was
+    /// granted when another was released, or the event that they waited for has occurred.
     runnable: VecDeque<u32>,
     jobs: Slab<Job>,
     /// Jobs, by disk.
@@ -175,13 +177,13 @@ pub struct Engine {
     destage_buffers: DestageBuffers,
     /// Transfers that read ahead.
     aheads: u32,
-    /// What journal writes in flight write.
+    /// Content of the journal writes in flight.
     pages: BTreeMap<IoId, Vec<u8>>,
     /// Disks whose journal or destager may have something to do.
     awake: Vec<DiskId>,
     /// Disks to bring to rest at the end of the current call.
     unsettled: Vec<DiskId>,
-    /// Where a read's data lies, or where a fill's will; kept from call to call for its memory only.
+    /// Location of a read's or a fill's data; reused from call to call to save allocations.
     runs: Vec<FlashRun>,
     copy_out: VecDeque<BufferCopy>,
     io_out: VecDeque<Io>,
@@ -195,32 +197,32 @@ pub struct Engine {
 struct Active {
     request: Request,
     arrived: Instant,
-    /// Its sectors; empty for a flush, which has no claim.
+    /// Its sectors; empty for a flush, which has no range lock.
     range: Range,
     phase: Phase,
     /// I/Os outstanding.
     pending: u32,
-    /// What kind of run it is part of.
+    /// Kind of run for admission that it belongs to.
     run: Run,
-    /// What memory knows of the run it is part of.
+    /// What the memory tier found out about its run.
     seen: Seen,
-    /// What it will be classified as, as far as known.
+    /// Its outcome so far.
     outcome: Outcome,
     /// Buffer bytes counted in `Engine::fill_bytes`.
     fill_bytes: u64,
     /// A change that goes to the backing over dirty data, which it is to replace.
     over_dirty: bool,
-    /// Of a write that covers sectors in part.
+    /// State of the partly covered sectors of a write.
     edges: Edges,
     /// The buffer from which flash gets zeroes.
     zeroes: Option<DestageBuffer>,
     /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
     failed: bool,
-    /// What of it another disk served: `first..end`.
+    /// Sectors of it that another disk served: `first..end`.
     shared: Vec<(u64, u64)>,
     /// Cache sectors that flash has taken of it, with their checksums, until all of its writes have ended.
     written: Vec<(u64, u32)>,
-    /// Its blocks were to come in and may not: admission has heard of it, and is not asked again.
+    /// Admission refused its blocks and is not asked again.
     not_admitted: bool,
     /// Its zones count it as a write to the backing in flight.
     zoned: bool,
@@ -228,7 +230,7 @@ struct Active {
     flush_mark: u64,
     /// The count of the disk's doubts when its flush or its read of the backing began, or its change, see `backed.rs`.
     doubts: u64,
-    /// How often its change began anew after a doubt.
+    /// Number of times that its change was sent again after a doubt.
     resends: u8,
 }
 
@@ -237,9 +239,9 @@ enum Phase {
     Waiting,
     FlashRead,
     BackingRead,
-    /// A read waits for a claim that the destager respects, and then reads the backing.
+    /// A read waits for a range lock that the destager respects, and then reads the backing.
     ClaimThenBacking,
-    /// What is dirty is read over what the backing delivered.
+    /// Dirty data is read over the data from the backing.
     Overlay,
     BackingChange,
     BackingFlush,
@@ -247,14 +249,14 @@ enum Phase {
     FlashWrite,
     /// Its edges are read, or destaged, or wait for a buffer.
     Edges,
-    /// It waits for a commit, and then begins anew.
+    /// It waits for a commit, and then starts again.
     CommitThenChange,
     CommitThenThrough,
     CommitThenReply,
     CommitThenFlush,
 }
 
-/// Whose I/O.
+/// The owner of an I/O.
 #[derive(Clone, Copy, Debug)]
 enum Owner {
     Request(u32),
@@ -272,9 +274,9 @@ struct Pending {
     /// When the engine wanted it, and when storage got it.
     wanted: Instant,
     issued: Instant,
-    /// The window of what it goes to counts it.
+    /// The window of its resource counts it.
     is_counted: bool,
-    /// Of these, a read's that another disk serves are taken off.
+    /// Bytes; without those of a read that another disk serves.
     bytes: u64,
     slice: Option<BufferSlice>,
     /// Flash I/O: first of the cache's sectors, and how many.
@@ -339,8 +341,10 @@ impl Engine {
         Ok(())
     }
 
-    /// Is there no room for it now? What the daemon itself asks has some of its own: what guests wait for may depend on it. And requests
-    /// that wait for another role leave half of all to other disks; the first of each disk may wait, for somebody has to hear of it.
+    /// Returns true if the request has to wait for a free slot. The daemon's own requests have
+    /// reserved slots, because guests' requests may depend on them. Requests that wait for another
+    /// role leave half of all slots to other disks; the first of each disk may always wait, so that
+    /// it is reported.
     #[inline]
     fn is_full_for(&self, request: &Request) -> bool {
         let Limits { requests_max, .. } = self.limits;
@@ -375,8 +379,9 @@ impl Engine {
         self.run(now);
     }
 
-    /// Takes the end of an I/O in whose storage was given up: it failed, and storage may go on using its memory until
-    /// [`handle_returned`](Self::handle_returned). The caller keeps the memory of requests; the engine keeps its own.
+    /// Handles the abandonment of an I/O by storage: it failed, and storage may use its memory
+    /// until [`handle_returned`](Self::handle_returned). The caller keeps the memory of requests;
+    /// the engine keeps its own.
     pub fn handle_abandoned(&mut self, now: Instant, id: IoId) {
         assert!(self.ios.contains(id.0), "I/O {id} completes once");
         let Pending { disk, slice, .. } = self.ios[id.0];
@@ -415,7 +420,7 @@ impl Engine {
         }
     }
 
-    /// Does what is due.
+    /// Does everything whose time has come.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.check_devices(now);
         self.pump_gates(now);
@@ -427,14 +432,15 @@ impl Engine {
         self.run(now);
     }
 
-    /// When `handle_timeout` wants to be called, if nothing happens before.
+    /// The time at which to call `handle_timeout` at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let devices = self.devices.iter().filter_map(|device| device.deadline(&self.health));
         let disks = self.disks.iter().flatten().filter_map(|disk| disk.deadline());
         devices.chain(disks).chain(self.gates.deadline()).min()
     }
 
-    /// The next copy to be made. All copies come before anything else that is polled: what is polled then counts on them.
+    /// The next copy to make. Make all copies before polling anything else: later results rely on
+    /// them.
     #[inline]
     pub fn poll_copy(&mut self) -> Option<BufferCopy> {
         self.copy_out.pop_front()
@@ -454,8 +460,8 @@ impl Engine {
         self.reply_out.pop_front()
     }
 
-    /// The next read into a guest's memory that came to nothing: it is to be asked for again, with a buffer of the daemon and as
-    /// [`PayloadMemory::DaemonAfterGuest`]. It has no other answer.
+    /// The next declined read into guest memory. The front end repeats it with a buffer of the
+    /// daemon and [`PayloadMemory::DaemonAfterGuest`]. It gets no other reply.
     #[inline]
     pub fn poll_declined(&mut self) -> Option<RequestId> {
         self.declined_out.pop_front()
@@ -485,23 +491,23 @@ impl Engine {
         self.pages.get(&io).map_or(&[], Vec::as_slice)
     }
 
-    /// What a disk did until now.
+    /// Counters of a disk.
     pub fn stats(&self, now: Instant, disk: DiskId) -> Option<DiskStats> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.snapshot(now))
     }
 
-    /// Does a disk's backing have everything that was acknowledged? Otherwise what it says of its holes does not hold for
-    /// the disk.
+    /// Returns true if a disk's backing has everything that was acknowledged. Otherwise the holes
+    /// of the backing are not the disk's.
     pub fn backing_has_all(&self, disk: DiskId) -> bool {
         self.disks.get(disk.0 as usize).and_then(Option::as_ref).is_some_and(|disk| disk.backing_has_all())
     }
 
-    /// What a disk was asked for until now.
+    /// Histograms of a disk's requests.
     pub fn histograms(&self, disk: DiskId) -> Option<&Histograms> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| &*disk.histograms)
     }
 
-    /// What caches of other sizes would have done with a disk's requests until now.
+    /// Predicted hit ratios of other cache sizes for a disk.
     pub fn sizing(&self, now: Instant, disk: DiskId) -> Option<Sizing> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.sizing.report(now))
     }
@@ -510,11 +516,11 @@ impl Engine {
     /// ([`Shares`]), so requests that a hung backing holds back leave room for other disks.
     #[inline]
     pub fn has_room(&self, disk: DiskId) -> bool {
-        // A request to a disk that does not exist is refused at once.
+        // A request to a disk that does not exist is refused immediately.
         self.slots.may_take(disk, 1) || self.disks.get(disk.0 as usize).is_none_or(Option::is_none)
     }
 
-    /// Does a disk have few requests of the daemon itself in flight?
+    /// Returns true if a disk has few of the daemon's own requests in flight.
     fn has_own_room(&self, disk: DiskId) -> bool {
         let disk = self.disk(disk);
         disk.in_flight - disk.ownership.guests < OWN_EACH
@@ -547,7 +553,8 @@ impl Engine {
         }
     }
 
-    /// A request or a job has its claim, or what it waited for.
+    /// Resumes a request or a job: its range lock was granted, or the event that it waited for has
+    /// occurred.
     fn resume(&mut self, now: Instant, slot: u32) {
         let Some(slot) = slot.checked_sub(self.limits.requests_max).map_or(Some(slot), |job| {
             self.start_job(now, job);

@@ -1,6 +1,7 @@
-//! Which host's disk it is: what is served of a disk that another host owns, or is to own (docs/decisions/0013).
+//! Which host owns a disk, and how requests are handled while another host owns it or will own it
+//! (docs/decisions/0013).
 //!
-//! | | here | standby | frozen | away |
+//! | | here | standby | frozen | migrated away |
 //! |---|---|---|---|---|
 //! | read of a guest | served | passes the cache | waits | refused |
 //! | change of a guest | served | waits, and is reported | waits | refused |
@@ -11,8 +12,9 @@
 //! | `Settle` | refused | refused | served | refused |
 //! | `ReadForPeer` | served | refused | served | served from flash only |
 //!
-//! In standby the backing is the owner: reads that pass the cache, and what is pulled into it, come from there, as whoever performs
-//! I/O arranges. Requests that wait have no claim, so nothing waits for them.
+//! In standby the owner takes the place of the backing: reads that bypass the cache, and pulled
+//! data, come from it; the code that performs the I/O arranges that. Waiting requests have no range
+//! lock, so no other request waits for them.
 
 use super::{Active, Engine};
 use crate::command::{CommandError, Event, Mode, Role};
@@ -21,29 +23,29 @@ use crate::outcome::Outcome;
 use crate::regions::Regions;
 use crate::units::{CommandId, DiskId, Instant};
 
-/// What a disk knows of other hosts.
+/// State of a disk with respect to other hosts.
 #[derive(Default)]
 pub(super) struct Ownership {
     pub(super) role: Role,
     /// The command that freezes it, until nothing of a guest is in flight.
     freezing: Option<CommandId>,
-    /// Requests that wait for another role, with the time at which they came.
+    /// Requests that wait for another role, with the time of their arrival.
     waiting: Vec<(Instant, Request)>,
     /// It was said that a change waits.
     reported: bool,
     /// Requests of guests in flight.
     pub(super) guests: u32,
-    /// What was changed since this was asked last, where somebody wants to know.
+    /// Regions changed since the last query, if they are watched.
     changed: Option<Box<Regions>>,
 }
 
 impl Ownership {
-    /// Does anybody want to know what is changed?
+    /// Returns true if changes are watched.
     pub(super) fn is_watched(&self) -> bool {
         self.changed.is_some()
     }
 
-    /// A change has its claim.
+    /// Records a change that has its range lock.
     #[inline]
     pub(super) fn note_change(&mut self, first: u64, end: u64) {
         if let Some(changed) = &mut self.changed {
@@ -52,7 +54,7 @@ impl Ownership {
     }
 }
 
-/// What becomes of a request that arrives.
+/// What to do with a new request.
 enum OwnershipDecision {
     Served,
     /// Done without doing anything.
@@ -79,7 +81,7 @@ fn passage(role: Role, op: Op) -> OwnershipDecision {
 }
 
 impl Engine {
-    /// Lets a request, which makes sense for its disk, in; or keeps it, or answers it. It came at `arrived`.
+    /// Admits a valid request, makes it wait, or answers it. It arrived at `arrived`.
     #[inline]
     pub(super) fn check_ownership(&mut self, now: Instant, arrived: Instant, request: Request) {
         let role = self.disk(request.disk).ownership.role;
@@ -109,7 +111,7 @@ impl Engine {
         }
     }
 
-    /// Would it wait for another role, as others do already?
+    /// Returns true if it would wait for another role, as other requests already do.
     pub(super) fn joins_waiting(&self, request: &Request) -> bool {
         let Some(Some(disk)) = self.disks.get(request.disk.0 as usize) else { return false };
         let Ownership { role, waiting, .. } = &disk.ownership;
@@ -202,7 +204,7 @@ impl Engine {
         }
     }
 
-    /// Which host's a disk is, as far as this one knows.
+    /// The role of this host for a disk.
     pub fn role(&self, disk: DiskId) -> Option<Role> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.ownership.role)
     }
@@ -214,8 +216,8 @@ impl Engine {
         disk.ownership.changed = watch.then(|| Box::new(Regions::new(size)));
     }
 
-    /// Where a disk [watched](crate::command::Command::Watch) has been changed since this was asked last; whatever a peer read before, and was
-    /// answered, may be older. `None` if nowhere.
+    /// Returns the regions of a [watched](crate::command::Command::Watch) disk that changed since
+    /// the last call; data that a peer read before may be outdated. `None` if there are none.
     pub fn take_changed(&mut self, disk: DiskId) -> Option<Regions> {
         let disk = self.disks.get_mut(disk.0 as usize)?.as_mut()?;
         let size = disk.config.size_bytes;
@@ -223,7 +225,7 @@ impl Engine {
         Some(std::mem::replace(changed, Regions::new(size)))
     }
 
-    /// Forgets what the cache holds of a range, which has its claim.
+    /// Invalidates the cache for a range that is locked.
     pub(super) fn start_forget(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk_mut(request.disk);
@@ -247,7 +249,8 @@ impl Engine {
         let disk = self.disk_mut(id);
         let Some(cache) = disk.cache.as_mut() else { return };
         let Some(journal) = &mut disk.journal else { return cache.invalidate(first, end) };
-        // Recovery would believe what was clean: the flush before this host calls the disk its own waits for these records.
+        // Recovery would use the clean data: the flush before this host owns the disk waits for
+        // these records.
         journal.urgent = true;
         let mut runs = cache.cached_runs(first, end);
         while let Some((sector, count)) = runs.next(cache) {
@@ -265,12 +268,13 @@ impl Engine {
         self.wake(id);
     }
 
-    /// A flush of the backing of a frozen disk, for whoever hands it over.
+    /// Flushes the backing of a frozen disk for the hand-over.
     pub(super) fn start_settle(&mut self, now: Instant, slot: u32) {
         self.flush_request(now, slot);
     }
 
-    /// May this read of another host not go to the backing? It is not this host's any more.
+    /// Returns true if this read of another host must not go to the backing, because this host does
+    /// not own the disk any more.
     pub(super) fn is_cached_only(&self, slot: u32) -> bool {
         let request = &self.requests[slot].request;
         request.op == Op::ReadForPeer && self.disk(request.disk).ownership.role == Role::Away

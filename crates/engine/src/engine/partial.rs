@@ -1,9 +1,11 @@
-//! Writes that cover their first or last sector in part: these sectors, the *edges* of the write, are read and merged.
+//! Writes that cover their first or last sector only partly: these sectors, the *edges* of the
+//! write, are read and merged.
 //!
-//! An edge is read into a lent buffer, and the bytes that the guest did not write are copied next to its own. The request's
-//! buffer then holds whole sectors, and the write goes on as if the guest had sent them (docs/decisions/0041). The request's
-//! claim covers whole sectors from before the read until the end of the write, so nobody changes an edge in between. Who
-//! gives the claim up forgets what was merged.
+//! An edge is read into a buffer of the engine, and the bytes that the guest did not write are
+//! copied next to its own. The request's buffer then has whole sectors, and the write continues as
+//! if the guest had sent them (docs/decisions/0041). The request's range lock covers whole sectors
+//! from before the read until the end of the write, so no request changes an edge in between. A
+//! request that releases its range lock forgets the merged bytes.
 //!
 //! | the edge | write-back | write-through |
 //! |---|---|---|
@@ -22,7 +24,7 @@ use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Op, Target};
 use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
-/// Where edges may be read from.
+/// Possible sources of edges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EdgeSource {
     /// The cache, if it holds them.
@@ -31,7 +33,7 @@ pub(super) enum EdgeSource {
     FlashOrBacking,
 }
 
-/// What is known of one edge of a write. Nothing is asked of an edge that is a whole sector.
+/// State of one edge of a write. An edge that is a whole sector needs nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Edge {
     /// It has not been read.
@@ -53,7 +55,7 @@ pub(super) struct Edges {
 }
 
 impl Active {
-    /// Is the first sector covered in part, and is the last one?
+    /// Whether the first and the last sector are partly covered.
     fn partial_edges(&self) -> (bool, bool) {
         let end = self.request.offset + self.request.len;
         (!self.request.offset.is_multiple_of(SECTOR_BYTES), !end.is_multiple_of(SECTOR_BYTES))
@@ -67,19 +69,20 @@ impl Active {
         (first, first.max(end))
     }
 
-    /// Does the buffer of a write hold all of its sectors as a whole?
+    /// Returns true if the buffer of a write has all of its sectors completely.
     pub(super) fn is_whole(&self) -> bool {
         self.held_sectors() == (self.range.first, self.range.end)
     }
 
-    /// Does a write send more to the backing than the guest's bytes? Flash may have lost, or the write is to replace, what is dirty
-    /// in the rest of its edges.
+    /// Returns true if a write sends more than the guest's bytes to the backing: the rest of its
+    /// edges is dirty, and flash may have lost it or the write replaces it.
     pub(super) fn sends_edges(&self) -> bool {
         let is_merged = self.edges.head == Edge::Merged || self.edges.tail == Edge::Merged;
         is_merged && (self.failed || self.over_dirty)
     }
 
-    /// The claim is given up, so that the edges may change. What flash may have lost of them is in the buffer alone, and stays.
+    /// Forgets the edges because the range lock is released and they may change. Bytes that flash
+    /// may have lost are only in the buffer, and stay.
     pub(super) fn forget_edges(&mut self) {
         if !self.failed {
             self.edges = Edges::default();
@@ -88,15 +91,15 @@ impl Active {
 }
 
 impl Engine {
-    /// Can flash take all sectors of a write, once its edges are merged?
+    /// Returns true if flash can take all sectors of a write after its edges are merged.
     pub(super) fn may_be_whole(&self, slot: u32) -> bool {
         let Active { request, range, edges, .. } = &self.requests[slot];
         let is_readable = edges.head != Edge::Unreadable && edges.tail != Edge::Unreadable;
         is_readable && range.end * SECTOR_BYTES <= self.disk(request.disk).config.size_bytes
     }
 
-    /// Begins to read the edges of a write that have not been read, as far as `source` has them. The write begins anew when
-    /// they are there. False if there is nothing to wait for.
+    /// Starts to read the edges of a write that were not read yet, as far as `source` has them. The
+    /// write starts again when they are read. Returns false if there is nothing to wait for.
     pub(super) fn read_edges(&mut self, now: Instant, slot: u32, source: EdgeSource) -> bool {
         let active = &self.requests[slot];
         let Active { request, range, edges, .. } = *active;
@@ -107,7 +110,7 @@ impl Engine {
         let first = (head && edges.head == Edge::Unread).then_some(range.first);
         let last = (tail && edges.tail == Edge::Unread).then_some(range.end - 1);
         let mut is_waiting = false;
-        // One more than there are, so that a job that ends at once does not let the write go on.
+        // One more than needed, so that a job that ends immediately does not resume the write.
         self.requests[slot].edges.jobs = 1;
         for sector in first.into_iter().chain(last.filter(|last| first != Some(*last))) {
             let edge = Range { disk: request.disk, first: sector, end: sector + 1 };
@@ -132,8 +135,8 @@ impl Engine {
         is_reading || is_waiting
     }
 
-    /// Does flash hold this sector of a disk, may it be read there now, and is it of use? A clean sector is of none in a mode that
-    /// does not copy writes to flash.
+    /// Returns true if flash has this sector of a disk, may be read there now, and the sector is
+    /// useful. A clean sector is not useful in a mode that does not copy writes to flash.
     fn is_in_flash(&self, edge: Range) -> bool {
         let disk = self.disk(edge.disk);
         let Ok(cache) = disk.looked_up() else { return false };
@@ -236,7 +239,7 @@ impl Engine {
         spans.any(|span| cache.find(span).is_some_and(|sector| cache.index.is_dirty(sector)))
     }
 
-    /// Copies what the guest did not write of a sector next to what it wrote.
+    /// Copies the bytes of a sector that the guest did not write next to those that it wrote.
     fn merge_edge(&mut self, job: u32) {
         let Job { range, buffer, kind, .. } = self.jobs[job];
         let JobKind::ReadEdge(slot, _) = kind else { panic!("{kind:?} reads no edge") };
@@ -262,7 +265,8 @@ impl Engine {
         }
     }
 
-    /// A job that read an edge of a request ended. After the last one the request begins anew.
+    /// Handles the end of a job that read an edge of a request. After the last one the request
+    /// starts again.
     pub(super) fn edge_done(&mut self, slot: u32, edge: Range) {
         let (head, tail) = self.requests[slot].partial_edges();
         let Active { range, edges, .. } = &mut self.requests[slot];

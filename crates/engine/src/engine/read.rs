@@ -11,7 +11,7 @@ use crate::outcome::Outcome;
 use crate::range_locks::{Kind, Range};
 use crate::units::Instant;
 
-/// Where a read is to be served from.
+/// Source of a read.
 enum Source {
     /// Memory holds all of it.
     Memory,
@@ -22,10 +22,10 @@ enum Source {
 }
 
 impl Engine {
-    /// Locks a new read's sectors and starts it if nothing is in the way. Only a read that would
-    /// fill keeps other reads of its sectors waiting; one that bypasses the cache does not wait for a
-    /// fill that flash is slow with. One that has to wait may find its sectors gone
-    /// afterwards, so it waits as one that would fill.
+    /// Locks a new read's sectors, and starts it if nothing conflicts. Only a read that would fill
+    /// delays other reads of its sectors. A read that bypasses the cache does not wait for a fill
+    /// on slow flash. A read that has to wait may find that its sectors were invalidated meanwhile,
+    /// so it waits as one that would fill.
     pub(super) fn enter_read(&mut self, now: Instant, slot: u32) {
         let source = self.source(slot);
         let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();
@@ -45,7 +45,7 @@ impl Engine {
         }
     }
 
-    /// Starts a read that has waited for its claim.
+    /// Starts a read after it has got its range lock.
     pub(super) fn start_read(&mut self, now: Instant, slot: u32) {
         if self.requests[slot].phase == Phase::ClaimThenBacking {
             if self.may_read(now, slot) {
@@ -116,7 +116,7 @@ impl Engine {
                     self.verify_soon(request.disk, range.first);
                 }
                 if matches!(request.op, Op::Prefetch | Op::Pull) && !outcome.would_fill() {
-                    // A hint that cannot be taken: nobody wants the data itself.
+                    // A prefetch that cannot be done is answered anyway: it needs no data.
                     self.reply(now, slot, Ok(()));
                     self.finish(slot);
                 } else {
@@ -126,9 +126,10 @@ impl Engine {
         }
     }
 
-    /// Reads the backing. A claim keeps the destager from writing there meanwhile: what it makes clean in the middle of a read
-    /// would be in neither. It also keeps others from fetching the same: a read that was to go past a cache, and waited, may find
-    /// it back in service.
+    /// Reads the backing. The range lock keeps the destager from writing there meanwhile: data that
+    /// becomes clean during a read would be in neither source. It also keeps other reads from
+    /// fetching the same data: a read that was to bypass a cache, and waited, may find it in
+    /// service again.
     fn enter_backing(&mut self, now: Instant, slot: u32) {
         let Active { request, range, outcome, .. } = self.requests[slot];
         if self.is_cached_only(slot) {
@@ -155,7 +156,7 @@ impl Engine {
         let Engine { disks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let cache = disk.cache.as_mut().expect("hits have a cache");
-        // Where the blocks are is known since the look-up: they need not be found again.
+        // The look-up found the blocks; they need not be searched again.
         let used = if request.passes_by() { &[][..] } else { &runs[..] };
         for extent in used.iter().map(|run| run.extent) {
             cache.touch_all(extent.sector, extent.count);
@@ -195,7 +196,8 @@ impl Engine {
             Some(journal) => journal.drop_sector(now, index, sector),
             None => _ = index.clear_valid(sector, 1),
         };
-        // What is dirty stays: the backing has something older. It is read once more over what the backing delivers.
+        // Dirty data stays, since the backing has older data. It is read once more over the data
+        // from the backing.
         if result.is_err() {
             (io.sector..io.sector + io.sectors).for_each(|sector| give_up(index, sector));
             self.requests[slot].outcome = Outcome::FlashFailed;
@@ -246,7 +248,8 @@ impl Engine {
         self.end_backing_read(now, slot);
     }
 
-    /// Puts what is dirty of a range into `runs`, for a buffer in which it begins at this sector. False if nothing is.
+    /// Puts the dirty sectors of a range into `runs`, for a buffer in which it begins at this
+    /// sector. Returns false if there are none.
     pub(super) fn find_dirty(&mut self, range: Range, mut buffer_sector: u64) -> bool {
         let Engine { disks, runs, .. } = self;
         let disk = disks[range.disk.0 as usize].as_mut().expect("disks outlive their requests");
@@ -265,7 +268,7 @@ impl Engine {
         !runs.is_empty()
     }
 
-    /// What is dirty has been read over what the backing delivered.
+    /// Handles the end of reading dirty data over the data from the backing.
     pub(super) fn overlay_done(
         &mut self,
         now: Instant,
@@ -293,7 +296,7 @@ impl Engine {
         self.end_backing_read(now, slot);
     }
 
-    /// Is anything dirty in a request's range that flash did not deliver?
+    /// Returns true if a request's range has dirty data that flash did not deliver.
     fn is_range_lost(&self, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk(request.disk);

@@ -1,4 +1,5 @@
-//! What the journal of one cache has been told, and what of that is durable. `commit.rs` makes it so.
+//! The records of one cache's journal, and how far they are durable. `commit.rs` makes them
+//! durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +12,7 @@ use crate::units::{DeviceId, Instant};
 /// Pages in one I/O at most.
 const RUN_PAGES_MAX: u64 = 16;
 
-/// What is recorded is durable within this time, though nobody waits for it.
+/// Maximum time until a record is durable without a waiting request.
 const COMMIT_NS_MAX: u64 = 1_000_000_000;
 
 /// See the module's text.
@@ -25,8 +26,9 @@ pub(super) struct Journal {
     pub(super) in_flight: BTreeMap<u64, u8>,
     /// Devices written since they were flushed.
     pub(super) written: BTreeSet<DeviceId>,
-    /// Of these, those whose last flush failed, though nothing depended on them alone. Dirty data gets no checksum in the
-    /// journal when it is overwritten, and without one nobody knows which copy is right: none is written meanwhile.
+    /// Devices among them whose last flush failed although nothing depended on them alone.
+    /// Overwritten dirty data has no checksum in the journal, and without one it is unknown which
+    /// copy is correct: meanwhile none is written.
     pub(super) spared: BTreeSet<DeviceId>,
     /// Something was recorded or written that a guest's flush must make durable.
     pub(super) urgent: bool,
@@ -38,7 +40,7 @@ pub(super) struct Journal {
     pub(super) waiting: Vec<u32>,
     /// Unproven sectors that have been overwritten since the last proof, and are not being overwritten.
     pub(super) rewritten: BTreeSet<u64>,
-    /// Somebody is waiting who is not among them.
+    /// A request waits that is not among the waiters.
     pub(super) asked: bool,
     /// Sectors that are not dirty any more, though the durable journal may say so.
     pub(super) releases: Vec<u64>,
@@ -69,8 +71,8 @@ pub(super) struct Commit {
     pub(super) urgent: bool,
 }
 
-/// How many writes come between one flush of a guest's and the next. A guest that flushes when it has written as much as
-/// last time finds the pages written, and waits for the device's flush alone.
+/// Number of writes between a guest's flushes. If a guest flushes after as many writes as last
+/// time, its pages are already written, and it waits only for the device's flush.
 #[derive(Default)]
 pub(super) struct CommitSchedule {
     /// Before the last flush; 0 if others waited with it, for then rounds follow one another anyway.
@@ -93,7 +95,7 @@ impl CommitSchedule {
         *self = CommitSchedule { before, since: 0, is_ahead: false };
     }
 
-    /// Is the flush to be expected now?
+    /// Returns true if a flush is to be expected now.
     fn is_due(&self) -> bool {
         self.before > 0 && self.since == self.before && !self.is_ahead
     }
@@ -148,22 +150,22 @@ impl Journal {
         self.unsealed_marks = true;
     }
 
-    /// Are there marks that are not durable?
+    /// Returns true if there are marks that are not durable.
     pub(super) fn marks_pending(&self) -> bool {
         self.unsealed_marks || self.marks_in > self.durable
     }
 
-    /// Is everything that was recorded durable?
+    /// Returns true if all records are durable.
     pub(super) fn is_all_durable(&self) -> bool {
         !self.dead && self.oldest.is_none() && self.writer.pending() == 0 && self.is_idle()
     }
 
-    /// Is there something that a guest's flush has to wait for?
+    /// Returns true if a guest's flush has to wait for something.
     pub(super) fn needs_commit(&self) -> bool {
         self.urgent || self.round.as_ref().is_some_and(|round| round.urgent)
     }
 
-    /// Is a round under way?
+    /// Returns true if a commit is in progress.
     pub(super) fn has_round(&self) -> bool {
         self.round.is_some()
     }
@@ -173,8 +175,8 @@ impl Journal {
         self.in_flight.len()
     }
 
-    /// Sectors from `sector` on have been filled, and are valid. They are clean, but for second copies of what is dirty: either copy
-    /// may be the one that stays.
+    /// Records that the sectors from `sector` on were filled and are valid. They are clean, except
+    /// for second copies of dirty data, because either copy may be the one that remains.
     pub(super) fn record_filled(&mut self, now: Instant, index: &mut Index, sector: u64, sums: &[u32]) {
         for (at, sum) in (sector..).zip(sums) {
             let ((frame, block, inside), sum) = (index.locate(at), *sum);
@@ -212,7 +214,8 @@ impl Journal {
         self.rewritten.insert(sector);
     }
 
-    /// Before a commit that somebody waits for: where there are two copies, a checksum has to tell which of them is right.
+    /// Called before a commit with waiters: with two copies, a checksum must tell which of them is
+    /// correct.
     pub(super) fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
         let rewritten = std::mem::take(&mut self.rewritten);
         let is_first =
@@ -232,13 +235,13 @@ impl Journal {
     /// Records what evictions took out of frames: a crash must not bring it back when the backing has changed.
     pub(super) fn record_gone(&mut self, now: Instant, cache: &mut Cache) {
         for (frame, block) in cache.take_gone() {
-            // Of the last block, as much as there is of the disk: a page that speaks of more is refused.
+            // Of the last block only the part inside the disk: a page that records more is refused.
             let count = self.writer.sectors_of(block);
             self.record(now, Change::Drop { frame, block, first: 0, count }, None);
         }
     }
 
-    /// Records that sectors hold nothing, whatever the index says.
+    /// Records that sectors are invalid, whatever the index says.
     pub(super) fn record_void(&mut self, now: Instant, index: &Index, sectors: std::ops::Range<u64>) {
         for sector in sectors {
             let (frame, block, first) = index.locate(sector);
@@ -246,18 +249,18 @@ impl Journal {
         }
     }
 
-    /// May the durable journal call sectors dirty that are not?
+    /// Returns true if the durable journal may record sectors as dirty that are not.
     pub(super) fn has_releases(&self) -> bool {
         let in_round = self.round.as_ref().is_some_and(|round| !round.releases.is_empty());
         !self.dead && (in_round || !self.releases.is_empty())
     }
 
-    /// Lets the next round begin at once.
+    /// Requests that the next commit begins immediately.
     pub(super) fn ask(&mut self) {
         self.asked = true;
     }
 
-    /// Is a dirty sector durably recorded as such?
+    /// Returns true if a dirty sector is durably recorded as dirty.
     pub(super) fn is_committed(&self, index: &Index, sector: u64) -> bool {
         let (frame, _, inside) = index.locate(sector);
         self.writer.is_committed(frame, inside)
@@ -292,7 +295,7 @@ impl Journal {
         self.written.insert(device);
     }
 
-    /// Is nothing under way, and nobody waiting?
+    /// Returns true if nothing is in progress and no request waits.
     pub(super) fn is_idle(&self) -> bool {
         self.round.is_none() && self.in_flight.is_empty() && self.waiting.is_empty()
     }
@@ -302,7 +305,7 @@ impl Journal {
         self.ring.copies.iter().flatten().copied()
     }
 
-    /// Is a round to begin?
+    /// Returns true if a commit must begin.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         self.asked
             || !self.waiting.is_empty()
@@ -310,12 +313,13 @@ impl Journal {
             || self.deadline().is_some_and(|at| at <= now)
     }
 
-    /// Is a guest's flush to be expected, and something to be in pages before it comes?
+    /// Returns true if a guest's flush is expected, and records should be in pages before it
+    /// arrives.
     pub(super) fn foresees_round(&self) -> bool {
         self.schedule.is_due() && self.in_flight.is_empty() && self.writer.pending() > 0
     }
 
-    /// When it wants to be looked at.
+    /// The time at which it needs attention next.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.dead || self.round.is_some() { None } else { self.oldest.map(|at| at + COMMIT_NS_MAX) }
     }
@@ -343,7 +347,7 @@ impl Journal {
         first.map(|first| (first, bytes))
     }
 
-    /// Where page number `number` of a copy lies.
+    /// Location of page number `number` of a copy.
     pub(super) fn place(&self, copy: usize, number: u64) -> (DeviceId, u64) {
         let at = number * PAGE_BYTES as u64;
         let segment = self.ring.copies[copy][(at / self.segment_bytes) as usize];
@@ -356,7 +360,8 @@ impl Journal {
         self.seal_run(index, |writer| writer.pending() > 0)
     }
 
-    /// All records are in pages, unless the ring is full: then those who wait go on waiting.
+    /// Begins a commit: packs all records into pages. If the ring is full, the waiters keep
+    /// waiting.
     pub(super) fn begin_round(&mut self) {
         let complete = self.writer.pending() == 0 && !self.unsealed_marks;
         let urgent = self.urgent;

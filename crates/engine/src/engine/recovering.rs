@@ -1,18 +1,19 @@
-//! Requests while a cache is being recovered: what may pass to the backing, and what must be remembered of that.
+//! Requests while a cache is being recovered: which may go to the backing, and which of them must
+//! be remembered.
 //!
-//! | | something may be dirty | nothing is | nothing is, and no ring vouches for anything |
+//! | | some data may be dirty | no data is dirty | no data is dirty, and no ring is valid |
 //! |---|---|---|---|
-//! | read of what may be dirty | waits | | |
+//! | read of data that may be dirty | waits | | |
 //! | other read | passes | passes | passes |
 //! | change | waits | waits, and is reported | passes, and is remembered |
 //! | flush | waits | passes | passes |
 //!
-//! When the cache is there and its new ring is being written, its index says exactly what is dirty: other reads pass, and all else
-//! waits.
+//! When the cache is recovered and its new ring is being written, its index knows exactly what is
+//! dirty. Then reads of other data continue, and all other requests wait.
 //!
-//! A change that passed makes what flash has of it stale. If all ends well, the recovered index gives it up before it serves; if
-//! there is a crash before that, the rings must not be believed any more. So its owner makes them void first
-//! (docs/decisions/0008).
+//! A change that continued makes flash's copy of its range stale. Normally the recovered index
+//! drops this copy before the cache serves. After a crash before that, the rings must not be used
+//! any more. So the owner invalidates them first (docs/decisions/0008).
 
 use super::Engine;
 use crate::cache::Cache;
@@ -26,14 +27,14 @@ use crate::units::{DiskId, Instant};
 /// A cache that is being recovered.
 pub(super) struct RecoveringCache {
     expect: Expect,
-    /// What changes passed it.
+    /// Regions of changes that went to the backing.
     changed: Regions,
     /// It was said that a change waits.
     reported: bool,
 }
 
 impl RecoveringCache {
-    /// Takes out of a recovered cache what was changed since.
+    /// Removes data from a recovered cache that was changed since.
     pub(super) fn forget_changed(&self, recovered: &mut Recovered) {
         if !self.changed.is_empty() {
             recovered.drop_regions(&self.changed);
@@ -69,7 +70,7 @@ impl Engine {
         Ok(())
     }
 
-    /// A disk with such a cache is removed: nobody waits for it any more.
+    /// A disk with such a cache is removed: lets its waiting requests go.
     pub(super) fn release_recovering(&mut self, id: DiskId) {
         if self.disk(id).recovering.is_some() {
             self.try_held_again(id);
@@ -85,13 +86,14 @@ impl Engine {
         }
     }
 
-    /// Where a disk's backing has been changed while its cache is being recovered.
+    /// Regions of a disk's backing that were changed while its cache is being recovered.
     pub fn changed_meanwhile(&self, disk: DiskId) -> Option<&Regions> {
         let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
         disk.recovering.as_ref().map(|recovering| &recovering.changed)
     }
 
-    /// May a read, which has its claim, go on? If not it waits, or is refused.
+    /// Returns true if a read that has its range lock may continue. Otherwise it waits, or is
+    /// refused.
     #[inline]
     pub(super) fn may_read(&mut self, now: Instant, slot: u32) -> bool {
         if !self.disk(self.requests[slot].request.disk).holds {
@@ -104,7 +106,8 @@ impl Engine {
         passes
     }
 
-    /// While the new ring of a recovered cache is written, its index is known already: what is not dirty is on the backing.
+    /// While the new ring of a recovered cache is written, its index is known: data that is not
+    /// dirty is on the backing.
     fn passes_opening(&self, slot: u32) -> bool {
         let range = self.requests[slot].range;
         let disk = self.disk(range.disk);
@@ -117,7 +120,8 @@ impl Engine {
         disk.recovering.is_some() && disk.opening.is_some() && !disk.cache.as_ref().is_some_and(is_dirty)
     }
 
-    /// May a request, which has its claim, go on? If not it waits, or is refused as its disk is being removed.
+    /// Returns true if a request that has its range lock may continue. Otherwise it waits, or is
+    /// refused because its disk is being removed.
     #[inline]
     pub(super) fn passes_recovering(&mut self, now: Instant, slot: u32) -> bool {
         self.disk(self.requests[slot].request.disk).recovering.is_none()

@@ -1,5 +1,5 @@
-//! What all requests have in common: how they come in, are answered, and end. What becomes of them in between is in `read.rs`, `write.rs` and
-//! those that these name.
+//! Admission, replies and end of all requests. `read.rs`, `write.rs` and the files that they name
+//! handle the rest.
 
 use super::partial::Edges;
 use super::{Active, Engine, Phase, REQUEST_BYTES_MAX};
@@ -12,7 +12,7 @@ use crate::range_locks::{Kind, Range};
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
-    /// Begins a request that came at `arrived`.
+    /// Begins a request that arrived at `arrived`.
     #[inline]
     pub(super) fn admit(&mut self, now: Instant, arrived: Instant, request: Request) {
         self.slots.take(request.disk, 1);
@@ -67,7 +67,7 @@ impl Engine {
                 }
             }
         }
-        // The request has entered its own claim: it does not wait for what is read after it.
+        // The request has locked its range: it does not wait for the read-ahead behind it.
         if let Some(ahead) = seen.wanted {
             self.read_ahead(now, request.disk, ahead);
         }
@@ -94,8 +94,8 @@ impl Engine {
         }
     }
 
-    /// Shows a new read or write to the admission of its disk's cache, and to memory: what run is it part of for
-    /// each?
+    /// Shows a new read or write to the cache's admission and to the memory tier. Returns the run
+    /// that it belongs to for each.
     #[inline]
     fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
         let disk = self.disk_mut(request.disk);
@@ -140,7 +140,7 @@ impl Engine {
         self.reply_out.push_back(reply);
     }
 
-    /// Ends an answered request: claim and buffer are free.
+    /// Ends an answered request: releases its range lock and its buffer.
     pub(super) fn finish(&mut self, slot: u32) {
         let active = self.requests.remove(slot);
         assert_eq!(active.pending, 0, "a request ends with I/O in flight");

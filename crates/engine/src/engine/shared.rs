@@ -1,8 +1,10 @@
-//! What another disk of this engine keeps already: reads of a clone's backing that its parent's cache serves (docs/decisions/0020).
+//! Shared parents: reads of a clone's backing that the cache of its parent's disk serves
+//! (docs/decisions/0020).
 //!
-//! Whoever performs I/O knows what of a backing is its parent's and hands such reads to the parent's disk, as requests of its own. The
-//! clone promotes nothing of what comes back that way: the bytes that clones have in common are in flash once. A read of which only a part
-//! came from there promotes the rest.
+//! The code that performs I/O knows which parts of a backing belong to its parent. It sends reads
+//! of these parts to the parent's disk, as separate requests. The clone promotes none of that data,
+//! so data that clones share is in flash once. If only a part of a read was served this way, the
+//! clone promotes the rest.
 
 use super::{Active, Engine, Owner};
 use crate::io::Promote;
@@ -15,7 +17,7 @@ impl Engine {
         self.leave_gate(now, id);
     }
 
-    /// What a request to another disk on behalf of this read of a backing may leave behind there.
+    /// What a request to the parent's disk on behalf of this read may promote there.
     pub fn promote_of(&self, id: IoId) -> Promote {
         match self.ios[id.0].owner {
             Owner::Request(slot) if self.requests[slot].request.passes_by() => Promote::Never,
@@ -23,14 +25,15 @@ impl Engine {
         }
     }
 
-    /// As [`handle_completion`](Self::handle_completion), of a read that went well and of which another disk served these sectors,
-    /// `first..end` on the disk, inside the read's own and not overlapping.
+    /// Like [`handle_completion`](Self::handle_completion), for a successful read of which another
+    /// disk served these sectors: ranges `first..end` of the disk, inside the read and without
+    /// overlaps.
     pub fn handle_shared(&mut self, now: Instant, id: IoId, shared: &[(u64, u64)], sums: &[u32]) {
         let io = &mut self.ios[id.0];
         assert!(!io.is_write, "only reads are shared");
         let sectors: u64 = shared.iter().map(|(first, end)| end - first).sum();
         let bytes = (sectors * crate::units::SECTOR_BYTES).min(io.bytes);
-        // What is left is what the backing had to do.
+        // The rest is the backing's work.
         io.bytes -= bytes;
         let (disk, owner) = (io.disk, io.owner);
         self.disk_mut(disk).stats.shared_read_bytes += bytes;
@@ -46,7 +49,7 @@ impl Engine {
         self.handle_completion(now, id, Ok(()), sums);
     }
 
-    /// Did another disk serve all of a request?
+    /// Returns true if another disk served all of a request.
     pub(super) fn is_all_shared(&self, slot: u32) -> bool {
         let Active { shared, range, .. } = &self.requests[slot];
         let sectors: u64 = shared.iter().map(|(first, end)| end - first).sum();
@@ -54,7 +57,7 @@ impl Engine {
     }
 }
 
-/// Does another disk keep all of these sectors?
+/// Returns true if another disk caches all of these sectors.
 pub(super) fn is_shared(shared: &[(u64, u64)], first: u64, end: u64) -> bool {
     shared.iter().any(|(from, to)| *from <= first && end <= *to)
 }

@@ -1,14 +1,17 @@
-//! Changes of a persistent cache that need the journal's help: a new ring, a clean end, an end for good.
+//! Structural changes of a persistent cache, which involve its journal: a new ring, a clean close,
+//! a discard, an end for good.
 //!
-//! All of them begin when the cache is at rest, and requests wait until they are complete. Before all but a discard the backing is
-//! flushed, so that no zone needs its mark any more. Then
-//! - a *new ring* is written: one complete dump, a flush, and a page that names it. Until that is durable the old ring counts, and if it
-//!   fails the cache is as it was;
-//! - a *clean end* records what is known and closes with a page that says so. If the disk is being removed and its backing cannot be
-//!   flushed, that page is left out: the cache is found as after a crash;
-//! - a *discard* records that what is dirty is dropped. It does not ask the backing, which may be dead: zones keep their marks;
-//! - an *end for good* marks all zones: nothing clean will be believed, though the ring is still there. A backing that cannot be flushed
-//!   does not prevent it.
+//! All of them begin when the cache is quiesced, and requests wait until they are complete. Before
+//! all but a discard the backing is flushed, so that no zone needs its mark any more. Then
+//! - a *new ring* is written: a complete dump, a flush, and a page that names the ring. Until that
+//!   page is durable, the old ring is valid; if writing fails, the cache stays as it was;
+//! - a *clean close* records the current state and ends with a closing page. If the disk is being
+//!   removed and its backing cannot be flushed, the closing page is left out: the next recovery is
+//!   that after a crash;
+//! - a *discard* records that dirty data is dropped. It does not use the backing, which may be
+//!   dead: zones keep their marks;
+//! - an *end for good* marks all zones: no clean data will be used although the ring still exists.
+//!   It succeeds even if the backing cannot be flushed.
 
 use super::Engine;
 use super::destager::Epochs;
@@ -23,7 +26,7 @@ use crate::index::Index;
 use crate::journal::{Change, Descriptor, PAGE_BYTES, Recovered, Writer, ZONES, ring_pages_min};
 use crate::units::{BlockNo, CommandId, DiskId, Instant};
 
-/// Runs of dump pages in flight at once.
+/// Maximum number of runs of dump pages in flight.
 const RUNS_MAX: usize = 4;
 
 /// The backing's flush is tried so often.
@@ -34,18 +37,18 @@ pub(super) struct Opening {
     command: Option<CommandId>,
     kind: Kind,
     stage: Stage,
-    /// What the cache was before.
+    /// The previous cache.
     old: Option<(Cache, Option<Box<Journal>>)>,
     /// Segments that are free if all goes well.
     released: Vec<Segment>,
     /// A flush of flash failed meanwhile: the old ring is not believed either.
     pub(super) distrusted: bool,
-    /// Sectors of the disk of which the old cache is to keep no clean copies, should it come back.
+    /// Sectors of the disk whose clean copies the old cache must drop if it is restored.
     forget: Vec<(u64, u64)>,
 }
 
 impl Opening {
-    /// Does it make a new ring, which counts only when it is complete?
+    /// Returns true if it writes a new ring, which is valid only when it is complete.
     pub(super) fn makes_ring(&self) -> bool {
         self.kind == Kind::Ring
     }
@@ -65,9 +68,10 @@ enum Kind {
 }
 
 impl Kind {
-    /// Is the backing flushed first, after so many tries? A ring and a clean end say what is clean, so they need it. A cache that is dropped has
-    /// nothing dirty: a flush that fails is no reason to keep it, and another host's backing is not asked. What is dirty is discarded whatever
-    /// the backing has.
+    /// Returns true if the backing must be flushed first, after `tries` attempts. A ring and a
+    /// clean close record what is clean, so they need the flush. A dropped cache has no dirty data:
+    /// a failed flush is no reason to keep it, and the backing of another host's disk is not
+    /// flushed. A discard does not need the backing.
     fn flushes(self, tries: u8, role: Role) -> bool {
         match self {
             Kind::Ring | Kind::Close => true,
@@ -285,7 +289,7 @@ impl Engine {
                     return;
                 }
                 return match kind {
-                    // Nothing is dirty, and its owner records that it is gone.
+                    // Nothing is dirty, and the owner records that the cache is gone.
                     Kind::Void => self.complete(now, id, kind),
                     // Its owner does not believe what the ring says any more.
                     Kind::Discard(discard) => {
@@ -300,7 +304,7 @@ impl Engine {
                     if disk.backed.flushed >= upto
                         || !kind.flushes(tries, disk.ownership.role) && !disk.destager.is_flushing() =>
                 {
-                    // While the backing was flushed a commit may have become due.
+                    // While the backing was flushed, a commit may have become necessary.
                     if !disk.journal.as_ref().expect("it has one").is_idle() {
                         return self.pump_journal(now, id);
                     }
@@ -385,8 +389,9 @@ impl Engine {
         if kind == Kind::Close { Stage::CloseCommit } else { Stage::LastCommit }
     }
 
-    /// Nobody knows what the backing has. The disk goes all the same, or its removal would never end: what is known is recorded, and nothing
-    /// says that it was closed, so that zones keep their marks and the next to open it looks first.
+    /// Closes without knowing what the backing has. The disk is removed anyway, because otherwise
+    /// its removal would never end. The current state is recorded without a closing page, so zones
+    /// keep their marks and the next recovery checks them.
     fn leave_unclean(&mut self, now: Instant, id: DiskId) -> Stage {
         let (journal, index) = self.disk_mut(id).journal_and_index().expect("it has one");
         prove(now, journal, index);
@@ -394,7 +399,7 @@ impl Engine {
         Stage::LastCommit
     }
 
-    /// Writes what is recorded, with one page at least, and begins to make it durable.
+    /// Writes the remaining records, at least one page, and begins to make them durable.
     fn finish_last(&mut self, now: Instant, id: DiskId) {
         let mut one = true;
         loop {
@@ -422,7 +427,8 @@ impl Engine {
                 return false;
             }
             if journal.writer.first_dump_done() {
-                // What the dump calls dirty is durable with it; of what is clean a checksum tells whether flash has it.
+                // Data that the dump records as dirty becomes durable with it; for clean data a
+                // checksum tells whether flash has it.
                 devices.into_iter().for_each(|device| journal.wrote(device));
                 journal.begin_round();
                 self.pump_journal(now, id);
@@ -484,7 +490,7 @@ impl Engine {
         self.end_change_of_structure(id, opening.command, Ok(released));
     }
 
-    /// It failed: the cache is what it was before.
+    /// It failed: restores the previous cache.
     fn abandon(&mut self, now: Instant, id: DiskId, error: CommandError) {
         let disk = self.disk_mut(id);
         let opening = disk.opening.take().expect("it fails");
@@ -493,9 +499,9 @@ impl Engine {
                 Some((cache, journal)) => (Some(cache), journal),
                 None => (None, None),
             };
-            // What the destager has made clean meanwhile was clean in the new cache only.
+            // Sectors that the destager made clean meanwhile were clean only in the new cache.
             disk.restart_destager();
-            // Whoever wants its segments asks again.
+            // The command that removes its segments will be repeated.
             let leaving = disk.cache.as_mut().filter(|_| disk.vacating.is_none());
             if let Some(cache) = leaving.filter(|cache| !cache.leaving().is_empty()) {
                 cache.set_leaving(Vec::new());
@@ -527,7 +533,7 @@ impl Engine {
         if let Some(command) = command {
             self.done(command, id, result);
         }
-        // What they waited for may be gone, and the destager with it.
+        // The data that they waited for may be gone, and the destager with it.
         self.end_order_wait(id);
         self.unhold(id);
         self.unsettled.push(id);
@@ -558,7 +564,7 @@ impl Engine {
 }
 
 impl Disk {
-    /// Forgets what is dirty.
+    /// Discards dirty data.
     fn discard(&mut self, now: Instant, discard: Discard) {
         self.note_everything();
         let (journal, index) = self.journal_and_index().expect("only a persistent cache has dirty data");
@@ -569,7 +575,7 @@ impl Disk {
         }
     }
 
-    /// The destager begins anew with what is dirty, and tries again what flash did not deliver.
+    /// Restarts the destager with the dirty data. It retries data that flash did not deliver.
     fn restart_destager(&mut self) {
         self.lost.clear();
         let epochs = self.cache.as_ref().map_or(Epochs::One, |cache| Epochs::of(&cache.config.destage));
@@ -589,7 +595,7 @@ impl Disk {
     }
 }
 
-/// Can there be dirty data after this change? To be destaged it needs a buffer.
+/// Returns true if there can be dirty data after this change. Destaging needs a buffer.
 fn makes_dirty(change: &CacheChange) -> bool {
     match change {
         CacheChange::Enable(enable) => {
@@ -662,8 +668,9 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
 }
 
 impl Cache {
-    /// The segments whose contents this change gives up. Dirty data in them goes to the backing first, even if there is
-    /// another copy: nobody knows yet whether that can be read. Only of a fenced device there is nothing to be had.
+    /// The segments whose content this change drops. Their dirty data is destaged first, even if
+    /// there is another copy, which may turn out unreadable. Data of a fenced device cannot be
+    /// destaged.
     fn given_up_by(&self, change: &CacheChange) -> Vec<DataSegment> {
         match change {
             CacheChange::Tune(..)

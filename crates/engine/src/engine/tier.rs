@@ -1,7 +1,9 @@
-//! Memory above a disk's cache in a request's way: what is served from it, what it keeps, what it has to forget.
+//! The memory tier above a disk's cache in the path of a request: what it serves, keeps, and
+//! forgets.
 //!
-//! Everything happens under the request's claim, so that nobody reads sectors between a change's beginning, when memory forgets
-//! them, and its good end, when pages that are there take over what it wrote. docs/decisions/0007 has the reasons.
+//! Everything happens under the request's range lock. So no request reads sectors between the start
+//! of a change, when memory forgets them, and its successful end, when existing pages take the
+//! written data. docs/decisions/0007 has the reasons.
 
 use super::disk::Disk;
 use super::{Active, Engine};
@@ -11,14 +13,14 @@ use crate::memory::{Memory, PageRange};
 use crate::outcome::Outcome;
 use crate::units::{BufferId, DiskId, Instant, SECTOR_BYTES};
 
-/// What memory does with what passes by.
+/// What memory does with data of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Uses {
     /// It serves reads.
     pub(super) serves: bool,
     /// It keeps what reads returned, and reads ahead.
     pub(super) keeps_reads: bool,
-    /// Pages that are there take over what is written.
+    /// Existing pages take written data.
     pub(super) keeps_writes: bool,
 }
 
@@ -56,7 +58,7 @@ impl Disk {
         }
     }
 
-    /// As the cache's mode has it.
+    /// According to the cache's mode.
     pub(super) fn memory_uses(&self) -> Uses {
         let mode = self.cache.as_ref().map_or(Mode::default(), |cache| cache.config.mode);
         Uses {
@@ -68,7 +70,7 @@ impl Disk {
 }
 
 impl Engine {
-    /// Is all of a read in memory?
+    /// Returns true if all of a read is in memory.
     pub(super) fn is_in_memory(&self, slot: u32) -> bool {
         let Active { request, range, .. } = &self.requests[slot];
         let disk = self.disk(request.disk);

@@ -1,12 +1,14 @@
 //! Segments of a write-back cache are emptied of dirty data while writes go on to the others.
 //!
-//! The segments are chosen once. Nothing new becomes dirty there: free frames there are not handed out, and a clean block
-//! that is written moves to a segment that stays. A block that is dirty already is written where it is, and destaged
-//! before all others. When nothing is dirty there, and a flush of the backing has succeeded since the command came, the
-//! command ends; then the change that gives the segments back needs the backing for a moment only.
+//! The segments are selected once. No new data becomes dirty there: their free frames are not
+//! allocated, and a clean block that is written moves to another segment. A block that is already
+//! dirty is written in place and destaged before all others. The command ends when nothing is dirty
+//! there and a flush of the backing has succeeded since the command. The change that removes the
+//! segments then needs the backing only briefly.
 //!
-//! A block that is written again and again may never be clean after a flush of the backing. When few blocks are left and
-//! the backing has just been flushed, writes to them wait for the next flush, [`INSIST_NS`] at most.
+//! A block that is written again and again may never be clean after a flush of the backing. When
+//! few blocks are left and the backing has just been flushed, writes to them wait for the next
+//! flush, [`INSIST_NS`] at most.
 
 use super::Engine;
 use super::disk::Disk;
@@ -17,7 +19,7 @@ use crate::units::{CommandId, DiskId, Instant};
 /// A write waits for so long at most, nanoseconds.
 const INSIST_NS: u64 = 1_000_000_000;
 
-/// Writes wait when so many blocks are left, or fewer.
+/// Writes wait if at most this many blocks are left.
 const INSIST_BLOCKS_MAX: usize = 256;
 
 /// The command under way.
@@ -31,7 +33,8 @@ pub(super) struct Vacating {
 }
 
 impl Engine {
-    /// Begins to empty segments of a disk's cache. `None`: the end is told later.
+    /// Begins to remove dirty data from segments of a disk's cache. `None`: the end is reported
+    /// later.
     pub(super) fn vacate(
         &mut self,
         id: DiskId,
@@ -53,7 +56,7 @@ impl Engine {
                 cache.segments.iter().filter(is_there).copied().collect()
             }
         };
-        // What goes on now would end with another cache.
+        // An operation in progress would end with another cache.
         if disk.journal.is_none() || disk.opening.is_some() || leaving.is_empty() {
             return Some(Ok(()));
         }
@@ -83,13 +86,13 @@ impl Engine {
         }
     }
 
-    /// Is a write to a block that leaves and is dirty to wait now?
+    /// Returns true if a write to a dirty block in a leaving segment has to wait now.
     pub(super) fn insists(&self, now: Instant, id: DiskId) -> bool {
         let vacating = self.disk(id).vacating.as_ref();
         vacating.and_then(|vacating| vacating.insists_until).is_some_and(|until| now < until)
     }
 
-    /// Lets a write wait, without its claim, for the next flush of the backing.
+    /// Lets a write wait for the next flush of the backing, without its range lock.
     pub(super) fn wait_for_vacating(&mut self, slot: u32) {
         let id = self.requests[slot].request.disk;
         self.requests[slot].forget_edges();
@@ -111,7 +114,7 @@ impl Engine {
         }
     }
 
-    /// A flush of the backing ended, and what it covered is clean.
+    /// Handles the end of a flush of the backing; the data that it covered is clean.
     pub(super) fn vacating_flushed(&mut self, now: Instant, id: DiskId, is_durable: bool) {
         self.end_insisting(id);
         let disk = self.disk_mut(id);
@@ -125,7 +128,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command that has come to its end, or cannot.
+    /// Ends a command that is complete, or that cannot complete.
     pub(super) fn check_vacated(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let Some(vacating) = &disk.vacating else { return };

@@ -1,8 +1,10 @@
-//! Comparing a recovered cache with its backing, where nothing says that the backing is unchanged (docs/decisions/0033).
+//! Comparison of a recovered cache with its backing if there is no evidence that the backing is
+//! unchanged (docs/decisions/0033).
 //!
-//! Guests' reads of unverified sectors go to the backing, and what comes is compared. In the background a job reads the rest, one
-//! piece at a time for each disk: first near what guests asked for, then in the order of the frames. It claims its range like a
-//! read that fills, so that changes and the destager are ordered with it.
+//! Guests' reads of unverified sectors go to the backing, and the result is compared. In the
+//! background a job reads the rest, one range at a time for each disk: first near guests' requests,
+//! then in the order of the frames. It locks its range like a read that fills, so that changes and
+//! the destager are ordered with it.
 
 use std::collections::VecDeque;
 
@@ -33,7 +35,7 @@ const UNSETTLED_NS: u64 = 100_000_000;
 /// Time until the next attempt after an error of the backing, nanoseconds.
 const ERROR_NS: u64 = 1_000_000_000;
 
-/// Guests that wait for the backing slow verification down so many times.
+/// Factor by which verification slows down while guests wait for the backing.
 const YIELD_TIMES: u64 = 4;
 
 /// How far the verification of one cache is.
@@ -62,7 +64,8 @@ impl Verify {
         if left == 0 { 0 } else { self.total.max(left) }
     }
 
-    /// May a crash bring a stale sector back that was dropped? Then nobody may say yet that the cache is verified.
+    /// Returns true if a crash may restore a stale sector that was dropped. Until that is
+    /// impossible, the cache is not reported as verified.
     pub(super) fn may_come_back(&self, journal: &Journal) -> bool {
         self.has_dropped && !journal.is_all_durable()
     }
@@ -101,7 +104,8 @@ fn piece(cache: &Cache, first: u64, end: u64) -> Option<(u64, u64)> {
 }
 
 impl Engine {
-    /// The buffer of a backing read that ended well, if `handle_completion` is to be told its sectors' checksums.
+    /// The buffer of a successful backing read, if `handle_completion` needs the checksums of its
+    /// sectors.
     pub fn wants_sums(&self, id: IoId) -> Option<BufferSlice> {
         let io = &self.ios[id.0];
         let cache = self.disk(io.disk).cache.as_ref()?;
@@ -162,7 +166,7 @@ impl Engine {
         }
     }
 
-    /// The job has its claim and a buffer: the backing is read.
+    /// Starts a job that has its range lock and a buffer: reads the backing.
     pub(super) fn start_verify(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -186,7 +190,7 @@ impl Engine {
         sums: &[u32],
     ) {
         let Job { disk, range, doubts, .. } = self.jobs[job];
-        // The backing may have lost what it delivered.
+        // The backing may have lost the data that it delivered.
         if result.is_ok() && doubts == self.disk(disk).backed.doubts {
             self.compare_with_backing(now, range, sums);
         }

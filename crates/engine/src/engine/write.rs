@@ -1,4 +1,5 @@
-//! Changes: the backing has them before the guest is told, and flash never holds what they replace.
+//! Changes: they reach the backing before they are acknowledged, and flash never has data that they
+//! replace.
 
 use super::partial::EdgeSource;
 use super::{Active, Engine, Phase};
@@ -7,10 +8,10 @@ use crate::outcome::Outcome;
 use crate::units::Instant;
 
 impl Engine {
-    /// Starts a change whose claim is granted. What flash holds of the range is invalid from here
-    /// on; nobody reads it meanwhile, for the claim is exclusive.
+    /// Starts a change that has its range lock. From here on flash's data of the range is invalid;
+    /// no request reads it meanwhile, because the lock is exclusive.
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
-        // It may begin anew, and the cache that had what it was to replace be gone.
+        // It may start again after the cache with the data that it replaces is gone.
         self.requests[slot].over_dirty = false;
         let disk = self.disk(self.requests[slot].request.disk);
         if disk.holds {
@@ -69,7 +70,8 @@ impl Engine {
         self.flush_committed(now, slot, Ok(()));
     }
 
-    /// What flash holds is durable. The backing is flushed if a change of a guest bypassed flash since it was last.
+    /// Handles the commit of a flush: flash's data is durable. The backing is flushed if a guest's
+    /// change bypassed flash since its last flush.
     pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let disk = self.disk(self.requests[slot].request.disk);
         if result.is_err() {
@@ -150,8 +152,9 @@ impl Engine {
         }
     }
 
-    /// Has the journal something to say before a change of the backing may be answered? What was dirty in its range before
-    /// a durable one, and given up since, would come back after a crash; and so would anything where the journal is lost.
+    /// Returns true if the journal must record something before a change of the backing may be
+    /// acknowledged. Otherwise dirty data that it replaced durably would return after a crash, and
+    /// so would any data after the journal was lost.
     fn must_commit_answer(&self, slot: u32, durability: Durability) -> bool {
         let disk = self.disk(self.requests[slot].request.disk);
         let durable = durability == Durability::Durable;
@@ -173,7 +176,7 @@ impl Engine {
         }
         let Active { range, over_dirty, .. } = self.requests[slot];
         if over_dirty {
-            // What it was to replace counts still, and was perhaps on its way.
+            // The data that it was to replace is still valid, and was perhaps being destaged.
             self.put_back(range.disk, range);
             self.wake(range.disk);
         }

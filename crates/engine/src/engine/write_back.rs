@@ -1,12 +1,13 @@
-//! Changes to a disk with a persistent cache: to flash, or past it with the journal's knowledge.
+//! Changes to a disk with a persistent cache: written to flash, or to the backing with a record in
+//! the journal.
 //!
 //! | the range | what happens |
 //! |---|---|
-//! | whole sectors, mode write-back, room | to flash; first a commit if it holds what the journal vouches for |
+//! | whole sectors, mode write-back, free frames | to flash; first a commit if the journal vouches for data there |
 //! | the same, but some sectors in part | these are read and merged first (`partial.rs`) |
-//! | in part over dirty sectors that are not merged | these go to the backing first, under the same claim |
+//! | dirty sectors, partly covered and not merged | these are destaged first, under the same range lock |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
-//! | else | a mark of its zones is committed, then as in a volatile cache |
+//! | others | a mark of its zones is committed, then as in a volatile cache |
 
 use super::disk::Disk;
 use super::jobs::JobKind;
@@ -31,7 +32,7 @@ impl Disk {
     pub(super) fn mode_in_effect(&self) -> Option<Mode> {
         let cache = self.cache.as_ref()?;
         let journal = self.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
-        // What a peer is to have, it has with a journal that tells of it.
+        // A peer's copy needs a journal there that describes it.
         let is_mirrored = journal.is_some_and(|journal| journal.ring.copies.len() > 1);
         let has_seconds = cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
         Some(match cache.config.mode {
@@ -44,7 +45,7 @@ impl Disk {
 }
 
 impl Engine {
-    /// A change has its claim, and its disk's cache a journal.
+    /// Handles a change that has its range lock, on a disk whose cache has a journal.
     pub(super) fn change_persistent(&mut self, now: Instant, slot: u32) {
         let Active { request, range, failed, .. } = self.requests[slot];
         if !failed && self.goes_to_flash(slot) {
@@ -66,7 +67,8 @@ impl Engine {
         mode == Some(Mode::WriteBack) && is_write && self.may_be_whole(slot)
     }
 
-    /// Lets a change wait, without its claim, until older data is on the backing. That never gets there if the backing is another host's.
+    /// Lets a change wait, without its range lock, until older data is on the backing. That never
+    /// happens while another host owns the backing.
     fn wait_for_order(&mut self, now: Instant, slot: u32) {
         let disk = self.requests[slot].request.disk;
         if self.disk(disk).ownership.role == Role::Away {
@@ -121,7 +123,8 @@ impl Engine {
         waits || commits
     }
 
-    /// Begins to write to flash, or to wait for the commit that has to come first. False if there is no room for all of it.
+    /// Begins to write to flash, or to wait for the commit that must be first. Returns false if
+    /// there are not enough free frames.
     fn write_to_flash(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, run, .. } = self.requests[slot];
         let Engine { disks, range_locks, runs, requests, .. } = self;
@@ -135,7 +138,8 @@ impl Engine {
         let mut seconds = Vec::new();
         for span in cache.spans(range.first, range.end) {
             let found = cache.find(span);
-            // The buffer of a split cache has room of its own: what was read makes none when it is written.
+            // The write buffer of a split cache has frames of its own: writing to blocks of the
+            // read cache frees none.
             let is_new = |sector| is_split && cache.index.count_dirty(sector, span.count) < span.count;
             if is_full && found.is_none_or(is_new) {
                 return false;
@@ -203,7 +207,8 @@ impl Engine {
         }
     }
 
-    /// Does the durable journal vouch for something that `runs` overwrite? Then records what is to be known first.
+    /// Returns true if the durable journal vouches for data that `runs` overwrites. Then first
+    /// records what recovery needs.
     fn must_commit_first(&mut self, now: Instant, slot: u32) -> bool {
         let disk = self.requests[slot].request.disk;
         let runs = std::mem::take(&mut self.runs);
@@ -215,7 +220,7 @@ impl Engine {
                     continue;
                 }
                 must = true;
-                // What is not committed has to be so before it is called unproven.
+                // It must be committed before it is recorded as unproven.
                 if index.is_dirty(sector) && journal.is_committed(index, sector) {
                     let (frame, block, first) = index.locate(sector);
                     // From now on no dump says otherwise; it is overwritten when that is durable.
@@ -286,7 +291,8 @@ impl Engine {
             (block, inside, is_second(frame))
         });
         if failed {
-            // A copy that was overwritten in place, and is not what it was to be: its checksum is to tell.
+            // A copy that was overwritten in place and differs from the intended data: its checksum
+            // must tell.
             let is_written = |sector: u64| written.iter().any(|(other, _)| *other == sector);
             for (sector, sum) in &written {
                 let twin = index.second_sector(*sector).or(index.of_second(*sector));
@@ -310,7 +316,7 @@ impl Engine {
         }
     }
 
-    /// Flash was not written: what was clean there is not known any more.
+    /// Flash was not written: records that sectors that were clean there are unknown now.
     fn record_lapsed(&mut self, now: Instant, disk: DiskId, sectors: std::ops::Range<u64>) {
         let (journal, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
         let void = sectors.filter(|sector| !index.is_valid(*sector));
@@ -336,7 +342,8 @@ impl Engine {
             return;
         }
         self.requests[slot].doubts = self.disk(request.disk).backed.doubts;
-        // What flash took in part must not be seen: such a write goes on at once, even before older data.
+        // Data that flash took partly must not be read: such a write continues immediately, even
+        // before older data.
         if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(now, slot);
         }
@@ -385,7 +392,8 @@ impl Engine {
         self.go_through(now, slot);
     }
 
-    /// What was dirty at a request's edges is on the backing; or flash could not be read, or the backing not be written.
+    /// Handles the end of destaging a request's dirty edges: they are on the backing, or flash
+    /// could not be read, or the backing not be written.
     pub(super) fn edges_destaged(
         &mut self,
         now: Instant,

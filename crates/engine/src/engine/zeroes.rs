@@ -1,7 +1,8 @@
-//! Small zeroes under write-back: they are written to flash from a lent buffer, as a guest's own zeroes would be.
+//! Small zero writes under write-back: they are written to flash from a buffer of the engine, like
+//! a guest's own zeroes.
 //!
-//! Longer ones go to the backing, which can deallocate the range: [`ZEROES_BYTES_MAX`]. So do zeroes that cover a sector in part, and
-//! those for which there is no buffer to spare.
+//! Longer ones go to the backing, which can deallocate the range: [`ZEROES_BYTES_MAX`]. So do
+//! zeroes that cover a sector partly, and zeroes when no buffer is available.
 
 use super::{Active, Engine};
 use crate::io::{BufferCopy, CopyEnd, Op, Request};
@@ -11,7 +12,7 @@ use crate::units::SECTOR_BYTES;
 const ZEROES_BYTES_MAX: u64 = 64 << 10;
 
 impl Active {
-    /// Is it a request for zeroes that flash may take?
+    /// Returns true if it is a request for zeroes that flash may take.
     pub(super) fn is_small_zeroes(&self) -> bool {
         let Request { op, offset, len, .. } = self.request;
         let is_whole = (offset | len).is_multiple_of(SECTOR_BYTES);

@@ -1,7 +1,8 @@
 //! Free frames: a list for each *place*, linked through the unused block numbers of free frames.
 //!
-//! Frames of one place lie on one device. Only a cache that keeps second copies, on other devices, has more than one. Some places
-//! may be for second copies only; they come after the others. The last list has the frames of segments that leave: nobody gets them.
+//! Frames of one place are on one device. Only a cache with second copies, on other devices, has
+//! more than one place. Some places may be for second copies only; they come after the others. The
+//! last list has the frames of leaving segments, which are never allocated.
 
 use std::ops::Range;
 

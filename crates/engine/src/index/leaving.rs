@@ -1,16 +1,16 @@
-//! Segments that a cache is about to give back: no block comes in there any more.
+//! Segments that a cache is about to give back: no blocks are admitted there any more.
 
 use super::Index;
 use crate::units::FrameNo;
 
-/// Which segments leave.
+/// The leaving segments.
 #[derive(Clone, Debug)]
 pub(crate) struct Leaving {
     /// For each segment.
     pub(crate) segments: Vec<bool>,
     /// log2 of the frames in a segment.
     pub(crate) frame_shift: u32,
-    /// No segment that takes blocks that come in stays.
+    /// All segments for first copies leave.
     pub(crate) is_all: bool,
 }
 
@@ -38,7 +38,7 @@ impl Index {
         self.leaving.as_ref().is_some_and(|leaving| leaving.has(frame.0))
     }
 
-    /// Returns whether no block can come in any more.
+    /// Returns true if no block can be admitted any more.
     #[inline]
     pub(crate) fn takes_nothing(&self) -> bool {
         self.leaving.as_ref().is_some_and(|leaving| leaving.is_all)

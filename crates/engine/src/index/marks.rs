@@ -20,9 +20,10 @@ pub(super) struct Marks {
     /// Frames used since the last query.
     pub(super) used: Bitmap,
     pub(super) dirty_sectors: u64,
-    /// Of these, those in segments that leave.
+    /// Dirty sectors in leaving segments, part of the above.
     pub(super) dirty_leaving: u64,
-    /// Of unknown checksum until they are read: unproven when the cache was recovered.
+    /// Sectors whose checksum is unknown until they are read: they were unproven when the cache was
+    /// recovered.
     pub(super) unknown: BTreeSet<u64>,
     /// The second copy's frame of each first copy's frame, and the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,

@@ -25,7 +25,7 @@ impl Bits {
         self.0[word] |= bit;
     }
 
-    /// Clears the bit. Was it set?
+    /// Clears the bit. Returns true if it was set.
     pub(crate) fn take(&mut self, frame: FrameNo) -> bool {
         let (word, bit) = Self::place(frame);
         let was_set = self.0[word] & bit != 0;

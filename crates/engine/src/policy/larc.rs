@@ -27,7 +27,7 @@ struct Larc {
     frame_links: Links,
     held: List,
     remembered: Remembered,
-    /// Of the remembered blocks, by their numbers.
+    /// Links of the remembered blocks, by their numbers.
     queue_links: Links,
     queue: List,
     frames: f64,

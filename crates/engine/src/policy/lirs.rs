@@ -24,7 +24,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(Lirs::new(frames)),
 };
 
-/// HIR frames of a cache: one in so many …
+/// One of this many frames is HIR …
 const FRAMES_PER_HIR: u32 = 100;
 /// … and this many at least, if the cache has twice as many.
 const HIR_MIN: u32 = 2;
@@ -32,7 +32,7 @@ const HIR_MIN: u32 = 2;
 const STACK_STEPS_MAX: usize = 8 * BUSY_MAX as usize;
 const HEAT_LIR: u8 = 1;
 
-/// What a frame holds.
+/// State of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// A LIR block: in S, not in Q.
@@ -49,7 +49,7 @@ struct Lirs {
     /// Nodes: the frames, then the remembered blocks by their number in the directory.
     stack_links: Links,
     stack: List,
-    /// Of frames in Q, and of remembered blocks in the order in which they left.
+    /// Links of the frames in Q, and of the remembered blocks in the order in which they left.
     queue_links: Links,
     queue: List,
     left: List,
@@ -116,7 +116,7 @@ impl Lirs {
         self.prune();
     }
 
-    /// Drops from the end of S what is not LIR.
+    /// Removes blocks that are not LIR from the end of S.
     fn prune(&mut self) {
         while let Some(node) = self.stack.oldest()
             && !self.is_lir(node)
@@ -200,7 +200,8 @@ impl Policy for Lirs {
         }
     }
 
-    /// A block enters as LIR if it comes back while it is in S, and as long as there are too few.
+    /// A block enters as LIR if it returns while it is in S, and as long as there are too few LIR
+    /// blocks.
     fn insert(&mut self, frame: FrameNo, block: BlockNo) {
         let returning = self.remembered.find(block);
         if let Some(number) = returning {
@@ -231,7 +232,7 @@ impl Policy for Lirs {
         hirs.chain(lirs.map(|frame| (FrameNo(frame), HEAT_LIR))).collect()
     }
 
-    /// HIR blocks come without their place in S, the lists without the blocks that left.
+    /// HIR blocks are restored without their position in S, the lists without the blocks that left.
     fn restore(&mut self, frame: FrameNo, heat: u8) {
         match heat {
             HEAT_LIR => self.push_lir(frame.0),

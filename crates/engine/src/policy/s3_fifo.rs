@@ -24,7 +24,7 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 const USES_MAX: u8 = 3;
 /// Uses that a block in the small queue needs to stay, beyond the one that brought it.
 const USES_TO_STAY: u8 = 2;
-/// In a heat: came from the main queue.
+/// In a heat value: the block was in the main queue.
 const HEAT_MAIN: u8 = 4;
 
 struct S3Fifo {

@@ -118,7 +118,7 @@ impl Policy for Sieve {
         None
     }
 
-    /// As the hand will meet them: what lies ahead of it, then what it has passed.
+    /// In the order of the hand: first the frames ahead of it, then those that it has passed.
     fn order(&self) -> Vec<(FrameNo, u8)> {
         let used = |frame| if self.used.get(frame) { HEAT_USED } else { 0 };
         let heat = |frame, passed| (frame, used(frame) | passed);

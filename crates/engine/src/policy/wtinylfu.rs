@@ -105,7 +105,7 @@ pub(super) struct WTinyLfu {
     protected_max: u32,
 }
 
-/// What may leave a list.
+/// The coldest entry of a list.
 enum Coldest {
     Block(FrameNo, BlockNo),
     Empty(FrameNo),
@@ -184,7 +184,7 @@ impl WTinyLfu {
         Some(frame)
     }
 
-    /// A frame that nobody will miss leaves.
+    /// Evicts a frame without valid data.
     fn drop_empty(&mut self, frame: FrameNo) -> Option<FrameNo> {
         self.remove(frame);
         Some(frame)

@@ -5,7 +5,7 @@
 //! a cut it may return
 //!
 //! * the *floor*: the newest version that a flush or FUA write made durable, or that a read has
-//! returned since a cut,
+//!   returned since a cut,
 //! * or any version requested after it, acknowledged or not,
 //!
 //! and from then on only that version. Each word of a version's content states the unit and the
