@@ -155,9 +155,8 @@ impl RangeLocks {
 
     /// Returns true if a granted lock overlaps any of these sectors.
     pub(crate) fn is_busy(&self, range: &Range) -> bool {
-        self.buckets_of(range).any(|bucket| {
-            self.in_bucket(bucket).any(|lock| lock.blockers == 0 && lock.range.overlaps(range))
-        })
+        self.buckets_of(range)
+            .any(|bucket| self.in_bucket(bucket).any(|lock| lock.blockers == 0 && lock.range.overlaps(range)))
     }
 
     /// Returns true if a granted lock other than `id` overlaps any of these sectors.

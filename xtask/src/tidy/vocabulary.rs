@@ -179,11 +179,9 @@ mod tests {
         assert_eq!(old(&vocabulary.in_code), ["Due", "due", "lose", "give_up"]);
         assert_eq!((&*vocabulary.in_code[0].new, &*vocabulary.in_code[3].new), ("Entitlement", "abandon"));
         let scope = &vocabulary.in_code[0].scope;
-        for path in [
-            "crates/engine/src/qos/mod.rs",
-            "crates/engine/src/engine/destage_buffers.rs",
-            "crates/hob/src/main.rs",
-        ] {
+        for path in
+            ["crates/engine/src/qos/mod.rs", "crates/engine/src/engine/lent.rs", "crates/hob/src/main.rs"]
+        {
             assert!(scope.contains(path), "{path}");
         }
         assert!(!scope.contains("crates/engine/src/index.rs") && !scope.contains("crates/lab/src/qos.rs"));

@@ -1,8 +1,10 @@
 //! Which NBD clients may see which exports.
 //!
-//! A disk that no `[[allow]]` names is there for every client that can connect; one that is named is there for the clients of those
-//! entries only. For all others it does not exist: it is not listed, and asking for it is answered as asking for a name that nobody
-//! has. A further export is its disk's, unless entries name it. Fixed at start; connections that exist are not looked at again.
+//! A disk without an `[[allow]]` entry is visible to every client that can connect; a disk with
+//! entries only to the clients of those entries. For all other clients it does not exist: it is not
+//! listed, and the reply to its name is that for an unknown name. The rules of a disk apply to its
+//! additional exports unless entries name the export. The list is fixed at start; existing
+//! connections are not checked again.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,12 +17,12 @@ use serde::Deserialize;
 use super::exports::{Export, Exports};
 use super::tls::{CertificateMatch, PeerCertificate};
 
-/// Who a client is, as far as that is known.
+/// The identity of a client, as far as it is known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Peer {
-    /// Where it comes from; `None` on a Unix socket.
+    /// Its address; `None` on a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    /// What it showed inside TLS.
+    /// Its TLS certificate.
     pub(crate) certificate: Option<PeerCertificate>,
     /// Name of the key that it has too.
     pub(crate) key: Option<String>,
@@ -98,7 +100,7 @@ pub(crate) enum ClientMatchError {
     /// More than a network.
     #[error("'{text}' has bits set behind its prefix; did you mean {base}/{prefix_bits}?")]
     HostBits {
-        /// As written.
+        /// The text in the configuration.
         text: String,
         /// The network it lies in.
         base: IpAddr,
@@ -147,7 +149,7 @@ impl TryFrom<String> for ClientMatch {
 pub(crate) struct AllowEntry {
     /// Names of disks; `*` is every disk.
     pub(crate) disks: Vec<String>,
-    /// Who may see them.
+    /// The clients that may see them.
     pub(crate) clients: Vec<ClientMatch>,
 }
 
@@ -161,7 +163,8 @@ impl AllowList {
         AllowList(entries.into())
     }
 
-    /// May a client see that export of that disk? Entries that name the export count; where there are none, those of its disk do.
+    /// Returns true if a client may see that export of that disk. Entries that name the export
+    /// decide; without such entries, those of its disk.
     fn permits(&self, export: &str, disk: &str, peer: &Peer) -> bool {
         let is_named = |what: &str| self.0.iter().any(|entry| entry.disks.iter().any(|name| name == what));
         let named = if is_named(export) { export } else { disk };
@@ -176,7 +179,7 @@ impl AllowList {
 pub(crate) struct Visible {
     /// All there are.
     pub(crate) exports: Exports,
-    /// Who may see what.
+    /// Which clients may see which exports.
     pub(crate) allow: AllowList,
     /// The client.
     pub(crate) peer: Peer,
@@ -196,7 +199,7 @@ impl Visible {
         }
     }
 
-    /// Is the disk of that export being opened, and may the client see it?
+    /// Returns true if the disk of that export is being opened, and the client may see it.
     pub(crate) fn is_opening(&self, name: &str) -> bool {
         self.exports.is_opening(name, |export, disk| self.allow.permits(export, disk, &self.peer))
     }

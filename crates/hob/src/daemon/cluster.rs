@@ -1,7 +1,9 @@
-//! This host as a member of a cluster: its lease, and which disks it holds in etcd (docs/decisions/0019).
+//! This host as a member of a cluster: its lease, and the disks that it owns according to etcd
+//! (docs/decisions/0019).
 //!
-//! The decisions are in [`hob_engine::cluster`]; here is what asks etcd and tells them what it said. The lease is kept by a thread of its
-//! own ([`keep`]), so that nothing else the daemon does makes it late. Whoever opens disks asks here first ([`Cluster::take`]).
+//! [`hob_engine::cluster`] decides; this module calls etcd and passes on its responses. A separate
+//! thread renews the lease ([`keep`]), so that no other work of the daemon delays it. Code that
+//! opens disks calls [`Cluster::take`] first.
 
 mod clock;
 mod copies;
@@ -43,7 +45,7 @@ pub(crate) use taking::{Elsewhere, TakeError, Taken, ToAdopt, Took};
 use super::config::ClusterConfig;
 use super::shard_api::ShardHandle;
 
-/// Who wants a disk waits so long for this host to become a member.
+/// Maximum time that taking a disk waits for this host to become a member.
 const JOINING_MAX: Duration = Duration::from_secs(3);
 
 /// One question about a disk.
@@ -55,7 +57,8 @@ const LIST_MAX: Duration = Duration::from_secs(10);
 /// Goes at a disk that others go at too, or after answers that were lost.
 const GOES: usize = 5;
 
-/// Disks that are being taken at a time: a thousand at once would make the lease's renewals wait.
+/// Maximum number of disks that are taken at the same time: a thousand would delay the lease's
+/// renewal.
 const COMMITS_MAX: usize = 16;
 
 /// The lease that this host has, for as long as it has it.
@@ -65,17 +68,17 @@ pub(crate) struct Membership {
     clock: Arc<LeaseClock>,
 }
 
-/// What is known of one disk.
+/// State of one disk.
 #[derive(Debug)]
 struct Place {
     seat: OwnershipState,
-    /// As it was last seen or put, while this host holds it.
+    /// Its ownership record, as last read or written, while this host has the ownership lock.
     title: Option<Found<OwnershipRecord>>,
     /// Under which lease that is.
     lease: LeaseId,
     /// Something was asked for and not answered: it may still happen, until something else has.
     in_doubt: bool,
-    /// That nothing is dirty is among what was asked for so.
+    /// A request in doubt would record that nothing is dirty.
     clean_in_doubt: bool,
     /// It was served here, another host has it, and nothing more is acknowledged of it in this life.
     lost: bool,
@@ -93,7 +96,7 @@ pub(crate) struct Cluster {
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<Place>>>>,
     /// Disks to be taken whatever is lost by it, once, and until when that counts.
     forced: Mutex<BTreeMap<String, Instant>>,
-    /// Of datastores that are shared.
+    /// Reports about shared datastores.
     heard: wants::Heard,
     looks: Looks,
     outlook: Outlook,
@@ -149,12 +152,12 @@ impl Cluster {
         self.etcd.id().map(|id| format!("{id:x}{}", self.config.prefix.trim_end_matches('/')))
     }
 
-    /// Hears of memberships that come and go.
+    /// Receives changes of the membership.
     pub(crate) fn memberships(&self) -> watch::Receiver<Option<Membership>> {
         self.membership.clone()
     }
 
-    /// What this host says of itself from now on.
+    /// Sets what this host publishes about its pools.
     pub(crate) fn set_pools(&self, pools: Vec<hob_control::ClusterPool>) {
         self.keeping.set_about(About { address: self.config.address.clone(), pools });
     }
@@ -190,16 +193,17 @@ impl Cluster {
         }
     }
 
-    /// What the title says now, of a disk that was held.
+    /// Reads the ownership record again, for a disk that was held.
     async fn look_again(&self, place: &mut Place, disk: &str) -> Result<(), StoreError> {
         let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);
-        // Also of a disk that is adopted, whose title is another's at first.
+        // Also for a disk in failover, whose record is another host's at first.
         place.title = look.title.filter(|_| is_held);
         Ok(())
     }
 
-    /// Asks for something of this disk. Every such question puts what it depends on anew: once one has happened, those before do not any more.
+    /// Sends a transaction about this disk. Each transaction writes again all keys that it depends
+    /// on, so earlier ones in doubt cannot take effect after it.
     async fn commit(&self, place: &mut Place, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
         let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;
@@ -211,7 +215,7 @@ impl Cluster {
         answer
     }
 
-    /// The lease ends with the process, or at once.
+    /// Ends the membership. The lease ends with the process, or immediately if `is_over`.
     pub(crate) async fn end(&self, is_over: bool) {
         let keeping = self.keeping.clone();
         let ended = tokio::task::spawn_blocking(move || keeping.stop(is_over));

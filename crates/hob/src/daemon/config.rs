@@ -1,7 +1,7 @@
-//! `hob.toml`: where the daemon listens, how it does I/O, its limits, and what it starts with.
+//! `hob.toml`: listeners, I/O, limits, and the objects to create at start.
 //!
-//! Pools and disks defined here are made at start if they do not exist yet; from then on they are
-//! changed by command and kept in the state directory.
+//! Pools and disks defined here are created at start if they do not exist. From then on they are
+//! changed by command and stored in the state directory.
 
 mod check;
 mod cluster;
@@ -29,20 +29,20 @@ pub(crate) use nbd::{NbdEntry, NbdSecrets, NbdTlsFiles, check_nbd};
 pub(crate) use peers::PeersConfig;
 pub(crate) use source::{Finding, Lines};
 
-/// Where the state is kept unless the file says otherwise.
+/// Default state directory.
 const STATE_DIR: &str = "/var/lib/hob";
 
-/// Where the control API listens unless the file says otherwise.
+/// Default socket of the control API.
 pub(crate) const CONTROL_SOCKET: &str = "/run/hob/control.sock";
 
 /// The whole file.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Where state.json lives.
+    /// Directory of state.json.
     #[serde(default = "default_state_dir")]
     pub(crate) state_dir: PathBuf,
-    /// Where NBD clients connect.
+    /// Addresses for NBD clients.
     #[serde(default)]
     pub(crate) listen: Vec<Endpoint>,
     /// The same, with TLS.
@@ -57,7 +57,7 @@ pub(crate) struct Config {
     /// Their permission bits, octal.
     #[serde(default, deserialize_with = "mode_of")]
     socket_mode: Option<String>,
-    /// Which of them may see which disks.
+    /// Which clients may see which disks.
     #[serde(default)]
     pub(crate) allow: Vec<AllowEntry>,
     /// How I/O is done: `auto`, `io_uring` or `threads`.
@@ -75,10 +75,10 @@ pub(crate) struct Config {
     /// How disks move to other hosts.
     #[serde(default)]
     pub(crate) migrate: MigrateConfig,
-    /// What it lends to other hosts.
+    /// Flash that it exports to other hosts.
     #[serde(default)]
     pub(crate) peers: PeersConfig,
-    /// With whom this host agrees on who serves which disk.
+    /// The cluster that decides which host serves which disk.
     #[serde(default)]
     pub(crate) cluster: Option<ClusterConfig>,
     /// Bounds.
@@ -93,13 +93,13 @@ pub(crate) struct Config {
     /// Storage policies to begin with.
     #[serde(default, rename = "storage_policy")]
     pub(crate) policies: Vec<PolicyEntry>,
-    /// What is known of datastores to begin with.
+    /// Initial settings of datastores.
     #[serde(default, rename = "datastore")]
     pub(crate) datastores: Vec<DatastoreEntry>,
-    /// Where the file's keys are.
+    /// Line numbers of the file's keys.
     #[serde(skip)]
     lines: Lines,
-    /// Where the file is, if there is one.
+    /// Path of the file, if there is one.
     #[serde(skip)]
     path: Option<PathBuf>,
 }
@@ -108,7 +108,7 @@ pub(crate) struct Config {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Limits {
-    /// NBD connections of each listener at once; further ones wait in the kernel.
+    /// Maximum number of NBD connections of each listener; further ones wait in the kernel.
     pub(crate) connections_max: usize,
     /// Memory for data in flight, per shard.
     pub(crate) buffer_bytes_max: Size,
@@ -146,7 +146,7 @@ impl Default for Limits {
 pub(crate) struct DiskEntry {
     /// Its name.
     pub(crate) name: String,
-    /// Where its data lives.
+    /// Path or URI of its data.
     pub(crate) backing: String,
     /// How that is read, where it is a path: by its extension if absent, otherwise raw.
     pub(crate) format: Option<String>,
@@ -156,16 +156,16 @@ pub(crate) struct DiskEntry {
     /// Its cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheEnable>,
-    /// Share what it has of its parent with other clones.
+    /// Share blocks of its parent with other clones.
     #[serde(default)]
     pub(crate) share_parent: bool,
-    /// The size of the cache for that, if it is made for this disk.
+    /// Size of the cache for the parent, if it is created for this disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent_cache: Option<Size>,
     /// How long its requests wait for the backing during an outage.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
-    /// What its backing lies on; found out if absent.
+    /// The storage that its backing shares with others; detected by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
     /// Absolute path of a socket at which a machine uses it through vhost-user.
@@ -177,7 +177,7 @@ pub(crate) struct DiskEntry {
     /// The file that it is to be.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
-    /// What it is due: rules, or a storage policy.
+    /// Its entitlement: rules, or a storage policy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<QosPatch>,
 }
@@ -188,17 +188,17 @@ pub(crate) struct DiskEntry {
 pub(crate) struct PolicyEntry {
     /// Its name.
     pub(crate) name: String,
-    /// What its disks are due, each.
+    /// The entitlement of each of its disks.
     pub(crate) qos: QosPatch,
 }
 
-/// What is said of a datastore to begin with.
+/// Initial settings of a datastore.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DatastoreEntry {
     /// Its name.
     pub(crate) name: String,
-    /// What bounds it: `off`, `auto`, `knee` or `depth:N`.
+    /// Its throttling: `off`, `auto`, `knee` or `depth:N`.
     pub(crate) throttle: Option<String>,
     /// When it is late, milliseconds.
     pub(crate) latency_ms: Option<u32>,
@@ -242,7 +242,7 @@ impl Config {
         Ok(Config { path: Some(path.to_owned()), ..config })
     }
 
-    /// Reads and checks a text, without looking at what it names.
+    /// Parses and checks a text, without the files that it names.
     #[cfg(test)]
     pub(crate) fn parse(text: &str) -> Result<Config, ConfigError> {
         Config::read(text, false)
@@ -278,7 +278,8 @@ impl Config {
         self.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
     }
 
-    /// What takes effect when the daemon starts or reloads: the key, and a text that differs where the setting does.
+    /// Settings that take effect when the daemon starts or reloads: the key, and a text that
+    /// differs if the setting differs.
     pub(crate) fn daemon_settings(&self) -> Vec<(&'static str, String)> {
         vec![
             ("state_dir", format!("{:?}", self.state_dir)),
@@ -297,7 +298,7 @@ impl Config {
         ]
     }
 
-    /// Who may open the sockets of disks.
+    /// Permissions of the sockets of disks.
     pub(crate) fn sockets(&self) -> SocketSettings {
         SocketSettings {
             owner: self.socket_owner.clone(),

@@ -1,7 +1,7 @@
-//! What NBD clients can ask for: the disks that are online, by the names of their exports; and where machines come in.
+//! The exports of online disks for NBD clients, and the vhost-user sockets.
 //!
-//! Each disk has an export of its own name, and may have others. The manager writes this table, listeners read it. The lock is held
-//! for a look-up only.
+//! Each disk has an export with its own name, and may have others. The manager writes this table;
+//! listeners read it. The lock is held only for a look-up.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,15 +21,15 @@ pub(crate) struct Export {
     pub(crate) of: String,
     /// Its name on its shard.
     pub(crate) disk: DiskId,
-    /// Who serves it.
+    /// The shard that serves it.
     pub(crate) shard: ShardHandle,
-    /// As clients see it.
+    /// Properties for clients.
     pub(crate) info: ExportInfo,
-    /// What reads leave behind in the cache.
+    /// What its reads promote into the cache.
     pub(crate) promote: Promote,
 }
 
-/// All exports, and where machines come in. Clones share one table of each.
+/// All exports and vhost-user sockets. Clones share one table of each.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gateways>>, Arc<Opening>);
 
@@ -59,7 +59,8 @@ impl Drop for OpeningDisk {
 type Gateways = BTreeMap<String, (String, Gateway)>;
 
 impl Exports {
-    /// Offers a disk under a name. Not under that of another disk, whoever may have missed that: its clients would write to this one.
+    /// Exports a disk under a name. A name of another disk is not replaced: its clients would write
+    /// to this disk.
     pub(crate) fn insert(&self, name: &str, export: Export) {
         let mut table = self.table();
         match table.get(name).filter(|known| known.of != export.of) {
@@ -78,14 +79,15 @@ impl Exports {
         self.table().remove(name);
     }
 
-    /// Gives all exports of a disk these metadata contexts. Clients that are there keep what they chose.
+    /// Sets the metadata contexts of all exports of a disk. Connected clients keep their choice.
     pub(crate) fn set_contexts(&self, disk: &str, contexts: &[String]) {
         for export in self.table().values_mut().filter(|export| export.of == disk) {
             export.info.contexts = contexts.to_vec();
         }
     }
 
-    /// A disk is larger now: clients that come see that, and its machines are told. Clients that are there keep the size they know.
+    /// A disk has grown: new clients see its size, and its vhost-user clients are told. Connected
+    /// NBD clients keep the old size.
     pub(crate) fn grow(&self, disk: &str, size_bytes: u64) {
         for export in self.table().values_mut().filter(|export| export.of == disk) {
             export.info.size_bytes = size_bytes;
@@ -111,7 +113,8 @@ impl Exports {
         self.table().get(name).cloned()
     }
 
-    /// All of them, by name, that `may` be seen, which is told the export's name and its disk's.
+    /// All exports, by name, for which `may` returns true. Its arguments are the export's name and
+    /// its disk's.
     pub(crate) fn visible(&self, may: impl Fn(&str, &str) -> bool) -> Vec<(String, Export)> {
         let table = self.table();
         let seen = table.iter().filter(|(name, export)| may(name, &export.of));
@@ -124,8 +127,9 @@ impl Exports {
         OpeningDisk { exports: self.clone(), disk: disk.to_owned() }
     }
 
-    /// Is a disk being opened with an export of that name that `may` be seen? The empty name is that of any. `may` is told the
-    /// export's name and its disk's.
+    /// Returns true if a disk with an export of that name is being opened, and `may` returns true
+    /// for it. The empty name matches every export. The arguments of `may` are the export's name
+    /// and its disk's.
     pub(crate) fn is_opening(&self, name: &str, may: impl Fn(&str, &str) -> bool) -> bool {
         let opening = self.opening();
         opening.iter().any(|(export, disk)| (name.is_empty() || name == export) && may(export, disk))

@@ -88,7 +88,7 @@ impl Establish {
         Establish(Arc::new(Mutex::new(Some(half_open_guard))))
     }
 
-    /// Establishes the connection: whoever sent the request may do so.
+    /// Marks the connection as established: the sender of the request is authorized.
     pub(crate) fn now(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

@@ -1,10 +1,11 @@
-//! The control API: JSON over HTTP/1.1 on Unix sockets, and over TLS for who has a token or a certificate.
+//! The control API: JSON over HTTP/1.1 on Unix sockets, and over TLS with a token or a certificate.
 //!
-//! At `/` is a page for people, the dashboard ([`page`]).
+//! `/` is a page for people, the dashboard ([`page`]).
 //!
-//! Every answer but that, a recording, events, `/metrics` and `/healthz` is JSON; everything that is not a success is a [`Problem`](hob_control::Problem).
-//! Requests are bounded in length ([`BODY_BYTES_MAX`]) and time ([`REQUEST_SECONDS_MAX`]), and
-//! connections in number. A change that takes longer goes on in the background.
+//! All responses are JSON, except that page, recordings, events, `/metrics` and `/healthz`. Each
+//! error is a [`Problem`](hob_control::Problem). The length of requests ([`BODY_BYTES_MAX`]), their
+//! time ([`REQUEST_SECONDS_MAX`]) and the number of connections are limited. A change that takes
+//! longer continues in the background.
 
 mod auth;
 mod bitmaps;

@@ -1,7 +1,8 @@
-//! Which files an image consists of, as `qemu-img` finds them in the images' headers, one layer at a time.
+//! The files of an image, as `qemu-img` finds them in the images' headers, one layer at a time.
 //!
-//! Each layer is examined in the format that the layer above it records. Nothing is probed: a layer that does not record the format of
-//! its backing file is refused. When the files are known, `qemu-img` can open these and no others.
+//! Each layer is examined in the format that the layer above records. Formats are never probed: a
+//! layer that does not record the format of its backing file is refused. Then `qemu-img` may open
+//! exactly these files.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -20,7 +21,7 @@ const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Longest answer, bytes.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
-/// What `qemu-img info` says of one layer.
+/// Output of `qemu-img info` for one layer.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Info {
@@ -30,14 +31,14 @@ struct Info {
     format_specific: Option<Specific>,
 }
 
-/// What depends on the format.
+/// The part that depends on the format.
 #[derive(Debug, Default, Deserialize)]
 struct Specific {
     #[serde(default)]
     data: Details,
 }
 
-/// Of these, what names files.
+/// File names in it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Details {
@@ -53,10 +54,10 @@ struct Extent {
     format: Option<String>,
 }
 
-/// The format of that name, for a backing that has one.
+/// Checks the name of a format, for a backing that can have one.
 ///
 /// # Errors
-/// What is wrong, in words.
+/// The error, as text.
 pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option<Format>, String> {
     let Some(name) = format else { return Ok(None) };
     let known = || Format::all().map(Format::name).collect::<Vec<_>>().join(", ");
@@ -68,10 +69,10 @@ pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option
     Ok(Some(format))
 }
 
-/// The files below an image, from the top down. They must be the `recorded` ones, if any were recorded.
+/// The files below an image, from the top down. If any were recorded, they must be these.
 ///
 /// # Errors
-/// What cannot be examined, or is not as it was recorded, in words.
+/// The file that cannot be examined or differs from the record, as text.
 pub(crate) fn files_of(
     image: &Path,
     format: Format,
@@ -104,7 +105,7 @@ pub(crate) fn files_of(
     }
 }
 
-/// What was found so far must be what was recorded.
+/// The files found so far must equal the recorded ones.
 fn check_recorded(layer: &Path, found: &[ImageFile], recorded: Option<&[ImageFile]>) -> Result<(), String> {
     let Some(recorded) = recorded else { return Ok(()) };
     let differs = found.iter().zip(recorded.iter().map(Some).chain(std::iter::repeat(None)));
@@ -190,7 +191,7 @@ fn examine(
         .map_err(|error| format!("qemu-img's answer about {} is malformed: {error}", layer.display()))
 }
 
-/// Runs a program for a bounded time; returns what it wrote.
+/// Runs a program with a time limit, and returns its output.
 fn run(mut command: Command) -> io::Result<Vec<u8>> {
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let (output, errors) = (child.stdout.take(), child.stderr.take());
@@ -201,7 +202,7 @@ fn run(mut command: Command) -> io::Result<Vec<u8>> {
             break status;
         }
         if Instant::now() > deadline {
-            // A process that waits for a filesystem may outlive this; nobody waits for it.
+            // A process that waits for a filesystem may outlive this; it is not waited for.
             let _ = child.kill();
             return Err(io::Error::other(format!(
                 "qemu-img gave no answer within {} s",
@@ -294,7 +295,7 @@ mod tests {
         assert!(remote.backing(&image).unwrap_err().contains("files or block devices"));
         let odd = info(r#"{"full-backing-filename": "/base", "backing-filename-format": "luks"}"#);
         assert!(odd.backing(&image).unwrap_err().contains("luks"));
-        // A raw file with the header of an image is what it is said to be.
+        // A raw file with an image header stays raw if it is declared so.
         qemu_img(dir.path(), "create -q -f qcow2 top.qcow2 1M");
         assert_eq!(files_of(&image, Format::Raw, None).unwrap(), []);
         assert!(files_of(&image, Format::Vmdk, None).is_err());

@@ -29,7 +29,8 @@ pub(super) struct Signals {
     end: Ends,
 }
 
-/// SIGTERM and SIGINT; also SIGHUP if the log goes to a terminal, because the terminal is gone then.
+/// SIGTERM and SIGINT; also SIGHUP if the log goes to a terminal, because the terminal is closed
+/// then.
 struct Ends {
     term: Signal,
     int: Signal,
@@ -67,14 +68,14 @@ pub(super) enum End {
     HandOver,
 }
 
-/// What exists from the daemon's start to its end.
+/// Objects that exist from the daemon's start to its end.
 pub(super) struct Lifecycle {
     pub(super) shards: Vec<ShardHandle>,
     pub(super) listening: ListeningSockets,
     /// Inherited clients whose disks are not open yet.
     pub(super) waiting: WaitingClients,
     pub(super) notifier: Arc<Notifier>,
-    /// Set once there is one; it closes what it opened.
+    /// Set after the start; it closes everything that it opened.
     pub(super) manager: OnceCell<Arc<Manager>>,
     /// Set when everything has started.
     pub(super) ready: OnceCell<()>,
@@ -148,8 +149,8 @@ impl Lifecycle {
         upgrade::prepare(manager, &self.shards, &self.listening).await
     }
 
-    /// Closes everything, and returns what stays open at an upgrade. A signal meanwhile turns an upgrade into an ordinary end, and
-    /// otherwise ends the process at once.
+    /// Closes everything, and returns the descriptors that stay open at an upgrade. A signal
+    /// meanwhile turns an upgrade into a normal exit, and otherwise ends the process immediately.
     pub(super) async fn close(
         self,
         end: End,

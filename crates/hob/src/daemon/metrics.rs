@@ -1,12 +1,13 @@
-//! `GET /metrics`: what the daemon counts, for Prometheus and what reads the same text.
+//! `GET /metrics`: the daemon's metrics, for Prometheus and compatible programs.
 //!
-//! [`METRICS`] says what there is. A [`Page`] is filled with the daemon, its pools and its disks one by one, so that no
-//! more than one disk's figures are held at a time, and is written in one of two forms: Prometheus' text format 0.0.4, or
-//! OpenMetrics 1.0 for who asks for that.
+//! [`METRICS`] lists them. A [`Page`] is filled with the daemon, its pools and its disks one by
+//! one, so that the counters of only one disk are in memory at a time. It is written as Prometheus
+//! text format 0.0.4 or as OpenMetrics 1.0.
 //!
-//! # How many series
-//! Per disk about 105, and 25 for each outcome that has happened: [`BOUNDS`] buckets and three more. With more than
-//! [`DISKS_FINE_MAX`] disks there is one histogram per disk instead. There are no labels that guests choose.
+//! # Number of series
+//! About 105 per disk, and 25 for each outcome that has occurred: [`BOUNDS`] buckets and three
+//! more. With more than [`DISKS_FINE_MAX`] disks there is one histogram per disk instead. No label
+//! value is chosen by a guest.
 
 mod docs;
 mod process;
@@ -35,8 +36,8 @@ const FIRST_LOG2_NS: u32 = 12;
 /// Bytes of text for which a page has room at first.
 const PAGE_BYTES: usize = 16 << 10;
 
-/// Disks up to which there is a histogram for each of their outcomes, unless somebody wants more or fewer: 20 MB of text at the
-/// very most.
+/// Up to this number of disks, each outcome of each disk has a histogram, unless configured
+/// otherwise: 20 MB of text at most.
 pub(crate) const DISKS_FINE_MAX: usize = 256;
 
 /// The text's form.
@@ -49,7 +50,7 @@ pub(crate) enum Form {
     OpenMetrics,
 }
 
-/// How finely latencies are told apart.
+/// Granularity of latency histograms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Latencies {
     /// One histogram for each outcome that has happened.
@@ -59,22 +60,22 @@ pub(crate) enum Latencies {
 }
 
 impl Latencies {
-    /// What suits so many disks.
+    /// The granularity for this number of disks.
     pub(crate) fn for_disks(disks: usize) -> Latencies {
         if disks <= DISKS_FINE_MAX { Latencies::PerOutcome } else { Latencies::PerDisk }
     }
 }
 
-/// What is said of the daemon as a whole.
+/// Metrics of the daemon as a whole.
 #[derive(Debug)]
 pub(crate) struct Daemon {
     /// Its process.
     pub(crate) process: Process,
     /// As a member of a cluster, if it is in one.
     pub(crate) cluster: Option<Cluster>,
-    /// What is wrong.
+    /// Current problems.
     pub(crate) problems: Vec<HealthProblem>,
-    /// For each shard: does it answer?
+    /// For each shard, whether it answers.
     pub(crate) shards: Vec<bool>,
     /// How long it took to gather all this, seconds.
     pub(crate) gathered_seconds: f64,
@@ -167,7 +168,7 @@ impl Page {
         });
     }
 
-    /// Adds what disks are due, and datastores.
+    /// Adds entitlements of disks, and datastores.
     pub(crate) fn add_qos(&mut self, disks: &[DiskQos], datastores: &[Datastore]) {
         self.each(|metric, body| match metric.source {
             Source::Qos(value) => {

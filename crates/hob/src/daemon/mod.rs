@@ -99,9 +99,9 @@ pub(crate) struct Serving {
     pub(crate) cache: Option<(String, CacheEnable)>,
     /// Use the device even if it holds other data.
     pub(crate) force: bool,
-    /// Where NBD clients connect.
+    /// Listeners for NBD clients.
     pub(crate) listen: Vec<NbdEntry>,
-    /// Which clients may connect; all if empty.
+    /// Clients that may connect; all if empty.
     pub(crate) allow: Vec<AllowEntry>,
     /// The control API: addresses and authentication.
     pub(crate) control: ControlConfig,
@@ -204,7 +204,7 @@ fn listen_addresses(plain: &[Endpoint], more: &[NbdEntry]) -> anyhow::Result<Vec
     plain.chain(more).collect()
 }
 
-/// Runs the daemon until a signal. A second signal ends the process at once.
+/// Runs the daemon until a signal. A second signal ends the process immediately.
 pub(crate) fn run(plan: Plan) -> anyhow::Result<()> {
     power_cut::obey()?;
     watchdog::abort_on_panic();

@@ -1,8 +1,9 @@
-//! A regular file that the kernel asks hob for: the mount, its removal, and what a daemon that died has left.
+//! A disk as a regular file through FUSE: the mount, its removal, and the cleanup after a crashed
+//! daemon.
 //!
-//! The mount covers one file, which must exist or is made, empty, and removed at the end. It shows that file's owner and
-//! permission bits, so whoever may open the one may open the other. Nothing here may look at the mounted file itself: the answer
-//! would have to come from a shard that has not got it yet.
+//! The mount covers one file, which must exist or is created empty and removed at the end. The
+//! mount shows that file's owner and permissions, so the same users may open it. Code here must not
+//! access the mounted file itself: the shard that would answer does not serve it yet.
 
 use std::ffi::CString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -27,13 +28,13 @@ const KIND: &str = "fuse.hob";
 /// Mounts on one path that were left by daemons that died.
 const STALE_MAX: usize = 64;
 
-/// Why a file cannot be mounted or unmounted, and what it means for whoever asked.
+/// Why a file cannot be mounted or unmounted, by the caller's reaction.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MountError {
     /// Another path, please.
     #[error("{} cannot be a disk's file: {what}", path.display())]
     Unfit {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// Why.
         what: String,
@@ -41,7 +42,7 @@ pub(crate) enum MountError {
     /// Somebody has it.
     #[error("{} is in use: {what}", path.display())]
     InUse {
-        /// Which.
+        /// The path.
         path: PathBuf,
         /// By whom, as far as that is known.
         what: &'static str,
@@ -49,7 +50,7 @@ pub(crate) enum MountError {
     /// The system says no.
     #[error("cannot {doing} {}: {what}", path.display())]
     System {
-        /// What was tried.
+        /// The failed action.
         doing: &'static str,
         /// On what.
         path: PathBuf,
@@ -58,7 +59,7 @@ pub(crate) enum MountError {
     },
 }
 
-/// A file that is mounted. Dropping it takes it away, whoever has it open.
+/// A mounted file. Dropping it detaches it even if programs have it open.
 #[derive(Debug)]
 pub(crate) struct Mount {
     path: PathBuf,
@@ -67,12 +68,12 @@ pub(crate) struct Mount {
     mounted: bool,
 }
 
-/// What the kernel has mounted, for the shard that is to serve it.
+/// The kernel's side of the mount, for the shard that serves it.
 #[derive(Debug)]
 pub(crate) struct Connection {
     /// /dev/fuse.
     pub(crate) device: OwnedFd,
-    /// As programs are to see it.
+    /// Attributes for programs.
     pub(crate) file: Attributes,
 }
 
@@ -118,7 +119,7 @@ impl Mount {
         (std::mem::take(&mut self.path), std::mem::take(&mut self.made))
     }
 
-    /// Unmounts it, unless somebody has it open.
+    /// Unmounts it, unless a program has it open.
     pub(crate) fn unmount(&mut self) -> Result<(), MountError> {
         match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
             // Whoever unmounted it before was quicker.
@@ -135,7 +136,8 @@ impl Mount {
         }
     }
 
-    /// Takes it from its path at once. Programs that have it open keep it, for as long as it is served.
+    /// Removes it from its path immediately. Programs that have it open can use it as long as it is
+    /// served.
     pub(crate) fn detach(&mut self) {
         if std::mem::take(&mut self.mounted)
             && let Err(errno) = detach(&self.path)
@@ -169,7 +171,7 @@ pub(crate) fn clear_stale(path: &Path) {
     }
 }
 
-/// Is that a path that a file can be mounted on? Nothing is looked at.
+/// Checks that a file can be mounted on that path, without accessing it.
 pub(crate) fn check_path(path: &str) -> Result<(), String> {
     match Path::new(path) {
         at if !at.is_absolute() => Err("it is not absolute".to_owned()),
@@ -196,7 +198,8 @@ fn clear(path: &Path) -> Result<(), MountError> {
         if !is_mount_point(path) {
             return Ok(());
         }
-        // What the kernel knows of the file it goes on believing when nobody serves it any more; this asks whoever does.
+        // The kernel's cached attributes stay valid when nothing serves the file any more; this
+        // forces a request to the server.
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         match rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS) {
             Err(Errno::NOTCONN) => {
@@ -212,7 +215,7 @@ fn clear(path: &Path) -> Result<(), MountError> {
     Err(MountError::InUse { path: path.to_owned(), what: "it has been mounted too many times" })
 }
 
-/// Is something mounted on exactly this path?
+/// Returns true if exactly this path is a mount point.
 fn is_mount_point(path: &Path) -> bool {
     let table = fs::read("/proc/self/mountinfo").unwrap_or_default();
     table.split(|byte| *byte == b'\n').any(|line| {

@@ -36,7 +36,7 @@ const OPENING_MAX: Duration = Duration::from_secs(300);
 /// dropped: a shard may close its side of a connection before the TLS relay does.
 pub(crate) type ConnectionPermit = Arc<OwnedSemaphorePermit>;
 
-/// What is at the other end of a shard's socket.
+/// The peer of a shard's socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     /// The client.
@@ -73,7 +73,7 @@ pub(crate) enum NbdSession {
     Keys(Arc<super::psk::Keys>),
 }
 
-/// What all NBD listeners share.
+/// State that all NBD listeners share.
 #[derive(Clone, Debug)]
 pub(crate) struct ListenerContext {
     /// The exports.
@@ -411,7 +411,8 @@ impl ExportDirectory for Asked<'_> {
     }
 }
 
-/// Negotiates. A client that asks for a disk which is being opened waits for it, and is no longer half-open.
+/// Negotiates. A client that asks for a disk which is being opened waits for it, and is not
+/// half-open any more.
 async fn negotiate_in_time(
     hello: Handshake,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
@@ -508,7 +509,8 @@ mod tests {
         bytes
     }
 
-    /// What a client that asks for an export gets, if it gets anything within a second. `meanwhile` happens while it waits.
+    /// The reply to a client that asks for an export, if there is one within a second. `meanwhile`
+    /// runs while it waits.
     async fn ask(
         exports: &Exports,
         allow: &AllowList,

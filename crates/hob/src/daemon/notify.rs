@@ -1,8 +1,8 @@
-//! Being a service of systemd: what sd_notify(3) does, over the datagram socket that `NOTIFY_SOCKET` names.
+//! The systemd service protocol: sd_notify(3) over the datagram socket in `NOTIFY_SOCKET`.
 //!
-//! Says when guests are served, in one line how things are, that the end has begun, and, as often as `WATCHDOG_USEC` wants,
-//! that hob is alive: which is to say that every shard answers. Without these variables it says nothing. What cannot be said
-//! stops nobody.
+//! Reports when guests are served, a status line, the begin of the shutdown, and, at the interval
+//! of `WATCHDOG_USEC`, that every shard answers. Without these variables it reports nothing. Errors
+//! are ignored.
 
 use std::ffi::OsStr;
 use std::os::linux::net::SocketAddrExt;
@@ -17,13 +17,14 @@ use tokio::time::MissedTickBehavior;
 use super::manager::Manager;
 use super::shard_api::ShardHandle;
 
-/// How often the line is looked at when nobody wants to know whether hob is alive.
+/// Update interval of the status line without a watchdog.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Of the time that the watchdog gives, a sign of life takes at most this share to come about, and as much passes between two.
+/// Part of the watchdog's timeout within which the shards must answer; the same time passes between
+/// two reports.
 const WATCHDOG_SHARE: u32 = 4;
 
-/// Where things are said, if anywhere.
+/// Sends notifications, if systemd wants any.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     line: Option<(UnixDatagram, SocketAddr)>,
@@ -33,7 +34,7 @@ pub(crate) struct Notifier {
 }
 
 impl Notifier {
-    /// As systemd says in the environment.
+    /// According to systemd's environment variables.
     pub(crate) fn from_env() -> Arc<Notifier> {
         let var = |name| std::env::var_os(name);
         let text = |name| var(name).and_then(|value| value.into_string().ok());
@@ -172,7 +173,7 @@ mod tests {
         });
     }
 
-    /// What has been said since the last time.
+    /// Messages received since the last call.
     fn heard(systemd: &UnixDatagram) -> Vec<String> {
         let mut buffer = [0; 4096];
         let next =

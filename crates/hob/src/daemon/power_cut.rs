@@ -1,8 +1,9 @@
-//! How `hob selftest` tells its child to lose what it has not flushed.
+//! How `hob selftest` tells its child process to lose unflushed data.
 //!
-//! By a variable in the child's environment, undocumented on purpose, that names the process which may say so:
-//! the child's own parent. So it has no effect that anybody could want by accident: inherited by a grandchild, or
-//! left in a shell, it is an error and nothing starts. The child ends with its parent.
+//! An environment variable of the child, undocumented on purpose, contains the process that set it:
+//! the child's own parent. So it cannot take effect by accident: if a grandchild inherits it, or it
+//! is left in a shell, it is an error and the program does not start. The child ends with its
+//! parent.
 
 use anyhow::{Context, bail, ensure};
 use hob_storage::volatile::{self, Flushes, VolatileOptions};
@@ -11,7 +12,7 @@ use rustix::process::Signal;
 /// The variable.
 pub(crate) const VARIABLE: &str = "HOB_SELFTEST_POWER_CUT";
 
-/// What the variable of a child of this process must say.
+/// The value of the variable for a child of this process.
 pub(crate) fn order(options: &VolatileOptions) -> String {
     let VolatileOptions { seed, flushes, cut_after } = options;
     let flushes = match flushes {

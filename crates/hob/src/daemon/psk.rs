@@ -1,9 +1,11 @@
-//! TLS for NBD with keys that both sides know beforehand (external PSK, RFC 8446 section 2.2), by OpenSSL.
+//! TLS for NBD with pre-shared keys (external PSK, RFC 8446 section 2.2), by OpenSSL.
 //!
-//! For clients on GnuTLS, as qemu and libnbd are; rustls cannot do it (docs/decisions/0010-tls.md). The file has a line `name:hexadecimal` for each
-//! client, as `psktool` writes it, is looked at with each new connection, and read again when it was changed. TLS 1.3 only, with a key
-//! exchange besides, so that who learns a key later cannot read what was recorded. Sessions are not resumed.
-//! It refuses keys that every user can read, and keys shorter than [`KEY_BYTES_MIN`].
+//! For clients with GnuTLS, such as qemu and libnbd; rustls does not support it
+//! (docs/decisions/0010-tls.md). The key file has a line `name:hexadecimal` for each client, as
+//! `psktool` writes it. It is checked at each new connection, and read again if it has changed. TLS
+//! 1.3 only, with an additional key exchange, so that a key that leaks later cannot decrypt
+//! recorded traffic. Sessions are not resumed. Keys that every user can read, and keys shorter than
+//! [`KEY_BYTES_MIN`], are refused.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -40,7 +42,7 @@ pub(crate) enum KeysError {
     /// A line is no key.
     #[error("{}, line {line}: write a name, a colon, and 32 to 512 hexadecimal digits, as psktool does", path.display())]
     Line {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// From 1.
         line: usize,
@@ -48,9 +50,9 @@ pub(crate) enum KeysError {
     /// A name stands there twice, or none at all.
     #[error("{}: {what}", path.display())]
     Names {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         what: String,
     },
     /// OpenSSL cannot be used.
@@ -100,7 +102,7 @@ impl Keys {
         builder.set_psk_server_callback(move |ssl: &mut SslRef, identity: Option<&[u8]>, room: &mut [u8]| {
             let identity = identity.unwrap_or_default();
             let known = lock(&known);
-            // No bytes is how OpenSSL is told that the name is not known.
+            // An empty result tells OpenSSL that the name is unknown.
             let Some(key) = known.table.get(identity).filter(|key| key.len() <= room.len()) else {
                 return Ok(0);
             };
@@ -220,7 +222,7 @@ mod tests {
         }
     }
 
-    /// What the server makes of a client with that name and key.
+    /// The result of the server's handshake with a client of that name and key.
     async fn meet(keys: &Keys, name: &'static str, key: &'static [u8]) -> io::Result<String> {
         let (near, far) = tokio::io::duplex(1 << 16);
         let mut builder = SslConnector::builder(SslMethod::tls_client()).unwrap();

@@ -1,11 +1,13 @@
 //! Threads for NBD connections inside TLS.
 //!
-//! A shard serves sockets that its ring reads and writes. TLS needs somebody in between: a task that holds the session
-//! and one end of a Unix socket pair, whose other end the shard serves as if it were the client. These tasks have threads
-//! of their own, so that encryption delays neither I/O without it nor the control API.
+//! A shard serves sockets that its ring reads and writes. TLS needs a relay: a task with the TLS
+//! session and one end of a Unix socket pair, whose other end the shard serves like a client. These
+//! tasks have their own threads, so that encryption delays neither unencrypted I/O nor the control
+//! API.
 //!
-//! Memory per connection is bounded: a buffer of [`BUFFER_BYTES`] each way, the session's own, and the socket pair's. A client that does
-//! not read makes the pair run full, and so is seen by the shard as any such client is.
+//! Memory per connection is limited: a buffer of [`BUFFER_BYTES`] each way, the session's own, and
+//! the socket pair's. If a client does not read, the pair fills up, and the shard handles it like
+//! any such client.
 
 use std::io;
 use std::time::Duration;
@@ -18,7 +20,7 @@ use tokio::sync::{mpsc, oneshot};
 /// Bytes on their way in each direction, per connection.
 const BUFFER_BYTES: usize = 64 << 10;
 
-/// A client is told of the end for that long.
+/// Maximum time for sending the end of the session to a client.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
 /// The threads. They end when this is dropped.
@@ -45,13 +47,14 @@ impl Relays {
         Ok(Relays { threads, alive, ended })
     }
 
-    /// For those who have work for them.
+    /// For code that has connections to relay.
     pub(crate) fn spawner(&self) -> Spawner {
         let handles = self.threads.iter().map(|thread| thread.handle.clone()).collect();
         Spawner { handles, next: 0, alive: self.alive.clone() }
     }
 
-    /// Waits for a limited time for the tasks to end, after all spawners are gone and the shards have said goodbye.
+    /// Waits for a limited time for the tasks to end, after all spawners were dropped and the
+    /// shards have closed their sockets.
     pub(crate) async fn finish(self, time_max: Duration) {
         let Relays { threads, alive, mut ended } = self;
         drop(alive);
@@ -68,7 +71,7 @@ impl Thread {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let run = move || {
-            // An error is the sender's end, which is what is waited for.
+            // An error means that the sender was dropped, which is the expected end.
             let _ = runtime.block_on(stopped);
         };
         std::thread::Builder::new().name(format!("hob-tls-{number}")).spawn(run)?;
@@ -96,8 +99,8 @@ impl Spawner {
     }
 }
 
-/// Moves bytes between a client and its shard until the shard closes its end, and then says goodbye to the client. When
-/// the client closes, the shard is told, and closes too.
+/// Moves bytes between a client and its shard until the shard closes its end, and then closes the
+/// session. When the client closes, the shard's socket is closed.
 pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream) {
     let (mut from_client, mut to_client) = tokio::io::split(client);
     let (mut from_shard, mut to_shard) = shard.into_split();

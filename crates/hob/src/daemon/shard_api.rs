@@ -39,7 +39,7 @@ pub(crate) use error::ShardError;
 pub(crate) use event::{EventSender, ShardEvent};
 pub(crate) use handle::{PATIENCE, ShardHandle};
 
-/// Where a shard puts the answer to a call. Dropping it says that the shard is gone.
+/// Sends a shard's answer to a call. Dropping it means that the shard has ended.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
 /// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::AttachFile`],
@@ -57,61 +57,63 @@ pub(crate) enum ShardCall {
     AddDevice {
         /// Its name from now on.
         id: DeviceId,
-        /// What to read and write.
+        /// Its device and segments.
         device: Box<FlashDevice>,
         /// When it can be used.
         answer: Answer<()>,
     },
     /// Close a flash device. No cache uses it any more.
     RemoveDevice {
-        /// Which.
+        /// The device.
         id: DeviceId,
         /// When it is closed.
         answer: Answer<()>,
     },
-    /// Fail whatever is asked of a flash device on another host, and was. Nobody believes any more what is there.
+    /// Fail all I/O to a flash device on another host, in flight and later. Its content is not
+    /// trusted any more.
     GiveUpDevice {
-        /// Which.
+        /// The device.
         id: DeviceId,
     },
     /// Serve a disk.
     AddDisk {
         /// Its name from now on.
         id: DiskId,
-        /// As its guest sees it.
+        /// Its properties for the guest.
         config: DiskConfig,
-        /// Where its data lives.
+        /// Its backing.
         backing: Backing,
-        /// When requests may come.
+        /// Sent when requests may be submitted.
         answer: Answer<()>,
     },
-    /// Fail the next flush of so many guests once: acknowledged writes may have been lost before the disk was opened.
+    /// Fail the next flush of this many guests once: acknowledged writes may have been lost before
+    /// the disk was opened.
     OweFailures {
-        /// Which disk.
+        /// The disk.
         id: DiskId,
         /// Number of guests.
         count: u32,
     },
     /// Close a disk's connections and its backing.
     RemoveDisk {
-        /// Which.
+        /// The disk.
         id: DiskId,
-        /// What it leaves, when the last request has been answered.
+        /// The remains of the disk, when the last request has been answered.
         answer: Answer<Gone>,
     },
-    /// Serve a disk under this lease, and what was held of it.
+    /// Serve a disk under this lease.
     SetLease {
-        /// Which.
+        /// The disk.
         id: DiskId,
         /// Until when.
         clock: Arc<LeaseClock>,
     },
     /// A disk is another host's: refuse everything.
     Lose {
-        /// Which.
+        /// The disk.
         id: DiskId,
     },
-    /// What a disk has of its parent, another disk of this shard serves from now on; or none any more.
+    /// Let another disk of this shard serve the blocks of a disk's parent; `None` ends that.
     LinkParent {
         /// The clone.
         id: DiskId,
@@ -120,7 +122,7 @@ pub(crate) enum ShardCall {
     },
     /// Change a disk's cache, or let the disk be larger, as its backing is already.
     ChangeCache {
-        /// Whose.
+        /// The disk.
         id: DiskId,
         /// How.
         change: CacheChange,
@@ -129,149 +131,151 @@ pub(crate) enum ShardCall {
     },
     /// Give a disk other memory above its cache, or none.
     SetMemory {
-        /// Whose.
+        /// The disk.
         id: DiskId,
-        /// How it is to be used, and what it is.
+        /// Its settings and its memory.
         memory: Option<(MemoryConfig, Area)>,
-        /// What it had before.
+        /// The memory that it had.
         answer: Answer<Option<Area>>,
     },
-    /// Fail what waits for a disk's backing at this moment.
+    /// Fail the requests that wait for a disk's backing now.
     ExpireRequests {
-        /// Whose.
+        /// The disk.
         id: DiskId,
     },
     /// Close a disk's connections, refuse everything, and ask its backing for nothing more: requests that it does not end within a second are
     /// given up. The disk is removed next.
     Abandon {
-        /// Which.
+        /// The disk.
         id: DiskId,
     },
     /// Change how long requests wait for a disk's backing.
     SetWaitMax {
-        /// Whose.
+        /// The disk.
         id: DiskId,
         /// How long.
         wait_max: Duration,
     },
-    /// Say what a disk is due.
+    /// Set a disk's entitlement.
     SetQos {
-        /// Whose.
+        /// The disk.
         id: DiskId,
-        /// What.
+        /// Its entitlement.
         qos: DiskQos,
         /// When it is so.
         answer: Answer<()>,
     },
-    /// Bound what is in a resource at once, or stop doing so.
+    /// Throttle a resource, or stop that.
     Control {
-        /// Which.
+        /// The resource.
         resource: Resource,
         /// How.
         control: Control,
     },
     /// How a resource is doing.
     Resource {
-        /// Which.
+        /// The resource.
         resource: Resource,
-        /// As of now.
+        /// The current value.
         answer: Answer<ResourceState>,
     },
-    /// What the shard says of a resource to those that share it.
+    /// The shard's report about a resource to the hosts that share it.
     ReportOn {
-        /// Which.
+        /// The resource.
         resource: Resource,
-        /// Of the last agreement.
+        /// The level of the last agreement.
         level: Option<f64>,
         /// Nothing where there is nothing to agree on.
         answer: Answer<Option<Report>>,
     },
     /// Take the part of a resource that was agreed on.
     TakePart {
-        /// Which.
+        /// The resource.
         resource: Resource,
-        /// I/Os in it at once.
+        /// I/Os in flight.
         in_flight: f64,
     },
     /// Change a disk's bitmaps.
     ChangeBitmaps {
-        /// Whose.
+        /// The disk.
         id: DiskId,
         /// How.
         change: BitmapChange,
         /// When it is so.
         answer: Answer<()>,
     },
-    /// What a disk's bitmaps have noted.
+    /// Counters of a disk's bitmaps.
     Bitmaps {
-        /// Whose.
+        /// The disk.
         id: DiskId,
-        /// Of one of them the whole, of the others their figures.
+        /// Return the whole content of this bitmap, and only the counters of the others.
         whole: Option<String>,
-        /// As of now.
+        /// The current value.
         answer: Answer<Noted>,
     },
     /// Figures of a disk.
     Stats {
-        /// Which.
+        /// The disk.
         id: DiskId,
-        /// As of now.
+        /// The current value.
         answer: Answer<Box<DiskStats>>,
     },
-    /// What a disk was asked for.
+    /// Histograms of a disk's requests.
     Histograms {
-        /// Which.
+        /// The disk.
         id: DiskId,
-        /// As of now, and the time.
+        /// The current values, and the time.
         answer: Answer<(Instant, Box<Histograms>)>,
     },
-    /// What caches of other sizes would do for a disk.
+    /// Predicted hit ratios of other cache sizes for a disk.
     Sizing {
-        /// Which.
+        /// The disk.
         id: DiskId,
-        /// As of now.
+        /// The current value.
         answer: Answer<Box<Sizing>>,
     },
     /// How many clients and machines use a disk.
     Users {
-        /// Which.
+        /// The disk.
         id: DiskId,
-        /// As of now.
+        /// The current value.
         answer: Answer<u64>,
     },
-    /// Begin to count anew.
+    /// Reset a counter.
     Reset {
         /// For which disk.
         id: DiskId,
-        /// What.
+        /// The counter.
         counter: Counter,
         /// When it has begun.
         answer: Answer<()>,
     },
-    /// What have the flash devices done? Answered in its turn by the loop that serves disks, which shows that it is alive.
+    /// Counters of the flash devices. The loop that serves disks answers in turn, which shows that
+    /// it is alive.
     Devices {
-        /// As of now, of those that it has open.
+        /// The current values of the devices that it has open.
         answer: Answer<Vec<(DeviceId, DeviceCounts)>>,
     },
-    /// Where a disk was changed while its cache is being recovered; nothing if none is.
+    /// The regions of a disk that were changed while its cache is being recovered; `None` if it is
+    /// not.
     ChangedMeanwhile {
-        /// Which.
+        /// The disk.
         id: DiskId,
-        /// As of now.
+        /// The current value.
         answer: Answer<Option<Box<Regions>>>,
     },
     /// Record a disk's requests from now on, instead of what recorded them before.
     Record {
-        /// Which.
+        /// The disk.
         id: DiskId,
-        /// Where to.
+        /// The recorder.
         recorder: Recorder,
         /// When it has begun.
         answer: Answer<()>,
     },
-    /// Let go of a disk's recorder if nobody reads what it writes.
+    /// Drop a disk's recorder if nothing reads it.
     EndRecording {
-        /// Which.
+        /// The disk.
         id: DiskId,
     },
     /// A client has negotiated and sends requests now.
@@ -280,35 +284,35 @@ pub(crate) enum ShardCall {
         id: DiskId,
         /// Its connection.
         socket: OwnedFd,
-        /// What was agreed.
+        /// Result of the negotiation.
         negotiated: Box<Negotiated>,
-        /// Bytes that came after the negotiation and have been read.
+        /// Bytes that were received after the negotiation.
         leftover: Vec<u8>,
-        /// What its reads leave behind in the cache.
+        /// What its reads promote into the cache.
         promote: Promote,
-        /// Who is at the other end of the socket.
+        /// The peer of the socket.
         transport: Transport,
         /// Held for as long as the connection lasts.
         permit: ConnectionPermit,
     },
     /// The kernel has mounted a disk as a file.
     AttachFile {
-        /// Which disk.
+        /// The disk.
         id: DiskId,
         /// The connection, not blocking.
         device: OwnedFd,
-        /// As programs see it.
+        /// Attributes for programs.
         file: Attributes,
-        /// What it may do.
+        /// Its rights.
         rights: FileRights,
     },
     /// A machine that speaks vhost-user.
     Machine(MachineCall),
     /// A disk that moves between hosts.
     Carry(DiskId, CarryCall),
-    /// An export is gone: close the connections of its NBD clients.
+    /// An export was removed: close the connections of its NBD clients.
     CloseExport {
-        /// Of which disk.
+        /// The disk.
         id: DiskId,
         /// Its name.
         export: String,
@@ -322,27 +326,27 @@ pub(crate) enum ShardCall {
     Resume,
     /// Let go of connections that are at rest. Those that are not, or cannot be kept, stay.
     HandOver {
-        /// Those that were let go of.
+        /// The quiesced connections.
         answer: Answer<AtRest>,
     },
-    /// End: close every connection, finish what is in flight, close everything.
+    /// Stop: close every connection, finish requests in flight, close everything.
     Stop {
         /// When it is done.
         answer: Answer<()>,
     },
 }
 
-/// What can be counted anew.
+/// A counter that can be reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counter {
-    /// What a disk is asked for.
+    /// Histograms of a disk's requests.
     Histograms,
-    /// What caches of other sizes would do for it.
+    /// Predicted hit ratios of other cache sizes.
     Sizing,
 }
 
 impl Counter {
-    /// As the engine knows it.
+    /// The engine's command for it.
     pub(crate) fn command(self) -> Command {
         match self {
             Counter::Histograms => Command::ResetHistograms,
@@ -351,7 +355,7 @@ impl Counter {
     }
 }
 
-/// What a disk leaves that is not served any more.
+/// The remains of a disk that is not served any more.
 #[derive(Debug, Default)]
 pub(crate) struct Gone {
     /// Segments that its cache does not use any more.
@@ -364,13 +368,13 @@ pub(crate) struct Gone {
     pub(crate) memory: Option<Area>,
     /// Its bitmaps, which have noted everything that was acknowledged.
     pub(crate) bitmaps: Vec<Bitmap>,
-    /// Guests that were not told that acknowledged writes may be lost.
+    /// Number of guests that were not told that acknowledged writes may be lost.
     pub(crate) failures_owed: u32,
     /// Its backing was abandoned and is not closed: [`ShardEvent::BackingClosed`] tells when, and the disk's id is not free before.
     pub(crate) is_closing: bool,
 }
 
-/// What a disk's bitmaps have noted.
+/// Counters and content of a disk's bitmaps.
 #[derive(Debug, Default)]
 pub(crate) struct Noted {
     /// In the order in which they were made.
@@ -384,14 +388,14 @@ pub(crate) struct Noted {
 pub(crate) struct BitmapFigures {
     /// Its name.
     pub(crate) name: String,
-    /// What is noted as one.
+    /// Bytes that one bit stands for.
     pub(crate) granule_bytes: u64,
-    /// What counts as changed.
+    /// Bytes marked as changed.
     pub(crate) dirty_bytes: u64,
 }
 
 impl Noted {
-    /// Of these bitmaps, and one of them whole.
+    /// The counters of these bitmaps, and the whole content of one.
     pub(crate) fn of(bitmaps: &[Bitmap], whole: Option<&str>) -> Noted {
         let figures = |bitmap: &Bitmap| BitmapFigures {
             name: bitmap.name.clone(),
@@ -403,12 +407,12 @@ impl Noted {
     }
 }
 
-/// Connections at rest, for whoever goes on with them.
+/// Quiesced connections, to be continued by another process.
 #[derive(Debug, Default)]
 pub(crate) struct AtRest {
-    /// Of NBD clients.
+    /// NBD clients.
     pub(crate) clients: Vec<ClientAtRest>,
-    /// Of files.
+    /// Mounted files.
     pub(crate) files: Vec<FileAtRest>,
 }
 
@@ -417,9 +421,9 @@ pub(crate) struct AtRest {
 pub(crate) struct ClientAtRest {
     /// Its connection.
     pub(crate) socket: OwnedFd,
-    /// What was agreed.
+    /// Result of the negotiation.
     pub(crate) negotiated: Negotiated,
-    /// What it has sent since its last request.
+    /// Bytes received after its last request.
     pub(crate) received: Vec<u8>,
 }
 
@@ -428,19 +432,19 @@ pub(crate) struct ClientAtRest {
 pub(crate) struct FileAtRest {
     /// Its connection.
     pub(crate) device: OwnedFd,
-    /// As programs see it.
+    /// Attributes for programs.
     pub(crate) file: Attributes,
-    /// What it may do.
+    /// Its rights.
     pub(crate) rights: FileRights,
 }
 
-/// What a mounted file is to its disk.
+/// Rights of a mounted file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileRights {
     /// The export that it is: that of the disk's own name, or a further one.
     pub(crate) export: String,
     /// Changes are refused.
     pub(crate) read_only: bool,
-    /// What its reads leave behind in the cache.
+    /// What its reads promote into the cache.
     pub(crate) promote: Promote,
 }

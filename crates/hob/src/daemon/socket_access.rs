@@ -1,4 +1,4 @@
-//! Who may open the Unix sockets at which disks are served: their owner, group and mode.
+//! Permissions of the Unix sockets of disks: owner, group and mode.
 //!
 //! QEMU often runs as a user of its own (`libvirt-qemu`, `qemu`), which needs write permission to connect.
 
@@ -20,7 +20,7 @@ pub(crate) struct SocketSettings {
 }
 
 impl SocketSettings {
-    /// These settings, and for what they do not say those of `other`.
+    /// These settings, completed by those of `other`.
     pub(crate) fn or(self, other: SocketSettings) -> SocketSettings {
         SocketSettings {
             owner: self.owner.or(other.owner),
@@ -30,7 +30,7 @@ impl SocketSettings {
     }
 }
 
-/// What is applied to each new socket. What is absent stays as the system makes it.
+/// Owner, group and mode of each new socket. Absent values are the system's defaults.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct SocketAccess {
     owner: Option<u32>,
@@ -42,7 +42,7 @@ pub(crate) struct SocketAccess {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{key}: {what}")]
 pub(crate) struct SocketSettingError {
-    /// Which setting.
+    /// The setting.
     pub(crate) key: &'static str,
     what: String,
 }

@@ -1,7 +1,9 @@
-//! What survives a restart of the daemon: which pools, disks and caches there are to be.
+//! The daemon's persistent state: its pools, disks and caches.
 //!
-//! One JSON file, replaced as a whole: written beside, synced, exchanged, directory synced. The file before it stays beside it, with its
-//! space: a full filesystem does not keep the next state from being saved. A file that cannot be understood is never overwritten; the daemon refuses to start and says why.
+//! One JSON file, replaced as a whole: a new file is written and synced, the files are exchanged,
+//! and the directory is synced. The previous file stays beside it with its space, so a full
+//! filesystem does not prevent the next save. A malformed file is never overwritten; the daemon
+//! refuses to start and reports the error.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -35,11 +37,11 @@ const SPARE_BYTES: usize = 16 << 10;
 /// Longest state file that is read, bytes.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
-/// What there is to be.
+/// The configured objects.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct State {
-    /// Of the file's form.
+    /// Version of the format.
     pub(crate) version: u32,
     /// Pools.
     pub(crate) pools: Vec<PoolState>,
@@ -57,16 +59,16 @@ pub(crate) struct State {
     /// Datastores of which something was said.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) datastores: Vec<DatastoreState>,
-    /// Disks that were awaited from another host and did not come.
+    /// Disks that were expected from another host and did not arrive.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) gone: Vec<GoneState>,
-    /// Of disks that are awaited from another host, as they were when they waited for their cluster.
+    /// Disks that are expected from another host, as they were when they waited for their cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) waited: Vec<DiskState>,
     /// Swap areas of the host.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) swaps: Vec<SwapSpec>,
-    /// What hob.toml defined when it was last read, by what it is and its name.
+    /// Definitions in hob.toml when it was last read, keyed by type and name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) definitions: BTreeMap<String, String>,
     /// Why caches that hob.toml defines could not be created, by disk.
@@ -82,10 +84,10 @@ pub(crate) struct PoolState {
     pub(crate) name: String,
     /// Paths of its devices.
     pub(crate) devices: Vec<PathBuf>,
-    /// Of these, the ones that give no new segments.
+    /// The devices among them on which allocation is off.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) devices_out: Vec<PathBuf>,
-    /// Of these, the ones on other hosts.
+    /// The devices among them on other hosts.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) peers: Vec<PeerState>,
     /// Unit of allocation.
@@ -113,18 +115,18 @@ pub(crate) struct PeerState {
 pub(crate) struct SwapSpec {
     /// Its name.
     pub(crate) name: String,
-    /// Where.
+    /// Name of the pool.
     pub(crate) pool: String,
     /// The device that it was on last.
     pub(crate) device: PathBuf,
     /// Room, whole segments.
     pub(crate) size: Size,
-    /// What its segments are marked with, and its header.
+    /// Owner id of its segments and in its header.
     #[serde(with = "cache::word")]
     pub(crate) owner: CacheOwner,
-    /// Is it turned on at the start?
+    /// Whether it is turned on at the start.
     pub(crate) on: bool,
-    /// What was asked for.
+    /// The requested priority.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) priority: Option<u16>,
 }
@@ -135,12 +137,12 @@ pub(crate) struct SwapSpec {
 pub(crate) struct DiskState {
     /// Its name.
     pub(crate) name: String,
-    /// Where its data lives.
+    /// Path or URI of its data.
     pub(crate) backing: String,
     /// How that is read, where it is a path. State files of earlier versions do not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) image: Option<ImageSpec>,
-    /// Are changes refused?
+    /// Whether writes are refused.
     pub(crate) read_only: bool,
     /// The cache it is to have.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -148,16 +150,17 @@ pub(crate) struct DiskState {
     /// How long requests wait for its backing; the daemon's limit if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
-    /// Guests that were not told, when it was closed, that acknowledged writes may be lost.
+    /// Number of guests that were not told, when it was closed, that acknowledged writes may be
+    /// lost.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) flush_failures_owed: u32,
-    /// What its backing lies on, if its owner said so.
+    /// Its datastore, if it was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
-    /// Where a machine uses it through vhost-user.
+    /// Path of its vhost-user socket, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) vhost_user: Option<String>,
-    /// What it is due, if somebody said so.
+    /// Its entitlement, if one was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<DiskQosSpec>,
     /// Further exports.
@@ -172,18 +175,18 @@ pub(crate) struct DiskState {
     /// In a cluster: its generation when it was served here last, of which what flash has is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<u64>,
-    /// What it has of its parent it shares with other clones.
+    /// Present if it shares its parent's blocks with other clones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) share_parent: Option<ShareSpec>,
     /// Nobody asked for it but clones that name it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) for_clones: bool,
-    /// Its dirty bitmaps; what they have noted is in files of their own.
+    /// Its dirty bitmaps; their content is in separate files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
 }
 
-/// How a clone shares what it has of its parent.
+/// How a clone shares the blocks of its parent.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ShareSpec {
@@ -234,7 +237,8 @@ impl DiskState {
         Some(self.image.as_ref()?.format?.0.name().to_owned())
     }
 
-    /// What another host has to be told of the format, where it knows the disk by this path, or by the same; nothing if the path says it.
+    /// The format to send to another host that knows the disk by this path or another; `None` if
+    /// the path implies it.
     pub(crate) fn format_to_say(&self, elsewhere: Option<&str>) -> Option<String> {
         let FormatName(format) = self.image.as_ref()?.format?;
         let path = Path::new(elsewhere.unwrap_or(&self.backing));
@@ -243,7 +247,7 @@ impl DiskState {
 }
 
 impl State {
-    /// What is kept in a directory, whoever has it locked. Changes nothing.
+    /// Reads the state in a directory, without locking it. Changes nothing.
     pub(crate) fn read(directory: &Path) -> Result<State, StateError> {
         let file = directory.join("state.json");
         let failed = |source| StateError::Io { doing: "read", path: file.clone(), source };
@@ -256,7 +260,7 @@ impl State {
         }
     }
 
-    /// Numbers that nothing could work with: nobody looks at them again.
+    /// Refuses impossible numbers; they are not checked again.
     fn check(&self) -> Result<(), String> {
         for disk in &self.disks {
             let own = disk.qos.as_ref().map_or(Ok(()), |spec| check_qos(&spec.own));
@@ -298,7 +302,7 @@ pub(crate) enum StateError {
     /// The system says no.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
-        /// What was tried.
+        /// The failed action.
         doing: &'static str,
         /// On what.
         path: PathBuf,
@@ -308,21 +312,21 @@ pub(crate) enum StateError {
     /// The file is not what this version wrote.
     #[error("{} is malformed ({what}); repair it, or move it away to start without pools and disks", path.display())]
     Broken {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error.
         what: String,
     },
 }
 
-/// Where the state is kept.
+/// The place where the state is stored.
 #[derive(Debug)]
 pub(crate) enum Store {
     /// Nowhere: it ends with the process.
     Memory,
     /// In a directory, locked for this process.
     Directory {
-        /// Which.
+        /// The directory.
         path: PathBuf,
         /// Held locked.
         _lock: File,
@@ -330,7 +334,7 @@ pub(crate) enum Store {
 }
 
 impl Store {
-    /// Opens the directory, making it if need be, and reads what is there.
+    /// Opens the directory, creating it if necessary, and reads the state.
     pub(crate) fn open(directory: &Path) -> Result<(Store, State), StateError> {
         let error = |doing, path: &Path| {
             let path = path.to_owned();
@@ -352,7 +356,7 @@ impl Store {
         Ok((Store::Directory { path: directory.to_owned(), _lock: lock }, state))
     }
 
-    /// Where other things may be kept too.
+    /// The directory, for other files.
     pub(crate) fn directory(&self) -> Option<&Path> {
         match self {
             Store::Memory => None,
@@ -360,7 +364,7 @@ impl Store {
         }
     }
 
-    /// Keeps `state` in place of what was kept, all or nothing, on media when it returns.
+    /// Replaces the stored state by `state` atomically. It is durable when this returns.
     pub(crate) fn save(&self, state: &State) -> Result<(), StateError> {
         let Store::Directory { path: directory, .. } = self else { return Ok(()) };
         let spare = directory.join("state.json.new");

@@ -1,7 +1,8 @@
-//! The kernel's part of swap: what the manager asks of it, and the real one.
+//! The kernel's interface for swap: the trait that the manager uses, and its implementation.
 //!
-//! All of it may wait, and is called on threads that may. Turning off is done by a child of this process: it can be stopped by ending the child,
-//! and when memory runs out meanwhile the kernel ends whoever turns swap off before all others, which must not be the daemon.
+//! All calls may block, and are made on threads that may block. A child process turns swap off:
+//! ending the child cancels it, and if memory runs out meanwhile, the kernel kills the process that
+//! turns swap off before all others, which must not be the daemon.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -22,27 +23,28 @@ pub(crate) const OFF_COMMAND: &str = "swap-off";
 /// Pause between two looks whether the child has ended or is to be stopped.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Where an area is.
+/// Location of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spot {
     /// The device.
     pub(crate) file: FileId,
-    /// What of it.
+    /// The area's part of the device.
     pub(crate) range: Range,
 }
 
-/// What can be done with swap.
+/// Operations on swap.
 pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
-    /// May this process turn swap on and off?
+    /// Returns an error if this process may not turn swap on and off.
     fn check_able(&self) -> Result<(), SwapError>;
 
-    /// May be swapped to that device?
+    /// Returns an error if that device is unsuitable for swap.
     fn check_ground(&self, device: &OwnedFd) -> Result<(), SwapError>;
 
-    /// Is it on?
+    /// Returns the area's state if it is on.
     fn look(&self, spot: Spot) -> Result<Option<Active>, SwapError>;
 
-    /// Makes an area ready, unless it is. `goes_on` is told the bytes done, and says whether to go on.
+    /// Prepares an area unless it is prepared. `goes_on` gets the bytes done, and returns whether
+    /// to continue.
     fn prepare(
         &self,
         device: &OwnedFd,
@@ -134,7 +136,7 @@ impl SwapKernel for HostKernel {
     }
 }
 
-/// What the child does; returns its exit code, 0 or the system's error.
+/// Runs in the child process; returns its exit code, 0 or the errno.
 pub(crate) fn turn_off_as_child(path: &Path) -> i32 {
     // If the daemon ends, so does this, and swap stays on: the next daemon finds it as it was.
     let with_parent = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));

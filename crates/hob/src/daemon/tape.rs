@@ -1,9 +1,9 @@
-//! A tape: what carries the record of each request of a disk from its shard to whoever records it.
+//! The ring through which a shard passes the record of each request of a disk to a recorder.
 //!
-//! One thread writes ([`Recorder`]), one reads ([`Reader`]). Between them is a ring of a fixed
-//! number of records, so that a recording costs a request three stores and, for all requests that
-//! came together, one look at the clock. The writer never waits, wakes nobody and allocates nothing:
-//! when the reader has fallen behind by a whole ring, records are dropped and counted.
+//! One thread writes ([`Recorder`]), one reads ([`Reader`]). Between them is a ring with a fixed
+//! number of records, so that recording costs three stores per request, and one clock reading for
+//! all requests that arrived together. The writer never waits, wakes no thread and allocates
+//! nothing. If the reader is a whole ring behind, records are dropped and counted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -24,7 +24,7 @@ struct Tape {
     words: Box<[AtomicU64]>,
     /// Records written, since the start.
     written: AtomicU64,
-    /// Of these, read.
+    /// Number of records read.
     read: AtomicU64,
     dropped: AtomicU64,
     /// There is no recorder any more.
@@ -78,7 +78,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// The time of requests that come now.
+    /// The time of requests that arrive now.
     pub(crate) fn now_ns(&self) -> u64 {
         self.tape.elapsed_ns()
     }
@@ -181,7 +181,7 @@ impl Drop for Reader {
 pub(crate) struct Counter(Weak<Tape>);
 
 impl Counter {
-    /// What is recorded and what was dropped, while somebody records.
+    /// Numbers of recorded and dropped requests, while a recording is in progress.
     pub(crate) fn read(&self) -> Option<hob_control::Recording> {
         let tape = self.0.upgrade().filter(|tape| !tape.abandoned.load(Ordering::Relaxed))?;
         Some(hob_control::Recording {
@@ -248,7 +248,8 @@ mod tests {
         assert!(recorder.is_abandoned() && counter.read().is_none());
     }
 
-    /// Each record that was not dropped comes whole and in order, however the threads run.
+    /// Each record that was not dropped arrives complete and in order, in any interleaving of the
+    /// threads.
     #[test]
     fn two_threads_lose_nothing_but_what_is_counted() {
         const COUNT: u64 = 200_000;

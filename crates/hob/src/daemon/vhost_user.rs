@@ -1,7 +1,8 @@
-//! Where machines come in that use a disk through vhost-user: a socket for each such disk, a thread for each socket.
+//! Listeners for vhost-user: a socket and a thread for each such disk.
 //!
-//! One machine at a time uses a socket; a second one waits until the first is gone. The socket is there while the disk is
-//! served. Where it cannot be made at a restart, which nobody watches, that is tried again.
+//! A socket serves one client at a time; a second one waits until the first has disconnected. The
+//! socket exists while the disk is served. If it cannot be created at a restart, the daemon
+//! retries.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -28,7 +29,7 @@ const AGAIN: Duration = Duration::from_secs(1);
 /// Longest path of a socket, bytes.
 const PATH_BYTES_MAX: usize = 107;
 
-/// Can it be the path of a socket?
+/// Checks that it can be the path of a socket.
 pub(crate) fn check_path(path: &str) -> Result<(), String> {
     if path.starts_with('/') && path.len() <= PATH_BYTES_MAX && !path.contains('\0') {
         return Ok(());
@@ -48,7 +49,7 @@ pub(crate) struct Gateway {
 struct Shared {
     path: PathBuf,
     access: SocketAccess,
-    /// How large the disk is, and who is told.
+    /// Size of the disk, and the client to notify.
     capacity: Arc<Capacity>,
     /// Wakes the thread up.
     stop: OwnedFd,
@@ -64,20 +65,20 @@ struct State {
     machine: Option<UnixStream>,
 }
 
-/// Which disk is behind a socket.
+/// The disk behind a socket.
 #[derive(Debug)]
 pub(crate) struct Behind {
     /// Its name on its shard.
     pub(crate) disk: DiskId,
-    /// Who serves it.
+    /// The shard that serves it.
     pub(crate) shard: ShardHandle,
-    /// As machines are to see it.
+    /// Its properties for guests.
     pub(crate) info: Info,
-    /// What their reads leave behind in the cache.
+    /// What their reads promote into the cache.
     pub(crate) promote: Promote,
 }
 
-/// Where a socket is, and who may open it.
+/// Path and permissions of a socket.
 #[derive(Clone, Debug)]
 pub(crate) struct SocketPlace {
     /// Absolute.
@@ -86,7 +87,7 @@ pub(crate) struct SocketPlace {
     pub(crate) access: SocketAccess,
 }
 
-/// What to do where a socket cannot be made.
+/// What to do if a socket cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failing {
     /// Say so.
@@ -112,7 +113,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// The disk has so many bytes now, and its shard knows: the machine that is there is told.
+    /// The disk has grown and its shard knows it: notifies the connected guest.
     pub(crate) fn grow(&self, size_bytes: u64) {
         if !self.shared.capacity.grow(size_bytes) {
             tracing::debug!("{}: no guest to notify of the new size", self.shared.path.display());
@@ -292,7 +293,7 @@ mod tests {
         let other = Gateway::open(&at(&path), behind(), Failing::Refuse);
         assert_eq!(other.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert!(path.exists(), "the second one took the first one's socket away");
-        // The shard is gone, and with it the machine's connection.
+        // The shard has ended, and with it the client's connection.
         let mut machine = UnixStream::connect(&path).unwrap();
         machine.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
         assert_eq!(io::Read::read(&mut machine, &mut [0]).unwrap(), 0);

@@ -1,17 +1,19 @@
-//! Ends the process when a shard hangs, or when anything panics that others depend on.
+//! Ends the process when a shard hangs, or after a panic in code that others depend on.
 //!
-//! A task or thread that is gone leaves a part of the daemon dead: its disks stay silent, its sockets let nobody in, or what it
-//! had half changed stays so. Only where nothing depends on the end of the work is a panic an error like any other: work that reads
-//! what is on flash or in a file ([`contained`]: a journal that makes recovery panic must not end the daemon at each start), one
-//! client's connection, and requests that change nothing ([`contained_task`]).
+//! If a task or thread ends, a part of the daemon is dead: its disks do not answer, its sockets
+//! accept no clients, or its half-made change stays so. A panic is a normal error only if nothing
+//! depends on the work: reading flash or a file ([`contained`]: a journal that makes recovery panic
+//! must not end the daemon at each start), one client's connection, and requests that change
+//! nothing ([`contained_task`]).
 //!
-//! Many disks share a shard, and a disk whose shard is gone would stay silent for ever. The process aborts instead: systemd
-//! restarts it, caches are recovered, and guests reconnect. This is the path of kill -9, which is tested most.
+//! Many disks share a shard, and the disks of a dead shard would never answer. The process aborts
+//! instead: systemd restarts it, caches are recovered, and guests reconnect. This is the path of
+//! kill -9, which is tested most.
 //!
 //! # Time
-//! A shard is silent while a ping to it has no answer. Silence is counted in the watchdog's own turns, each for at most
-//! [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP, freezer, a suspended VM) stops the watchdog too, so it is
-//! not ended when it continues.
+//! A shard is silent while a ping to it has no answer. Silence is counted in the watchdog's own
+//! periods, each for at most [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP, freezer, a
+//! suspended VM) stops the watchdog too, so it is not ended when it continues.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -28,7 +30,7 @@ const TURN: Duration = Duration::from_millis(250);
 /// Most time that one turn counts for.
 const TURN_COUNTED_MAX: Duration = Duration::from_millis(500);
 
-/// Threads that only read for somebody who handles their panic: the journal of a cache, and hob.toml.
+/// Threads that only read for callers that handle their panics: a cache's journal, and hob.toml.
 const CONTAINED: [&str; 2] = ["hob-recovery", "hob-check"];
 
 thread_local! {
@@ -39,7 +41,7 @@ tokio::task_local! {
     static IS_TASK_CONTAINED: bool;
 }
 
-/// Runs something that changes nothing, and whose caller handles a panic of it: the process goes on.
+/// Runs code that changes nothing and whose caller handles its panic: the process continues.
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> T {
     /// Puts it back, also after a panic: the thread is used again.
     struct Before(bool);
@@ -59,7 +61,7 @@ pub(crate) async fn contained_task<T>(is_contained: bool, work: impl Future<Outp
     IS_TASK_CONTAINED.scope(is_contained, work).await
 }
 
-/// Makes a panic end the process, unless somebody handles it.
+/// Makes a panic end the process, unless it is contained.
 pub(crate) fn abort_on_panic() {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {
@@ -203,7 +205,8 @@ mod tests {
         });
     }
 
-    /// Runs this test again in a process of its own, in which it takes the other branch. Returns how it ended and what it wrote.
+    /// Runs this test again in a process of its own, in which it takes the other branch. Returns
+    /// its exit code and output.
     fn in_child(test: &str, case: &str) -> (Option<i32>, String) {
         let program = std::env::current_exe().unwrap();
         let name = format!("{}::{test}", module_path!().split_once("::").unwrap().1);

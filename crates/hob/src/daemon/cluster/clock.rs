@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hob_engine::units::Instant;
 use hob_storage::ring::Gate;
 
-/// What the clock of this host shows: it goes on while the host sleeps, and nobody sets it.
+/// This host's clock for leases. It continues while the host sleeps, and nothing sets it.
 pub(crate) fn now() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Instant(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
@@ -16,14 +16,15 @@ pub(crate) fn now() -> Instant {
 pub(crate) struct LeaseClock {
     /// Not at this moment any more; 0 when it is over.
     until: AtomicU64,
-    /// What was handed to a backing in time is called back so long after that, nanoseconds.
+    /// Time after which unanswered requests to a backing are called back, nanoseconds.
     patience_ns: u64,
 }
 
 impl LeaseClock {
-    /// One that holds until then, where others leave disks alone for so many nanoseconds after a lease has ended.
+    /// A lease that is valid until then. Other hosts wait `settle_ns` after its end before they
+    /// take its disks.
     ///
-    /// Half of these are for backings that answer late: what is on its way has the other half.
+    /// Half of that time is for slow responses of backings; requests in flight have the other half.
     pub(crate) fn new(until: Instant, settle_ns: u64) -> LeaseClock {
         LeaseClock { until: AtomicU64::new(until.0), patience_ns: settle_ns / 2 }
     }
@@ -40,12 +41,12 @@ impl LeaseClock {
         self.until.store(0, Ordering::SeqCst);
     }
 
-    /// May anything be acknowledged?
+    /// Returns true if requests may be acknowledged.
     pub(crate) fn is_valid(&self, now: Instant) -> bool {
         now.0 < self.until.load(Ordering::SeqCst)
     }
 
-    /// From when on a backing is not to be changed by what it was handed before.
+    /// The time from which requests in flight must not change a backing any more.
     pub(crate) fn calls_back_at(&self) -> Instant {
         match self.until.load(Ordering::SeqCst) {
             0 => Instant(0),

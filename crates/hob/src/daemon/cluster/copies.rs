@@ -11,7 +11,7 @@ use super::{Cluster, GOES, LIST_MAX, Place, QUESTION_MAX, Taken};
 pub(crate) struct Unsaid(pub(crate) String);
 
 impl Cluster {
-    /// The title of a disk names nobody with a second copy any more, and that is certain.
+    /// Removes the second copy from a disk's ownership record, and makes sure of it.
     pub(crate) async fn forget_copy(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;
@@ -33,8 +33,9 @@ impl Cluster {
         Err(Unsaid(trouble))
     }
 
-    /// The title of a disk says that member `host` has a second copy of everything that is dirty in the cache `cache` of this one, in that
-    /// loan. False where nothing is said: the disk is not held, or nothing of it may be dirty.
+    /// Records that member `host` has a second copy of all dirty data of this host's cache `cache`,
+    /// in that export. Returns false if nothing is recorded: the disk is not held, or none of its
+    /// data may be dirty.
     pub(crate) async fn note_copy(
         &self,
         disk: &str,
@@ -64,7 +65,7 @@ impl Cluster {
         self.say(&mut place, disk, &title, Some(copy)).await.map_err(Unsaid)
     }
 
-    /// One attempt. False where the title is not what it was taken for; it has been looked at again then.
+    /// One attempt. Returns false if the record is not the expected one; it was read again then.
     async fn say(
         &self,
         place: &mut Place,
@@ -93,14 +94,14 @@ impl Cluster {
         trouble.map_or(looked.map(|()| false), Err)
     }
 
-    /// Which cache of this host the title says has a second copy elsewhere.
+    /// The cache of this host that has a second copy elsewhere according to the record.
     pub(crate) async fn copied_cache(&self, disk: &str) -> Option<String> {
         let place = self.place(disk);
         let place = place.lock().await;
         place.title.as_ref()?.value.copy.as_ref().map(|copy| copy.cache.clone())
     }
 
-    /// Does any title name this loan? Where nobody can tell, one may.
+    /// Returns true if an ownership record names this export, or if that is unknown.
     pub(crate) async fn is_loan_named(&self, loan: &str) -> bool {
         match self.names.disks(&self.etcd, LIST_MAX).await {
             Ok(all) => {
@@ -110,7 +111,8 @@ impl Cluster {
         }
     }
 
-    /// Does any title say that a member may have dirty data? Where nobody can tell, it may.
+    /// Returns true if an ownership record says that a member may have dirty data, or if that is
+    /// unknown.
     pub(crate) async fn may_have_dirty_data(&self, member: &Member) -> bool {
         match self.names.disks(&self.etcd, LIST_MAX).await {
             Ok(all) => all.iter().any(|(_, title, _)| title.dirty && title.member.id == member.id),

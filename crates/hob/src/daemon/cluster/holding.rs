@@ -5,7 +5,7 @@ use hob_engine::cluster::{Found, LeaseId, OwnershipRecord, OwnershipRequest};
 use super::{Cluster, GOES, Place, Taken};
 
 impl Cluster {
-    /// Is a disk held under the lease that there is now?
+    /// Returns true if this host has the disk's ownership lock under its current lease.
     pub(crate) async fn is_held(&self, disk: &str) -> bool {
         let Some(membership) = self.membership.borrow().clone() else { return false };
         let place = self.place(disk);
@@ -27,7 +27,7 @@ impl Cluster {
             let is_adopted = title.value.member.id == self.me.id && title.value.adopts.is_none();
             let txn = match is_adopted {
                 true => place.seat.give_back(place.lease, &title, dirty),
-                // What there is to adopt of it stays to be adopted.
+                // A pending failover of it stays pending.
                 false => place.seat.leave_alone(place.lease, &title),
             };
             match self.commit(place, &txn).await {
@@ -65,7 +65,7 @@ impl Cluster {
     /// Gives a disk back of which this host keeps nothing, whether it holds it now, or an earlier life of it did, or it only had it last.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
         let place = self.place(disk);
-        // Until the end: nobody here takes it meanwhile, to serve it.
+        // Until the end, so that no other task of this host takes the disk meanwhile.
         let mut place = place.lock().await;
         self.give_back_at(&mut place, disk, false).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;
@@ -87,8 +87,9 @@ impl Cluster {
         self.say_dirty(disk, true, || true).await
     }
 
-    /// Says that no dirty data is in this host's flash, for as long as that is so. Whoever wants some there makes it untrue first and then
-    /// calls [`Cluster::mark`], which comes later than all that is said here.
+    /// Records that this host's flash has no dirty data, as long as that is true. Code that wants
+    /// to make data dirty makes `is_so` false first and then calls [`Cluster::mark`], which is
+    /// ordered after everything recorded here.
     pub(crate) async fn unmark(&self, disk: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
         self.say_dirty(disk, false, is_so).await
     }
@@ -105,7 +106,7 @@ impl Cluster {
             let txn = place.seat.mark(place.lease, &title, dirty);
             match self.commit(&mut place, &txn).await {
                 Ok(Some(revision)) => {
-                    // Where nothing is dirty, nobody has a copy of it.
+                    // Without dirty data there is no copy of it.
                     let copy = title.value.copy.clone().filter(|_| dirty);
                     let value = OwnershipRecord { dirty, copy, ..title.value };
                     place.title = Some(Found { value, revision, lease: LeaseId(0) });
@@ -122,7 +123,8 @@ impl Cluster {
         Err(trouble)
     }
 
-    /// Does the title say that dirty data may be here? `None` for a disk that is not held.
+    /// Returns true if the record says that this host may have dirty data. `None` for a disk that
+    /// is not held.
     pub(crate) async fn is_marked(&self, disk: &str) -> Option<bool> {
         let place = self.place(disk);
         let place = place.lock().await;

@@ -1,4 +1,4 @@
-//! Who this host is to others.
+//! The identity of this host for other hosts.
 
 use std::fs;
 use std::path::Path;

@@ -15,7 +15,7 @@ use super::clock::{LeaseClock, now};
 use super::store::{About, Names};
 use crate::daemon::shard_api::ShardHandle;
 
-/// What is said of this host is looked at that often.
+/// Interval at which the published information about this host is compared.
 const ABOUT_EVERY: Duration = Duration::from_secs(5);
 
 /// Ending the lease at the end takes no longer.
@@ -84,7 +84,7 @@ impl Keeping {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).about = about;
     }
 
-    /// What went wrong last, if nothing has gone well since.
+    /// The last error, if there was no success since.
     pub(super) fn trouble(&self) -> Option<String> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
@@ -116,7 +116,7 @@ struct Task {
     shared: Arc<Keeping>,
     membership: watch::Sender<Option<Membership>>,
     current: Option<Membership>,
-    /// What etcd says of this host.
+    /// The published information about this host.
     about_put: About,
 }
 
@@ -125,7 +125,8 @@ impl Task {
         let mut about = tokio::time::interval(ABOUT_EVERY);
         about.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            // Before the next call: what was taken under a lease that has ended is not acknowledged any more, and then the rest of it may end.
+            // Before the next call: results under a lease that has ended are not acknowledged any
+            // more, and only then may its other state end.
             self.tell();
             if let Some(call) = self.keeper.poll_call(now()) {
                 let wait_max = Duration::from_nanos(self.keeper.call_ns_max());

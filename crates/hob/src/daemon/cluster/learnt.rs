@@ -1,5 +1,5 @@
-//! What hosts tell each other of their flash and of what their disks would do with more or less of it: a key for each host,
-//! `learnt/HOST`, under its lease. Advice is made of it ([`hob_engine::placement`]); nothing depends on it.
+//! Placement data: each host publishes its flash and the curves of its disks under the key
+//! `learnt/HOST`, with its lease. Only placement advice uses it ([`hob_engine::placement`]).
 
 use hob_control::check_name;
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError};
@@ -8,14 +8,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cluster, LIST_MAX, QUESTION_MAX};
 
-/// Longest value that is looked at, and written, bytes. Etcd takes 1.5 MiB in one request, and base64 is longer than what it stands for.
+/// Longest value that is read or written, bytes. Etcd accepts 1.5 MiB per request, and base64 is
+/// longer than its content.
 const VALUE_BYTES_MAX: usize = 768 << 10;
 
 /// Points of all curves of a host together, and of one at most and at least.
 const POINTS_MAX: usize = 16 << 10;
 const POINTS_OF_ONE: std::ops::RangeInclusive<usize> = 4..=24;
 
-/// Ratios are told in parts of that.
+/// Hit ratios are published in units of this fraction.
 const PARTS: f64 = 10_000.0;
 
 /// A host.
@@ -26,7 +27,7 @@ pub(crate) struct HostLearnt {
     pub(crate) name: String,
     /// Flash for caches of its disks, used or not, bytes.
     pub(crate) flash: u64,
-    /// Of that, what no cache has.
+    /// Unused flash, part of the above.
     pub(crate) free: u64,
     /// Disks that it serves as their owner.
     pub(crate) disks: Vec<DiskLearnt>,
@@ -57,7 +58,7 @@ pub(crate) struct DiskLearnt {
 }
 
 impl DiskLearnt {
-    /// Keeps a curve in no more points than a host with so many disks has for each.
+    /// Reduces a curve to the number of points that a host with `disks` disks may publish for each.
     pub(crate) fn set_curve(&mut self, curve: &Curve, disks: usize) {
         let most = (POINTS_MAX / disks.max(1)).clamp(*POINTS_OF_ONE.start(), *POINTS_OF_ONE.end());
         let mut off_max = 0.002;
@@ -79,7 +80,7 @@ impl DiskLearnt {
     }
 }
 
-/// What is not understood, or cannot be, says nothing.
+/// Parses a value; `None` if it is malformed or impossible.
 fn learnt(name: &str, entry: &EtcdEntry) -> Option<HostLearnt> {
     check_name(name).ok()?;
     let small = Some(&entry.value).filter(|value| value.len() <= VALUE_BYTES_MAX)?;
@@ -110,7 +111,7 @@ impl Cluster {
         self.etcd.txn(&[], &[put], QUESTION_MAX).await.map(drop)
     }
 
-    /// What all hosts have told, by name.
+    /// The data of all hosts, by name.
     pub(crate) async fn told(&self) -> Result<Vec<HostLearnt>, EtcdError> {
         let prefix = self.names.learnt();
         let entries = self.etcd.list(&prefix, LIST_MAX).await?;

@@ -1,6 +1,8 @@
-//! Looks at disks, many in one question: a host that starts, or whose lease has ended, has hundreds of them to look at.
+//! Batched reads of ownership keys: a host that starts, or whose lease has ended, reads those of
+//! hundreds of disks.
 //!
-//! Whoever wants to look puts the disk down and waits for a turn; whoever has a turn asks for all that have been put down, and tells the others.
+//! A caller adds its disk to a list and waits for its turn. The caller whose turn it is reads all
+//! listed disks, and hands out the results.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -18,7 +20,7 @@ const TURNS: usize = 2;
 /// Disks of a question: etcd takes 128 operations in one, and each disk has two keys.
 const DISKS_MAX: usize = 60;
 
-/// A disk, and who wants to know.
+/// A disk, and the channel for the result.
 type Pending = (String, oneshot::Sender<Result<Look, StoreError>>);
 
 /// See the module's text.
@@ -35,7 +37,7 @@ impl Default for Looks {
 }
 
 impl Looks {
-    /// What etcd has of a disk, at some moment after this was called.
+    /// The keys of a disk, as they were at some moment after the call.
     pub(super) async fn look(
         &self,
         names: &Names,

@@ -1,6 +1,8 @@
-//! Orders to move a disk, in etcd: one key for each, `move/DISK`, which goes with the lease of whoever wrote it last (docs/decisions/0024).
+//! Orders in etcd to move a disk: one key for each, `move/DISK`, under the lease of the host that
+//! wrote it last (docs/decisions/0024).
 //!
-//! The key says what somebody wants and how far that is. It gives nobody a right to a disk: that is what titles and holds are for.
+//! The key has the order and its progress. It gives no right to a disk; ownership records and locks
+//! do.
 
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError, EtcdIs};
 use hob_control::{Arrival, CarryMode, ClusterMove, ClusterMoveState, Size, check_name};
@@ -16,14 +18,14 @@ const VALUE_BYTES_MAX: usize = 64 << 10;
 pub(crate) struct Order {
     /// Tells it from others about the disk.
     pub(crate) id: String,
-    /// Who has or had the disk, by name; empty until that host has seen it.
+    /// Name of the host that has or had the disk; empty until that host has seen the order.
     #[serde(default)]
     pub(crate) from: String,
-    /// Who is to have it, by name.
+    /// Name of the host that is to have it.
     pub(crate) to: String,
     /// How far it is.
     pub(crate) state: ClusterMoveState,
-    /// What becomes of its cache, if that was said or is decided.
+    /// What happens to its cache, if that was ordered or decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CarryMode>,
     /// The pool at the other host, if that was said.
@@ -32,10 +34,10 @@ pub(crate) struct Order {
     /// Bytes a second, if that was said.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<Size>,
-    /// What is waited for, or why it failed.
+    /// What the move waits for, or why it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
-    /// What the disk is, for a host that was never told.
+    /// Description of the disk, for a host that does not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) arrival: Option<Box<Arrival>>,
 }
@@ -45,7 +47,7 @@ pub(crate) struct Order {
 pub(crate) struct OrderFound {
     /// About which disk.
     pub(crate) disk: String,
-    /// What it says.
+    /// The order.
     pub(crate) order: Order,
     /// When it was written last.
     pub(crate) revision: u64,
@@ -61,7 +63,7 @@ impl OrderFound {
     }
 }
 
-/// What is not understood is nobody's order.
+/// Parses an order; `None` if it is malformed.
 fn order(entry: &EtcdEntry) -> Option<Order> {
     let small = Some(&entry.value).filter(|value| value.len() <= VALUE_BYTES_MAX)?;
     let order: Order = serde_json::from_slice(small).ok()?;
@@ -112,7 +114,7 @@ impl Cluster {
         self.etcd.txn(&[(key, is)], &[put], QUESTION_MAX).await
     }
 
-    /// Takes an order away that nobody needs any more.
+    /// Deletes an order that is not needed any more.
     pub(crate) async fn drop_order(&self, disk: &str, known: u64) -> Result<(), EtcdError> {
         let key = format!("{}{disk}", self.names.moves());
         self.etcd

@@ -1,5 +1,5 @@
-//! What this host hears of disks that it waits for, and of orders to move disks: etcd tells what changes ([`Cluster::hear`]), and
-//! [`Waiting`] says which disks are worth a try ([`Cluster::to_try`]).
+//! Watches etcd for disks that this host waits for, and for orders to move disks
+//! ([`Cluster::hear`]). [`Waiting`] selects the disks to try ([`Cluster::to_try`]).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
@@ -78,7 +78,7 @@ impl Outlook {
 }
 
 impl Cluster {
-    /// Which of the disks that this host waits for are to be tried now. `all` are those.
+    /// The disks to try now, among all that this host waits for.
     pub(crate) fn to_try(&self, all: &[String]) -> Vec<String> {
         let mut waiting = self.outlook.waiting();
         let now = now();
@@ -107,7 +107,7 @@ impl Cluster {
         }
     }
 
-    /// Does etcd tell of orders? If not, they have to be looked for.
+    /// Returns true if etcd reports orders. Otherwise they must be polled.
     pub(crate) fn hears_of_orders(&self) -> bool {
         self.outlook.hears.load(Ordering::Relaxed)
     }
@@ -152,7 +152,7 @@ impl Cluster {
         let ended = loop {
             let events = tokio::select! {
                 events = watch.next() => events,
-                // Etcd was away, or this host: who knows what of.
+                // Etcd or this host was offline: events may be missing.
                 _ = membership.changed() => break Ok(()),
             };
             match events {
@@ -168,7 +168,7 @@ impl Cluster {
         self.outlook.waiting().handle_hearing(now(), hears);
         self.outlook.hears.store(hears, Ordering::Relaxed);
         self.outlook.sooner.notify_one();
-        // What happened to orders before is not known.
+        // Earlier changes of orders are unknown.
         self.outlook.orders.notify_one();
     }
 

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 /// Longest value that is believed to be ours, bytes.
 const VALUE_BYTES_MAX: usize = 256 << 10;
 
-/// Where the keys are.
+/// Names of the keys.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
     /// With a slash at its end.
@@ -57,7 +57,7 @@ struct TitleValue {
     adopted: Vec<ServedValue>,
 }
 
-/// Part of a title: where the second copy is.
+/// Part of an ownership record: the location of the second copy.
 #[derive(Serialize, Deserialize)]
 struct CopyValue {
     id: String,
@@ -66,7 +66,7 @@ struct CopyValue {
     cache: String,
 }
 
-/// Part of a title: who had the disk, and when.
+/// Part of an ownership record: a former owner, and its time.
 #[derive(Serialize, Deserialize)]
 struct ServedValue {
     id: String,
@@ -85,7 +85,7 @@ impl ServedValue {
     }
 }
 
-/// What a host says of itself besides who it is.
+/// What a host publishes about itself besides its identity.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct About {
     pub(crate) address: Option<String>,
@@ -98,7 +98,7 @@ pub(super) enum StoreError {
     /// It did not answer.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
-    /// It is somebody else's, or of another version.
+    /// Another program's value, or one of another version.
     #[error(
         "etcd's key {0} has a value that this hob does not understand; is another program using the prefix?"
     )]
@@ -118,7 +118,7 @@ impl Names {
         }
     }
 
-    /// What all keys of a kind begin with.
+    /// Prefix of all keys of a kind.
     fn kind(&self, kind: &str) -> String {
         format!("{}{kind}/", self.prefix)
     }
@@ -128,12 +128,12 @@ impl Names {
         self.kind("move")
     }
 
-    /// What hosts have learnt of their disks begins with that.
+    /// Prefix of the hosts' placement data.
     pub(super) fn learnt(&self) -> String {
         self.kind("learnt")
     }
 
-    /// What hosts want of a datastore begins with that.
+    /// Prefix of the hosts' reports about a datastore.
     pub(super) fn wants(&self, datastore: &str) -> String {
         format!("{}wants/{datastore}/", self.prefix)
     }
@@ -154,7 +154,7 @@ impl Names {
         (conditions.collect(), txn.changes.iter().map(change).collect())
     }
 
-    /// What there is of each of some disks, all of one moment, in their order.
+    /// The keys of some disks at one moment, in their order.
     pub(super) async fn looks(
         &self,
         etcd: &Etcd,
@@ -178,12 +178,13 @@ impl Names {
         Ok(keys.iter().map(look).collect())
     }
 
-    /// What titles begin with, and what holds do.
+    /// Prefixes of ownership records and of ownership locks.
     pub(super) fn titles_and_holds(&self) -> [String; 2] {
         [self.kind("title"), self.kind("hold")]
     }
 
-    /// What an event of a watch on [`titles_and_holds`](Self::titles_and_holds) says: of which disk, and what.
+    /// The disk and the meaning of an event of a watch on
+    /// [`titles_and_holds`](Self::titles_and_holds).
     pub(super) fn news<'a>(&self, event: &'a EtcdEvent) -> Option<(&'a str, ClusterEvent)> {
         let [titles, holds] = self.titles_and_holds();
         match (event.key.strip_prefix(&titles), event.key.strip_prefix(&holds), &event.value) {
@@ -191,19 +192,19 @@ impl Names {
                 let TitleValue { taken, .. } = serde_json::from_slice(value).ok()?;
                 Some((disk, ClusterEvent::OwnershipRecord { taken }))
             }
-            // Nobody deletes titles but an operator: then nobody has had the disk.
+            // Only an operator deletes ownership records: then no host has had the disk.
             (Some(disk), _, None) => Some((disk, ClusterEvent::OwnershipRecord { taken: false })),
             (_, Some(disk), None) => Some((disk, ClusterEvent::HoldGone)),
             _ => None,
         }
     }
 
-    /// Is it about an order to move a disk?
+    /// Returns true if it concerns an order to move a disk.
     pub(super) fn is_of_order(&self, event: &EtcdEvent) -> bool {
         event.key.starts_with(&self.moves())
     }
 
-    /// What has the name of a host.
+    /// The member with the name of a host.
     pub(super) async fn look_up(
         &self,
         etcd: &Etcd,
@@ -346,7 +347,7 @@ mod tests {
                 String::from_utf8(encode(&Value::OwnershipRecord(given.clone()), &About::default())).unwrap();
             assert_eq!(title(&entry("t", &text)).unwrap().value, given);
         }
-        // As a hob wrote it that knew of no copies.
+        // As written by a hob without second copies.
         let old = r#"{"id":"x","host":"a","generation":4,"taken":true,"dirty":true}"#;
         assert_eq!(title(&entry("t", old)).unwrap().value.copy, None);
         let text =

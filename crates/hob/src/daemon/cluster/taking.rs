@@ -1,4 +1,5 @@
-//! Taking disks: asking etcd until the seat's verdict has come about, or cannot.
+//! Taking disks: calls etcd until the decision of
+//! [`OwnershipState`](hob_engine::cluster::OwnershipState) is carried out or impossible.
 
 use std::sync::Arc;
 
@@ -19,15 +20,15 @@ pub(crate) struct Taken {
     pub(crate) generation: u64,
     /// Until when anything may be acknowledged.
     pub(crate) clock: Arc<LeaseClock>,
-    /// Who had it since flash was filled: nothing there counts.
+    /// The host that has had it since flash was filled: data in flash is outdated.
     pub(crate) foreign: Option<String>,
-    /// Where it was dirty, the backing has had it since, and has newer things now: whoever saw to that.
+    /// The host that has written its dirty data to the backing, which has newer data now.
     pub(crate) outdated_by: Option<String>,
-    /// What the title said of dirty data here before.
+    /// The record said before that this host may have dirty data.
     pub(super) dirty_before: bool,
 }
 
-/// What became of an attempt to have a disk.
+/// Result of an attempt to take a disk.
 #[derive(Debug)]
 pub(crate) enum Took {
     /// It is this host's.
@@ -39,9 +40,9 @@ pub(crate) enum Took {
 /// A disk whose owner vanished and whose dirty data has a second copy here.
 #[derive(Debug)]
 pub(crate) struct ToAdopt {
-    /// Where.
+    /// The second copy.
     pub(crate) copy: SecondCopy,
-    /// Whose data it is.
+    /// The owner of the data.
     pub(crate) from: Member,
     /// Until when anything may be sent to the backing.
     pub(crate) clock: Arc<LeaseClock>,
@@ -50,14 +51,14 @@ pub(crate) struct ToAdopt {
 /// Why a disk cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TakeError {
-    /// Another host has it, or what it has cannot be done without.
+    /// Another host has it, or has data without which it must not be served.
     #[error("{why}")]
     Elsewhere {
         /// In words.
         why: String,
         /// What to do.
         hint: String,
-        /// What there is to it.
+        /// The kind of obstacle.
         how: Elsewhere,
     },
     /// Nobody knows: ask again later.
@@ -150,16 +151,16 @@ impl Cluster {
     }
 }
 
-/// An attempt to have a disk: looks and questions, until a verdict has come about or none can.
+/// An attempt to take a disk: reads and transactions until a decision is carried out or impossible.
 struct Attempt<'a> {
     cluster: &'a Cluster,
     membership: &'a Membership,
     place: &'a mut Place,
     disk: &'a str,
     wish: OwnershipRequest,
-    /// It is served: nobody else may have had it meanwhile.
+    /// It is already served: no other host may have had it meanwhile.
     goes_on: bool,
-    /// Why the last go came to nothing.
+    /// Why the last try failed.
     trouble: String,
 }
 
@@ -185,8 +186,8 @@ impl Attempt<'_> {
         let before = look.title;
         let had_it = before.as_ref().map(|title| &title.value.member);
         match verdict {
-            // Whatever was asked for and may still happen does not any more, once the title has been put anew.
-            // And what is to be dirty soon is said first, also of a disk that was held all the time.
+            // A transaction in doubt cannot take effect after the record was written again. Dirty
+            // data is announced before it exists, also for a disk that was held all the time.
             Verdict::Mine(title) if self.place.in_doubt || self.wish.dirty && !title.value.dirty => {
                 let dirty = self.wish.dirty || title.value.dirty;
                 let txn = self.place.seat.mark(self.membership.lease, &title, dirty);
@@ -214,7 +215,8 @@ impl Attempt<'_> {
         }
     }
 
-    /// Takes the hold alone: first the second copy that is here has to be brought to the backing.
+    /// Takes only the ownership lock: first the second copy on this host must be written to the
+    /// backing.
     async fn adopt(&mut self, adopting: Adopting) -> Option<Took> {
         let Adopting { txn, title, copy } = adopting;
         let revision = self.commit(&txn).await?;
@@ -257,7 +259,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// The disk is this host's, whose title was `before` and is `title` now.
+    /// This host owns the disk now. Its record was `before` and is `title` now.
     fn has_it(
         &mut self,
         before: Option<Found<OwnershipRecord>>,

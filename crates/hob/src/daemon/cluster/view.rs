@@ -1,4 +1,4 @@
-//! What operators are shown of the cluster.
+//! The view of the cluster for operators.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
-//! What the hosts of a cluster tell each other of datastores that they share (docs/decisions/0021): a key for each host and datastore, under
-//! the host's lease. A key that has not been written for a while is of a host that has no disks there any more.
+//! Reports of hosts about shared datastores (docs/decisions/0021): a key for each host and
+//! datastore, under the host's lease. A key that was not written for a while belongs to a host
+//! without disks there.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -49,7 +50,7 @@ impl Heard {
     }
 }
 
-/// What is not understood, or cannot be, says nothing.
+/// Parses a report; `None` if it is malformed or impossible.
 fn report(value: &[u8]) -> Option<Report> {
     if value.len() > VALUE_BYTES_MAX {
         return None;
@@ -60,7 +61,8 @@ fn report(value: &[u8]) -> Option<Report> {
 }
 
 impl Cluster {
-    /// Tells the other hosts what this one wants of a datastore; returns what they have told. Nothing while this host is no member.
+    /// Publishes this host's demand on a datastore, and returns the reports of the other hosts.
+    /// Empty while this host is not a member.
     pub(crate) async fn exchange(&self, datastore: &str, own: &Report) -> Result<Vec<Report>, EtcdError> {
         let Some(membership) = self.membership.borrow().clone() else { return Ok(Vec::new()) };
         let Report { wanted_shares, rate, in_flight, latency_ns, waits } = *own;

@@ -90,7 +90,7 @@ pub(super) fn check(config: &Config, found: &mut Findings<'_>) {
     check_all_names(config, found);
 }
 
-/// Checks the file together with what was kept, and with the files on this host that it names.
+/// Checks the file together with the saved state, and with the files on this host that it names.
 pub(super) fn check_with(config: &Config, state: &State, found: &mut Findings<'_>) {
     let mut pools: BTreeMap<&str, PoolShape> = BTreeMap::new();
     for pool in &config.pools {
@@ -382,7 +382,8 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
     }
 }
 
-/// What files are known by, however they are called. A file that is not there, or does not answer in time, is known by its path.
+/// Identities of files, independent of their names. A missing file, or one that does not answer in
+/// time, is identified by its path.
 fn identities(paths: Vec<PathBuf>) -> Vec<Identity> {
     let mut all: Vec<Identity> = paths.iter().cloned().map(Identity::Path).collect();
     let (sender, answers) = mpsc::channel();

@@ -1,4 +1,5 @@
-//! `[cluster]` in hob.toml: the etcd with which this host and others agree on who serves which disk.
+//! `[cluster]` in hob.toml: the etcd cluster through which hosts agree which host serves which
+//! disk.
 
 use std::path::PathBuf;
 
@@ -8,21 +9,21 @@ use serde::Deserialize;
 
 use super::check::Findings;
 
-/// Without it, this host agrees with nobody.
+/// Without it, this host is not in a cluster.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClusterConfig {
-    /// Where members of etcd serve clients.
+    /// Client URLs of the etcd members.
     pub(crate) etcd: Vec<String>,
-    /// Whose certificates to trust, for `https://`.
+    /// CA certificates to trust, for `https://`.
     pub(crate) ca: Option<PathBuf>,
-    /// Our certificate, if etcd wants one.
+    /// This host's certificate, if etcd requires one.
     pub(crate) cert: Option<PathBuf>,
     /// Its private key.
     pub(crate) key: Option<PathBuf>,
     /// This host's name in the cluster; its host name if absent.
     pub(crate) host: Option<String>,
-    /// Where its control API is for other hosts, for people to see.
+    /// Address of its control API for other hosts and for people.
     pub(crate) address: Option<String>,
     /// How long a host that is silent keeps its disks.
     #[serde(default = "default_lease")]
@@ -30,7 +31,7 @@ pub(crate) struct ClusterConfig {
     /// How much longer disks of a host that vanished are left alone.
     #[serde(default = "default_settle")]
     pub(crate) settle_seconds: u64,
-    /// What all keys begin with; other clusters have another one.
+    /// Prefix of all keys; another cluster needs another one.
     #[serde(default = "default_prefix")]
     pub(crate) prefix: String,
 }
@@ -56,7 +57,7 @@ impl ClusterConfig {
         self.etcd.iter().map(|text| text.parse().map_err(|why| format!("cluster.etcd: {why}"))).collect()
     }
 
-    /// What can be said without looking at files.
+    /// Checks that need no files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         let endpoints = self.endpoints().unwrap_or_else(|what| {
             found.add("cluster.etcd", what);

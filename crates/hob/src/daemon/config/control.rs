@@ -10,7 +10,7 @@ use super::check::Findings;
 use crate::daemon::http::Role;
 use crate::daemon::tls::{CertificateMatch, TlsFiles};
 
-/// Where the control API listens, and who may use it over TCP.
+/// Listeners of the control API, and access over TCP.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ControlConfig {
@@ -36,7 +36,7 @@ pub(crate) struct ControlConfig {
 pub(crate) struct TokenEntry {
     /// Holds the token.
     pub(crate) file: PathBuf,
-    /// What it lets do.
+    /// Its role.
     pub(crate) role: Role,
 }
 
@@ -44,9 +44,9 @@ pub(crate) struct TokenEntry {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientEntry {
-    /// Which certificates.
+    /// The certificates.
     pub(crate) certificate: CertificateMatch,
-    /// What they let do.
+    /// Their role.
     pub(crate) role: Role,
 }
 
@@ -64,7 +64,7 @@ impl Default for ControlConfig {
 }
 
 impl ControlConfig {
-    /// What can be said without looking at files.
+    /// Checks that need no files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         let tcp = self.listen.iter().find(|endpoint| matches!(endpoint, Endpoint::Tcp { .. }));
         if let (Some(endpoint), None) = (tcp, &self.tls) {

@@ -8,7 +8,7 @@ use super::ControlConfig;
 use super::check::Findings;
 use crate::daemon::manager::MigrationTls;
 
-/// What this host shows as a client of other daemons. What is absent is as in `[control.tls]`.
+/// Credentials of this host as a client of other daemons. Defaults are those of `[control.tls]`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct MigrateConfig {
@@ -32,7 +32,7 @@ impl MigrateConfig {
         Some(MigrationTls { cert, key, ca })
     }
 
-    /// What can be said without looking at files.
+    /// Checks that need no files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         if self.cert.is_some() != self.key.is_some() {
             found.add("migrate", "migrate.cert and migrate.key go together");

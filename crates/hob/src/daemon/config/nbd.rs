@@ -12,7 +12,7 @@ use crate::daemon::tls::TlsFiles;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NbdEntry {
-    /// Where clients connect.
+    /// Address for clients.
     pub(crate) listen: Endpoint,
     /// If TLS is spoken there.
     pub(crate) tls: Option<NbdTlsFiles>,
@@ -28,12 +28,12 @@ pub(crate) struct NbdTlsFiles {
     client_ca: Option<PathBuf>,
     /// Keys that clients have too, instead of certificates.
     psk: Option<PathBuf>,
-    /// Clients that do not start TLS are told nothing.
+    /// Refuse clients that do not start TLS.
     #[serde(default = "yes")]
     pub(crate) required: bool,
 }
 
-/// What the two sides know each other by.
+/// How the two sides authenticate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NbdSecrets {
     /// Certificates.
@@ -58,10 +58,10 @@ impl NbdTlsFiles {
         }
     }
 
-    /// Which it is.
+    /// Returns the kind of authentication.
     ///
     /// # Errors
-    /// When it is neither, or both.
+    /// If neither or both are configured.
     pub(crate) fn secrets(&self) -> Result<NbdSecrets, String> {
         match (&self.cert, &self.key, &self.client_ca, &self.psk) {
             (Some(cert), Some(key), client_ca, None) => {
@@ -74,7 +74,7 @@ impl NbdTlsFiles {
     }
 }
 
-/// Reports what can be found without looking at files: the key, and what is wrong.
+/// Reports errors that need no files: the key, and the error.
 pub(crate) fn check_nbd(nbd: &[NbdEntry], allow: &[AllowEntry], report: &mut dyn FnMut(&str, String)) {
     let (mut certificates, mut keys, mut broken) = (false, false, false);
     for (number, entry) in nbd.iter().enumerate() {

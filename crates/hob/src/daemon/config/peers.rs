@@ -8,15 +8,16 @@ use serde::Deserialize;
 
 use super::check::Findings;
 
-/// Without `lend`, nothing is lent.
+/// Without `lend`, no flash is exported.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PeersConfig {
     /// The directory in which others' second copies are kept, a file each.
     pub(crate) lend: Option<PathBuf>,
-    /// How much is lent in all.
+    /// Maximum size of all exported flash.
     pub(crate) lend_max: Size,
-    /// What this host calls itself where it borrows; its host name, or its name in the cluster, if absent.
+    /// Name of this host for hosts whose flash it uses. Default: its name in the cluster, or its
+    /// host name.
     pub(crate) name: Option<String>,
     /// A peer that has not answered for so long is given up.
     pub(crate) wait_seconds: u64,
@@ -29,7 +30,7 @@ impl Default for PeersConfig {
 }
 
 impl PeersConfig {
-    /// What can be said without looking at files.
+    /// Checks that need no files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         match &self.lend {
             Some(path) if !path.is_absolute() => {

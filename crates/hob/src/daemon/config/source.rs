@@ -17,12 +17,12 @@ pub(super) const FINDINGS_MAX: usize = 100;
 pub(crate) struct Finding {
     /// Counted from 1; none if it concerns no line.
     pub(crate) line: Option<usize>,
-    /// What is wrong, on which object, and what is allowed.
+    /// The error, its object, and the allowed values.
     pub(crate) what: String,
 }
 
 impl Finding {
-    /// A key that does not exist: without it, the rest means what it says.
+    /// An unknown key. The rest of the file is valid without it.
     pub(super) fn is_unknown_key(&self) -> bool {
         self.what.starts_with("unknown field")
     }
@@ -73,7 +73,7 @@ pub(super) fn read(text: &str) -> (Option<Config>, Vec<Finding>) {
                 if !missing.is_some_and(|(key, _)| removed.contains(key)) {
                     findings.push(finding);
                 }
-                // What is wrong is left out, and the rest is read again.
+                // The wrong entry is removed, and the rest is parsed again.
                 let span = error.span().filter(|span| !span.is_empty());
                 let Some(key) = span.and_then(|span| remove(root.get_mut(), &span)) else { break };
                 removed.insert(key);
@@ -98,7 +98,7 @@ fn remove(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<String> {
     Some(key.get_ref().to_string())
 }
 
-/// The same inside a value. The inner value is the key of what was removed, if it has one.
+/// The same inside a value. The inner value is the key of the removed entry, if it has one.
 fn remove_inside(value: &mut Spanned<DeValue<'_>>, span: &Range<usize>) -> Option<Option<String>> {
     match value.get_mut() {
         DeValue::Table(table) => remove(table, span).map(Some),

@@ -1,7 +1,8 @@
-//! Who a client over TCP is, and what it may do.
+//! Authentication and authorization of clients over TCP.
 //!
-//! A token says it with each request, a certificate with the connection; where both are shown, the token counts. Each has a role:
-//! `read-only` may ask (GET, HEAD), `admin` may do everything. Whoever can open the Unix socket is an admin.
+//! A client sends a token with each request, or a certificate with the connection; if it has both,
+//! the token counts. Each has a role: `read-only` permits GET and HEAD, `admin` everything. A
+//! client on the Unix socket is an admin.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -27,7 +28,7 @@ const TOKEN_BYTES_MIN: usize = 16;
 /// The header in which answers tell a caller its role.
 const ROLE: HeaderName = HeaderName::from_static("x-hob-role");
 
-/// What a client may do.
+/// The rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Role {
@@ -38,7 +39,7 @@ pub(crate) enum Role {
 }
 
 impl Role {
-    /// As the configuration calls it.
+    /// Name in the configuration.
     fn name(self) -> &'static str {
         match self {
             Role::ReadOnly => "read-only",
@@ -46,7 +47,7 @@ impl Role {
         }
     }
 
-    /// May it use that method?
+    /// Returns true if it permits that method.
     fn may(self, method: &Method) -> bool {
         self == Role::Admin || matches!(*method, Method::GET | Method::HEAD)
     }
@@ -68,7 +69,8 @@ pub(crate) enum TokenError {
 }
 
 impl Token {
-    /// Reads a file that holds a token and nothing else but white space around it, and that not everybody can read.
+    /// Reads a file with a token, optionally surrounded by white space. Refuses a file that every
+    /// user can read.
     pub(crate) fn load(path: &Path) -> Result<Token, TokenError> {
         let bytes = tls::secret(path)?;
         let token = bytes.trim_ascii();
@@ -94,7 +96,7 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// Who has which role.
+/// Tokens and certificates with their roles.
 #[derive(Debug, Default)]
 pub(crate) struct Access {
     /// With a name for logs.
@@ -102,7 +104,7 @@ pub(crate) struct Access {
     certificates: Vec<(CertificateMatch, Role)>,
 }
 
-/// Who asks, and what it may do.
+/// The client of a request, and its role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Caller {
     name: String,
@@ -110,7 +112,7 @@ struct Caller {
 }
 
 impl Access {
-    /// As the configuration says. `token_file` holds an admin's.
+    /// According to the configuration. `token_file` has an admin's token.
     pub(crate) fn of_config(config: &ControlConfig) -> Result<Access, TokenError> {
         let of_admin = config.token_file.iter().map(|file| (file, Role::Admin));
         let others = config.tokens.iter().map(|entry| (&entry.file, entry.role));
@@ -129,7 +131,7 @@ impl Access {
         Access { tokens, certificates: Vec::new() }
     }
 
-    /// Can nobody come in?
+    /// Returns true if no client is permitted.
     pub(crate) fn is_empty(&self) -> bool {
         self.tokens.is_empty() && self.certificates.is_empty()
     }
@@ -174,8 +176,8 @@ fn establish(request: &Request) {
     }
 }
 
-/// Lets only those pass who may do what they ask for, and has the log say who they are. Answers tell them their role, so that a page
-/// need not offer what would be refused. The page itself is for everybody.
+/// Refuses requests that their client's role does not permit, and logs the client. Responses have
+/// the role, so that a page can hide forbidden actions. The page itself is public.
 pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, next: Next) -> Response {
     if page::is_public(request.method(), request.uri().path()) {
         return next.run(request).await;
@@ -198,7 +200,7 @@ pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, n
         return Answer::<()>::No(StatusCode::FORBIDDEN, problem).into_response();
     }
     let mut response = next.run(request).await;
-    // Who asked on behalf of this caller may itself only read.
+    // The daemon that forwarded the request may itself be read-only.
     let is_less = caller.role == Role::ReadOnly || !response.headers().contains_key(ROLE);
     if is_less {
         response.headers_mut().insert(ROLE, HeaderValue::from_static(caller.role.name()));

@@ -57,7 +57,7 @@ pub(super) async fn remove(
     manager.bitmap_remove(disk, bitmap).await.into()
 }
 
-/// Lets a bitmap forget what it has noted.
+/// Empties a bitmap.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/bitmaps/{bitmap}/clear",

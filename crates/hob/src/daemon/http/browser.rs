@@ -1,10 +1,10 @@
-//! What keeps other web sites from using a person's browser against the daemon.
+//! Protects the daemon against other web sites that use an operator's browser.
 //!
-//! A browser with a client certificate shows it whoever made it ask. So a request that says it comes from another site is refused:
-//! by `Sec-Fetch-Site`, which pages cannot forge, or else by `Origin`, which every browser sends with changes. Programs send neither.
-//! A link from elsewhere may open a page, but nothing of the API. Over TCP the `Host` must be an address or a name that is ours,
-//! so that no name of somebody else's can be pointed here (DNS rebinding).
-//! No answer carries a CORS header: no other site can read one.
+//! A browser with a client certificate sends it for every page. So a request from another site is
+//! refused: `Sec-Fetch-Site`, which pages cannot forge, shows its origin, or else `Origin`, which
+//! every browser sends with changes. Programs send neither. A link from another site may open a
+//! page, but nothing of the API. Over TCP, `Host` must be an address or a name of ours, which
+//! prevents DNS rebinding. No response has a CORS header, so no other site can read one.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 /// Below this path is the API, and no page.
 const API: &str = "/v1/";
 
-/// What every answer carries unless its handler has chosen something else.
+/// Headers of every response unless its handler sets another value.
 const ANSWER_HEADERS: [(HeaderName, HeaderValue); 5] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
     (

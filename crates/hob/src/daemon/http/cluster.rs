@@ -61,7 +61,8 @@ pub(super) async fn disks(State(manager): App) -> Answer<Vec<ClusterDisk>> {
     manager.cluster_disks().await.into()
 }
 
-/// Takes a disk, which this host is to serve, now; by force although data of it that is in the flash of a host that is gone is lost then.
+/// Takes a disk now that this host is configured to serve. With `force`, even if its dirty data in
+/// the flash of a host that is gone is lost.
 #[utoipa::path(
     post,
     path = "/v1/cluster/disks/{disk}/take",
@@ -78,7 +79,7 @@ pub(super) async fn take(
     manager.cluster_take(disk, force).await.into()
 }
 
-/// Has a disk move to another host of the cluster, whoever has it.
+/// Moves a disk from its current owner to another host of the cluster.
 #[utoipa::path(
     post,
     path = "/v1/cluster/disks/{disk}/move",
@@ -127,7 +128,7 @@ pub(super) struct Leaving {
     leaving: Option<String>,
 }
 
-/// Where flash is to spare, and which disks had better be on other hosts.
+/// Placement advice: hosts with unused flash, and disks that should move.
 #[utoipa::path(
     get,
     path = "/v1/cluster/advice",

@@ -1,4 +1,4 @@
-//! hob.toml and what is served.
+//! hob.toml and the running daemon.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// Compares hob.toml, as it is now, with what is served.
+/// Compares the current hob.toml with the running daemon.
 #[utoipa::path(
     get,
     path = "/v1/config/diff",
@@ -21,7 +21,7 @@ pub(super) async fn diff(State(manager): App) -> Answer<ConfigDiff> {
     manager.config_diff().await.into()
 }
 
-/// Makes what is served as hob.toml says. Dirty data is drained, never lost.
+/// Applies hob.toml to the running daemon. Dirty data is drained, never lost.
 #[utoipa::path(
     post,
     path = "/v1/config/apply",

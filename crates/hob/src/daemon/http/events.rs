@@ -1,7 +1,9 @@
-//! `GET /v1/events`: how everything is, once a second, as server-sent events (WHATWG HTML, section 9.2).
+//! `GET /v1/events`: a snapshot of everything each second, as server-sent events (WHATWG HTML,
+//! section 9.2).
 //!
-//! The figures are gathered once for all who listen, and only while somebody does. Who is slow misses moments and costs no memory: a
-//! listener has one event under way, and the next one it gets is the latest. Who takes nothing for [`SLOW_MAX`] loses the connection.
+//! Counters are collected once for all listeners, and only while there are any. A slow listener
+//! skips snapshots and costs no memory: it has one event in flight, and the next one is the latest.
+//! A listener that takes no event for [`SLOW_MAX`] is disconnected.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -26,18 +28,18 @@ use crate::daemon::manager::Manager;
 /// Pause between two events.
 const EVERY: Duration = Duration::from_secs(1);
 
-/// Who listens at once, per socket: far fewer than there may be connections.
+/// Maximum number of listeners per socket: far fewer than connections.
 const LISTENERS_MAX: usize = 16;
 
 /// For how long a listener may take nothing.
 const SLOW_MAX: Duration = Duration::from_secs(15);
 
-/// What is sent to everybody, and who may listen.
+/// Sends events to all listeners.
 #[derive(Debug)]
 pub(super) struct Hub {
     manager: Arc<Manager>,
     places: Arc<Semaphore>,
-    /// The latest event; none while nobody listens.
+    /// The latest event; none without listeners.
     news: watch::Sender<Option<Bytes>>,
     is_gathering: Mutex<bool>,
 }
@@ -53,7 +55,7 @@ impl Hub {
         })
     }
 
-    /// What comes from now on. Gathering begins with the first listener.
+    /// Subscribes to later events. Collection begins with the first listener.
     fn listen(self: &Arc<Self>) -> watch::Receiver<Option<Bytes>> {
         let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
         let news = self.news.subscribe();
@@ -127,7 +129,7 @@ async fn pass_on(
     hang_up: Option<HangUp>,
     _place: OwnedSemaphorePermit,
 ) {
-    // What there is already is news to this one.
+    // The existing event is new for this listener.
     news.mark_changed();
     loop {
         tokio::select! {
@@ -147,7 +149,7 @@ async fn pass_on(
     }
 }
 
-/// The body of an answer: events as they come.
+/// The body of a response: events as they occur.
 struct Events(mpsc::Receiver<Bytes>);
 
 impl Body for Events {

@@ -38,7 +38,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     }
 }
 
-/// The connection that a request came on, where that asks to speak [`DATA_PROTOCOL`] on it from then on.
+/// The connection of a request that asks to switch to [`DATA_PROTOCOL`].
 pub(super) struct DataConnection(OnUpgrade);
 
 impl<S: Send + Sync> FromRequest<S> for DataConnection {

@@ -27,7 +27,7 @@ pub(super) async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], super::openapi_json())
 }
 
-/// Who answers?
+/// Version of the daemon and of its API.
 #[utoipa::path(get, path = "/v1/version", responses((status = 200, body = Version)))]
 pub(super) async fn version(State(manager): App) -> Answer<Version> {
     Answer::Yes(manager.version())
@@ -115,7 +115,7 @@ pub(super) async fn pool_preview(
     manager.pool_preview(&pool, &change).await.into()
 }
 
-/// Which device of a pool.
+/// Selects a device of a pool.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -144,7 +144,7 @@ pub(super) async fn device_set(
     }
 }
 
-/// Which device is removed.
+/// Selects the device to remove.
 #[derive(Debug, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -156,8 +156,8 @@ pub(super) struct DeviceRemoval {
     discard_dirty: bool,
 }
 
-/// Takes a device out of a pool. Caches on it move to other devices, or get smaller. Refused without
-/// `discard_dirty=true` if the device is away and may hold dirty data of a disk that is offline.
+/// Removes a device from a pool. Caches on it move to other devices, or shrink. Refused without
+/// `discard_dirty=true` if the device is offline and may have dirty data of an offline disk.
 #[utoipa::path(
     delete,
     path = "/v1/pools/{pool}/devices",
@@ -210,7 +210,7 @@ pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answe
     manager.disk(&disk).into()
 }
 
-/// What becomes of data that only flash has.
+/// What happens to data that only flash has.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -220,7 +220,7 @@ pub(super) struct WhatOfDirty {
     discard_dirty: bool,
 }
 
-/// What becomes of dirty data, and of clients, when a disk is removed.
+/// What happens to dirty data and to clients when a disk is removed.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -327,8 +327,8 @@ pub(super) async fn disk_resize(
     manager.disk_resize(disk, resize).await.into()
 }
 
-/// Reports what happened to a disk's machine: its cache is drained or emptied, or stays as it is. A drain goes on after the answer;
-/// the disk shows how far it is.
+/// Reports an event of a disk's VM: its cache is drained or emptied, or stays as it is. A drain
+/// continues after the response; the disk shows its progress.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/events",
@@ -359,8 +359,8 @@ pub(super) async fn drain_stop(State(manager): App, Path(disk): Path<String>) ->
     manager.drain_stop(disk).await.into()
 }
 
-/// Gives up what is dirty: acknowledged writes are lost. Of a disk that is offline, the whole cache is given up. Refused without
-/// `discard_dirty=true` while anything is dirty, or may be.
+/// Discards dirty data: acknowledged writes are lost. For an offline disk the whole cache is
+/// discarded. Refused without `discard_dirty=true` while data is or may be dirty.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/cache/discard-dirty",
@@ -382,8 +382,9 @@ pub(super) async fn discard_dirty(
     manager.discard_dirty(disk).await.into()
 }
 
-/// Writes what is dirty in the cache of a disk that is offline into a sparse file on the daemon's host. Beside it,
-/// `PATH.map` says which ranges count, in lines `data OFFSET BYTES` and `lost OFFSET BYTES`.
+/// Writes the dirty data of an offline disk to a sparse file on the daemon's host. The file
+/// `PATH.map` beside it lists the valid ranges, in lines `data OFFSET BYTES` and `lost OFFSET
+/// BYTES`.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/cache/export-dirty",
@@ -521,12 +522,14 @@ pub(super) async fn explain(State(manager): App, Path(disk): Path<String>) -> An
     manager.explain(&disk).await.into()
 }
 
-/// Records a disk's requests as they come, until the client or the disk goes. A disk has one recording at a time.
+/// Records a disk's requests until the client disconnects or the disk is removed. A disk has one
+/// recording at a time.
 ///
-/// The answer is a stream of frames: a head of 24 bytes (u64 nanoseconds for which the recording has lasted, u64
-/// requests dropped so far because the client was too slow, u32 count of records, u8 1 for the last frame, 3 zeroes)
-/// and that many records of 24 bytes (u64 nanoseconds from the start, u64 first byte, u32 bytes, u8 0 read, 1 write, 2
-/// discard or zeroes, 3 flush, 3 zeroes), all little-endian. Frames come several times a second, also without records.
+/// The response is a stream of frames. A frame is a head of 24 bytes (u64 duration of the recording
+/// in nanoseconds, u64 requests dropped so far because the client was too slow, u32 count of
+/// records, u8 1 for the last frame, 3 zeroes) and that many records of 24 bytes (u64 nanoseconds
+/// from the start, u64 first byte, u32 bytes, u8 0 read, 1 write, 2 discard or zeroes, 3 flush, 3
+/// zeroes), all little-endian. Frames are sent several times a second, also without records.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/trace",

@@ -64,14 +64,14 @@ pub(crate) enum ListenError {
     /// The system call failed.
     #[error("cannot listen on {endpoint}: {source}")]
     System {
-        /// Where.
+        /// The address.
         endpoint: Endpoint,
         /// Why.
         source: io::Error,
     },
 }
 
-/// Who may use the control API.
+/// Access rules of the control API.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Guard {
     /// For TCP.
@@ -83,7 +83,7 @@ pub(crate) struct Guard {
 }
 
 impl Guard {
-    /// As the configuration says; reads the files it names.
+    /// According to the configuration; reads the files that it names.
     pub(crate) fn of_config(config: &ControlConfig) -> anyhow::Result<Guard> {
         let load = |files: &_| Tls::load(Clone::clone(files), WithoutCertificate::Welcome).map(Arc::new);
         Ok(Guard {
@@ -111,8 +111,8 @@ enum Socket {
 }
 
 impl ControlListener {
-    /// Binds. A Unix socket is for its owner only (mode 0600), or for a group too (0660), and a stale file of one is
-    /// replaced if nobody answers on it.
+    /// Binds the socket. A Unix socket is for its owner only (mode 0600), or for a group too
+    /// (0660). A stale socket file is replaced if nothing listens on it.
     pub(crate) async fn bind(
         endpoint: Endpoint,
         guard: &Guard,
@@ -155,7 +155,7 @@ impl ControlListener {
         Ok(ControlListener { socket, endpoint, name, listening: listening.clone() })
     }
 
-    /// Where clients connect: with the port that was given when port 0 was asked for.
+    /// Address for clients, with the actual port if port 0 was requested.
     pub(crate) fn endpoint(&self) -> Endpoint {
         match (&self.socket, &self.endpoint) {
             (Socket::Tcp { socket, .. }, Endpoint::Tcp { host, .. }) => match socket.local_addr() {
@@ -207,7 +207,8 @@ impl ControlListener {
     /// Adds the checks of this socket: first the origin of a request, then its authentication.
     fn guarded(&self, router: Router) -> Router {
         let (router, names) = match &self.socket {
-            // The file's permissions decide who may connect; every request is then allowed.
+            // The file's permissions decide which users may connect; every request is then
+            // permitted.
             Socket::Unix(_) => (router.layer(middleware::from_fn(auth::accept)), Names::Any),
             Socket::Tcp { tls, access, .. } => {
                 let listen = match &self.endpoint {
@@ -260,12 +261,12 @@ fn set_keepalive(stream: &TcpStream) {
     let _ = sockopt::set_tcp_keepcnt(stream, KEEP_ALIVE_TRIES);
 }
 
-/// Ends the connection that a request came over. Requests carry it.
+/// Closes the connection of a request. Requests carry it as an extension.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HangUp(Arc<Notify>);
 
 impl HangUp {
-    /// Closes it at once, for clients that no longer read.
+    /// Closes it immediately, for clients that do not read any more.
     pub(super) fn now(&self) {
         self.0.notify_one();
     }

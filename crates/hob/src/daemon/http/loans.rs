@@ -29,13 +29,13 @@ fn name_of(shown: Shown) -> Option<String> {
     shown.map(|Extension(certificate)| certificate.to_string())
 }
 
-/// What this host lends, and what it has borrowed.
+/// Flash that this host exports, and flash of other hosts that it uses.
 #[utoipa::path(get, path = "/v1/peers", operation_id = "peers", responses((status = 200, body = Peers)))]
 pub(super) async fn peers(State(manager): App) -> Answer<Peers> {
     Answer::Yes(manager.peers())
 }
 
-/// Of another host: lend it flash for second copies, or go on doing so.
+/// For other hosts: exports flash for second copies, or renews the export.
 #[utoipa::path(
     post,
     path = "/v1/loans/{borrower}",
@@ -53,7 +53,7 @@ pub(super) async fn ask(
     manager.lend(borrower, ask, name_of(shown)).await.into()
 }
 
-/// What becomes of a loan that is ended.
+/// What happens to the host of an export that is ended.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct EndQuery {
     /// The other host may ask for another one.
@@ -79,14 +79,14 @@ pub(super) async fn end(
     manager.loan_end(borrower, name_of(shown), after).await.into()
 }
 
-/// Which loan is meant.
+/// Selects an incarnation of an export.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct Epoch {
-    /// As the lender called it.
+    /// The incarnation, as this host named it.
     epoch: String,
 }
 
-/// Of another host: a connection in which this one is an NBD server with what it lends.
+/// For other hosts: a connection on which this host is the NBD server of the exported flash.
 #[utoipa::path(
     post,
     path = "/v1/loans/{borrower}/data",

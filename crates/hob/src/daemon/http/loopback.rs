@@ -1,8 +1,10 @@
-//! The dashboard of a daemon that listens on a Unix socket, which no browser can open: an HTTP listener on this host's loopback
-//! addresses that asks the daemon what it is asked (`hob dashboard`).
+//! Serves the dashboard of a daemon that listens on a Unix socket, which browsers cannot open: an
+//! HTTP listener on this host's loopback addresses that forwards requests to the daemon (`hob
+//! dashboard`).
 //!
-//! Other users of the host can reach it, so everything but the page itself wants a token, and other web sites are refused, as over
-//! TCP. What passes on is method, path and body; the daemon is asked as whoever runs this.
+//! Other users of the host can reach it, so everything but the page itself requires a token, and
+//! other web sites are refused, as over TCP. Method, path and body are forwarded, with the rights
+//! of the user who runs the command.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -26,11 +28,11 @@ use super::listener::{CONNECTIONS_MAX, connection};
 use crate::daemon::half_open::HalfOpen;
 use crate::daemon::watchdog::contained_task;
 
-/// What a browser says that concerns the daemon.
+/// Headers of the browser that are forwarded.
 const PASSED_ON: [HeaderName; 4] =
     [ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, HeaderName::from_static("x-request-id")];
 
-/// What concerns one connection only.
+/// Headers that concern one connection only.
 const HOP_BY_HOP: [&str; 4] = ["connection", "keep-alive", "transfer-encoding", "upgrade"];
 
 /// A bound listener.
@@ -51,12 +53,12 @@ impl Loopback {
         Ok(Loopback { socket: TcpListener::bind((Ipv4Addr::LOCALHOST, port)).await?, token, role })
     }
 
-    /// Where the page is.
+    /// Address of the page.
     pub(crate) fn address(&self) -> io::Result<SocketAddr> {
         self.socket.local_addr()
     }
 
-    /// What the page has to show. Browsers do not send what is behind the `#` of an address.
+    /// URL of the page with its token. Browsers do not send the part of a URL behind `#`.
     pub(crate) fn url(&self) -> io::Result<String> {
         Ok(format!("http://{}/#token={}", self.address()?, self.token))
     }

@@ -108,7 +108,7 @@ pub(super) async fn take_back(
     manager.migration_take_back(disk, force).await.into()
 }
 
-/// Of another host: await the disk.
+/// For other hosts: prepares to receive the disk.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/arrive",
@@ -126,10 +126,11 @@ pub(super) async fn arrive(
     manager.call_in(disk, session, CallIn::Arrive(Box::new(arrival))).await.into()
 }
 
-/// Of another host: forget what was changed.
+/// For other hosts: invalidates changed ranges.
 ///
-/// The body is pages, each after its length (u32, little-endian): a varint with the count of ranges, and for each two
-/// varints, the sectors from the end of the range before it to its first, and its sectors.
+/// The body is a list of pages, each after its length (u32, little-endian). A page is a varint with
+/// the count of ranges, and two varints for each range: the sectors between the end of the previous
+/// range and its first sector, and its number of sectors.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/changed",
@@ -147,7 +148,7 @@ pub(super) async fn changed(
     manager.call_in(disk, session, CallIn::Changed(body.to_vec())).await.into()
 }
 
-/// Which page of the list.
+/// Selects a page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct ListPage {
     /// From 0 on.
@@ -156,7 +157,7 @@ pub(super) struct ListPage {
     last: bool,
 }
 
-/// Of another host: a page of the list of what is cached there, hottest first.
+/// For other hosts: a page of the list of blocks cached there, hottest first.
 ///
 /// The body is a page as in `changed`, without its length.
 #[utoipa::path(
@@ -177,9 +178,9 @@ pub(super) async fn list(
     manager.call_in(disk, session, CallIn::List { page, last, body: body.to_vec() }).await.into()
 }
 
-/// Of another host: `yours`, `cancel` or `look`.
+/// For other hosts: `yours`, `cancel` or `look`.
 ///
-/// The body of `yours` is that of `arrive`, for a host that gave the disk up; it may be missing.
+/// The body of `yours` is that of `arrive`, for a host that has dropped the disk; it is optional.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/{call}",
@@ -198,7 +199,8 @@ pub(super) async fn call(
     body: Bytes,
 ) -> Answer<CallAnswer> {
     let call = match call.as_str() {
-        // Older hosts do not say it, and newer ones perhaps something else: only who gave the disk up needs it.
+        // Older hosts send no body, and newer ones perhaps another: only a host that has dropped
+        // the disk needs it.
         "yours" => CallIn::Yours(serde_json::from_slice(&body).ok()),
         "cancel" => CallIn::Cancel,
         "look" => CallIn::Look,
@@ -207,15 +209,15 @@ pub(super) async fn call(
     manager.call_in(disk, session, call).await.into()
 }
 
-/// As what the other host is read.
+/// The role in which the other host is read.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct DataOf {
-    /// It had the disk before, and is read for what it has in flash.
+    /// It had the disk before, and its flash is read.
     #[serde(default)]
     former: bool,
 }
 
-/// Of another host: a connection in which it is an NBD server with the disk, read-only.
+/// For other hosts: a connection on which this host is the NBD server of the disk, read-only.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/data",

@@ -1,4 +1,4 @@
-//! Answers for who watches: metrics, health, load.
+//! Endpoints for monitoring: metrics, health, load.
 
 use std::sync::Arc;
 
@@ -17,8 +17,9 @@ use crate::daemon::metrics::{Form, Latencies};
 
 type App = State<Arc<Manager>>;
 
-/// Is everything in order? For load balancers and monitors; what is named works badly or not at all, the rest works. `hob`
-/// restarts nothing because of it, and neither should its supervisor: that is what the watchdog is for.
+/// Health for load balancers and monitors. The listed objects work badly or not at all; the others
+/// work. hob restarts nothing because of it, and its supervisor should not either: the watchdog is
+/// for that.
 #[utoipa::path(
     get,
     path = "/healthz",
@@ -47,13 +48,13 @@ pub(super) async fn health(State(manager): App) -> Answer<Health> {
     Answer::Yes(manager.health().await)
 }
 
-/// What each disk has done so far, in few figures.
+/// A few counters of each disk.
 #[utoipa::path(get, path = "/v1/load", responses((status = 200, body = Vec<DiskLoad>)))]
 pub(super) async fn load(State(manager): App) -> Answer<Vec<DiskLoad>> {
     Answer::Yes(manager.load().await)
 }
 
-/// What is to be on the page of metrics.
+/// Selects the content of the metrics page.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -72,8 +73,8 @@ enum LatencyBy {
     Disk,
 }
 
-/// Everything that is counted, for Prometheus (text format 0.0.4), or as OpenMetrics 1.0 for who asks for
-/// `application/openmetrics-text`. docs/metrics.md lists it.
+/// All metrics, for Prometheus (text format 0.0.4), or as OpenMetrics 1.0 if requested by
+/// `application/openmetrics-text`. docs/metrics.md lists them.
 #[utoipa::path(
     get,
     path = "/metrics",

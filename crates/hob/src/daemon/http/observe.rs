@@ -1,4 +1,5 @@
-//! What disks are asked for: histograms, for programs and for spreadsheets; and what other caches would make of it.
+//! Histograms of disks' requests, for programs and for spreadsheets, and the predicted effect of
+//! other cache sizes.
 
 use std::sync::Arc;
 
@@ -41,7 +42,7 @@ impl Form {
     }
 }
 
-/// What a disk is asked for, in the buckets of vscsiStats.
+/// Histograms of a disk's requests, in the buckets of vscsiStats.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/histograms",
@@ -71,7 +72,7 @@ pub(super) async fn histograms(
     }
 }
 
-/// Begins a disk's histograms anew, and shows them empty. Other figures go on.
+/// Resets a disk's histograms, and returns them empty. Other counters continue.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/histograms",
@@ -85,7 +86,8 @@ pub(super) async fn histograms_reset(
     manager.histograms_reset(&disk).await.into()
 }
 
-/// What caches of other sizes would do for a disk: miss-ratio curves, estimated while it is served.
+/// Predicted effect of other cache sizes for a disk: miss-ratio curves, estimated while it is
+/// served.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/curve",
@@ -96,7 +98,7 @@ pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answ
     manager.curve(&disk).await.into()
 }
 
-/// Forgets what was learnt for the curves, and shows them empty.
+/// Discards the curves of a disk, and returns them empty.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/curve",

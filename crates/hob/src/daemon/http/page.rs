@@ -1,7 +1,8 @@
-//! The dashboard: a page and what it needs, which are in the binary.
+//! The dashboard: a page and its files, which are in the binary.
 //!
-//! They hold no data of the daemon, so they are for everybody who reaches the socket; what the page shows it asks of the API, as
-//! whoever uses it. It may load and ask nothing but its own origin, and runs no code that does not come from here as a file.
+//! They contain no data of the daemon, so they are public for all clients that reach the socket.
+//! The page gets its data from the API with its user's rights. It may load from its own origin
+//! only, and runs no inline scripts.
 
 use std::sync::OnceLock;
 
@@ -11,7 +12,7 @@ use axum::http::{HeaderMap, Method, StatusCode};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 
-/// What the page may do.
+/// The content security policy of the page.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       require-trusted-types-for 'script'; trusted-types 'none'; frame-ancestors 'none'; base-uri 'none'; \
                       form-action 'none'";
@@ -41,7 +42,7 @@ assets! {
     "/assets/icon.svg" "image/svg+xml" "icon.svg"
 }
 
-/// Is it for everybody?
+/// Returns true if it is public.
 pub(super) fn is_public(method: &Method, path: &str) -> bool {
     matches!(*method, Method::GET | Method::HEAD) && ASSETS.iter().any(|asset| asset.path == path)
 }

@@ -10,13 +10,13 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// What all disks are due.
+/// Entitlements of all disks.
 #[utoipa::path(get, path = "/v1/qos", operation_id = "qos_list", responses((status = 200, body = Vec<DiskQos>)))]
 pub(super) async fn disks(State(manager): App) -> Answer<Vec<DiskQos>> {
     Answer::Yes(manager.disks_qos())
 }
 
-/// What a disk is due.
+/// The entitlement of a disk.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/qos",
@@ -28,7 +28,8 @@ pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answe
     manager.disk_qos(&disk).into()
 }
 
-/// Says what a disk is due, from now on. Reservations that its datastore cannot keep are refused.
+/// Changes the entitlement of a disk. Reservations beyond the capacity of its datastore are
+/// refused.
 #[utoipa::path(
     patch,
     path = "/v1/disks/{disk}/qos",
@@ -108,7 +109,7 @@ pub(super) async fn datastore(State(manager): App, Path(datastore): Path<String>
     manager.datastore(&datastore).await.into()
 }
 
-/// Says how a datastore is to be bounded, and what it can do.
+/// Changes how a datastore is throttled, and its capacity.
 #[utoipa::path(
     patch,
     path = "/v1/datastores/{datastore}",

@@ -1,7 +1,7 @@
-//! A name for each request of the control API, so that an answer can be found in the log.
+//! An id for each request of the control API, so that its log lines can be found.
 //!
-//! What a request does is logged within a span of that name, also what goes on after the answer. Who has a name for it
-//! already gives it as `X-Request-Id`; every answer carries the one that was used.
+//! Everything that a request does is logged in a span with its id, also after the response. A
+//! client may send its own id as `X-Request-Id`; every response carries the id.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -28,7 +28,7 @@ pub(super) async fn name(request: Request, next: Next) -> Response {
         id,
         method = %request.method(),
         path = request.uri().path(),
-        // Who it is, once that is known (`auth`).
+        // The client, after authentication (`auth`).
         caller = tracing::field::Empty,
     );
     let began = Instant::now();

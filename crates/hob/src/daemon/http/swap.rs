@@ -21,7 +21,8 @@ pub(super) async fn swaps(State(manager): App) -> Answer<Vec<Swap>> {
     manager.swaps().await.into()
 }
 
-/// Carves a swap area out of a pool and turns it on. That goes on after the answer if it takes long.
+/// Creates a swap area in a pool and turns it on. That continues after the response if it takes
+/// long.
 #[utoipa::path(
     post,
     path = "/v1/swap",
@@ -45,7 +46,8 @@ pub(super) async fn swap(State(manager): App, Path(swap): Path<String>) -> Answe
     manager.swap(&swap).await.into()
 }
 
-/// Turns a swap area on or off, which goes on after the answer if it takes long; or stops the opposite that is under way.
+/// Turns a swap area on or off, or cancels the opposite change. That continues after the response
+/// if it takes long.
 #[utoipa::path(
     patch,
     path = "/v1/swap/{swap}",

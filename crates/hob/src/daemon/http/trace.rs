@@ -35,7 +35,7 @@ impl TraceBody {
     }
 
     fn next(&mut self) -> TraceFrame {
-        // Looked at before the records, so that none comes between.
+        // Read before the records, so that no record is missed in between.
         let (has_ended, elapsed_ns) = (self.recording.has_ended(), self.recording.elapsed_ns());
         let records = self.recording.take(FRAME_RECORDS_MAX);
         self.behind = records.len() == FRAME_RECORDS_MAX;

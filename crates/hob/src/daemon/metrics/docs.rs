@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::{BOUNDS, DISKS_FINE_MAX, Kind, METRICS, bounds_ns};
 
-/// What stands above the table.
+/// Text above the table.
 const ABOVE: &str = "\
 # Metrics
 
@@ -16,7 +16,7 @@ Counters of a disk begin at 0 when the disk comes online: after a restart of the
 Those of a flash device begin at 0 when it is opened.
 ";
 
-/// What stands below it.
+/// Text below it.
 const BELOW: &str = "
 ## What to ask
 

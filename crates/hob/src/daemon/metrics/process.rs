@@ -1,4 +1,5 @@
-//! What the system says of this process. What it does not say is 0: a page without it is better than none.
+//! The kernel's figures of this process. A missing figure is 0: a page without it is better than
+//! none.
 
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -17,7 +18,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// As it is now.
+    /// The current figures.
     pub(crate) fn look() -> Process {
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
@@ -34,7 +35,8 @@ impl Process {
 
     /// From the texts of proc(5), `now` seconds after 1970; the memory is in pages.
     fn parse(stat: &str, uptime: &str, now: f64, ticks_per_second: u64) -> Process {
-        // The second field is the program's name in parentheses, which may hold anything; the next one is the third.
+        // The second field is the program's name in parentheses, which may contain anything; the
+        // next one is the third.
         let fields: Vec<&str> =
             stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3).and_then(|text| text.parse::<u64>().ok());

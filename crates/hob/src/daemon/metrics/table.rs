@@ -1,8 +1,8 @@
-//! Every metric, once: its name, what it means, and where its value comes from. The page of metrics, its documentation,
-//! and the tests of dashboard and alerts read this table.
+//! The table of all metrics: name, meaning and source of the value. The metrics page, its
+//! documentation, and the tests of dashboard and alerts use this table.
 //!
-//! Names follow Prometheus: base units (bytes, seconds), `_total` for what only grows. Counters of a disk begin at 0
-//! when the disk comes online, those of a device when it is opened.
+//! Names follow Prometheus: base units (bytes, seconds), `_total` for counters. Counters of a disk
+//! begin at 0 when the disk comes online, those of a device when it is opened.
 
 use hob_control::{
     Admission, BackingState, Cache, CacheState, Cluster, ClusterState, Datastore, Device, DeviceState, Disk,
@@ -19,20 +19,20 @@ use crate::daemon::hardware::DeviceCounts;
 pub(crate) struct Metric {
     /// Its name, without `_total`.
     pub(crate) name: &'static str,
-    /// What may be done with it.
+    /// Its type.
     pub(crate) kind: Kind,
     /// In words.
     pub(crate) help: &'static str,
-    /// Where its values come from.
+    /// Source of its values.
     pub(crate) source: Source,
 }
 
-/// What may be done with a metric.
+/// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// It only grows; ask for its rate.
     Counter,
-    /// It is what it is at the moment.
+    /// A current value.
     Gauge,
     /// It is 1, and its labels say something.
     Info,
@@ -40,7 +40,7 @@ pub(crate) enum Kind {
     Histogram,
 }
 
-/// Where values come from, and what they are of: one for each of these.
+/// Source of the values: one value for each of these.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
     /// The daemon.
@@ -49,7 +49,7 @@ pub(crate) enum Source {
     Cluster(fn(&Cluster) -> f64),
     /// The daemon, with its version.
     Build,
-    /// Each shard: does it answer?
+    /// Each shard: whether it answers.
     Shards,
     /// Each kind of problem: how many there are.
     Problems,
@@ -59,17 +59,17 @@ pub(crate) enum Source {
     Device(fn(&Device) -> f64),
     /// Each device that is open.
     DeviceIo(fn(&DeviceCounts) -> f64),
-    /// Each state that each device can be in: is it?
+    /// Each state of each device: 1 if it is in that state.
     DeviceStates,
     /// Each disk.
     Disk(fn(&Disk) -> f64),
-    /// Each state that each disk can be in: is it?
+    /// Each state of each disk: 1 if it is in that state.
     DiskStates,
     /// Each disk that is online, by the state of its backing.
     Backing(fn(&BackingState) -> f64),
-    /// Each state that the backing of each disk that is online can be in: is it?
+    /// Each state of the backing of each online disk: 1 if it is in that state.
     BackingStates,
-    /// What each disk is due, where that is anything.
+    /// The entitlement of each disk that has one.
     Qos(fn(&DiskQos) -> Option<f64>),
     /// Each datastore, where there is anything to say.
     Datastore(fn(&Datastore) -> Option<f64>),
@@ -77,7 +77,7 @@ pub(crate) enum Source {
     Cache(fn(&Cache) -> f64),
     /// The same, with how its cache works.
     CacheInfo,
-    /// Each state that each cache can be in: is it?
+    /// Each state of each cache: 1 if it is in that state.
     CacheStates,
     /// Each disk that is online.
     Stats(fn(&DiskStats) -> f64),
@@ -123,7 +123,7 @@ impl Source {
         }
     }
 
-    /// What there is one value of each.
+    /// The object that each value belongs to.
     pub(crate) fn of_each(self) -> &'static str {
         match self {
             Source::Daemon(_) | Source::Build => "the daemon",
@@ -285,7 +285,7 @@ fn sectors(count: u64) -> f64 {
     (count * SECTOR_BYTES) as f64
 }
 
-/// What a device can be, and how labels call it.
+/// The states of a device, with their labels.
 pub(super) const DEVICE_STATES: [(DeviceState, &str); 4] = [
     (DeviceState::Online, "online"),
     (DeviceState::Stalled, "stalled"),
@@ -293,7 +293,7 @@ pub(super) const DEVICE_STATES: [(DeviceState, &str); 4] = [
     (DeviceState::Offline, "offline"),
 ];
 
-/// What a disk can be, and how labels call it.
+/// The states of a disk, with their labels.
 pub(super) const DISK_STATES: [(DiskState, &str); 5] = [
     (DiskState::Online, "online"),
     (DiskState::Offline, "offline"),
@@ -302,7 +302,7 @@ pub(super) const DISK_STATES: [(DiskState, &str); 5] = [
     (DiskState::Away, "away"),
 ];
 
-/// What a cache can be, and how labels call it.
+/// The states of a cache, with their labels.
 pub(super) const CACHE_STATES: [(CacheState, &str); 6] = [
     (CacheState::None, "none"),
     (CacheState::Active, "active"),

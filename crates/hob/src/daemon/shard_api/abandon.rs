@@ -1,19 +1,19 @@
-//! What a shard is told of backings that may never answer.
+//! Calls to a shard about backings that may never answer.
 
 use hob_engine::units::DiskId;
 
 use super::{ShardCall, ShardHandle};
 
 impl ShardHandle {
-    /// Fails what waits for a disk's backing at this moment.
+    /// Fails the requests that wait for a disk's backing now.
     pub(crate) fn expire_requests(&self, id: DiskId) {
-        // A shard that is gone has none.
+        // Not an error: a shard that has ended has none.
         let _ = self.send(ShardCall::ExpireRequests { id });
     }
 
     /// Disconnects a disk from its clients and from its backing, before it is removed.
     pub(crate) fn abandon(&self, id: DiskId) {
-        // A shard that is gone serves nothing.
+        // Not an error: a shard that has ended serves nothing.
         let _ = self.send(ShardCall::Abandon { id });
     }
 }

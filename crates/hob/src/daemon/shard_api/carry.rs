@@ -1,4 +1,4 @@
-//! What is asked of a shard about a disk that moves between hosts.
+//! Calls to a shard about a disk that migrates.
 
 use hob_engine::command::Role;
 use hob_engine::io::Op;
@@ -20,7 +20,7 @@ impl ShardHandle {
         self.carry(id, |answer| CarryCall::Watch(watch, answer)).await
     }
 
-    /// Where it was changed since this was asked last.
+    /// The regions changed since the last call.
     pub(crate) async fn take_changed(&self, id: DiskId) -> Result<Option<Box<Regions>>, ShardError> {
         self.carry(id, CarryCall::TakeChanged).await
     }
@@ -30,7 +30,7 @@ impl ShardHandle {
         self.carry(id, CarryCall::Hottest).await
     }
 
-    /// What is valid in those blocks, as sectors.
+    /// The valid sectors in those blocks.
     pub(crate) async fn extents(&self, id: DiskId, blocks: Vec<u64>) -> Result<Vec<(u64, u64)>, ShardError> {
         self.carry(id, |answer| CarryCall::Extents(blocks, answer)).await
     }
@@ -55,9 +55,9 @@ impl ShardHandle {
         self.carry(id, |answer| CarryCall::Listed(ranges, answer)).await
     }
 
-    /// Pulls what is listed, from now on.
+    /// Starts to pull the listed blocks.
     pub(crate) fn pull(&self, id: DiskId) {
-        // A shard that is gone pulls nothing.
+        // Not an error: a shard that has ended pulls nothing.
         let _ = self.send(super::ShardCall::Carry(id, CarryCall::Pull));
     }
 
@@ -77,7 +77,7 @@ impl ShardHandle {
         let _ = self.send(super::ShardCall::Carry(id, CarryCall::SetPeer(peer)));
     }
 
-    /// Forgets all of a disk in standby, and what is to be pulled.
+    /// Empties a disk in standby, and its list of blocks to pull.
     pub(crate) async fn restart(&self, id: DiskId) -> Result<(), ShardError> {
         self.carry(id, CarryCall::Restart).await
     }

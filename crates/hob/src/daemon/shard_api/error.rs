@@ -1,17 +1,17 @@
-//! Why a shard did not do what it was asked, in words for people.
+//! Errors of calls to shards, as text for people.
 
 use hob_engine::command::CommandError;
 
-/// Why a shard did not do what it was asked.
+/// Why a shard did not execute a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ShardError {
     /// The engine refused; nothing was changed.
     #[error("{}", explain_error(*.0))]
     Command(CommandError),
-    /// It could not open what it was given.
+    /// It could not open the given object.
     #[error("{0}")]
     Unusable(String),
-    /// It did not answer in time. A change goes on in the background.
+    /// It did not answer in time. A change continues in the background.
     #[error("the shard did not finish in time; the change continues in the background")]
     Busy,
     /// Its thread ended.

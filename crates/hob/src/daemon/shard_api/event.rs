@@ -1,4 +1,4 @@
-//! What a shard reports unasked.
+//! Events that a shard reports.
 
 use hob_engine::command::Segment;
 use hob_engine::units::{DeviceId, DiskId};
@@ -8,16 +8,16 @@ use hob_engine::units::{DeviceId, DiskId};
 pub(crate) enum ShardEvent {
     /// A device failed too often; its caches give it up.
     Fenced {
-        /// Which.
+        /// The device.
         device: DeviceId,
         /// Failed I/Os.
         errors: u32,
     },
     /// A cache stopped using segments of a fenced device.
     Lost {
-        /// Whose cache.
+        /// The disk.
         disk: DiskId,
-        /// Which.
+        /// The segments.
         segments: Vec<Segment>,
     },
     /// A device does not answer in time; its caches bypass it.
@@ -28,7 +28,7 @@ pub(crate) enum ShardEvent {
     PeerSilent(DeviceId),
     /// Dirty data cannot be read from flash any more.
     DirtyLost {
-        /// Whose.
+        /// The disk.
         disk: DiskId,
         /// Sectors that cannot be read, in all.
         sectors: u64,
@@ -39,9 +39,9 @@ pub(crate) enum ShardEvent {
     JournalLost(DiskId),
     /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be lost.
     WritesInDoubt(DiskId),
-    /// So many guests of a disk have not been told that acknowledged writes may be lost.
+    /// This many guests of a disk were not told that acknowledged writes may be lost.
     FailuresOwed {
-        /// Which disk.
+        /// The disk.
         disk: DiskId,
         /// Number of guests.
         count: u32,
@@ -52,5 +52,5 @@ pub(crate) enum ShardEvent {
     BackingClosed(DiskId),
 }
 
-/// Where shards put their events.
+/// Sends the shards' events.
 pub(crate) type EventSender = tokio::sync::mpsc::UnboundedSender<ShardEvent>;

@@ -84,7 +84,7 @@ impl ShardHandle {
 
     /// Fails whatever is asked of a device on another host from now on, and was before.
     pub(crate) fn give_up_device(&self, id: DeviceId) {
-        // A shard that is gone asks for nothing.
+        // Not an error: a shard that has ended asks for nothing.
         let _ = self.send(ShardCall::GiveUpDevice { id });
     }
 
@@ -97,7 +97,7 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::ChangeCache { id, change, answer }).await
     }
 
-    /// Gives a disk other memory above its cache, or none; gives back what it had.
+    /// Sets or removes the memory above a disk's cache; returns the memory that it had.
     pub(crate) async fn set_memory(
         &self,
         id: DiskId,
@@ -108,24 +108,24 @@ impl ShardHandle {
 
     /// Lets another disk of the shard serve what a clone has of its parent, or none.
     pub(crate) fn link_parent(&self, id: DiskId, parent: Option<DiskId>) {
-        // A shard that is gone serves nothing.
+        // Not an error: a shard that has ended serves nothing.
         let _ = self.send(ShardCall::LinkParent { id, parent });
     }
 
     /// Changes how long requests wait for a disk's backing.
     pub(crate) fn set_wait_max(&self, id: DiskId, wait_max: Duration) {
-        // A shard that is gone waits for nothing.
+        // Not an error: a shard that has ended waits for nothing.
         let _ = self.send(ShardCall::SetWaitMax { id, wait_max });
     }
 
-    /// Says what a disk is due.
+    /// Sets a disk's entitlement.
     pub(crate) async fn set_qos(&self, id: DiskId, qos: DiskQos) -> Result<(), ShardError> {
         self.ask(|answer| ShardCall::SetQos { id, qos, answer }).await
     }
 
-    /// Bounds what is in a resource at once, or stops doing so.
+    /// Throttles a resource, or stops that.
     pub(crate) fn control(&self, resource: Resource, control: Control) {
-        // A shard that is gone has nothing in it.
+        // Not an error: a shard that has ended has nothing in it.
         let _ = self.send(ShardCall::Control { resource, control });
     }
 
@@ -134,7 +134,7 @@ impl ShardHandle {
         self.ask_in_time(|answer| ShardCall::Resource { resource, answer }).await
     }
 
-    /// What it says of a resource to those that share it.
+    /// Its report about a resource to the hosts that share it.
     pub(crate) async fn report_on(
         &self,
         resource: Resource,
@@ -145,7 +145,7 @@ impl ShardHandle {
 
     /// Gives it its part of a resource.
     pub(crate) fn take_part(&self, resource: Resource, in_flight: f64) {
-        // A shard that is gone has nothing in it.
+        // Not an error: a shard that has ended has nothing in it.
         let _ = self.send(ShardCall::TakePart { resource, in_flight });
     }
 
@@ -154,7 +154,7 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::ChangeBitmaps { id, change, answer }).await
     }
 
-    /// What a disk's bitmaps have noted, and one of them whole.
+    /// Counters of a disk's bitmaps, and the whole content of one.
     pub(crate) async fn bitmaps(&self, id: DiskId, whole: Option<String>) -> Result<Noted, ShardError> {
         self.ask_in_time(|answer| ShardCall::Bitmaps { id, whole, answer }).await
     }
@@ -164,33 +164,34 @@ impl ShardHandle {
         self.ask_in_time(|answer| ShardCall::Stats { id, answer }).await
     }
 
-    /// What a disk was asked for, and the time.
+    /// Histograms of a disk's requests, and the time.
     pub(crate) async fn histograms(&self, id: DiskId) -> Result<(Instant, Box<Histograms>), ShardError> {
         self.ask_in_time(|answer| ShardCall::Histograms { id, answer }).await
     }
 
-    /// What caches of other sizes would do for a disk.
+    /// Predicted hit ratios of other cache sizes for a disk.
     pub(crate) async fn sizing(&self, id: DiskId) -> Result<Box<Sizing>, ShardError> {
         self.ask_in_time(|answer| ShardCall::Sizing { id, answer }).await
     }
 
-    /// How many clients and machines use a disk. Files count when they are open for requests, which nobody here knows.
+    /// Number of NBD and vhost-user clients of a disk. A mounted file counts while it is served,
+    /// because its users are unknown.
     pub(crate) async fn users(&self, id: DiskId) -> Result<u64, ShardError> {
         self.ask_in_time(|answer| ShardCall::Users { id, answer }).await
     }
 
-    /// Begins to count anew.
+    /// Resets a counter.
     pub(crate) async fn reset(&self, id: DiskId, counter: Counter) -> Result<(), ShardError> {
         self.ask_in_time(|answer| ShardCall::Reset { id, counter, answer }).await
     }
 
-    /// What its flash devices have done; nothing if it does not answer within `patience`.
+    /// Counters of its flash devices; `None` if it does not answer within `patience`.
     pub(crate) async fn devices(&self, patience: Duration) -> Option<Vec<(DeviceId, DeviceCounts)>> {
         let question = self.ask(|answer| ShardCall::Devices { answer });
         tokio::time::timeout(patience, question).await.ok()?.ok()
     }
 
-    /// Where a disk was changed while its cache is being recovered.
+    /// The regions of a disk that were changed while its cache is being recovered.
     pub(crate) async fn changed_meanwhile(&self, id: DiskId) -> Result<Option<Box<Regions>>, ShardError> {
         self.ask(|answer| ShardCall::ChangedMeanwhile { id, answer }).await
     }
@@ -200,9 +201,9 @@ impl ShardHandle {
         self.ask_in_time(|answer| ShardCall::Record { id, recorder, answer }).await
     }
 
-    /// Lets go of a disk's recorder, whose reader is gone.
+    /// Drops a disk's recorder after its reader has ended.
     pub(crate) fn end_recording(&self, id: DiskId) {
-        // A shard that is gone records nothing.
+        // Not an error: a shard that has ended records nothing.
         let _ = self.send(ShardCall::EndRecording { id });
     }
 
@@ -240,11 +241,11 @@ impl ShardHandle {
 
     /// Closes the connections to an export.
     pub(crate) fn close_export(&self, id: DiskId, export: String) {
-        // A shard that is gone has none.
+        // Not an error: a shard that has ended has none.
         let _ = self.send(ShardCall::CloseExport { id, export });
     }
 
-    /// Serves a machine. The answer comes through the call's own channel.
+    /// Serves a vhost-user client. The answer is sent through the call's own channel.
     pub(crate) fn machine(&self, call: MachineCall) -> Result<(), ShardError> {
         self.send(ShardCall::Machine(call))
     }
@@ -256,7 +257,7 @@ impl ShardHandle {
 
     /// Takes requests again.
     pub(crate) fn resume(&self) {
-        // A shard that is gone takes none.
+        // Not an error: a shard that has ended takes none.
         let _ = self.send(ShardCall::Resume);
     }
 
@@ -270,7 +271,7 @@ impl ShardHandle {
         self.ask_in_time(|answer| ShardCall::Stop { answer }).await
     }
 
-    /// Is it a handle of the same shard?
+    /// Returns true if it is a handle of the same shard.
     pub(crate) fn is_same(&self, other: &ShardHandle) -> bool {
         Arc::ptr_eq(&self.wake, &other.wake)
     }

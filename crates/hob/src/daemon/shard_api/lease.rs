@@ -1,4 +1,4 @@
-//! What a shard is told of leases under which disks are served (docs/decisions/0019).
+//! Calls to a shard about the leases under which disks are served (docs/decisions/0019).
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ impl ShardHandle {
 
     /// Refuses everything of a disk that another host has.
     pub(crate) fn lose(&self, id: DiskId) {
-        // A shard that is gone serves nothing.
+        // Not an error: a shard that has ended serves nothing.
         let _ = self.send(ShardCall::Lose { id });
     }
 }

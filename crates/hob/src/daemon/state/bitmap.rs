@@ -1,4 +1,4 @@
-//! What is kept of a dirty bitmap beside what it has noted.
+//! State of a dirty bitmap without its content.
 
 use hob_control::Size;
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct BitmapSpec {
     /// Its name.
     pub(crate) name: String,
-    /// What is noted as one, when it was made.
+    /// Bytes that one bit stands for, set when the bitmap was added.
     pub(crate) granularity: Size,
     /// It does not record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -1,5 +1,5 @@
-//! The cache that a disk is to have, as the state file keeps it. What an older file does not say is
-//! as it was then: write-through, volatile, everything comes in.
+//! Configuration of a disk's cache in the state file. Defaults for older files: write-through,
+//! volatile, everything is admitted.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +18,7 @@ use crate::daemon::hardware::Evidence;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CacheSpec {
-    /// Where.
+    /// Name of the pool.
     pub(crate) pool: String,
     /// Room, whole segments.
     pub(crate) size: Size,
@@ -26,19 +26,19 @@ pub(crate) struct CacheSpec {
     pub(crate) block_size: Size,
     /// Policy's name.
     pub(crate) policy: String,
-    /// What happens to writes.
+    /// Write mode.
     #[serde(default, with = "word")]
     pub(crate) mode: Mode,
     /// Reads and writes together, or apart.
     #[serde(default, with = "word")]
     pub(crate) layout: Layout,
-    /// What may come in.
+    /// Admission rule.
     #[serde(default, with = "word")]
     pub(crate) admission: Admission,
     /// When dirty data goes to the backing.
     #[serde(default)]
     pub(crate) destage: DestageSpec,
-    /// Of dirty data, or of all.
+    /// Number of copies of dirty data, or of all data.
     #[serde(default, with = "word")]
     pub(crate) copies: Copies,
     /// When it is compared with its backing after a restart.
@@ -59,7 +59,7 @@ impl CacheSpec {
         (self.block_size, self.policy.clone(), self.admission, self.layout, owner)
     }
 
-    /// Are these numbers that a cache can have?
+    /// Refuses numbers that no cache can have.
     pub(crate) fn check(&self) -> Result<(), String> {
         let bytes = self.block_size.bytes();
         if !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes) {
@@ -123,7 +123,7 @@ impl DestageSpec {
         }
     }
 
-    /// As the engine takes it.
+    /// In the engine's types.
     pub(crate) fn engine(&self) -> Destage {
         Destage {
             order: self.order,
@@ -137,11 +137,11 @@ impl DestageSpec {
     }
 }
 
-/// What makes a cache persistent.
+/// Properties of a persistent cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct JournalSpec {
-    /// Whose segments they are.
+    /// Owner id of its segments.
     #[serde(with = "word")]
     pub(crate) owner: CacheOwner,
     /// The highest number that a ring of it has had.
@@ -150,8 +150,8 @@ pub(crate) struct JournalSpec {
     /// How the backing was when the cache was closed, until it is opened again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
-    /// What told that the backing was as the cache knew it, when it was looked at last; only of the ring of that number, and only
-    /// if everything was verified.
+    /// Evidence, when it was last recorded, that the backing is as the cache knows it. It belongs
+    /// to the ring of that number, and exists only if everything was verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
     pub(crate) evidence: Option<Evidence>,
     /// Somebody else has taken the backing over since: nothing that flash has of it counts.
@@ -162,18 +162,18 @@ pub(crate) struct JournalSpec {
     pub(crate) mode_unknown: bool,
 }
 
-/// What is known of the backing of a cache that was closed cleanly.
+/// State of the backing when its cache was closed cleanly.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Closed {
-    /// Bytes of what it lies in, which may be an image file.
+    /// Bytes of the containing file or device, which may be an image.
     pub(crate) size_bytes: u64,
     /// When it was changed last, nanoseconds since 1970.
     pub(crate) modified_ns: i64,
 }
 
 impl JournalSpec {
-    /// Of a cache that is new.
+    /// Creates the spec of a new cache.
     pub(crate) fn new() -> JournalSpec {
         JournalSpec {
             owner: CacheOwner::random(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImageSpec {
-    /// How it is read; absent until the disk is opened for the first time, unless the operator said it.
+    /// Its format; absent until the disk is opened for the first time, unless it was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) format: Option<FormatName>,
     /// The files that it consists of besides its own, from the top down; absent until they were recorded.
@@ -27,9 +27,9 @@ pub(crate) struct FormatName(pub(crate) Format);
 pub(crate) struct FileSpec {
     /// Absolute.
     pub(crate) path: PathBuf,
-    /// How it is read.
+    /// Its format.
     pub(crate) format: FormatName,
-    /// What for.
+    /// Its role.
     pub(crate) role: RoleName,
 }
 
@@ -37,14 +37,14 @@ pub(crate) struct FileSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RoleName {
-    /// What is not in the layers above it.
+    /// It has the data that is not in the layers above it.
     Backing,
     /// The data of the layer before it.
     Data,
 }
 
 impl ImageSpec {
-    /// Of a format that was said, and files that are to be recorded.
+    /// For a configured format, whose files are to be recorded.
     pub(crate) fn of(format: Option<Format>) -> ImageSpec {
         ImageSpec { format: format.map(FormatName), files: None }
     }
@@ -60,7 +60,7 @@ impl FileSpec {
         FileSpec { path: file.path.clone(), format: FormatName(file.format), role }
     }
 
-    /// As storage knows it.
+    /// In storage's types.
     pub(crate) fn file(&self) -> ImageFile {
         let role = match self.role {
             RoleName::Backing => Role::Backing,

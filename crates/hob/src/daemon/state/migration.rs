@@ -1,4 +1,5 @@
-//! What is kept of disks that moved, or move, between hosts: whose they are decides who may serve them (docs/decisions/0013).
+//! State of disks that migrate or have migrated: the owner decides which host may serve them
+//! (docs/decisions/0013).
 
 use hob_control::{CarryMode, MigrationStart};
 use hob_engine::migration::{Record, Session};
@@ -10,27 +11,27 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct MigrationSpec {
     /// Tells it from other disks of its name: random, 32 hexadecimal digits, made when it moved first.
     pub(crate) lineage: String,
-    /// Whose it is.
+    /// The ownership.
     pub(crate) record: RecordSpec,
     /// The other host.
     pub(crate) peer: String,
-    /// What becomes of its cache.
+    /// What happens to its cache.
     pub(crate) cache: CarryMode,
     /// The mode that the cache is to have when it is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) mode_due: Option<String>,
-    /// At the source: what was asked for.
+    /// At the source: the requested migration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) plan: Option<MigrationStart>,
 }
 
-/// A disk that was awaited and did not come.
+/// A disk that was expected and did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GoneState {
     /// Its name.
     pub(crate) name: String,
-    /// Which disk.
+    /// Id of the disk.
     pub(crate) lineage: String,
     /// In which session.
     pub(crate) generation: u64,
@@ -48,7 +49,7 @@ pub(crate) enum RecordSpec {
     Leaving { generation: u64, attempt: u32 },
     /// Handed over, or perhaps.
     Away { generation: u64, attempt: u32, taken: bool },
-    /// To come.
+    /// It is to arrive.
     Awaiting { generation: u64, attempt: u32 },
 }
 
@@ -66,7 +67,7 @@ impl RecordSpec {
         })
     }
 
-    /// As the machines know it.
+    /// In the types of the state machines.
     pub(crate) fn record(self) -> Record {
         match self {
             RecordSpec::Owner { generation, attempts } => Record::Owner { generation, attempts },

@@ -1,10 +1,10 @@
-//! What is kept of shares, limits and reservations, and of what disks compete for.
+//! State of entitlements, storage policies and datastores.
 
 use hob_control::{Qos, Size};
 use hob_engine::qos::{RATE_MAX, SHARES_MAX};
 use serde::{Deserialize, Serialize};
 
-/// When a datastore is late, unless somebody says otherwise, milliseconds: as Storage I/O Control has it.
+/// Default latency at which a datastore is throttled, milliseconds, as for Storage I/O Control.
 pub(crate) const LATENCY_MS_DEFAULT: u32 = 30;
 
 /// Longest latency that can be asked for, milliseconds.
@@ -13,8 +13,8 @@ const LATENCY_MS_MAX: u32 = 60_000;
 /// The deepest that a datastore can be bounded to, I/Os.
 const DEPTH_MAX: u32 = 4096;
 
-/// Can a disk be due that? Shards take nothing else, so whatever comes from outside comes through here: commands, hob.toml, the state
-/// file, other hosts.
+/// Refuses impossible entitlements. Shards rely on this check, so all input passes through it:
+/// commands, hob.toml, the state file, other hosts.
 pub(crate) fn check_qos(qos: &Qos) -> Result<(), String> {
     let Qos { shares, reservation, limit, bytes_limit, flash_limit } = *qos;
     if !(1..=SHARES_MAX).contains(&shares) {
@@ -37,11 +37,11 @@ pub(crate) fn check_qos(qos: &Qos) -> Result<(), String> {
     }
 }
 
-/// What a disk is due.
+/// The entitlement of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskQosSpec {
-    /// As that storage policy says; `own` is not looked at then.
+    /// Name of the storage policy that applies; `own` is ignored then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) policy: Option<String>,
     /// By itself.
@@ -54,17 +54,17 @@ pub(crate) struct DiskQosSpec {
 pub(crate) struct PolicyState {
     /// Its name.
     pub(crate) name: String,
-    /// What its disks are due.
+    /// The entitlement of its disks.
     pub(crate) qos: Qos,
 }
 
-/// What was said of a datastore.
+/// Settings of a datastore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DatastoreState {
     /// Its name.
     pub(crate) name: String,
-    /// What bounds it.
+    /// How it is throttled.
     pub(crate) control: ControlSpec,
     /// Under `auto`: above this it is throttled, milliseconds. Under `knee` as long as the knee is not known.
     pub(crate) latency_ms: u32,
@@ -80,7 +80,7 @@ impl DatastoreState {
         DatastoreState { name, control, latency_ms: LATENCY_MS_DEFAULT, capacity: None }
     }
 
-    /// Can one be so?
+    /// Refuses impossible settings.
     pub(crate) fn check(&self) -> Result<(), String> {
         match (self.control, self.latency_ms) {
             (ControlSpec::Depth(depth), _) if !(1..=DEPTH_MAX).contains(&depth) => {
@@ -94,7 +94,7 @@ impl DatastoreState {
     }
 }
 
-/// What bounds what is in a datastore at once.
+/// How the number of I/Os in a datastore is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ControlSpec {
@@ -109,7 +109,7 @@ pub(crate) enum ControlSpec {
 }
 
 impl ControlSpec {
-    /// Does it depend on how late the datastore is?
+    /// Returns true if it depends on the datastore's latency.
     pub(crate) fn is_by_latency(self) -> bool {
         matches!(self, ControlSpec::Auto | ControlSpec::Knee)
     }

@@ -1,8 +1,8 @@
-//! Certificates that clients showed, and how people name them.
+//! Certificates of clients, and how the configuration names them.
 //!
-//! Whoever is named was verified before: the certificate is of an authority that is trusted here, and in date. `sha256:` names
-//! one certificate, and a renewed one has another; `cn:` and `san:` name whoever has a certificate with that name in
-//! it, so they are as good as the authority.
+//! TLS has verified each certificate: a trusted CA issued it, and it has not expired. `sha256:`
+//! names one certificate; a renewed one has another hash. `cn:` and `san:` name every certificate
+//! with that name, so they rely on the CA.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,12 +14,12 @@ use tokio_rustls::server::TlsStream;
 
 use super::{names, subject};
 
-/// What a client showed, and TLS has verified.
+/// A client's certificate, verified by TLS.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerCertificate(CertificateDer<'static>);
 
 impl PeerCertificate {
-    /// Of a connection; `None` where the client has shown none.
+    /// The certificate of a connection; `None` if the client sent none.
     pub(crate) fn of<S>(stream: &TlsStream<S>) -> Option<PeerCertificate> {
         let (_, session) = stream.get_ref();
         session.peer_certificates()?.first().map(|first| PeerCertificate(first.clone().into_owned()))
@@ -35,7 +35,7 @@ impl PeerCertificate {
 impl fmt::Display for PeerCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match subject::common_name(&self.0) {
-            // Chosen by somebody else: it must not break the line.
+            // A foreign text: it must not break the line.
             Some(name) => write!(f, "cn:{}", name.escape_debug()),
             None => write!(f, "sha256:{}", self.fingerprint()),
         }
@@ -65,7 +65,7 @@ pub(crate) enum CertificateMatch {
 }
 
 impl CertificateMatch {
-    /// Is this it?
+    /// Returns true if it matches the certificate.
     pub(crate) fn matches(&self, certificate: &PeerCertificate) -> bool {
         match self {
             CertificateMatch::Fingerprint(fingerprint) => certificate.fingerprint() == *fingerprint,

@@ -1,9 +1,11 @@
-//! The server's side of TLS, for the control API and for NBD: certificates from files, clients that show theirs.
+//! The server side of TLS for the control API and for NBD: certificates from files, and client
+//! certificates.
 //!
-//! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. They are looked at with each new connection and read again when they
-//! changed, so that a renewed certificate needs no restart; one that cannot be used leaves the one before in place. Sessions are never
-//! resumed: each connection proves anew who is there, so an expired client does not get back in.
-//! It refuses keys that every user of the host can read. No revocation lists: who is out leaves the list of names.
+//! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. They are checked at each new connection
+//! and read again if they have changed, so a renewed certificate needs no restart; an unusable one
+//! leaves the previous one in place. Sessions are never resumed: each connection authenticates
+//! again, so an expired client is refused. Keys that every user of the host can read are refused.
+//! There are no revocation lists: remove a client from the list of names instead.
 
 mod certificate;
 mod subject;
@@ -30,7 +32,7 @@ pub(crate) use certificate::{CertificateMatch, PeerCertificate};
 /// A client must have finished the TLS handshake by then.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
 
-/// Where the parts are, as `tls = { cert, key, client_ca }` in hob.toml.
+/// Paths of the files, as `tls = { cert, key, client_ca }` in hob.toml.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TlsFiles {
@@ -43,12 +45,12 @@ pub(crate) struct TlsFiles {
     pub(crate) client_ca: Option<PathBuf>,
 }
 
-/// What clients without a certificate can do, where there is a `client_ca`.
+/// How clients without a certificate are handled if there is a `client_ca`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithoutCertificate {
     /// Nothing.
     Refused,
-    /// Connect; something else must say who they are.
+    /// Accept them; another check must authenticate them.
     Welcome,
 }
 
@@ -61,7 +63,7 @@ pub(crate) enum TlsError {
     /// Everybody can read a secret.
     #[error("every user can read {}; chmod it to 0600, or 0640 for a group", .0.display())]
     Exposed(PathBuf),
-    /// What the files hold cannot be used.
+    /// The content of the files is unusable.
     #[error("cannot use {} with {}: {source}", cert.display(), key.display())]
     Unusable {
         /// The certificate's file.
@@ -74,7 +76,7 @@ pub(crate) enum TlsError {
     /// The authorities cannot be used.
     #[error("cannot use the authorities in {}: {why}", path.display())]
     Authorities {
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Why.
         why: String,
@@ -92,7 +94,7 @@ pub(crate) struct Tls {
 #[derive(Debug)]
 struct Current {
     parts: Parts,
-    /// What the files were when they were last looked at.
+    /// Stamps of the files when they were last read.
     stamps: Vec<Option<Stamp>>,
 }
 
@@ -112,7 +114,7 @@ pub(crate) struct Stamp {
 }
 
 impl Stamp {
-    /// Of a file, if there is one.
+    /// The stamp of a file, if it exists.
     pub(crate) fn of(path: &Path) -> Option<Stamp> {
         let metadata = std::fs::metadata(path).ok()?;
         let modified = metadata.modified().ok();
@@ -141,12 +143,12 @@ impl Tls {
         }
     }
 
-    /// Does our certificate stand for that name or address?
+    /// Returns true if our certificate is valid for that name or address.
     pub(crate) fn is_for(&self, name: &str) -> bool {
         names(&self.parts().own, name)
     }
 
-    /// What is to be used now: what the files hold, if they were changed and can be used.
+    /// The parts to use now: read again if the files have changed and are usable.
     fn parts(&self) -> Parts {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let stamps = self.files.stamps();
@@ -205,7 +207,7 @@ fn verifier(path: &Path, without: WithoutCertificate) -> Result<Arc<dyn ClientCe
     builder.build().map_err(|error| wrong(error.to_string()))
 }
 
-/// Reads a file that not everybody can read.
+/// Reads a file that must not be readable by every user.
 pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
     let unreadable = |source| PemError::Unreadable { path: path.to_owned(), source };
     let metadata = std::fs::metadata(path).map_err(unreadable)?;
@@ -215,7 +217,7 @@ pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
     Ok(pem::read(path)?)
 }
 
-/// Does a certificate stand for that DNS name or address?
+/// Returns true if a certificate is valid for that DNS name or address.
 fn names(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let Ok(name) = ServerName::try_from(name) else { return false };
     let Ok(certificate) = ParsedCertificate::try_from(certificate) else { return false };

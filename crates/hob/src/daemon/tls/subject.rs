@@ -1,7 +1,8 @@
 //! The common name in a certificate's subject (RFC 5280, section 4.1; DER of X.690).
 //!
-//! Read only from certificates whose signature was verified, so the form is right; what is not is no name. A
-//! subject with two common names has none, for nobody could say which one the authority has checked.
+//! Read only from certificates with a verified signature, so the encoding is right; other encodings
+//! have no name. A subject with two common names has none, because it is unknown which one the CA
+//! has checked.
 
 const INTEGER: u8 = 0x02;
 const OBJECT_ID: u8 = 0x06;

@@ -86,7 +86,7 @@ pub(super) async fn check(program: PathBuf) -> Result<(), String> {
     }
 }
 
-/// What a program says of itself.
+/// The answer of the new program.
 struct Asked {
     /// Nothing if it did not end.
     ended_well: Option<bool>,
@@ -178,7 +178,7 @@ async fn flush(manager: &Arc<Manager>) -> Result<(), String> {
     })
 }
 
-/// What stays open for the next program.
+/// Descriptors that stay open for the next program.
 #[derive(Debug)]
 pub(super) struct HandOff {
     program: PathBuf,

@@ -1,8 +1,10 @@
-//! How a record and its descriptors get from one program to the next in the same process.
+//! How a record and its descriptors are passed from one program to the next in the same process.
 //!
-//! They are put into a socket pair as messages, and one end of it becomes the next program's standard input: the one descriptor that it can
-//! find without being told. All others are close-on-exec, before and after. So whatever is wrong with a parcel, what was in it is closed with
-//! it. [`VARIABLE`] in the environment says that there is a parcel, and for which process: a child that inherits it has none.
+//! They are sent into a socket pair as messages, and one end of it becomes the next program's
+//! standard input: the only descriptor that it finds without being told. All others are
+//! close-on-exec, before and after. So if a message is invalid, its descriptors are closed with it.
+//! The environment variable [`VARIABLE`] announces the message for one process: a child that
+//! inherits the variable has none.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -36,7 +38,7 @@ pub(super) enum ParcelError {
     /// The system says no.
     #[error("{0}")]
     System(#[from] io::Error),
-    /// It is not what it should be.
+    /// The record is malformed.
     #[error("{0}")]
     Record(#[from] RecordError),
 }
@@ -47,12 +49,12 @@ impl From<rustix::io::Errno> for ParcelError {
     }
 }
 
-/// What the variable is for this process.
+/// The value of the variable for this process.
 pub(super) fn sign() -> OsString {
     std::process::id().to_string().into()
 }
 
-/// Puts a record and its descriptors into a parcel: what is to be the next program's standard input.
+/// Packs a record and its descriptors; returns the next program's standard input.
 pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, ParcelError> {
     assert_eq!(record.table.descriptors(), fds.len(), "the table says what the descriptors are");
     let mut text = File::from(memfd_create("hob-hand-over", MemfdFlags::CLOEXEC)?);
@@ -135,7 +137,7 @@ mod tests {
             assert!(flags.contains(rustix::io::FdFlags::CLOEXEC));
             assert_eq!(File::from(fd).metadata().unwrap().len(), number as u64);
         }
-        // What was in it has been taken.
+        // Its content was taken.
         assert!(unpack(&parcel).is_err());
     }
 
@@ -150,7 +152,7 @@ mod tests {
         rustix::net::send(&near, b"noise", SendFlags::empty()).unwrap();
         drop(near);
         assert!(matches!(unpack(&far), Err(ParcelError::Record(_))));
-        // One that nobody has closed, and that is empty.
+        // A pair that is open and empty.
         let (_near, far) = pair();
         assert!(matches!(unpack(&far), Err(ParcelError::System(_))));
     }

@@ -1,8 +1,9 @@
-//! What one hob tells the next about the descriptors that it leaves open: the record of a hand-over.
+//! The record of an upgrade: describes the descriptors that one hob leaves open for the next.
 //!
-//! Bytes: 16 of [`MAGIC`], the version (u32), the length of the table (u32), the table (JSON), and then what clients had sent that was
-//! not used up, one after the other, in the table's order. All numbers little-endian. The descriptors come beside it, in the order of the table:
-//! sockets that are listened on, files, clients. A record that is not exactly so is refused as a whole; nothing in it is believed further than that.
+//! Bytes: 16 of [`MAGIC`], the version (u32), the length of the table (u32), the table (JSON), and
+//! then the unprocessed bytes that clients had sent, one client after the other in the table's
+//! order. All numbers are little-endian. The descriptors are passed beside it, in the order of the
+//! table: listening sockets, files, clients. Any deviation makes the whole record invalid.
 
 use std::path::PathBuf;
 
@@ -29,20 +30,20 @@ const RECEIVED_BYTES_MAX: usize = 1 << 20;
 /// Longest name or path, bytes.
 const TEXT_BYTES_MAX: usize = 4096;
 
-/// What is handed over.
+/// The record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Record {
-    /// What descriptors are.
+    /// Description of the descriptors.
     pub(crate) table: Table,
-    /// What each client had sent that was not used up.
+    /// Unprocessed bytes of each client.
     pub(crate) received: Vec<Vec<u8>>,
 }
 
-/// What descriptors are, in their order.
+/// Description of the descriptors, in their order.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Table {
-    /// Where the program lies that was started at first.
+    /// Path of the program that was started first.
     pub(crate) program: PathBuf,
     /// Names of the listening sockets.
     #[serde(rename = "doors")]
@@ -57,9 +58,9 @@ pub(crate) struct Table {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileEntry {
-    /// Which export it is: a disk of its own name, or a further one.
+    /// The export: a disk of its own name, or an additional one.
     pub(crate) disk: String,
-    /// Where it is mounted.
+    /// Its mount path.
     pub(crate) path: PathBuf,
     /// The file below was made for it.
     pub(crate) made: bool,
@@ -83,13 +84,13 @@ pub(crate) struct FileEntry {
 pub(crate) struct ClientEntry {
     /// The export, as it asked for it.
     pub(crate) export: String,
-    /// The export's size as it was told, bytes.
+    /// The export's size that the client was told, bytes.
     pub(crate) size: u64,
-    /// The export's transmission flags as it was told.
+    /// The export's transmission flags that the client was told.
     pub(crate) flags: u16,
-    /// The smallest block that it was told of, bytes.
+    /// The minimum block size that the client was told, bytes.
     pub(crate) block_min: u32,
-    /// The longest request that it was told of, bytes.
+    /// The maximum request length that the client was told, bytes.
     pub(crate) block_max: u32,
     /// It was promised structured replies.
     pub(crate) structured_replies: bool,
@@ -149,7 +150,7 @@ impl Table {
 }
 
 impl Record {
-    /// As bytes.
+    /// Encodes it.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, RecordError> {
         let lengths = self.table.clients.iter().map(|client| client.received as usize);
         assert!(lengths.eq(self.received.iter().map(Vec::len)), "the table says what clients have sent");
@@ -166,7 +167,7 @@ impl Record {
         Ok(bytes)
     }
 
-    /// From bytes, with so many descriptors beside them.
+    /// Decodes bytes that were received with `descriptors` descriptors.
     pub(crate) fn decode(bytes: &[u8], descriptors: usize) -> Result<Record, RecordError> {
         let Some((head, rest)) = bytes.split_at_checked(HEAD_BYTES) else { return Err(RecordError::Magic) };
         if head[..16] != MAGIC {
@@ -307,7 +308,7 @@ mod tests {
             if next() % 4 == 0 {
                 changed.truncate(next() as usize % changed.len());
             }
-            // Whether it is believed depends on what was changed: a letter of a name may be.
+            // A change of a letter in a name may leave the record valid.
             if let Ok(record) = Record::decode(&changed, 6) {
                 assert_eq!(record.table.descriptors(), 6);
             }
