@@ -28,7 +28,8 @@ pub fn sector_sums(bytes: &[u8], sums: &mut Vec<u32>) {
     sums.extend(sectors.iter().map(|sector| crc32c::crc32c(sector)));
 }
 
-/// The checksum of a sector to which others may write meanwhile. Each byte is looked at once.
+/// The checksum of a sector that other threads or processes may change meanwhile. Each byte is read
+/// once.
 ///
 /// # Safety
 /// The sector's memory is mapped.
@@ -66,8 +67,8 @@ mod three_way {
     const BEHIND_FIRST: usize = SECTOR_BYTES as usize - THIRD_WORDS * 8;
     const BEHIND_SECOND: usize = BEHIND_FIRST - THIRD_WORDS * 8;
 
-    /// What moves a checksum past `bytes` zero bytes: x^(8·bytes − 33) modulo the polynomial, bits
-    /// reflected. The 33 are made up for by the reduction in `shift`.
+    /// The factor that moves a checksum past `bytes` zero bytes: x^(8·bytes − 33) modulo the
+    /// polynomial, bits reflected. The reduction in `shift` makes up for the 33.
     const fn shift_factor(bytes: usize) -> i64 {
         let (mut power, mut left) = (0x8000_0000u32, 8 * bytes - 33);
         while left > 0 {
@@ -83,7 +84,7 @@ mod three_way {
         _mm_crc32_u64(0, _mm_cvtsi128_si64(product) as u64)
     }
 
-    /// Of a sector whose words, little-endian, `word` tells.
+    /// The checksum of a sector whose words, little-endian, `word` returns.
     #[target_feature(enable = "sse4.2,pclmulqdq")]
     pub(super) fn sector_sum(word: impl Fn(usize) -> u64) -> u32 {
         let (mut a, mut b, mut c) = (u64::from(u32::MAX), 0, 0);

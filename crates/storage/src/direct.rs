@@ -13,7 +13,8 @@ pub(crate) fn open_direct(open: impl Fn(i32) -> io::Result<File>) -> io::Result<
     }
 }
 
-/// Does a filesystem say so that it has no O_DIRECT? open(2) has EINVAL for that; network filesystems also say EOPNOTSUPP.
+/// Returns true if a filesystem reports that it has no O_DIRECT: EINVAL according to open(2);
+/// network filesystems also return EOPNOTSUPP.
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }

@@ -1,9 +1,10 @@
-//! A backing that is given up: its disk is removed, whether it answers or not.
+//! Abandoning a backing: its disk is removed whether the backing answers or not.
 //!
-//! From then on nothing is asked of it. What it can call back ends at once ([`Driver::lose`](super::Driver::lose)); a request that the kernel or
-//! a library has cannot be called back. It is *abandoned* after [`WAIT_NS`]: whoever asked hears that it failed, and its memory is not used
-//! again until it really ends. Then the backing can be closed. If the request is a write, it may be done at any time until
-//! then; nobody else can write a file meanwhile, because the lock is held.
+//! From then on no I/O is submitted to it. Requests that can be cancelled end immediately
+//! ([`Driver::lose`](super::Driver::lose)); a request in the kernel or in a library cannot be
+//! cancelled. After [`WAIT_NS`] it is *abandoned*: it is reported as failed, and its memory is not
+//! reused until it really ends. Then the backing can be closed. An abandoned write may take effect
+//! at any time until then; no other process can write a file meanwhile, because the lock is held.
 
 use std::collections::VecDeque;
 
@@ -24,7 +25,7 @@ pub(super) struct Abandonment {
     refused: VecDeque<IoId>,
     /// Requests that were abandoned and have not ended.
     open: Vec<(IoId, Option<BufferSlice>)>,
-    /// Of these, those that nobody has been told of.
+    /// Requests among them that were not reported yet.
     untold: VecDeque<IoId>,
     /// Memory of those that have ended.
     returned: VecDeque<BufferSlice>,
@@ -51,7 +52,7 @@ impl Abandonment {
         self.gives_up_at
     }
 
-    /// Abandons what is in flight, if it is time.
+    /// Abandons the requests in flight when the time has come.
     pub(super) fn handle_timeout(
         &mut self,
         ring: &mut Ring,
@@ -71,15 +72,16 @@ impl Abandonment {
         }
     }
 
-    /// Has everything ended, and been told?
+    /// Returns true if everything has ended and was reported.
     pub(super) fn is_over(&self) -> bool {
         self.open.is_empty() && self.returned.is_empty()
     }
 }
 
 impl Backing {
-    /// Ends all use of the backing except for what cannot be called back: requests in flight fail within about a second, later ones at once.
-    /// Afterwards [`close`](Self::close) it when nothing is in flight.
+    /// Ends all use of the backing except for requests that cannot be cancelled: requests in flight
+    /// fail within about a second, later ones immediately. Call [`close`](Self::close) when nothing
+    /// is in flight.
     pub fn abandon(&mut self, ring: &mut Ring, now: Instant) {
         if self.abandonment.is_some() {
             return;
@@ -94,7 +96,7 @@ impl Backing {
         }));
     }
 
-    /// Was it abandoned?
+    /// Returns true if it was abandoned.
     pub fn is_abandoned(&self) -> bool {
         self.abandonment.is_some()
     }

@@ -1,9 +1,10 @@
-//! A backing that no shard serves, written by a thread that waits: what another host had dirty of it is brought there before it is
-//! served (docs/decisions/0023).
+//! A backing that no shard serves, written synchronously by one thread: it writes another host's
+//! dirty data to the backing before the disk is served (docs/decisions/0023).
 //!
-//! It has a ring of its own, so every kind of backing works as it does for a shard. Several writes are under way at once; they must not
-//! overlap between two flushes. The first error stays: nothing is written after it. Whoever waits is asked all the while whether the disk may
-//! still be written. Units: bytes.
+//! It has a ring of its own, so every kind of backing works as for a shard. Several writes are in
+//! flight; between two flushes they must not overlap. The first error is kept: nothing is written
+//! after it. While it waits, it calls a function that tells whether the disk may still be written.
+//! Units: bytes.
 
 use std::time::{Duration, Instant as Clock};
 
@@ -16,7 +17,7 @@ use crate::ring::{Ring, RingConfig, RingError};
 /// Largest write.
 pub const WRITE_BYTES_MAX: usize = 1 << 20;
 
-/// So many writes at once.
+/// Maximum number of writes in flight.
 const WRITES_MAX: usize = 8;
 
 /// Longest sleep: a lost wake-up costs no more.
@@ -28,17 +29,18 @@ pub struct Alone<'a> {
     backing: Backing,
     began: Clock,
     last: u32,
-    /// Under way, with the memory of what is written.
+    /// Writes in flight, with their memory.
     in_flight: Vec<(IoId, Option<BufferId>)>,
     failed: Option<IoError>,
     may_go_on: &'a dyn Fn() -> bool,
 }
 
 impl<'a> Alone<'a> {
-    /// Of a backing that was just opened, to be written as long as `may_go_on` says so; what has no answer then fails. Stays on the calling thread.
+    /// Takes a backing that was just opened. It is written as long as `may_go_on` returns true;
+    /// unanswered requests then fail. Use it on the calling thread only.
     ///
     /// # Errors
-    /// Memory or descriptors are lacking.
+    /// If memory or descriptors are lacking.
     pub fn new(backing: Backing, may_go_on: &'a dyn Fn() -> bool) -> Result<Self, RingError> {
         let arena_bytes = 2 * WRITES_MAX * WRITE_BYTES_MAX;
         let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };
@@ -74,8 +76,8 @@ impl<'a> Alone<'a> {
         self.wait_until(|alone| alone.in_flight.is_empty())
     }
 
-    /// Waits for what is under way, however long, and closes the backing. To be called in the end, also after an error: whoever writes the
-    /// backing next can count on nothing arriving late.
+    /// Waits for all I/O in flight, without a time limit, and closes the backing. Call it in the
+    /// end, also after an error, so that no late write reaches the backing after the next writer's.
     pub fn close(mut self) {
         self.backing.close(&mut self.ring);
         self.take_done();
@@ -184,7 +186,7 @@ mod tests {
             assert!(found[(number << 20) as usize..][..WRITE_BYTES_MAX] == chunk(number), "{number}");
         }
         assert_eq!(found[24 << 20..], [99; 512]);
-        // Its lock has gone with it.
+        // Its lock was released with it.
         drop(open(&path, Access::ReadWrite));
     }
 

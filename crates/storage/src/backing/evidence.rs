@@ -1,7 +1,9 @@
-//! Evidence that nobody has changed a backing: a number that stays equal for as long as nobody has (docs/decisions/0033).
+//! Evidence that a backing is unchanged: a number that stays equal as long as nothing writes to it
+//! (docs/decisions/0033).
 //!
-//! A file has it on filesystems of which every write, also through a mapping, changes timestamps at once, by this host's clock. Not
-//! among them: network filesystems and FUSE (other clocks, cached attributes), tmpfs and ZFS (mappings).
+//! A file has evidence on filesystems where each write, also through a mapping, changes the
+//! timestamps at once by this host's clock. These are not network filesystems and FUSE (other
+//! clocks, cached attributes), tmpfs and ZFS (mappings).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};
@@ -19,7 +21,8 @@ const FILESYSTEMS: [u64; 5] = [0xef53, 0x5846_5342, 0x9123_683e, 0xf2f5_2010, 0x
 /// in a later tick.
 const SETTLED_NS: i128 = 100_000_000;
 
-/// Equal twice if nobody has changed the backing in between. The hash of a sentence: it guards against mistakes, not forgery.
+/// Two equal values mean that the backing was not changed in between. It is the hash of a text: it
+/// guards against mistakes, not against forgery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Evidence(pub u128);
 
@@ -43,17 +46,18 @@ enum Kind {
 }
 
 impl Witness {
-    /// Of a file, where its timestamps count.
+    /// The witness of a file, if its timestamps are reliable.
     pub(super) fn of_file(file: &Arc<OwnedFd>) -> Option<Witness> {
         has_timestamps(file).then(|| Witness(Kind::File(Arc::downgrade(file))))
     }
 
-    /// Of a backing that counts its changes itself.
+    /// The witness of a backing that counts its changes itself.
     pub(super) fn said(evidence: Evidence) -> Witness {
         Witness(Kind::Said(evidence))
     }
 
-    /// Keeps the backing open, and its lock, until this is dropped: nobody changes it before its evidence is known.
+    /// Keeps the backing open, with its lock, until this is dropped, so that no other writer
+    /// changes it before its evidence is known.
     pub fn keep_open(self) -> Witness {
         match self.0 {
             Kind::File(file) => Witness(file.upgrade().map_or(Kind::File(file), Kind::KeptOpen)),
@@ -70,7 +74,8 @@ impl Witness {
         }
     }
 
-    /// The same; waits until the latest change is old enough, for which nobody may change the backing.
+    /// The same; waits until the latest change is old enough. The backing must not be changed
+    /// meanwhile.
     pub fn evidence_at_end(&self) -> Option<Evidence> {
         self.evidence().or_else(|| {
             std::thread::sleep(Duration::from_nanos(SETTLED_NS as u64) * 5 / 4);
@@ -79,7 +84,7 @@ impl Witness {
     }
 }
 
-/// The evidence of a file that was just opened, to be compared with what was recorded earlier.
+/// The evidence of a file that was just opened, for comparison with the recorded one.
 pub(super) fn at_opening(file: impl AsFd) -> Option<Evidence> {
     let status = rustix::fs::fstat(&file).ok()?;
     if has_timestamps(file) { of_status(&status) } else { None }

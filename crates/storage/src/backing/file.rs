@@ -1,30 +1,33 @@
 //! A raw file or a block device as backing.
 //!
 //! # Two descriptors, one disk
-//! Most I/O goes through an O_DIRECT descriptor. Of an I/O that is not aligned to the device's logical
-//! block, the first and the last sector (4 KiB) go through a buffered one, as far as they are partial; the
-//! middle stays direct. Mixing the two is coherent because the kernel writes dirty
-//! pages back before direct I/O and drops them, and because never two I/Os in flight touch the
-//! same page of the page cache: the engine sees to that between requests, the cut at sectors
-//! inside one. (If they did, the kernel could not drop the page and the next fdatasync would report EIO.)
-//! Read-ahead is switched off on the buffered descriptor, so that pages do not come in larger folios.
-//! Filesystems with blocks above 4 KiB break that reasoning and get buffered I/O only.
+//! Most I/O uses an O_DIRECT descriptor. If an I/O is not aligned to the device's logical block,
+//! its partial first and last sectors (4 KiB) use a buffered descriptor; the middle stays direct.
+//! Mixing the two is coherent: the kernel writes dirty pages back and drops them before direct I/O,
+//! and no two I/Os in flight touch the same page of the page cache. The engine ensures that between
+//! requests, and the split at sectors inside one. Otherwise the kernel could not drop the page, and
+//! the next fdatasync would report EIO. Read-ahead is off on the buffered descriptor, so that pages
+//! are not read in larger folios. Filesystems with blocks above 4 KiB break these rules and use
+//! buffered I/O only.
 //!
 //! # Durability
 //! A durable write carries RWF_DSYNC; a flush is fdatasync, which concerns the file, not the
 //! descriptor.
 //!
 //! # A lease
-//! A disk that several hosts may write has a [`Gate`], which is open while this host's lease holds. It is asked just before each change. A change that
-//! it stops is tried again every [`RETRY_NS`], and fails after `wait_max`, or when the disk is another host's. Buffered parts of
-//! unaligned writes are then written through at once: the kernel would write a dirty page back when it likes.
+//! A disk that several hosts may write has a [`Gate`] that is open while this host's lease is
+//! valid. It is checked just before each change. A blocked change is retried every [`RETRY_NS`],
+//! and fails after `wait_max`, or when another host owns the disk. Buffered parts of unaligned
+//! writes are then written through at once, because the kernel would write a dirty page back at any
+//! time.
 //!
 //! # Locks
 //! Exclusive for a disk that is written, shared for a read-only one; see [`crate::lock`].
 //!
 //! # Files that shrink
-//! A write past the end of a file would make it larger again, with zeroes in between. So the file's size is asked for before the first change
-//! of each turn of the shard's loop, without waiting for its filesystem, and changes past the end fail.
+//! A write past the end of a file would enlarge it again, with zeroes in between. So the file's
+//! size is read before the first change of each iteration of the shard's loop, without waiting for
+//! its filesystem, and changes past the end fail.
 
 mod probe;
 
@@ -66,8 +69,8 @@ const HELPER: u32 = u32::MAX;
 
 /// Pause before a change that the gate stopped is tried again, nanoseconds.
 const RETRY_NS: u64 = 20_000_000;
-/// I/Os of one file that may each occupy one of the kernel's worker threads at once. There are 1,024 for a shard: files on a filesystem that
-/// hangs leave some to others.
+/// Number of I/Os of one file that may occupy one of the kernel's worker threads each. A shard has
+/// 1,024 workers: files on a filesystem that hangs leave some to others.
 const WORKERS_MAX: usize = 64;
 
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
@@ -87,7 +90,7 @@ struct Several {
     deadline: Instant,
 }
 
-/// What a multi-operation I/O is doing.
+/// State of an I/O of several operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// Moving the parts of an unaligned transfer.
@@ -110,7 +113,7 @@ struct Attached {
     tokens: TokenSpace,
 }
 
-/// What is known of a file's end.
+/// Known position of a file's end.
 #[derive(Clone, Copy, Debug, Default)]
 struct FileEnd {
     /// When the size was asked for.
@@ -249,9 +252,9 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     let can_punch =
         write && (is_block_device || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES).is_ok());
     if let (true, false, true, Ok(modified)) = (write, is_block_device, options.locked, metadata.modified()) {
-        // Trying it counts as a change, and it must not be taken for somebody else's when hob ends before it
-        // has kept a mark. Where the time cannot be set back, it is: clean data are given up for nothing. Without the lock,
-        // others may change it at this moment.
+        // The probe changes the file, and must not look like another program's change if hob ends
+        // before it has recorded a mark. If the time cannot be restored, it does, and clean data is
+        // dropped without need. Without the lock, other programs may change the file now.
         let _ = buffered.set_modified(modified);
     }
     let kind = if is_block_device { "block device" } else { "file" };
@@ -259,7 +262,7 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         true => identity::of_block_device(Path::new(identity::SYS_BLOCK), metadata.rdev(), size_bytes),
         false => identity::of_file("file", &metadata, size_bytes),
     };
-    // What is not written loses nothing.
+    // A file that is not written loses nothing.
     let volatile = if write { volatile::volatile(&buffered).map_err(system)? } else { None };
     let class = match memory {
         _ if volatile.is_some() => FdClass::Volatile,
@@ -374,8 +377,8 @@ impl FileBacking {
         self.attached.expect("a backing is attached before it is used")
     }
 
-    /// Is all of a transfer aligned for the direct descriptor? The slice's place in its
-    /// page follows the offset's in its sector, except in buffers somebody built differently.
+    /// Returns true if all of a transfer is aligned for the direct descriptor. The slice's offset
+    /// in its page equals the sector offset, except in buffers built differently.
     fn is_direct(&self, offset: u64, slice: BufferSlice) -> bool {
         let mask = u64::from(self.info.block_bytes) - 1;
         (offset | u64::from(slice.len) | u64::from(slice.offset)) & mask == 0
@@ -418,14 +421,14 @@ impl FileBacking {
         count
     }
 
-    /// Would a change that ends there make the file larger?
+    /// Returns true if a change that ends there would enlarge the file.
     fn is_past_the_end(&mut self, now: Instant, end: u64) -> bool {
         if self.is_block_device {
             return false;
         }
         if self.end.asked != Some(now) {
             self.end.asked = Some(now);
-            // What the kernel knows already: a filesystem that hangs is not waited for.
+            // Uses the kernel's cached attributes, to avoid waiting for a filesystem that hangs.
             let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
             if let Ok(found) = rustix::fs::statx(self.buffered(), "", flags, StatxFlags::SIZE) {
                 self.note_end(found.stx_size);
@@ -537,7 +540,7 @@ impl FileBacking {
         self.finish(io.id, if granted { Ok(()) } else { result });
     }
 
-    /// May it occupy one of the kernel's workers?
+    /// Returns true if it may occupy one of the kernel's workers.
     fn occupies_worker(&self, op: IoOp) -> bool {
         match self.class {
             FdClass::Foreign => true,
@@ -614,7 +617,7 @@ impl FileBacking {
     }
 }
 
-/// Where an I/O of several operations begins.
+/// The first step of an I/O of several operations.
 fn first_step(op: IoOp) -> Step {
     match op {
         IoOp::Discard => Step::Discard,
@@ -624,7 +627,7 @@ fn first_step(op: IoOp) -> Step {
     }
 }
 
-/// Must zeroing be faster than writing, or not happen?
+/// Returns true if zeroing must be faster than writing, or fail.
 fn is_fast(op: IoOp) -> bool {
     matches!(op, IoOp::WriteZeroes(Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated))
 }

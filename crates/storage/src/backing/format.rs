@@ -37,7 +37,7 @@ struct Row {
     title: &'static str,
     /// How file names end, in lower case.
     endings: &'static [&'static str],
-    /// What the content begins with: offset in bytes, bytes.
+    /// The first bytes of the content: offset, bytes.
     headers: &'static [(u64, &'static [u8])],
 }
 
@@ -157,18 +157,18 @@ impl Format {
     }
 }
 
-/// What an image consists of besides its own file: recorded when the operator adds it.
+/// A file of an image besides the image itself: recorded when the operator adds the image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageFile {
     /// Absolute.
     pub path: std::path::PathBuf,
-    /// How it is read.
+    /// Its format.
     pub format: Format,
-    /// What for.
+    /// Its role.
     pub role: Role,
 }
 
-/// What a file is to an image.
+/// Role of a file in an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// It has what the layers above it do not have. It is only read.

@@ -1,6 +1,6 @@
-//! How large a backing is while it is served: somebody may have made it larger, or may ask us to.
+//! The size of a backing while it is served: it may have been enlarged, or hob may enlarge it.
 //!
-//! Refuses to make anything but a raw file larger, and to make anything smaller.
+//! Only raw files can be enlarged, and nothing can be made smaller.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,7 +18,7 @@ pub struct Gauge(Kind);
 enum Kind {
     /// The system knows.
     File(Weak<OwnedFd>),
-    /// The other side told, bytes.
+    /// The size that the other side reported, bytes.
     Told(Arc<AtomicU64>),
     /// Whoever serves it is asked.
     Asked(Weak<dyn Measured>),
@@ -61,17 +61,18 @@ impl Gauge {
         }
     }
 
-    /// Is it a raw file, which [`grow`](Self::grow) can make larger?
+    /// Returns true if it is a raw file, which [`grow`](Self::grow) can enlarge.
     pub fn is_file(&self) -> bool {
         let Kind::File(file) = &self.0 else { return false };
         let status = file.upgrade().and_then(|file| rustix::fs::fstat(&*file).ok());
         status.is_some_and(|status| FileType::from_raw_mode(status.st_mode) == FileType::RegularFile)
     }
 
-    /// Makes a raw file at least that large, durably. What is new reads as zeroes and takes no room yet.
+    /// Enlarges a raw file to at least that size, durably. The new part reads as zeroes and is not
+    /// allocated.
     ///
     /// # Errors
-    /// Whatever the system says; `OPNOTSUPP` of what is no raw file.
+    /// System errors; `OPNOTSUPP` if it is not a raw file.
     pub fn grow(&self, size_bytes: u64) -> io::Result<()> {
         let (true, Kind::File(file)) = (self.is_file(), &self.0) else { return Err(Errno::OPNOTSUPP.into()) };
         let file = file.upgrade().ok_or(Errno::BADF)?;

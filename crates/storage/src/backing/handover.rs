@@ -1,17 +1,21 @@
-//! The backing of a disk that comes from another host: first that host, then the disk's own backing, and for a while both.
+//! The backing of a disk that migrates from another host: first that host, then the disk's own
+//! backing, and for a while both.
 //!
 //! | | reads | changes | flushes |
 //! |---|---|---|---|
-//! | in standby | of the peer, which owns the disk; they wait for a while where there is none, or it fails | refused | of the own backing |
-//! | taken over, with a peer, which had the disk before | of the peer where it is said to have all, and nobody wrote since; else, or if the peer fails, of the own backing | of the own backing | likewise |
+//! | in standby | of the peer, which owns the disk; they wait for a while if there is none or it fails | refused | of the own backing |
+//! | taken over, with a peer, which had the disk before | of the peer for sectors that it has and that were not written since; otherwise, or if the peer fails, of the own backing | of the own backing | likewise |
 //! | alone | of the own backing | of the own backing | likewise |
 //!
-//! The peer of before the hand-over is left with it: whatever it says later is not the owner's word. Who had the disk comes back as
-//! another peer, and its flash is as good as the backing for what was not written since it gave the disk away: everything it had changed
-//! was written through, and flushed. What is written here is noted before it is issued, and not read of a peer again, though the peer may list it
-//! later ([`LeftBehind`]); the engine has no read and write of one sector in flight at once.
+//! At the hand-over the current peer is disconnected: its later replies are not the owner's. The
+//! former owner is connected again as another peer, and its flash is as good as the backing for
+//! sectors that were not written since the hand-over: everything that it had changed was written
+//! through and flushed. A write on this host is recorded before it is issued, and its sectors are
+//! not read from a peer again, even if the peer lists them later ([`LeftBehind`]). The engine has
+//! no read and write of one sector in flight at once.
 //!
-//! A peer that fails once after the disk was taken over is left. The own backing is opened without its [lock](super::Lock).
+//! After the hand-over a peer is disconnected at its first failure. The own backing is opened
+//! without its [lock](super::Lock).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -53,7 +57,7 @@ pub(super) struct Handover {
     peer: Option<Box<dyn Driver>>,
     /// Those that were left, until they are closed; by the kinds of their tokens.
     left: Vec<(u16, Box<dyn Driver>)>,
-    /// Of the peer's tokens.
+    /// Kind of the peer's tokens.
     kind: u16,
     tokens: Option<TokenSpace>,
     phase: Phase,
@@ -89,8 +93,8 @@ impl Handover {
         }
     }
 
-    /// Takes what peers have finished, and asks elsewhere for what they could not give. A peer that is left on the way ends what it
-    /// was asked for: it is looked at again, before it may go.
+    /// Handles completions of the peers, and submits failed reads elsewhere. A disconnected peer
+    /// ends its requests before it is dropped.
     fn collect(&mut self, ring: &mut Ring, now: Instant) {
         loop {
             let peers = self.left.iter_mut().map(|(_, peer)| peer).chain(&mut self.peer);
@@ -145,7 +149,8 @@ impl Handover {
         }
     }
 
-    /// What waits for a peer goes to it, or to the own backing, or has waited for too long.
+    /// Submits requests that wait for a peer to it or to the own backing, or fails them after too
+    /// long.
     fn retry(&mut self, ring: &mut Ring, now: Instant) {
         self.retry_at = None;
         for read in std::mem::take(&mut self.held) {

@@ -24,7 +24,7 @@ pub(super) enum Job {
     Close(Box<dyn FnOnce() -> Option<ChangeMark> + Send>),
 }
 
-/// What has ended.
+/// A completed job.
 pub(super) enum Ended {
     /// The answer to a question.
     Status(u64, Status),

@@ -1,19 +1,19 @@
-//! What tells one backing from another: a persistent cache is bound to it.
+//! The identity of a backing, to which a persistent cache is bound.
 //!
-//! A sentence that names what a backing is made of, and 32 bytes computed from exactly that sentence
-//! (docs/FORMAT.md has the function; journals keep the result). Equal sentences mean the same backing as far as the
-//! system can tell. It guards against mistakes, not against somebody who forges it: the hash is
-//! well spread, but no cryptographic one.
+//! A text that names what a backing consists of, and 32 bytes that are computed from exactly that
+//! text (docs/FORMAT.md has the function; journals store the result). Equal texts mean the same
+//! backing, as far as the system can tell. It guards against mistakes, not against forgery: the
+//! hash is well distributed, but not cryptographic.
 //!
-//! What changes at every boot, such as the number that a filesystem's device happens to get, is part of it only where
-//! there is nothing better.
+//! Values that change at every boot, such as the device number of a filesystem, are part of it only
+//! if there is nothing better.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Where the kernel describes its block devices.
+/// Directory in which the kernel describes its block devices.
 pub(super) const SYS_BLOCK: &str = "/sys/dev/block";
 
 /// Files that name a block device for good, and how the name is introduced; the first that is there and not empty counts.

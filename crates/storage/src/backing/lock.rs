@@ -1,4 +1,4 @@
-//! Locks against other writers, besides the thread that serves what is locked.
+//! Locks against other writers, usable outside the thread that serves the locked object.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -10,11 +10,12 @@ use super::qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 use super::rbd;
 
-/// The lock of an open backing that has one. It ends with the backing, whoever has this still.
+/// The lock of an open backing that has one. It ends with the backing, even if this value still
+/// exists.
 #[derive(Clone, Debug)]
 pub struct Lock(Locked);
 
-/// What is locked.
+/// The locked object.
 #[derive(Clone, Debug)]
 enum Locked {
     File {
@@ -40,10 +41,12 @@ impl Lock {
         Lock(Locked::Image(image))
     }
 
-    /// Takes it, waiting a moment for one who is just letting it go. Not for the shard's thread.
+    /// Takes the lock, waiting briefly for a process that is just releasing it. Not for the shard's
+    /// thread.
     ///
     /// # Errors
-    /// `WOULDBLOCK` when somebody else keeps it; whatever the system says. That of a backing that was closed is `BADF`.
+    /// `WOULDBLOCK` if another process has it; other system errors. `BADF` if the backing was
+    /// closed.
     pub fn take(&self) -> io::Result<()> {
         match &self.0 {
             Locked::File { file, access } => {

@@ -1,4 +1,4 @@
-//! Backings: where a disk's data lives.
+//! Backings: the storage of disks' data.
 //!
 //! # What a backing is
 //! Something of a fixed size that can be read, written and flushed. Each kind is one file of this
@@ -155,10 +155,10 @@ pub struct BackingOptions {
     pub reconnect_min: Duration,
     /// Longest pause before connecting again.
     pub reconnect_max: Duration,
-    /// A server that is connected to again has lost nothing that it acknowledged: whoever connects sees to it that it is the same
-    /// one, and has run ever since.
+    /// A reconnected server has lost nothing that it acknowledged, because the code that connects
+    /// ensures that it is the same server and has run ever since.
     pub keeps_writes: bool,
-    /// Where the driver notes that its connection is lost, and that there is one again. Each backing that is opened gets its own.
+    /// The driver reports the state of its connection here. Each opened backing has its own.
     pub monitor: Arc<Monitor>,
 }
 
@@ -185,15 +185,15 @@ pub enum OpenError {
     /// The specification is no good; nothing was tried.
     #[error("{spec}: {reason}")]
     Spec {
-        /// What was given.
+        /// The given specification.
         spec: String,
-        /// What is wrong, and what to write instead.
+        /// The error, and what to write instead.
         reason: String,
     },
     /// The system refuses.
     #[error("cannot open {path}: {source}", path = path.display())]
     System {
-        /// What was being opened.
+        /// The path.
         path: PathBuf,
         /// Why not.
         source: io::Error,
@@ -204,7 +204,7 @@ pub enum OpenError {
         path = path.display()
     )]
     InUse {
-        /// What is locked.
+        /// The locked object.
         path: PathBuf,
     },
     /// QEMU has it open.
@@ -213,7 +213,7 @@ pub enum OpenError {
         path = path.display()
     )]
     InUseByQemu {
-        /// What is locked.
+        /// The locked object.
         path: PathBuf,
         /// The permission that QEMU does not share.
         permission: &'static str,
@@ -221,7 +221,7 @@ pub enum OpenError {
     /// Its filesystem hangs.
     #[error("{path} does not respond: its filesystem gave no answer within {seconds} s", path = path.display())]
     Unresponsive {
-        /// What was asked for.
+        /// The requested path.
         path: PathBuf,
         /// How long was waited.
         seconds: u64,
@@ -229,7 +229,7 @@ pub enum OpenError {
     /// It is there, but it cannot be a disk.
     #[error("{what}: {reason}")]
     Unfit {
-        /// What was opened.
+        /// The opened object.
         what: String,
         /// Why it is no disk, and what to do.
         reason: String,
@@ -237,7 +237,7 @@ pub enum OpenError {
     /// The other side does not answer, or not as it should.
     #[error("cannot connect to {peer}: {reason}")]
     Connect {
-        /// Whom.
+        /// The peer.
         peer: String,
         /// Why not.
         reason: String,
@@ -247,16 +247,16 @@ pub enum OpenError {
         "{format} images are read through {program}, which is not installed (Debian: apt install {package})"
     )]
     MissingProgram {
-        /// What the file is.
+        /// The format of the file.
         format: &'static str,
-        /// What is needed.
+        /// The program that is needed.
         program: &'static str,
-        /// Where it is found.
+        /// The package that has it.
         package: &'static str,
     },
 }
 
-/// What a backing is.
+/// Properties of a backing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingInfo {
     /// Bytes; a multiple of 512.
@@ -280,19 +280,20 @@ pub struct BackingInfo {
     pub identity: [u8; 32],
     /// For people: what `identity` was made of.
     pub identity_text: String,
-    /// When it was last changed, as it was opened; `None` where nobody can tell.
+    /// Time of its last change when it was opened; `None` if unknown.
     pub changed: Option<ChangeMark>,
-    /// Equal to what its [`Witness`] said earlier if nobody has changed it since. `None` where there is no evidence.
+    /// Equal to the earlier evidence of its [`Witness`] if it was not changed since. `None` without
+    /// evidence.
     pub evidence: Option<Evidence>,
 }
 
 impl BackingInfo {
-    /// What it was known by when it had so many bytes; `None` where its name does not say how large it is.
+    /// Its identity when it had that size; `None` if its identity does not include the size.
     pub fn identity_at(&self, size_bytes: u64) -> Option<[u8; 32]> {
         identity::resized(&self.identity_text, self.size_bytes, size_bytes).map(|text| identity::hash(&text))
     }
 
-    /// It has so many bytes now.
+    /// Its new size is `size_bytes`.
     pub fn grow(&mut self, size_bytes: u64) {
         if let Some(text) = identity::resized(&self.identity_text, self.size_bytes, size_bytes) {
             (self.identity, self.identity_text) = (identity::hash(&text), text);
@@ -316,7 +317,7 @@ pub struct StatusExtent {
 /// last may end before the asked length, never past it.
 pub type Status = Result<Vec<StatusExtent>, IoError>;
 
-/// What each kind of backing implements. The doc of [`Backing`]'s methods is its contract.
+/// Implemented by each kind of backing. The docs of [`Backing`]'s methods are its contract.
 pub trait Driver: Send {
     /// See [`Backing::info`].
     fn info(&self) -> &BackingInfo;
@@ -424,10 +425,10 @@ pub trait Driver: Send {
 
 /// Reads a backing besides the ring that serves it, and waits for it.
 pub trait Reader: Send {
-    /// As [`Backing::read_before_attach`].
+    /// Like [`Backing::read_before_attach`].
     ///
     /// # Errors
-    /// As an I/O's.
+    /// Those of an I/O.
     fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError>;
 }
 
@@ -466,12 +467,12 @@ impl Backing {
         Ok(Backing::of(file::open(path, access, options)?))
     }
 
-    /// Of which kind a backing is that is read so.
+    /// The kind of backing for a specification and a format.
     pub fn kind(spec: &str, format: Format) -> &'static BackingKind {
         BACKINGS.iter().find(|kind| (kind.recognise)(spec, format)).expect("the last kind takes all")
     }
 
-    /// Is it a path? Then it has a format.
+    /// Returns true if it is a path, which has a format.
     pub fn is_path(spec: &str) -> bool {
         Backing::kind(spec, Format::Raw).name == "file"
     }
@@ -491,14 +492,14 @@ impl Backing {
         Backing::monitored(Box::new(modelled::Modelled::new(self.driver, model)), self.monitor)
     }
 
-    /// The backing of a disk that comes from another host, so far in standby: `own` is the disk's backing, opened without
-    /// its lock. The module's text of `handover` tells the rest.
+    /// The backing of a disk that migrates from another host, in standby: `own` is the disk's
+    /// backing, opened without its lock. See the module `handover`.
     pub fn handover(own: Backing) -> Backing {
         assert!(own.tokens.is_none(), "it is not attached yet");
         Backing::monitored(Box::new(handover::Handover::new(own.driver)), own.monitor)
     }
 
-    /// What it is.
+    /// Its properties.
     pub fn info(&self) -> &BackingInfo {
         self.driver.info()
     }
@@ -508,12 +509,12 @@ impl Backing {
         self.monitor.clone()
     }
 
-    /// Reads where the caller stands, and waits: to compare the backing with what a cache remembers of it before
-    /// the cache is trusted. Not for the shard's thread.
+    /// Reads synchronously: compares the backing with a cache before the cache is used. Not for the
+    /// shard's thread.
     ///
     /// # Errors
-    /// As an I/O's; `Invalid` for what is not all inside the disk or not aligned to its `block_bytes_min`,
-    /// `Unsupported` where there is no way to do it.
+    /// Those of an I/O; `Invalid` if the range is not inside the disk or not aligned to its
+    /// `block_bytes_min`, `Unsupported` if it is impossible.
     pub fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
         assert!(self.tokens.is_none(), "an attached backing is read through its ring");
         let info = self.info();
@@ -531,13 +532,13 @@ impl Backing {
         self.driver.reader()
     }
 
-    /// When it was last changed, by hob or by others; `None` where nobody can tell. To be taken after the
-    /// last I/O, and compared with [`BackingInfo::changed`] when it is opened again.
+    /// Time of the last change by any writer; `None` if unknown. Take it after the last I/O, and
+    /// compare it with [`BackingInfo::changed`] at the next opening.
     pub fn change_mark(&self) -> Option<ChangeMark> {
         self.driver.change_mark()
     }
 
-    /// What tells whether it has been changed, where something does.
+    /// The detector of later changes, if there is one.
     pub fn witness(&self) -> Option<Witness> {
         self.driver.witness()
     }
@@ -547,7 +548,7 @@ impl Backing {
         self.driver.lock()
     }
 
-    /// What tells how large it is now, where somebody can tell while it is served.
+    /// The probe of its current size, if the size can be read while it is served.
     pub fn gauge(&self) -> Option<Gauge> {
         self.driver.gauge()
     }
@@ -558,34 +559,35 @@ impl Backing {
         self.driver.grow(size_bytes);
     }
 
-    /// Of a [handover](Self::handover): the peer is said to have these sectors, `first..end`, in flash.
+    /// For a [handover](Self::handover): the peer has these sectors, `first..end`, in flash.
     pub fn peer_has(&mut self, first: u64, end: u64) {
         self.driver.peer_has(first, end);
     }
 
-    /// Of a handover, attached: reads the disk at another host, which owns it, or had it until it was taken over; until
-    /// [`leave_peer`](Self::leave_peer).
+    /// For a handover that is attached: reads the disk at another host, which owns it or owned it
+    /// until the hand-over; until [`leave_peer`](Self::leave_peer).
     pub fn set_peer(&mut self, ring: &mut Ring, now: Instant, peer: Backing) {
         assert!(peer.tokens.is_none(), "it is not attached yet");
         self.driver.set_peer(ring, now, peer.driver);
     }
 
-    /// Of a handover: the disk is this host's. The peer is left; another may come.
+    /// For a handover: this host owns the disk now. The peer is disconnected; another may be set.
     pub fn take_over(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.take_over(ring, now);
     }
 
-    /// Of a handover: the peer is asked no more.
+    /// For a handover: disconnects the peer.
     pub fn leave_peer(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.leave_peer(ring, now);
     }
 
-    /// Of a handover: is the peer still asked?
+    /// For a handover: returns true if there is a peer.
     pub fn has_peer(&self) -> bool {
         self.driver.has_peer()
     }
 
-    /// Has somebody else taken it over, so that nothing that flash holds of it counts any more? For good.
+    /// Returns true if another host has taken it over for good, so that flash's data of it is
+    /// invalid.
     pub fn is_lost(&self) -> bool {
         self.driver.is_lost()
     }
@@ -644,7 +646,7 @@ impl Backing {
         self.driver.poll_timeout().into_iter().chain(gives_up).min()
     }
 
-    /// The moment that `poll_timeout` named has come.
+    /// The time of `poll_timeout` has come.
     pub fn handle_timeout(&mut self, ring: &mut Ring, now: Instant) {
         if let Some(abandonment) = &mut self.abandonment {
             abandonment.handle_timeout(ring, now, &mut self.in_flight, &self.monitor);
@@ -665,12 +667,12 @@ impl Backing {
         self.driver.hold_back(ring, now);
     }
 
-    /// Nobody else has written the disk: what was kept is sent.
+    /// No other host has written the disk: kept requests are sent.
     pub fn go_on(&mut self) {
         self.driver.go_on();
     }
 
-    /// Like [`hold_back`](Self::hold_back), for good: what was kept fails.
+    /// Like [`hold_back`](Self::hold_back), but final: kept requests fail.
     pub fn lose(&mut self, ring: &mut Ring, now: Instant) {
         self.driver.lose(ring, now);
     }
@@ -681,7 +683,7 @@ impl Backing {
         self.driver.set_wait_max(now, wait_max);
     }
 
-    /// Asks what is allocated in a range of at least one byte.
+    /// Queries the allocation of a range of at least one byte.
     pub fn submit_status(&mut self, ring: &mut Ring, now: Instant, id: u64, offset: u64, len: u64) {
         self.driver.submit_status(ring, now, id, offset, len);
     }
@@ -703,7 +705,7 @@ impl Backing {
     }
 }
 
-/// What the engine is told about a result of the ring.
+/// Converts a result of the ring for the engine.
 fn io_result(result: i32) -> Result<(), IoError> {
     match -result {
         ..=0 => Ok(()),

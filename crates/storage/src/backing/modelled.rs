@@ -1,7 +1,7 @@
-//! A backing that takes the time a model says: a slow disk for demonstrations and experiments.
+//! A backing with the timing of a model: a slow disk for demonstrations and experiments.
 //!
-//! The data are real; only the moment of each completion is the model's. An I/O ends when both the
-//! backing below has done it and the model's time has come.
+//! The data is real; only the time of each completion is the model's. An I/O completes when both
+//! the backing below and the model have completed it.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -13,7 +13,7 @@ use super::{BackingInfo, ChangeMark, Driver, Gauge, Reader, Status, Witness};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
-/// What a modelled device is asked to do.
+/// An operation for a modelled device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ModelledOp {
     /// Data from the device.
@@ -28,8 +28,8 @@ pub enum ModelledOp {
 
 /// How long a device takes.
 pub trait ServiceTime {
-    /// An I/O arrives at `now_ns`; the result is when it ends, in the same clock. Calls come in
-    /// the order of time.
+    /// An I/O arrives at `now_ns`; returns the time of its end on the same clock. Calls are in
+    /// order of time.
     fn submit(&mut self, now_ns: u64, op: ModelledOp, offset: u64, len: u64) -> u64;
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Modelled {
     due: HashMap<IoId, Instant>,
     /// Done below, waiting for its time; the number keeps the order of equal times.
     waiting: BinaryHeap<Reverse<(Instant, u64, IoId)>>,
-    /// Of those of them that failed.
+    /// Errors of failed I/Os among them.
     errors: HashMap<IoId, IoError>,
     sequence: u64,
     now: Instant,

@@ -1,8 +1,9 @@
-//! The state of a backing, for threads other than the shard's: is it connected, and does it answer?
+//! The state of a backing for threads other than the shard's: whether it is connected and answers.
 //!
-//! The shard's thread writes a [`Monitor`] with every request that it starts or ends. Other threads read it without asking the shard, so a
-//! shard or a backing that hangs does not delay them. Times are read from the clock at the moment of reading: the age of a request grows
-//! while nothing else happens.
+//! The shard's thread updates a [`Monitor`] with every request that it starts or ends. Other
+//! threads read it without calling the shard, so a shard or a backing that hangs does not delay
+//! them. Ages are computed when they are read, so the age of a request grows while nothing else
+//! happens.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -106,8 +107,8 @@ impl Monitor {
         (oldest_ns != NONE).then(|| now.saturating_duration_since(began.unwrap_or(now)))
     }
 
-    /// Notes a lost connection or a failed attempt to connect. `before_now` is the time for which nothing has been answered; a longer
-    /// outage that was noted before goes on.
+    /// Records a lost connection or a failed attempt to connect. `before_now` is the time without
+    /// any reply; a longer outage that was recorded before continues.
     pub fn note_outage(&self, before_now: Duration, error: &str) {
         let mut outage = self.outage();
         let now = Clock::now();

@@ -1,28 +1,32 @@
-//! An NBD export as backing: one connection, many requests in flight, connected again when it breaks.
+//! An NBD export as backing: one connection with many requests in flight, which is re-established
+//! after a failure.
 //!
 //! # A lost connection
-//! It is torn down first, until nothing of it is in the ring. Then a helper thread connects anew, with
-//! pauses that double from `reconnect_min` to `reconnect_max`, and what was not answered is
-//! sent again: reads and writes may be repeated, because the engine has no two of them in flight for the
-//! same sector. A job that is older than `wait_max` fails, and so do new ones, after a second, once an outage has lasted that long; if it was sent, its connection is given up first,
-//! since a server that is silent for so long will not be believed later.
+//! It is closed first, and all of its I/O in the ring ends. Then a helper thread connects again,
+//! with pauses that double from `reconnect_min` to `reconnect_max`, and unanswered requests are
+//! sent again. Reads and writes may be repeated, because the engine has no two of them in flight
+//! for the same sector. A job older than `wait_max` fails, and so do new ones, after a second, once
+//! an outage has lasted that long. If the job was sent, its connection is closed first, since later
+//! replies of such a server are not trusted.
 //!
 //! # A server that shuts down
 //! It answers NBD_ESHUTDOWN. Such a request is not a failed one: hob sends nothing more on this connection, waits up to
 //! [`DISCONNECT_MAX_NS`] for the other replies, sends NBD_CMD_DISC and treats the connection as lost. The server can then exit.
 //!
 //! # Flushes
-//! A server that dies may take acknowledged writes with it that were not flushed. So when a connection breaks while
-//! there are such writes, the flushes that wait fail, and [`Backing::take_loss`](super::Backing::take_loss) reports a loss.
-//! An earlier hob may have left such writes too, so there are some until the first flush succeeds. FUA writes, and writes
-//! that a flush covered, are safe. Where somebody else sees to it that
-//! the server is the one of before ([`BackingOptions::keeps_writes`]), nothing is lost with a connection.
+//! A server that dies may lose acknowledged writes that were not flushed. So when a connection
+//! breaks while there are such writes, the waiting flushes fail, and
+//! [`Backing::take_loss`](super::Backing::take_loss) reports a loss. An earlier hob may have left
+//! such writes too, so they are assumed until the first flush succeeds. FUA writes, and writes that
+//! a flush covered, are safe. If other code ensures that the server is the same as before
+//! ([`BackingOptions::keeps_writes`]), a lost connection loses nothing.
 //!
 //! # Servers that can do less
-//! No FUA: the write is followed by a flush. No TRIM: discards are acknowledged. No WRITE_ZEROES: zeroes are sent.
-//! No BLOCK_STATUS: everything counts as data. A minimum block size above a sector is refused; a smaller one
-//! becomes the disk's own ([`BackingInfo::block_bytes_min`]), and what is not aligned to it is refused. An export that is smaller when it is
-//! connected again is another disk: everything fails from then on. One that is larger has grown; the disk does when somebody says so.
+//! No FUA: the write is followed by a flush. No TRIM: discards are acknowledged. No WRITE_ZEROES:
+//! zeroes are sent. No BLOCK_STATUS: everything counts as data. A minimum block size above a sector
+//! is refused; a smaller one becomes the disk's own ([`BackingInfo::block_bytes_min`]), and
+//! unaligned requests are refused. An export that is smaller after a reconnection is another disk:
+//! everything fails from then on. A larger one has grown; the disk grows by command.
 
 pub(crate) mod connect;
 mod exchange;
@@ -179,7 +183,7 @@ enum State {
     /// Waiting to connect again.
     Pausing(Instant),
     Connecting(Attempt, Fd),
-    /// It came back as another disk.
+    /// It is another disk after a reconnection.
     Dead,
     /// Waiting for the ring, for the last time.
     Closing(Option<Fd>),
@@ -193,7 +197,7 @@ struct Connection {
     rx: Option<RxBuf>,
     /// While nothing is being sent from it.
     gather: Option<Gather>,
-    /// What is left of the place for the payload that comes next.
+    /// The remaining buffer for the payload that is received next.
     place: BufferSlice,
     /// Set once the server has answered NBD_ESHUTDOWN: no request is sent any more.
     shutdown: Option<Shutdown>,
@@ -213,7 +217,7 @@ pub(crate) struct NbdBacking {
     uri: NbdUri,
     options: BackingOptions,
     negotiated: Negotiated,
-    /// What sees to it that there is a server.
+    /// Makes sure that there is a server.
     before_connecting: Option<BeforeConnecting>,
     /// How large the server said last that the export is, bytes.
     told: Arc<AtomicU64>,
@@ -229,7 +233,7 @@ pub(crate) struct NbdBacking {
     /// Acknowledged changes that need a flush, with one for those of earlier connections; and how many of them a flush covered.
     changes: u64,
     flushed: u64,
-    /// Acknowledged changes may be lost, and nobody has been told.
+    /// Acknowledged changes may be lost, and this was not reported yet.
     lost: bool,
     /// Whether the disk may be written.
     hold: Hold,
@@ -311,7 +315,7 @@ impl NbdBacking {
         let mut result = sample::read(link, offset, bytes, limit);
         if let Err(SampleError::Broken(why)) = &result {
             tracing::warn!(backing = self.info.description, why, "connecting again to read a sample");
-            // The old one must not be used any more: whoever attaches it finds it closed.
+            // The old connection must not be used any more: whoever attaches it finds it closed.
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
             let again = connect::connect(&self.uri, limit, silence_max(&self.options));
             match again {
@@ -334,12 +338,12 @@ impl NbdBacking {
         (self.info.read_only, self.info.can_discard, self.info.can_fast_zero) = (false, true, true);
     }
 
-    /// What is called, in a thread that may wait, before each attempt to connect again.
+    /// Called in a thread that may block, before each attempt to connect again.
     pub(crate) fn set_before_connecting(&mut self, before: BeforeConnecting) {
         self.before_connecting = Some(before);
     }
 
-    /// Is the server that was spoken to last one that another is to replace?
+    /// Returns true if the current server is to be replaced by another.
     fn is_provisional(&self) -> bool {
         !self.info.read_only && self.can(TransmissionFlags::READ_ONLY)
     }

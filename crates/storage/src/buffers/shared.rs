@@ -1,8 +1,8 @@
 //! Buffers outside the arena: a guest's memory, into which reads go without a copy.
 //!
 //! # Rules
-//! * The guest and its client write to this memory at any time, and may truncate it. So its bytes are never borrowed.
-//!   Reads fill it through the kernel, and checksums read each byte once, with its value at that moment.
+//! The guest and its client may write to this memory at any time, and may truncate it. So its bytes
+//! are never borrowed. Reads fill it through the kernel, and checksums read each byte once.
 //! * It stays mapped for as long as the buffer lives, because the buffer holds its owner. Operations in the ring hold
 //!   the buffer.
 //! * Whole pages only, so that O_DIRECT accepts it wherever it accepts the arena, and no sector is split.

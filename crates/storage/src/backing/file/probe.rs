@@ -1,4 +1,4 @@
-//! What hob asks an open file: its filesystem, its alignment, its holes and when it last changed.
+//! Properties of an open file: its filesystem, alignment, holes and time of its last change.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -10,7 +10,7 @@ use super::super::identity::ChangeMark;
 use super::super::{Status, StatusExtent};
 use crate::volatile::VolatileFile;
 
-/// The alignment that O_DIRECT wants, found by trying; `None` when it does not work at all.
+/// The alignment that O_DIRECT needs, determined by trying; `None` if O_DIRECT does not work.
 pub(super) fn direct_block_bytes(file: &File) -> std::io::Result<Option<u32>> {
     let mut memory = vec![0u8; 2 * SECTOR_BYTES as usize];
     let skip = memory.as_ptr().align_offset(SECTOR_BYTES as usize);
@@ -24,10 +24,11 @@ pub(super) fn direct_block_bytes(file: &File) -> std::io::Result<Option<u32>> {
     Ok(None)
 }
 
-/// Most extents of one status answer; the asker comes back for more.
+/// Maximum number of extents of one status answer; the caller asks again for more.
 const EXTENTS_MAX: usize = 4096;
 
-/// Which parts of `offset..end` of a file have data. May block for as long as the file's filesystem hangs.
+/// The parts of `offset..end` of a file that have data. May block as long as the file's filesystem
+/// hangs.
 pub(super) fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
     let mut extents = Vec::new();
     let mut at = offset;
@@ -57,7 +58,7 @@ pub(super) fn status(file: &OwnedFd, offset: u64, end: u64) -> Status {
 /// When a file was last changed. May block for as long as its filesystem hangs.
 pub(super) fn mark_of(file: &OwnedFd, volatile: Option<&VolatileFile>) -> Option<ChangeMark> {
     if let Some(volatile) = volatile {
-        // What would get there later by itself would be taken for somebody else's change.
+        // Data that is written back later would look like another program's change.
         volatile.settle().ok()?;
     }
     let file = File::from(file.try_clone().ok()?);

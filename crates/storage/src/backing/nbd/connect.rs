@@ -69,11 +69,13 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> Result<TcpStream, St
     Err(last)
 }
 
-/// The end of the connection, and of this process, is the end of what the kernel has of it. It would send again for a quarter of an hour what
-/// was not confirmed, and a write would arrive on top of what another host has written since that took the disk over. Nothing is lost by it:
-/// what was acknowledged had its reply.
+/// Makes the kernel drop unsent data when the connection or this process ends. Otherwise it would
+/// resend unconfirmed data for a quarter of an hour, and a late write could overwrite data of
+/// another host that has taken over the disk. Nothing is lost by it: every acknowledged request had
+/// its reply.
 ///
-/// A process that is stopped ends nothing. For its sake the kernel gives up by itself when the process would, and no sooner.
+/// A stopped process ends nothing. For this case the kernel gives up by itself at the time when the
+/// process would, and not earlier.
 fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     rustix::net::sockopt::set_socket_linger(stream, Some(Duration::ZERO))?;
     let millis = u32::try_from(silence_max.as_millis()).unwrap_or(u32::MAX).max(1);
@@ -85,7 +87,7 @@ fn forget_at_end(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     Ok(())
 }
 
-/// An end with nothing under way: the server is told, and the kernel sees to it that it hears.
+/// Ends a connection with nothing in flight: sends NBD_CMD_DISC, and lets the kernel deliver it.
 pub(super) fn end_politely(socket: BorrowedFd<'_>) {
     let _ = rustix::net::sockopt::set_socket_linger(socket, None);
     let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
@@ -93,9 +95,9 @@ pub(super) fn end_politely(socket: BorrowedFd<'_>) {
     let _ = rustix::net::send(socket, &request::disconnect(), flags);
 }
 
-/// The kernel drops what it has of a connection, now: closing it may take longer, since older kernels keep what a ring was given until everything
-/// has ended that the ring began before. The connection is shut down already, and nobody waits in it. Other sockets than TCP's have nothing that
-/// could arrive late.
+/// Makes the kernel drop a connection's unsent data now. Closing may take longer, since older
+/// kernels keep a ring's sockets until all earlier I/O of the ring has ended. The connection is
+/// shut down already, and no request waits for it. Only TCP sockets can deliver data late.
 pub(super) fn drop_unsent(socket: BorrowedFd<'_>) {
     let _ = rustix::net::connect_unspec(socket);
 }
@@ -159,7 +161,7 @@ fn in_time(error: &io::Error) -> String {
     }
 }
 
-/// What a connection attempt does first; the error is a sentence for people, and ends it.
+/// Called first in a connection attempt; an error is a text for people, and ends the attempt.
 pub(crate) type BeforeConnecting = Arc<dyn Fn() -> Result<(), String> + Send + Sync>;
 
 /// A connection attempt in a thread of its own.
@@ -188,7 +190,7 @@ impl Attempt {
         Ok((Attempt { result }, ours.into()))
     }
 
-    /// What came of it, once the socket reads as closed.
+    /// The result, once the socket reads as closed.
     pub(super) fn result(self) -> Result<Link, String> {
         self.result.try_recv().unwrap_or_else(|_| Err("the attempt was given up".into()))
     }
@@ -209,7 +211,7 @@ mod tests {
             forget_at_end(&stream, Duration::from_secs(7)).unwrap();
             (stream, listener.accept().unwrap().0)
         };
-        // A peer that is told of a reset, and not of an end, is sent nothing any more.
+        // A peer with a reset connection, unlike a closed one, receives nothing more.
         let is_reset = |peer: &mut TcpStream| {
             let mut byte = [0];
             peer.read(&mut byte).is_err_and(|error| error.kind() == io::ErrorKind::ConnectionReset)

@@ -40,7 +40,7 @@ impl NbdBacking {
         self.send(ring);
     }
 
-    /// Sends what waits, if nothing is being sent.
+    /// Sends the queued bytes unless a send is in progress.
     pub(super) fn send(&mut self, ring: &mut Ring) {
         let tokens = self.tokens();
         let State::Connected(connection) = &mut self.state else { return };
@@ -58,8 +58,8 @@ impl NbdBacking {
         ring.send(tokens.token(SEND), connection.fd, gather);
     }
 
-    /// Understands what was received and goes on receiving. An error is a sentence, and the
-    /// connection's end.
+    /// Decodes received bytes and continues to receive. An error is a text for people, and ends the
+    /// connection.
     pub(super) fn digest(&mut self, ring: &mut Ring) -> Result<(), String> {
         let mut at = 0;
         loop {
@@ -152,7 +152,7 @@ fn read_place(jobs: &mut Jobs, slot: u32, offset: u64, len: u32) -> BufferSlice 
     BufferSlice { offset: slice.offset + (offset - request.offset) as u32, len, ..slice }
 }
 
-/// Appends a request to what is sent; returns its bytes.
+/// Appends a request to the send queue; returns its bytes.
 fn push_request(gather: &mut Gather, jobs: &mut Jobs, slot: u32, ring: &Ring, changes: u64) -> usize {
     let cookie = jobs.cookie(slot);
     let request = jobs.request(slot);
@@ -196,7 +196,7 @@ pub(super) fn io_error(code: ErrorCode) -> IoError {
 }
 
 impl Job {
-    /// Keeps of the server's extents, which start at `at`, what lies in the job's range.
+    /// Keeps the part of the server's extents, which start at `at`, that is in the job's range.
     fn clip_extents(&mut self, at: u64, extents: &[Extent]) {
         let (from, to) = self.range;
         let mut at = at;

@@ -1,8 +1,8 @@
-//! What an NBD backing has to do: jobs, each made of requests, and which of them are on their way.
+//! The jobs of an NBD backing, each made of requests, and which requests are in flight.
 //!
-//! A job is one I/O or one status question; a request is one NBD command. A job has several when it is
-//! larger than the server takes, and one more when a flush has to follow because there is no FUA.
-//! Cookies carry a generation, so that a server cannot answer a request that is over.
+//! A job is one I/O or one status query; a request is one NBD command. A job has several requests
+//! if it is larger than the server accepts, and one more if a flush must follow because the server
+//! has no FUA. Cookies have a generation, so that a reply to an old request is detected.
 
 use std::collections::VecDeque;
 
@@ -16,14 +16,14 @@ use crate::backing::StatusExtent;
 /// Deadlines of ended jobs that are kept behind one that does not end.
 const DEADLINES_SPARE: usize = 1024;
 
-/// Who waits for a job.
+/// The originator of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Asker {
     Io(IoId),
     Status(u64),
 }
 
-/// What a request asks.
+/// The command of a request.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
     Read(BufferSlice),
@@ -162,7 +162,7 @@ impl Jobs {
         matches.then_some(slot)
     }
 
-    /// The same, as the decoder wants to know it.
+    /// The same, for the decoder.
     pub(super) fn expected(&self, cookie: u64) -> Option<Expected> {
         let request = &self.requests[self.find(cookie)? as usize];
         Some(Expected { command: request.command(), offset: request.offset, length: request.len })
@@ -235,22 +235,22 @@ impl Jobs {
         (0..self.requests.len() as u32).filter(|slot| self.requests[*slot as usize].live)
     }
 
-    /// Is a request on its way to the server, or its reply on the way back?
+    /// Returns true if a request is in flight.
     pub(super) fn awaits_replies(&self) -> bool {
         self.requests.iter().any(|request| request.live && request.sent)
     }
 
-    /// Is there a change without an answer?
+    /// Returns true if a change is unanswered.
     pub(super) fn has_changes(&self) -> bool {
         self.requests.iter().any(|request| request.live && request.is_change())
     }
 
-    /// Takes requests out of the queue, for those who end them unsent.
+    /// Removes requests from the queue, to end them unsent.
     pub(super) fn unqueue(&mut self, slots: &[u32]) {
         self.queue.retain(|slot| !slots.contains(slot));
     }
 
-    /// Nothing counts as sent any more: the connection is gone.
+    /// Marks everything as unsent, after the connection was lost.
     pub(super) fn send_all_again(&mut self) {
         let slots: Vec<u32> = self.live_requests().collect();
         for slot in &slots {

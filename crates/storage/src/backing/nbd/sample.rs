@@ -39,7 +39,7 @@ pub(crate) fn write(link: &Link, offset: u64, bytes: &[u8], limit: Duration) -> 
     ask(link, [&request, bytes], Expected { command: Command::Write, offset, length: len }, &mut [], limit)
 }
 
-/// Makes what was written durable, within `limit`.
+/// Flushes the server within `limit`.
 pub(crate) fn flush(link: &Link, limit: Duration) -> Result<(), SampleError> {
     let expected = Expected { command: Command::Flush, offset: 0, length: 0 };
     ask(link, [&request::flush(COOKIE), &[]], expected, &mut [], limit)

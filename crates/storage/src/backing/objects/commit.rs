@@ -1,12 +1,14 @@
-//! Flushes: everything gathered so far becomes objects, and one manifest makes them count.
+//! Flushes: all layers become objects, and a manifest makes them valid.
 //!
-//! Steps: what is on its way to the store ends; what is dirty is frozen, which is the flush point; it is put; pages are put if too
-//! much has changed since; the manifest is created under the next number, if nobody has that. From freeze to manifest nothing else gets into the
-//! map. Fails any step, the frozen layers are dirty again and the next flush begins anew.
+//! Steps: wait for objects that are being put; freeze the dirty layers, which is the flush point;
+//! put them; put pages if too much has changed since the last ones; create the manifest under the
+//! next number, if no other one has that number. From freeze to manifest nothing else is added to
+//! the map. If a step fails, the frozen layers are dirty again and the next flush starts again.
 //!
-//! # Whose number it is
-//! An attempt that was given up may come true later. So a number that is taken is read: one of our epoch is ours, of an earlier flush, and
-//! counts for nothing, since the next number has all it has; one of another epoch is the end of ours.
+//! # Owner of a number
+//! An attempt that was given up may succeed later. So if a number is taken, its manifest is read:
+//! one of our epoch is ours, from an earlier flush, and is ignored, since the next number has all
+//! of its content. One of another epoch means that another writer has taken the disk.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -22,13 +24,13 @@ use super::format::{Generation, Manifest, Name, encode_page};
 use super::map::place;
 use super::store::StoreError;
 
-/// Manifests of our own that may have come true late, one after the other.
+/// Maximum number of consecutive manifests of our own that may have succeeded late.
 const OWN_MAX: usize = 64;
 
-/// Closing waits no longer for what is being deleted.
+/// Maximum time that closing waits for deletions.
 const DELETED_MAX: Duration = Duration::from_secs(3);
 
-/// Whether the disk goes on after it.
+/// Whether the disk is used after it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum After {
     /// It does.
@@ -38,7 +40,7 @@ pub(super) enum After {
 }
 
 impl Disk {
-    /// What was acknowledged before is durable when this returns.
+    /// Makes everything durable that was acknowledged before.
     pub(super) async fn flush(self: &Arc<Self>) -> Result<(), IoError> {
         self.check_ours()?;
         if self.here.is_none() {
@@ -55,12 +57,13 @@ impl Disk {
         flush.await.expect("flushes do not panic")
     }
 
-    /// A last flush, and the word that nobody has the disk any more.
+    /// Flushes a last time, and records that no host has the disk any more.
     pub(super) async fn close(self: &Arc<Self>) -> Result<(), IoError> {
         if self.here.is_none() || self.state().lost {
             return Ok(());
         }
-        // What the last manifest but one leaves behind is gone before the last one says that nothing is.
+        // Deletes the garbage of the last manifest but one before the last one records that there
+        // is none.
         self.flush().await?;
         if !self.deleted().await {
             self.state().leftovers = true;
@@ -75,7 +78,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Waits a while until what is to be deleted is.
+    /// Waits for a limited time until all deletions are done.
     async fn deleted(&self) -> bool {
         let deadline = tokio::time::Instant::now() + DELETED_MAX;
         while self.deletions.load(Ordering::Relaxed) > 0 {
@@ -87,8 +90,8 @@ impl Disk {
         true
     }
 
-    /// From time to time: is it still ours, and is anything unflushed that was so the last time (`seen`)? Returns what is to be
-    /// said the next time.
+    /// Called at intervals: checks the ownership, and flushes data that was already unflushed the
+    /// last time (`seen`). Returns the value to pass the next time.
     pub(super) async fn look_after(self: &Arc<Self>, seen: u64) -> u64 {
         if self.here.is_none() || self.state().lost {
             return seen;
@@ -106,9 +109,9 @@ impl Disk {
         changes
     }
 
-    /// If somebody has taken the disk, it is lost from now on.
+    /// Marks the disk as lost if another writer has taken it.
     pub(super) async fn look_who_has_it(&self) {
-        // Who has the turn finds out anyway.
+        // A commit in progress finds out anyway.
         let Ok(_turn) = self.turn.try_lock() else { return };
         self.look_at_next().await;
     }
@@ -144,7 +147,7 @@ impl Disk {
             result = self.publish(point, after).await.map_err(|error| io_error(&error));
         }
         if std::mem::take(&mut self.state().missed) {
-            // Another one who has the disk may have deleted it.
+            // Another owner of the disk may have deleted it.
             self.look_at_next().await;
         }
         self.state().committing = false;
@@ -169,7 +172,7 @@ impl Disk {
         }
     }
 
-    /// Makes what is in the map count.
+    /// Makes the map's content durable.
     async fn publish(self: &Arc<Self>, point: u64, after: After) -> Result<(), StoreError> {
         let pages = self.renew_pages().await?;
         let (mut manifest, mut garbage) = {
@@ -233,7 +236,8 @@ impl Disk {
         Err(StoreError::Failed("the numbers of the next manifests are all taken".into()))
     }
 
-    /// A manifest is durable. Returns what nothing refers to any more since, besides what was known to be so before.
+    /// A manifest is durable. Returns the objects that nothing refers to any more, in addition to
+    /// the known ones.
     fn install(&self, manifest: &Manifest, renewed: bool, point: u64, garbage: &[Name]) -> Vec<Name> {
         let state = &mut *self.state();
         garbage.iter().for_each(|name| _ = state.garbage.remove(name));
@@ -248,7 +252,7 @@ impl Disk {
         gone.map(|(page, (before, _))| Name::Page(page as u32, *before)).collect()
     }
 
-    /// Writes the pages anew if too much has changed since; then these are what the manifest is to have.
+    /// Writes the pages again if too much has changed since; the manifest then refers to them.
     async fn renew_pages(self: &Arc<Self>) -> Result<Option<Vec<Generation>>, StoreError> {
         let (mut pages, wanted) = {
             let state = self.state();
@@ -271,7 +275,7 @@ impl Disk {
             }
         }
         if let Err(error) = result {
-            // Those that were put are nobody's.
+            // Pages that were put are unreferenced.
             let state = &mut *self.state();
             let made = pages.iter().zip(&state.pages).enumerate().filter(|(_, (new, old))| new != old);
             state.garbage.extend(made.map(|(page, (new, _))| Name::Page(page as u32, *new)));
@@ -302,7 +306,8 @@ impl Disk {
         result.map(|()| generation)
     }
 
-    /// Was that manifest made by this owner, as this owner? If not, the disk is lost.
+    /// Returns true if this owner made that manifest in its current ownership. Otherwise the disk
+    /// is lost.
     fn is_own(&self, sequence: u64, bytes: &[u8]) -> bool {
         match Manifest::decode(bytes, sequence) {
             Ok(there) if there.epoch == self.epoch && there.owner == self.owner => return true,

@@ -1,15 +1,18 @@
-//! A disk made of objects: reads, writes, zeroes, and what of them is still in memory.
+//! A disk made of objects: reads, writes, zeroes, and the data that is still in memory.
 //!
 //! # Three places
-//! What is newest of an object is in its *dirty* layer, which grows; then in the layer that is being *written* out, which does not
-//! change; then in the store, under the generation that the map says. A layer that was written out leaves memory, whether or not a
-//! manifest says so yet: [`commit`](super::commit) makes flush points of what is in the map.
+//! The newest data of an object is in its *dirty* layer, which grows; then in the layer that is
+//! being *written* out, which does not change; then in the store, under the generation in the map.
+//! A layer leaves memory when it was written out, even before a manifest refers to it:
+//! [`commit`](super::commit) makes flush points of the map's content.
 //!
 //! # Bounds
-//! So many objects have layers, no more: who wants to write another one writes one out first. The lock is never held
-//! across an await. Tasks that change anything are spawned, so that nobody who gives up waiting leaves them half done.
+//! The number of objects with layers is limited: a write to another object first writes a layer
+//! out. The lock is never held across an await. Tasks that change anything are spawned, so that a
+//! cancelled caller does not leave them half done.
 //!
-//! Callers see to it that no two calls that overlap in a 4 KiB sector, one of them a change, run at once, as the engine does.
+//! Callers ensure that no two calls that overlap in a 4 KiB sector, one of them a change, run at
+//! once, as the engine does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -27,28 +30,29 @@ use super::owner::{Here, Owner};
 use super::store::{Patient, StoreError};
 use crate::backing::StatusExtent;
 
-/// Memory for what is not in the store yet, bytes; a disk of large objects has four of them all the same.
+/// Memory for data that is not in the store yet, bytes; a disk of large objects has at least four
+/// layers.
 const LAYER_BYTES_MAX: u64 = 64 << 20;
 const LAYERS_MIN: u64 = 4;
 
-/// A single change touches no more bytes: room for it must be there at once.
+/// Maximum size of a single change in bytes: memory for it must be available at once.
 const CHANGE_BYTES_MAX: u64 = 32 << 20;
 
-/// Bytes of objects that are being put at once, and how many these may be.
+/// Bytes of objects that are being put at once, and their maximum number.
 const PUT_BYTES_MAX: u64 = 64 << 20;
 const PUTS_MIN: u64 = 2;
 const PUTS_MAX: u64 = 32;
 
-/// Deletes on their way at once.
+/// Maximum number of deletions in flight.
 const DELETES_MAX: usize = 8;
 
 /// A read whose object was replaced meanwhile looks again so often.
 const LOOKS_MAX: usize = 16;
 
-/// Most extents of one status answer; the asker comes back for more.
+/// Maximum number of extents of one status answer; the caller asks again for more.
 const EXTENTS_MAX: usize = 4096;
 
-/// What changes all the time.
+/// The mutable state.
 #[derive(Debug)]
 pub(super) struct State {
     /// The newest generations that are in the store.
@@ -57,15 +61,15 @@ pub(super) struct State {
     pub(super) pages: Vec<Generation>,
     /// Objects whose generation may differ from what those pages say.
     pub(super) changed: BTreeSet<u64>,
-    /// What was written and is not on its way; the number is its age.
+    /// Dirty layers; the number is the age.
     pub(super) dirty: BTreeMap<u64, (u64, Layer)>,
-    /// What is being written out.
+    /// Layers that are being written out.
     pub(super) writing: BTreeMap<u64, Arc<Layer>>,
     /// A manifest is being made: nothing gets into the map that it is not to have.
     pub(super) committing: bool,
     /// Generations of this epoch that were given out.
     pub(super) given: u64,
-    /// What nothing refers to any more as soon as the next manifest is there.
+    /// Objects that nothing refers to after the next manifest.
     pub(super) garbage: BTreeSet<Name>,
     /// Counts changes, and those that the newest manifest has.
     pub(super) changes: u64,
@@ -95,13 +99,13 @@ pub(super) struct Disk {
     pub(super) ended: Notify,
     /// The disk was lost.
     pub(super) lost: Notify,
-    /// Whose turn it is to commit.
+    /// Held by the commit in progress.
     pub(super) turn: tokio::sync::Mutex<()>,
     pub(super) puts: Semaphore,
     pub(super) deletes: Semaphore,
     pub(super) deletions: AtomicUsize,
     layers_max: usize,
-    /// With more changes than that, a flush writes pages anew.
+    /// With more changes than that, a flush writes pages again.
     pub(super) changes_max: usize,
     /// None: it is only read.
     pub(super) here: Option<Here>,
@@ -119,7 +123,7 @@ struct Part {
 }
 
 impl Disk {
-    /// Of a manifest whose map was loaded.
+    /// Creates a disk from a manifest whose map was loaded.
     pub(super) fn new(
         store: Arc<Patient>,
         owner: Owner,
@@ -159,7 +163,7 @@ impl Disk {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Is it still ours?
+    /// Fails if another owner has the disk.
     pub(super) fn check_ours(&self) -> Result<(), IoError> {
         if self.state().lost { Err(IoError::Failed) } else { Ok(()) }
     }
@@ -181,7 +185,7 @@ impl Disk {
         parts
     }
 
-    /// What stands there. Any bytes may be asked for.
+    /// Returns the content of any range of bytes.
     pub(super) async fn read(self: &Arc<Self>, offset: u64, len: u64) -> Result<Vec<u8>, IoError> {
         self.check_range(offset, len)?;
         self.check_ours()?;
@@ -255,7 +259,7 @@ impl Disk {
         if (first, last) == (offset, end) {
             return self.change(offset, data.len() as u64, Change::Write(&data)).await;
         }
-        // Units are whole: what stands around it in the first and the last one is written again.
+        // Units are whole: the other bytes of the first and the last one are written again.
         let mut whole = Vec::with_capacity((last - first) as usize);
         if first < offset {
             whole.extend(self.read(first, offset - first).await?);
@@ -288,7 +292,7 @@ impl Disk {
         Ok(())
     }
 
-    /// Frees what objects the range has whole. The rest stays what it is.
+    /// Frees the objects that the range covers completely. The rest stays unchanged.
     pub(super) async fn discard(self: &Arc<Self>, offset: u64, len: u64) -> Result<(), IoError> {
         self.check_range(offset, len)?;
         for part in self.parts(offset, len) {
@@ -354,7 +358,7 @@ impl Disk {
                 }
             }
         }
-        // What is full gets no better by waiting.
+        // Waiting does not help a full layer.
         let is_full = |part: &&Part| state.dirty.get(&part.index).is_some_and(|(_, layer)| layer.is_full());
         let full: Vec<u64> = parts.iter().filter(is_full).map(|part| part.index).collect();
         Ok(Tried::Done(full.into_iter().filter(|index| state.begin(*index)).collect()))
@@ -381,7 +385,7 @@ impl Disk {
             }
             Err(error) => {
                 if !made.is_absent() {
-                    // It may be there, or come yet.
+                    // The object may exist, or appear later.
                     state.garbage.insert(Name::Data(index, made));
                     state.leftovers = true;
                 }
@@ -417,7 +421,7 @@ impl Disk {
         self.store.put(Name::Data(index, *made), bytes).await
     }
 
-    /// What is there, as far as it is known here: what is in memory, and which objects there are.
+    /// The allocation as known here: data in memory, and existing objects.
     pub(super) fn status(&self, offset: u64, len: u64) -> Result<Vec<StatusExtent>, IoError> {
         self.check_range(offset, len)?;
         let state = self.state();
@@ -448,7 +452,8 @@ impl Disk {
         })
     }
 
-    /// What its content is, as a number that changes with it; none while there is more than the newest manifest has.
+    /// A number that changes with the content; `None` if there is data that the newest manifest
+    /// does not have.
     pub(super) fn mark(&self) -> Option<u64> {
         let state = self.state();
         (state.changes == state.committed).then_some(state.content)
@@ -460,7 +465,7 @@ impl Disk {
             return;
         }
         if self.deletions.fetch_add(names.len(), Ordering::Relaxed) > DELETIONS_MAX {
-            // The store is slower than what is written. The next opening finds them.
+            // The store is slower than the writes. The next opening finds these objects.
             self.deletions.fetch_sub(names.len(), Ordering::Relaxed);
             self.state().leftovers = true;
             return;
@@ -481,7 +486,7 @@ impl Disk {
 /// Objects that wait to be deleted, at most.
 const DELETIONS_MAX: usize = 1 << 17;
 
-/// What is done to a range.
+/// A change of a range.
 #[derive(Clone, Copy)]
 enum Change<'a> {
     Write(&'a [u8]),

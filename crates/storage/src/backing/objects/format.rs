@@ -6,11 +6,11 @@
 use super::owner::Owner;
 use crate::pool::Uuid;
 
-/// Of manifests.
+/// Magic of manifests.
 const MANIFEST_MAGIC: &[u8; 8] = b"hob-objm";
-/// Of pages.
+/// Magic of pages.
 const PAGE_MAGIC: &[u8; 8] = b"hob-objp";
-/// Of both.
+/// Version of both.
 const VERSION: u32 = 1;
 
 /// Objects that one page speaks of.
@@ -26,11 +26,11 @@ pub(super) const OBJECT_BYTES_MAX: u64 = 64 << 20;
 /// Sizes of disks are multiples of it, bytes.
 pub(super) const SIZE_UNIT: u64 = 512;
 
-/// Where a manifest's page table begins.
+/// Offset of a manifest's page table.
 const TABLE_AT: usize = 0x100;
-/// Where a page's entries begin.
+/// Offset of a page's entries.
 const ENTRIES_AT: usize = 0x40;
-/// Longest manifest, bytes: what is longer is not read.
+/// Maximum length of a manifest, bytes: longer ones are not read.
 pub(super) const MANIFEST_BYTES_MAX: usize =
     TABLE_AT + 8 * (OBJECTS_MAX as usize / PAGE_ENTRIES) + 16 * CHANGES_MAX;
 /// A page, bytes.
@@ -45,10 +45,12 @@ const COUNT_BITS: u32 = 40;
 /// The last epoch there can be.
 pub(super) const EPOCH_MAX: u64 = (1 << (64 - COUNT_BITS)) - 1;
 
-/// Manifests and contents are counted no further: nobody gets there, and there is a next number still.
+/// Limit of the numbers of manifests and generations. It is never reached, and leaves a next
+/// number.
 const NUMBER_MAX: u64 = 1 << 62;
 
-/// What tells an object's content from all others that its index had or will have; 0 is that of no object.
+/// Distinguishes an object's content from all earlier and later ones with its index; 0 means no
+/// object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Generation(pub(super) u64);
 
@@ -62,7 +64,7 @@ impl Generation {
         Generation(epoch << COUNT_BITS | count)
     }
 
-    /// Whose writer made it.
+    /// Epoch of the writer that made it.
     pub(super) fn epoch(self) -> u64 {
         self.0 >> COUNT_BITS
     }
@@ -76,7 +78,7 @@ impl Generation {
     }
 }
 
-/// What the disk is, for ever.
+/// Constant properties of the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Shape {
     pub(super) uuid: Uuid,
@@ -118,7 +120,7 @@ impl Shape {
     }
 }
 
-/// One flush point, or a word about who has the disk.
+/// One flush point, or a record of the owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Manifest {
     pub(super) shape: Shape,
@@ -135,7 +137,7 @@ pub(super) struct Manifest {
     pub(super) owner: Owner,
     /// The generation of each page.
     pub(super) pages: Vec<Generation>,
-    /// What changed since the pages were written, by index.
+    /// Changes since the pages were written, by index.
     pub(super) changes: Vec<(u64, Generation)>,
 }
 
@@ -166,7 +168,7 @@ impl Manifest {
         bytes
     }
 
-    /// Understands what stands under the name of `sequence`. The error says what is wrong.
+    /// Decodes the manifest named `sequence`. The error is a text for people.
     pub(super) fn decode(bytes: &[u8], sequence: u64) -> Result<Manifest, String> {
         check(bytes, MANIFEST_MAGIC, TABLE_AT)?;
         let shape = Shape {
@@ -236,7 +238,7 @@ pub(super) fn encode_page(
     bytes
 }
 
-/// What stands in a page. The error says what is wrong.
+/// Decodes a page. The error is a text for people.
 pub(super) fn decode_page(
     bytes: &[u8],
     shape: &Shape,
@@ -261,7 +263,7 @@ pub(super) fn decode_page(
     Ok(entries)
 }
 
-/// The checksum comes last, of everything with itself as zeroes.
+/// Writes the checksum, which covers everything with itself as zeroes.
 fn seal(bytes: &mut [u8]) {
     let sum = crc32c::crc32c(bytes);
     put(bytes, 0x0C, &sum.to_le_bytes());
@@ -297,10 +299,10 @@ pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(array_at(bytes, at))
 }
 
-/// Where manifests, pages and data are, below the disk's prefix.
+/// Folders of manifests, pages and data, below the disk's prefix.
 pub(super) const FOLDERS: [&str; 3] = ["manifest", "pages", "data"];
 
-/// What an object below the disk's prefix is.
+/// The kind of an object below the disk's prefix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Name {
     /// The manifest of that number.

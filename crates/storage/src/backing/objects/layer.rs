@@ -1,4 +1,5 @@
-//! What was written to one object and is not in the store yet: some of its bytes, over what it was before.
+//! Writes to one object that are not in the store yet: some of its bytes, over its previous
+//! content.
 //!
 //! Units of 512 bytes; offsets are bytes in the object.
 
@@ -36,14 +37,14 @@ pub(super) struct Layer {
     /// Empty until something is written.
     bytes: Vec<u8>,
     valid: Units,
-    /// What is not valid is zero, whatever the object was.
+    /// Bytes that are not valid are zero, whatever the object had.
     over_zeroes: bool,
     /// The object is to be there though it be zero.
     keep: bool,
 }
 
 impl Layer {
-    /// Of an object that long; nothing was written.
+    /// Creates an empty layer for an object of that length.
     pub(super) fn new(len: usize) -> Layer {
         assert!(len > 0 && len.is_multiple_of(UNIT), "objects are whole units");
         let valid = Units { words: vec![0; (len / UNIT).div_ceil(64)], count: 0 };
@@ -60,12 +61,12 @@ impl Layer {
         self.keep = true;
     }
 
-    /// Does nothing of what the object was count any more?
+    /// Returns true if no previous content of the object remains.
     pub(super) fn is_whole(&self) -> bool {
         self.over_zeroes || self.valid.count == self.len / UNIT
     }
 
-    /// Has all of it been written?
+    /// Returns true if all of it was written.
     pub(super) fn is_full(&self) -> bool {
         self.valid.count == self.len / UNIT
     }
@@ -92,7 +93,7 @@ impl Layer {
         &mut self.bytes
     }
 
-    /// Does it know that unit, the one at this byte? Then what it is.
+    /// The unit at this byte, if the layer has it.
     fn unit(&self, at: usize) -> Option<&[u8]> {
         if self.valid.has(at / UNIT) {
             return Some(&self.bytes[at..at + UNIT]);
@@ -100,7 +101,7 @@ impl Layer {
         self.over_zeroes.then_some(&[0; UNIT])
     }
 
-    /// Puts what was written here over what is in `older`, as if that had been written before it.
+    /// Puts this layer's writes over those in `older`.
     pub(super) fn put_under(&mut self, older: &Layer) {
         self.keep |= older.keep;
         if self.over_zeroes {
@@ -111,7 +112,7 @@ impl Layer {
                 self.write(at, &older.bytes[at..at + UNIT]);
             }
         }
-        // What neither knows is zero; what was written since is over it.
+        // Bytes that neither layer has are zero; later writes are over them.
         self.over_zeroes = older.over_zeroes;
     }
 
@@ -137,8 +138,9 @@ impl Layer {
     }
 }
 
-/// Of what is read from `at` on, takes what the layers know, newest first. Returns the range, in bytes of `out`, outside of which nothing is
-/// missing, and which of its units are; none if nothing is.
+/// For a read at `at`, copies the parts that the layers have, newest first. Returns the range in
+/// bytes of `out` that covers everything missing, and its missing units; `None` if nothing is
+/// missing.
 pub(super) fn look(layers: &[&Layer], at: usize, out: &mut [u8]) -> Option<(Range<usize>, Vec<usize>)> {
     assert!(at.is_multiple_of(UNIT) && out.len().is_multiple_of(UNIT), "whole units are read");
     let mut missing = Vec::new();
@@ -152,7 +154,7 @@ pub(super) fn look(layers: &[&Layer], at: usize, out: &mut [u8]) -> Option<(Rang
     Some((first..last + UNIT, missing))
 }
 
-/// Fills in what was missing. `bytes` begin at the first missing one.
+/// Fills in the missing units. `bytes` begin at the first missing one.
 pub(super) fn fill(out: &mut [u8], missing: &[usize], bytes: &[u8]) {
     let first = missing[0];
     for start in missing {

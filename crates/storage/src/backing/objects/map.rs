@@ -1,4 +1,5 @@
-//! Which generation of each object is the newest, in memory: 8 bytes for each, in pages that are there only where there is anything.
+//! The newest generation of each object, in memory: 8 bytes for each, in pages that are allocated
+//! on demand.
 
 use super::format::{Generation, PAGE_ENTRIES, Shape};
 
@@ -28,7 +29,7 @@ impl Map {
         self.pages[page].as_ref().map_or(Generation::ABSENT, |entries| entries[at])
     }
 
-    /// Returns what it was before.
+    /// Returns the previous generation.
     pub(super) fn set(&mut self, index: u64, generation: Generation) -> Generation {
         let (page, at) = place(index);
         let entries = self.pages[page].get_or_insert_with(|| Box::new([Generation::ABSENT; PAGE_ENTRIES]));

@@ -49,26 +49,26 @@ use place::Directory;
 use store::Patient;
 use worker::{CLOSE_MAX, Ended, Job, What, Worker};
 
-/// Size of objects when nobody says otherwise, bytes.
+/// Default size of objects, bytes.
 pub const OBJECT_BYTES_DEFAULT: u64 = 4 << 20;
 
-/// Someone who waits elsewhere than in a ring waits no longer.
+/// Maximum wait of a caller outside of a ring.
 const READ_MAX: Duration = Duration::from_secs(60);
 
 /// A disk in an object store, as its newest manifest says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectDisk {
-    /// What tells it from all others.
+    /// Its unique id.
     pub uuid: Uuid,
     /// Bytes.
     pub size_bytes: u64,
-    /// Of each object, bytes.
+    /// Bytes of each object.
     pub object_bytes: u64,
     /// The newest manifest's number.
     pub manifest: u64,
     /// How often it was taken by a writer.
     pub epoch: u64,
-    /// Who has it, or did not close it; for people.
+    /// The owner that has it open, or did not close it; for people.
     pub owner: Option<String>,
     /// Objects that are there: what the disk takes up, at most, in `object_bytes`. None where it was not looked for.
     pub objects: Option<u64>,
@@ -83,7 +83,7 @@ impl ObjectDisk {
     }
 }
 
-/// Is that a specification of such a disk?
+/// Returns true if it is a specification of such a disk.
 pub fn recognise(spec: &str) -> bool {
     place::recognise(spec)
 }
@@ -107,7 +107,7 @@ pub fn create(
     made.map(|manifest| ObjectDisk::of(&manifest, Some(0)))
 }
 
-/// What there is. Changes nothing.
+/// Returns the properties of a disk. Changes nothing.
 ///
 /// # Errors
 /// [`OpenError`].
@@ -116,17 +116,20 @@ pub fn show(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenErro
         .map(|(manifest, present)| ObjectDisk::of(&manifest, Some(present)))
 }
 
-/// Takes a disk from an owner who did not close it, so that the next one may open it. That owner, should it live, is fenced. Returns what was there.
+/// Takes a disk from an owner that did not close it, so that it can be opened again. If that owner
+/// still runs, it is fenced. Returns the previous properties.
 ///
 /// # Errors
-/// [`OpenError`]; `Unfit` if nobody has it, `InUse` if the owner is a process of this host that lives.
+/// [`OpenError`]; `Unfit` if no owner has it, `InUse` if the owner is a running process of this
+/// host.
 pub fn unlock(spec: &str, options: &BackingOptions) -> Result<ObjectDisk, OpenError> {
     converse(spec, Directory::Exists, options, async |store| opening::unlock(&store).await)
         .map(|manifest| ObjectDisk::of(&manifest, None))
 }
 
-/// Waits until the disks that were opened here and are not used any more are closed in their stores, or a quarter of a minute has passed: before
-/// the process ends. One that is not closed then is refused to other hosts until somebody unlocks it.
+/// Waits until the disks that this process has opened and released are closed in their stores, at
+/// most 15 seconds. Call it before the process exits. A disk that is not closed then is refused to
+/// other hosts until it is unlocked.
 pub fn await_closed() {
     owner::await_leaving(CLOSE_MAX);
 }
@@ -228,7 +231,7 @@ struct Objects {
     worker: Worker,
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
-    /// Where the bytes of reads go.
+    /// Destinations of reads.
     reads: HashMap<IoId, BufferSlice>,
     /// I/Os and questions without an answer.
     in_flight: usize,
@@ -311,7 +314,7 @@ impl Driver for Objects {
     }
 
     fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, _completion: Completion) {
-        // Read before what has ended is taken: nothing comes after it.
+        // Read before completions are taken: nothing follows it.
         let is_closed = self.worker.desk.closed.load(Ordering::Acquire);
         self.fetch(ring);
         match self.attached.take_if(|_| is_closed) {

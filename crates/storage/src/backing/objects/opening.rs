@@ -12,7 +12,7 @@ use super::owner::{Here, Owner, Presence};
 use super::store::{Patient, StoreError};
 use super::worker::CLOSE_MAX;
 
-/// What is being opened may be replaced at that moment; then it is looked for again, so often.
+/// Maximum number of searches: the newest manifest may be replaced meanwhile.
 const LOOKS_MAX: usize = 10;
 
 /// Why a disk cannot be had. Each is one reaction.
@@ -22,7 +22,7 @@ pub(super) enum Trouble {
     InUse(String),
     /// Another way or place is wanted.
     Unfit(String),
-    /// The store does not do what it was asked for.
+    /// The store did not execute a request.
     Store(String),
 }
 
@@ -37,7 +37,7 @@ pub(super) async fn newest(store: &Patient) -> Result<Option<Manifest>, Trouble>
     for _ in 0..LOOKS_MAX {
         let Some(sequence) = store.manifests().await?.into_iter().max() else { return Ok(None) };
         match store.get(Name::Manifest(sequence), None).await {
-            // Its successor came.
+            // Its successor was written.
             Err(StoreError::Absent) => {}
             found => {
                 let manifest = Manifest::decode(&found?, sequence);
@@ -82,7 +82,8 @@ pub(super) async fn create(store: &Patient, shape: Shape) -> Result<Manifest, Tr
     }
 }
 
-/// Does the store heed the condition that nothing is there? It is asked to make what is.
+/// Checks that the store obeys the condition that an object must not exist, by creating an existing
+/// one.
 async fn check_conditions(store: &Patient, there: &Manifest) -> Result<(), Trouble> {
     match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {
         Err(StoreError::Present) => Ok(()),
@@ -93,12 +94,12 @@ async fn check_conditions(store: &Patient, there: &Manifest) -> Result<(), Troub
     }
 }
 
-/// What a writer does to a disk before it writes.
+/// A writer's takeover of a disk before it writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taking {
     /// It writes from now on.
     Own,
-    /// It lets others write, whoever had it.
+    /// Releases it from its owner for other writers.
     Release,
 }
 
@@ -110,7 +111,7 @@ struct Taken {
     map: Map,
 }
 
-/// Puts the manifest after the newest one that makes whoever had the disk find the place taken.
+/// Puts a manifest after the newest one, so that the previous owner finds its next number taken.
 async fn take(
     store: &Arc<Patient>,
     owner: &Owner,
@@ -149,7 +150,8 @@ async fn take(
             Err(StoreError::Present) => continue,
             result => result?,
         }
-        // The number may have been free because others had used it and gone on: then there are later ones.
+        // The number may have been free because other writers had deleted it after use: then there
+        // are later ones.
         if !is_over(store, &manifest).await? {
             return Ok(Taken { before, manifest, map });
         }
@@ -157,7 +159,7 @@ async fn take(
     Err(Trouble::Store("others take the disk again and again".into()))
 }
 
-/// Is another manifest the newest one?
+/// Returns true if another manifest is the newest one.
 async fn is_over(store: &Patient, manifest: &Manifest) -> Result<bool, StoreError> {
     Ok(store.manifests().await?.into_iter().max() != Some(manifest.sequence))
 }
@@ -178,7 +180,7 @@ pub(super) async fn unlock(store: &Arc<Patient>) -> Result<Manifest, Trouble> {
     take(store, &Owner::default(), Taking::Release, may).await.map(|taken| taken.before)
 }
 
-/// Opens a disk to read what it holds now.
+/// Opens a disk to read its current content.
 pub(super) async fn open_to_read(store: Arc<Patient>) -> Result<Disk, Trouble> {
     for _ in 0..LOOKS_MAX {
         let manifest = newest(&store).await?.ok_or_else(no_disk)?;
@@ -256,7 +258,7 @@ fn state(manifest: &Manifest, map: Map) -> State {
     }
 }
 
-/// Which generations a manifest names.
+/// The generations that a manifest refers to.
 async fn load(store: &Arc<Patient>, manifest: &Manifest) -> Result<Map, StoreError> {
     let shape = manifest.shape;
     let mut map = Map::new(&shape);

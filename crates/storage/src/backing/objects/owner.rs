@@ -1,7 +1,8 @@
-//! Who has a disk, as its manifest says, and whether that one is gone.
+//! The owner of a disk according to its manifest, and whether that process has ended.
 //!
-//! Machine, boot, PID namespace, process and when that was started. All of it is known without asking the network; only what is certain
-//! counts as gone. It guards against mistakes: what keeps two writers apart is the manifest's number.
+//! An owner is identified by machine, boot, PID namespace, process and its start time. All of these
+//! are known without the network, and only certainty counts as ended. It guards against mistakes:
+//! the manifest's number excludes a second writer.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,7 +15,7 @@ use crate::pool::Uuid;
 /// Longest name of a host that is kept, bytes.
 const NAME_BYTES: usize = 64;
 
-/// Where its fields are in the manifest's part for it; docs/FORMAT.md.
+/// Offsets of its fields in the manifest; see docs/FORMAT.md.
 mod at {
     pub(super) const MACHINE: usize = 0x00;
     pub(super) const BOOT: usize = 0x10;
@@ -25,14 +26,14 @@ mod at {
     pub(super) const NAME: usize = 0x38;
 }
 
-/// A process on a host. Zeroes and an empty name: nobody.
+/// A process on a host. Zeroes and an empty name mean no owner.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Owner {
     /// From `/etc/machine-id`; 0 if the host has none.
     machine: u128,
     /// The kernel's name of this boot.
     boot: u128,
-    /// Of its PID namespace.
+    /// Id of its PID namespace.
     space: u64,
     process: u32,
     /// When the process was started, as the kernel counts.
@@ -41,10 +42,10 @@ pub(super) struct Owner {
     host: String,
 }
 
-/// What is known of an owner who did not close.
+/// Liveness of an owner that did not close the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
-    /// It is gone.
+    /// It has ended.
     Gone,
     /// It is there, on this host.
     Here,
@@ -72,7 +73,8 @@ impl Owner {
         }
     }
 
-    /// Is this owner, who did not close the disk, still there? `is_open`: this process has the disk open.
+    /// Whether this owner, which did not close the disk, still runs. `is_open`: this process has
+    /// the disk open.
     pub(super) fn presence(&self, this: &Owner, is_open: bool) -> Presence {
         if *self == Owner::default() {
             return Presence::Gone;
@@ -125,7 +127,7 @@ impl std::fmt::Display for Owner {
         if *self == Owner::default() {
             return f.write_str("nobody");
         }
-        // It came out of the store: nothing in it may act on a terminal.
+        // The store's content is not trusted: it must not control a terminal.
         let host: String = self.host.chars().filter(|c| !c.is_control()).collect();
         write!(f, "process {} on host {host}", self.process)
     }
@@ -139,7 +141,7 @@ fn started(process: u32) -> Option<u64> {
     fields.split_ascii_whitespace().nth(19)?.parse().ok()
 }
 
-/// What this process has open for writing.
+/// Disks that this process has open for writing.
 static OPEN: Mutex<BTreeMap<[u8; 16], Stay>> = Mutex::new(BTreeMap::new());
 /// Something was left.
 static LEFT: Condvar = Condvar::new();
@@ -185,14 +187,14 @@ impl Here {
 
 #[cfg(test)]
 impl Here {
-    /// As if it were another process.
+    /// As another process would have it.
     pub(super) fn elsewhere() -> Here {
         Here { uuid: Uuid([0xEE; 16]), is_open: AtomicBool::new(false) }
     }
 }
 
 impl Here {
-    /// It is being closed. Whoever wants to open it waits.
+    /// It is being closed. Callers that want to open it wait.
     pub(super) fn begin_leaving(&self) {
         let mut open = open();
         if self.is_open.load(Ordering::Acquire) {

@@ -1,7 +1,9 @@
-//! Where a disk's objects are: what is written for it, and the store behind, which the `object_store` crate speaks to.
+//! The location of a disk's objects: its specification, and its store through the `object_store`
+//! crate.
 //!
-//! `objects+file:///DIRECTORY`, and with the feature `objects-cloud` `s3://BUCKET/PREFIX`, `gs://` and `az://` likewise, with options behind
-//! a question mark. Keys and passwords come from the environment, never from a specification: that is shown and kept.
+//! `objects+file:///DIRECTORY`, and with the feature `objects-cloud` `s3://BUCKET/PREFIX`, `gs://`
+//! and `az://` likewise, with options after a question mark. Keys and passwords are read from the
+//! environment, never from a specification, because specifications are shown and stored.
 
 use std::error::Error as _;
 use std::io;
@@ -24,7 +26,7 @@ const CLOUDS: [&str; 3] = ["s3://", "gs://", "az://"];
 const WHOLE_BYTES_MAX: u64 =
     if MANIFEST_BYTES_MAX > PAGE_BYTES { MANIFEST_BYTES_MAX } else { PAGE_BYTES } as u64;
 
-/// Is the place there already?
+/// Whether the directory must exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Directory {
     /// It has to be.
@@ -37,7 +39,7 @@ pub(super) fn recognise(spec: &str) -> bool {
     spec.starts_with(FILE) || CLOUDS.iter().any(|scheme| spec.starts_with(scheme))
 }
 
-/// The place that is meant. The error says what is wrong with it.
+/// Parses a specification. The error is a text for people.
 pub(super) fn find(spec: &str, directory: Directory) -> Result<Place, String> {
     if let Some(path) = spec.strip_prefix(FILE) {
         return Place::files(FilePath::new(path), directory);
@@ -49,7 +51,7 @@ pub(super) fn find(spec: &str, directory: Directory) -> Result<Place, String> {
 pub(super) struct Place {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
-    /// Where it is a directory.
+    /// The directory, if it is one.
     directory: Option<PathBuf>,
     /// Makes durable what names there are in a folder of that.
     sync: fn(&FilePath) -> io::Result<()>,
@@ -68,7 +70,7 @@ impl Place {
             return Err(format!("{} is no directory", path.display()));
         }
         let store = LocalFileSystem::new_with_prefix(&path).map_err(|error| error.to_string())?;
-        // Without that, what was put is in the page cache only.
+        // Without it, written objects are only in the page cache.
         let store = Arc::new(store.with_fsync(true));
         Ok(Place { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
     }
@@ -208,7 +210,7 @@ fn tidy(directory: &FilePath) -> io::Result<()> {
     Ok(())
 }
 
-/// What the crate's errors mean here.
+/// Converts the crate's errors.
 fn understand(error: &Error) -> StoreError {
     let mut cause = error.source();
     while let Some(inner) = cause {
@@ -242,7 +244,7 @@ mod cloud {
 
     use super::*;
 
-    /// What gives a secret away.
+    /// Words that mark a secret.
     const SECRETS: [&str; 4] = ["key", "secret", "token", "password"];
 
     macro_rules! build {

@@ -1,7 +1,8 @@
-//! What hob asks of an object store, and the patience with which it does.
+//! The interface to an object store, with retries.
 //!
-//! [`Objects`] is one disk's part of a store: five calls. [`Patient`] repeats what failed, for so long and not longer; each attempt has an
-//! end of its own too. Whatever it gives up may still happen in the store later, which the rest knows.
+//! [`Objects`] is one disk's part of a store: five calls. [`Patient`] retries failed calls for a
+//! limited time; each attempt has a limit too. A call that was given up may still take effect in
+//! the store later; the callers expect that.
 
 use std::future::Future;
 use std::ops::Range;
@@ -15,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::format::Name;
 
-/// What a call returns.
+/// The result of a call.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// Why a store did not do it. Each is one reaction.
@@ -79,7 +80,7 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 /// Listing all objects takes no longer.
 const LIST_MAX: Duration = Duration::from_secs(1800);
 
-/// Gets on their way at once.
+/// Maximum number of gets in flight.
 const GETS_MAX: usize = 64;
 
 /// A store, asked with patience.

@@ -1,10 +1,12 @@
-//! What crashes leave in the store: found by listing, deleted in the background.
+//! Deletes in the background the objects that crashes leave in the store. They are found by
+//! listing.
 //!
-//! An object may go when an earlier epoch than ours made it, and nothing refers to it: neither the map, nor the durable manifest, which
-//! still needs what is garbage once the next one is there. Nobody of an earlier epoch will ever refer to it: who comes with such a
-//! manifest finds its number taken. What later epochs made is not looked at; if there is one, the disk is not ours.
+//! An object is deleted if an epoch before ours made it, and neither the map nor the durable
+//! manifest refers to it; the durable manifest still needs objects that become garbage with the
+//! next one. No earlier epoch can refer to it any more: its next manifest finds the number taken.
+//! Objects of later epochs are not touched; if there is one, the disk is not ours.
 //!
-//! Manifests go that are older than the newest one, unless they fence.
+//! Manifests older than the newest one are deleted, unless they fence.
 
 use std::sync::Arc;
 
@@ -12,7 +14,7 @@ use super::disk::Disk;
 use super::format::{Manifest, Name};
 use super::store::StoreError;
 
-/// Names that are kept in memory at once.
+/// Maximum number of names in memory.
 const BATCH_MAX: usize = 10_000;
 
 impl Disk {
@@ -66,7 +68,7 @@ impl Disk {
         Ok(count)
     }
 
-    /// Does nothing refer to it, now and ever?
+    /// Returns true if nothing refers to it, now and later.
     fn is_idle(&self, name: Name) -> bool {
         let state = self.state();
         let (made, current) = match name {

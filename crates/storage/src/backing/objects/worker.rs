@@ -1,7 +1,8 @@
-//! The thread on which a disk's objects are read and written, and what passes between it and the shard.
+//! The thread that reads and writes a disk's objects, and its queues to and from the shard.
 //!
-//! The shard sends jobs and goes on; what has ended lies on a desk, and an eventfd that the shard's ring awaits says so. Whatever the store
-//! does, the shard never waits for it. Each disk has a thread of its own, so that one store that hangs holds up nobody else's disk.
+//! The shard sends jobs and continues; completed jobs are put into a queue, and an eventfd in the
+//! shard's ring reports them. The shard never waits for the store. Each disk has its own thread, so
+//! that a store that hangs delays no other disk.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -30,7 +31,7 @@ const LOOK_EVERY: Duration = Duration::from_secs(5);
 pub(super) const CLOSE_MAX: Duration = Duration::from_secs(15);
 const CLOSE_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Files that are read or written at once.
+/// Maximum number of files that are read or written at once.
 const FILES_MAX: usize = 16;
 
 /// Something to do.

@@ -1,8 +1,11 @@
-//! What QEMU's programs may do when hob starts them for an image: open the image's recorded files, and nothing else that matters.
+//! The sandbox of QEMU's programs that hob starts for an image: they may open the image's recorded
+//! files, and nothing else of importance.
 //!
-//! The kernel's Landlock restricts them, also when hob runs as root; they gain no privileges (`no_new_privs`), and open no TCP connection.
-//! An image whose header was changed to name another host file does not get at that. Without Landlock (Linux before 5.13, or not enabled)
-//! only the check of the recorded files is left; that is logged once. Landlock: <https://docs.kernel.org/userspace-api/landlock.html>.
+//! The kernel's Landlock restricts them, also when hob runs as root. They gain no privileges
+//! (`no_new_privs`) and open no TCP connection. An image whose header was changed to name another
+//! host file cannot access that file. Without Landlock (Linux before 5.13, or not enabled) only the
+//! check of the recorded files remains; that is logged once. Landlock:
+//! <https://docs.kernel.org/userspace-api/landlock.html>.
 #![allow(unsafe_code)]
 
 use std::fs::OpenOptions;
@@ -31,7 +34,7 @@ mod access {
     pub(super) const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV;
 }
 
-/// Accesses to files that each version of the kernel's interface knows: the first so many bits.
+/// File access rights that each version of the kernel's interface supports: the number of low bits.
 const ACCESS_BITS: [u32; 5] = [13, 14, 15, 15, 16];
 
 /// TCP is known from this version of the interface on.
@@ -40,10 +43,10 @@ const VERSION_OF_TCP: i64 = 4;
 /// Abstract Unix sockets and signals are known from this version on.
 const VERSION_OF_SCOPES: i64 = 6;
 
-/// Where programs and libraries lie.
+/// Directories of programs and libraries.
 const PROGRAMS: &[&str] = &["/usr", "/lib", "/lib32", "/lib64", "/bin", "/sbin", "/nix/store", "/gnu/store"];
 
-/// What libraries read when a program starts.
+/// Files that libraries read when a program starts.
 const SETTINGS: &[&str] = &[
     "/etc/ld.so.cache",
     "/etc/ld.so.preload",
@@ -94,7 +97,7 @@ pub fn confine(command: &mut Command, image: &Path, files: &[ImageFile]) -> io::
 }
 
 impl Sandbox {
-    /// Of a `qemu-nbd` that listens in `directory`.
+    /// The sandbox of a `qemu-nbd` that listens in `directory`.
     pub(super) fn of_server(image: &Image, writes: bool, directory: &Path) -> io::Result<Sandbox> {
         use access::{IOCTL_DEV, MAKE_SOCK, READ_FILE, REMOVE_FILE, TRUNCATE, WRITE_FILE};
         let mut rules = reads_of(image);
@@ -203,7 +206,7 @@ fn allow(ruleset: &OwnedFd, path: &Path, allowed: u64) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Runs `cat` on a file; what it read, if it could.
+    /// Runs `cat` on a file; returns its output on success.
     fn read_by(sandbox: Option<Sandbox>, path: &Path) -> Option<Vec<u8>> {
         let mut command = Command::new("cat");
         command.arg(path);

@@ -1,12 +1,14 @@
-//! What a clone has of itself and what of its parent's snapshot.
+//! Which objects of a clone are its own, and which are its parent's.
 //!
-//! Asked when the image is opened, under its lock or of a snapshot, so that nobody else changes it; from then on only this process does, and
-//! [`overlay`](crate::backing::overlay) knows. What may still be done to it by others goes through this client, which has the lock, and the
-//! thread that looks after the lock hears of it: flattening, which leaves nothing in common, and shrinking, which leaves less.
+//! Read when the image is opened, under its lock or from a snapshot, so that no other client
+//! changes it. From then on only this process changes it, and [`overlay`](crate::backing::overlay)
+//! tracks that. Other clients can still flatten the image, after which nothing is shared, or shrink
+//! it. They do it through this client, which has the lock, and its lock thread is notified.
 //!
-//! The object map (`fast-diff`) tells which objects there are. Without it librbd would look at each, and would not mention those that are
-//! there, empty, to hide the parent's: such images share nothing. librbd reads the maps of all snapshots for it, and where one of them is no
-//! good it looks at each object without a word: so all of them are looked at here, before and after.
+//! The object map (`fast-diff`) lists the existing objects. Without it librbd would check each
+//! object, and would leave out empty objects that hide the parent's: such images share nothing.
+//! librbd reads the maps of all snapshots for it, and silently checks each object if one of them is
+//! invalid. So all maps are checked here, before and after.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -70,7 +72,7 @@ impl Image {
         Ok(Some(Parent { spec: format!("rbd:{parent}"), constant, own }))
     }
 
-    /// What its parent is called; `None` if it has none.
+    /// The name of its parent; `None` if it has none.
     fn parent_name(&self) -> Result<Option<Named>, String> {
         let mut image = LinkedImageSpec::default();
         let mut snapshot = SnapSpec::default();
@@ -89,7 +91,7 @@ impl Image {
             snapshot_id: snapshot.id,
         };
         let is_reachable = !image.trash && snapshot.namespace_type == SNAPSHOT_OF_USER;
-        // SAFETY: librbd has made what is in them, and nobody looks at it any more.
+        // SAFETY: librbd has filled them, and they are not used any more.
         unsafe {
             (self.library.rbd_linked_image_spec_cleanup)(&mut image);
             (self.library.rbd_snap_spec_cleanup)(&mut snapshot);
@@ -120,7 +122,7 @@ impl Image {
         Ok(info.obj_size)
     }
 
-    /// Are its object map and those of all its snapshots good?
+    /// Fails unless its object map and those of all its snapshots are valid.
     fn check_maps(&self) -> Result<(), String> {
         if self.library.is_map_invalid(self.image)? {
             return Err("its object map is marked invalid ('rbd object-map rebuild IMAGE')".into());
@@ -154,14 +156,14 @@ impl Image {
             check("its snapshots", count)?;
             let named = list.iter().take(count as usize).map(|one| (one.id, text(one.name))).collect();
             if count > 0 {
-                // SAFETY: librbd has made that list, and nobody looks at it any more.
+                // SAFETY: librbd has made that list, and it is not used any more.
                 unsafe { (self.library.rbd_snap_list_end)(list.as_mut_ptr()) };
             }
             return Ok(named);
         }
     }
 
-    /// Which objects it has of itself.
+    /// Marks the objects that are its own.
     fn note_own(&self, own: &mut OwnMap) -> Result<(), String> {
         let size = self.size_bytes()?;
         let map: *mut OwnMap = own;
@@ -187,7 +189,8 @@ impl Image {
 }
 
 impl Library {
-    /// Is the object map of an image marked invalid, or of the snapshot that its handle is set to?
+    /// Returns true if the object map of an image, or of the snapshot that its handle is set to, is
+    /// marked invalid.
     fn is_map_invalid(&self, image: Handle) -> Result<bool, String> {
         let mut flags = 0;
         // SAFETY: the image is open.
@@ -216,7 +219,7 @@ impl Aside {
         Ok(Aside { library, image: aside })
     }
 
-    /// Is the object map of that snapshot marked invalid? One that cannot be read is.
+    /// Returns true if the object map of that snapshot is marked invalid or cannot be read.
     fn is_map_invalid(&self, snapshot: u64) -> Result<bool, String> {
         // SAFETY: the image is open.
         check("its snapshot", unsafe { (self.library.rbd_snap_set_by_id)(self.image, snapshot) })?;
@@ -226,7 +229,7 @@ impl Aside {
 
 impl Drop for Aside {
     fn drop(&mut self) {
-        // SAFETY: it was opened, and nobody uses it any more.
+        // SAFETY: it was opened, and is not used any more.
         unsafe { (self.library.rbd_close)(self.image) };
     }
 }

@@ -1,4 +1,4 @@
-//! An image that is open, and what can be asked of it by whoever waits for the answer.
+//! An open image, and its calls that wait for the cluster.
 #![allow(unsafe_code)]
 
 use std::ffi::{CString, c_char, c_int};
@@ -27,7 +27,7 @@ pub(super) struct Image {
     pub(super) locked: AtomicBool,
     /// Somebody else has broken the lock.
     pub(super) lost: AtomicBool,
-    /// As large it was when that was last asked for, bytes.
+    /// Its size when it was last read, bytes.
     pub(super) size_bytes: AtomicU64,
     /// So much of it it has in common with its parent, once that was asked for, bytes.
     pub(super) common_bytes: AtomicU64,
@@ -40,8 +40,8 @@ unsafe impl Sync for Image {}
 
 impl Drop for Image {
     fn drop(&mut self) {
-        // SAFETY: each handle is null or was made by the call that its release belongs to, and nobody uses it any more. No I/O is in
-        // flight: the driver that started it has seen it end.
+        // SAFETY: each handle is null or was made by the call that its release belongs to, and is
+        // not used any more. No I/O is in flight: the driver that started it has seen it end.
         unsafe {
             if !self.image.is_null() {
                 if self.locked.load(Ordering::Relaxed) {
@@ -157,7 +157,8 @@ impl Image {
         let mut bytes = 0;
         // SAFETY: the image is open.
         check("its size", unsafe { (self.library.rbd_get_size)(self.image, &mut bytes) })?;
-        // If somebody has asked meanwhile, it is not known whose answer is the newer one. The next one will be.
+        // If another thread has asked meanwhile, it is unknown which answer is newer. The next one
+        // will be.
         let _ = self.size_bytes.compare_exchange(before, bytes, Ordering::Relaxed, Ordering::Relaxed);
         Ok(bytes)
     }
@@ -181,7 +182,7 @@ impl Image {
         Ok((text(&cluster), text(&id)))
     }
 
-    /// What it is, for ever; and of a snapshot what [`Driver::constant`] says.
+    /// Its constant identity; for a snapshot also [`Driver::constant`].
     pub(super) fn identity(&self, spec: &Spec, size_bytes: u64) -> Result<(String, Option<String>), String> {
         let (cluster, id) = self.ids()?;
         let Some(name) = &spec.snapshot else {
@@ -235,7 +236,7 @@ impl Image {
         unsafe { (self.library.rbd_lock_release)(self.image) }
     }
 
-    /// Is the lock ours, as far as the cluster can be asked? Waits for it.
+    /// Returns true if this client has the lock. Waits for the cluster.
     pub(super) fn holds_lock(&self) -> bool {
         let mut is_owner = 0;
         // SAFETY: the image is open.

@@ -1,4 +1,4 @@
-//! The thread of an open image, for what waits for the cluster and starts nothing.
+//! The thread of an open image, for calls that wait for the cluster and start nothing.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,7 +10,8 @@ use super::image::Image;
 /// How often it is looked whether the lock is still ours.
 const LOCK_CHECK: Duration = Duration::from_secs(1);
 
-/// A thread that does what waits for the cluster: it looks whether the lock is still ours, and closes the image in the end.
+/// A thread for calls that wait for the cluster: it checks that this client still has the lock, and
+/// closes the image in the end.
 pub(super) struct Keeper {
     pub(super) closing: mpsc::Sender<Arc<Image>>,
     /// The image is closed.

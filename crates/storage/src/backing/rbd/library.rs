@@ -1,8 +1,8 @@
-//! The part of librados and librbd that hob uses, found when the first image is opened.
+//! The part of librados and librbd that hob uses, loaded when the first image is opened.
 //!
-//! The libraries are loaded, not linked: hob builds and runs where Ceph is not installed, and says what is missing
-//! when somebody asks for an image. The declarations follow `librados.h` and `librbd.h` of Ceph 16, which
-//! later versions keep.
+//! The libraries are loaded, not linked: hob builds and runs without Ceph, and reports what is
+//! missing when an image is opened. The declarations follow `librados.h` and `librbd.h` of Ceph 16,
+//! which later versions keep.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -11,7 +11,7 @@ use std::sync::OnceLock;
 /// `rados_t`, `rados_ioctx_t`, `rbd_image_t` and `rbd_completion_t`: pointers that only the libraries look behind.
 pub(super) type Handle = *mut c_void;
 
-/// What is called for each range that was or was not written.
+/// Called for each range that was or was not written.
 pub(super) type DiffCallback =
     unsafe extern "C" fn(offset: u64, len: usize, exists: c_int, argument: *mut c_void) -> c_int;
 

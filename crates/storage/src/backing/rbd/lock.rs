@@ -38,7 +38,7 @@ impl ImageLock {
     /// Lets it go, when everything that was begun has ended. Nothing is written from then on: librbd would take the lock again.
     pub(in super::super) fn release(&self) -> io::Result<()> {
         let Some(image) = self.0.upgrade() else { return Ok(()) };
-        // That it is gone is no loss.
+        // It is fine if the lock is gone already.
         if !image.locked.swap(false, Ordering::SeqCst) {
             return Ok(());
         }

@@ -1,8 +1,9 @@
-//! What of an image was ever written, in itself or in its parents: for whoever copies it and wants to leave the rest out.
+//! The allocated parts of an image and its parents, for programs that copy it and skip the rest.
 //!
-//! librbd makes its caller wait for that, so a thread does it, which is started when somebody asks for the first time. It counts in the
-//! image's eventfd when there is an answer. Whole objects count: the object map knows them, and an image without one need not be
-//! looked into more closely. Where the cluster does not answer in earnest, all is data, which is never wrong.
+//! librbd blocks its caller during such a query, so a thread executes it, which is started at the
+//! first query. It signals the image's eventfd when there is an answer. The granularity is whole
+//! objects: the object map has them, and an image without one is not examined further. If the
+//! cluster does not answer in time, everything is reported as data, which is always correct.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -16,7 +17,7 @@ use crate::backing::{Status, StatusExtent};
 /// Bytes that are looked at for one answer. An image without an object map is asked about each of its objects.
 const RANGE_BYTES_MAX: u64 = 1 << 30;
 
-/// Most extents of one answer; the asker comes back for more.
+/// Maximum number of extents of one answer; the caller asks again for more.
 const EXTENTS_MAX: usize = 4096;
 
 /// A question.
@@ -27,7 +28,7 @@ struct Wish {
     len: u64,
 }
 
-/// What the thread is asked, and what it answers.
+/// The thread's queries and answers.
 type Ends = (mpsc::Sender<Wish>, mpsc::Receiver<(u64, Status)>);
 
 /// The thread's other end.
@@ -44,7 +45,7 @@ impl Maps {
         Maps { event, thread: None, unanswered: 0 }
     }
 
-    /// Asks what is allocated in a range.
+    /// Queries the allocation of a range.
     pub(super) fn ask(&mut self, image: Arc<Image>, id: u64, offset: u64, len: u64) {
         let event = &self.event;
         let (wishes, _) = self.thread.get_or_insert_with(|| start(event.clone()));
@@ -59,7 +60,7 @@ impl Maps {
         Some(answer)
     }
 
-    /// Does the thread use the image no more?
+    /// Returns true if the thread does not use the image.
     pub(super) fn is_idle(&self) -> bool {
         self.unanswered == 0
     }
@@ -165,7 +166,7 @@ mod tests {
         is(&[(100, 110), (110, 120)], 100, 50, &[(20, DATA), (30, HOLE)]);
     }
 
-    /// librbd may answer in any order, twice, and beyond what it was asked about.
+    /// librbd may answer in any order, repeatedly, and beyond the range of the query.
     #[test]
     fn odd_answers_cover_the_range_once() {
         is(&[(140, 200), (0, 110)], 100, 50, &[(10, DATA), (30, HOLE), (10, DATA)]);

@@ -1,22 +1,25 @@
 //! A Ceph RBD image as backing, through librbd's asynchronous calls.
 //!
-//! # Who writes it
-//! An image that is written is locked (librbd's exclusive lock), and the lock is not handed on when somebody else asks. Whoever breaks it
-//! blocklists this client: from then on every I/O fails, and [`Driver::is_lost`] says that the disk is another's. A thread asks
-//! for that once a second too, for what is served from flash needs no I/O here.
-//! The host to which a disk moves opens the image without the lock, writes nothing, and takes the lock when the other has let it go ([`lock`]).
+//! # Exclusive access
+//! An image that is written is locked (librbd's exclusive lock), and the lock is not handed on if
+//! another client asks. A client that breaks it blocklists this client: from then on every I/O
+//! fails, and [`Driver::is_lost`] reports it. A thread also checks it once a second, because
+//! requests that flash serves need no I/O here. The destination of a migration opens the image
+//! without the lock, writes nothing, and takes the lock when the source has released it ([`lock`]).
 //!
 //! # Durability
-//! librbd's own cache is off, unless the configuration of the pool or the image turns it on, which counts for more there than what its client
-//! says. Without it what is written is durable when it is acknowledged, and a flush has nothing to do but to say so. Nobody tells which it is:
-//! a durable write is a write and a flush.
+//! librbd's own cache is off, unless the configuration of the pool or the image enables it, which
+//! overrides the client. Without it, writes are durable when they are acknowledged, and a flush has
+//! nothing to do. librbd does not report which applies, so a durable write is a write and a flush.
 //!
 //! # Completions
-//! librbd's threads count in an eventfd, which the shard's ring awaits; then all that ended is fetched in one call. What waits for the cluster
-//! instead of starting something has threads of its own: [`Keeper`], and `map.rs` for holes.
+//! librbd's threads signal an eventfd in the shard's ring; then all completed calls are fetched in
+//! one call. Calls that wait for the cluster have threads of their own: [`Keeper`], and `map.rs`
+//! for holes.
 //!
-//! librbd watches the image: one that somebody resized is logged, and its disk grows when it is told to ([`Driver::gauge`]). What lies past the
-//! end of one that was made smaller librbd leaves out, and says that all went well: here such I/O fails.
+//! librbd watches the image: a resize is logged, and its disk grows by command ([`Driver::gauge`]).
+//! librbd skips I/O past the end of an image that was shrunk and reports success: here such I/O
+//! fails.
 #![allow(unsafe_code)]
 
 mod clone;
@@ -67,9 +70,9 @@ struct Attached {
 /// When something that librbd has started is over.
 #[derive(Clone, Copy, Debug)]
 enum Over {
-    /// As soon as it has ended.
+    /// Completed when it has ended.
     Ended,
-    /// The same, with so many bytes read.
+    /// The same, with this number of bytes read.
     Read(usize),
     /// When it has been flushed after that.
     Flushed,
@@ -78,18 +81,18 @@ enum Over {
 struct Rbd {
     info: BackingInfo,
     spec: Spec,
-    /// Of a snapshot.
+    /// Set for a snapshot.
     constant: Option<String>,
     /// Until it is closed.
     image: Option<Arc<Image>>,
     /// librbd's threads count there.
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
-    /// The lock was not to be taken at once.
+    /// The lock is taken later.
     comes_later: bool,
     /// The wait for `event` is in the ring.
     awaits: bool,
-    /// No more I/O comes; the ring is left when the last has ended.
+    /// No more I/O is submitted; the ring is left after the last completion.
     closing: bool,
     started: HashMap<IoId, Over>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
@@ -181,7 +184,7 @@ impl Rbd {
         self.comes_later && self.image.as_ref().is_some_and(|image| !image.locked.load(Ordering::Relaxed))
     }
 
-    /// Was the image made so small that this does not lie in it? As far as is known.
+    /// Returns true if the image was shrunk so that this is past its end, as far as known.
     fn is_past_the_end(&self, io: &Io) -> bool {
         let of_image = self.image.as_ref().map(|image| image.size_bytes.load(Ordering::Relaxed));
         of_image.is_some_and(|bytes| io.offset + io.len > bytes)
@@ -195,8 +198,9 @@ impl Rbd {
             IoOp::Write(Durability::Durable) => Over::Flushed,
             _ => Over::Ended,
         };
-        // SAFETY: the image is open until everything in flight has ended. The slice belongs to a buffer that the engine keeps until the
-        // I/O is done, in an arena whose memory never moves; a read's is written by nobody else meanwhile, a write's by nobody.
+        // SAFETY: the image is open until everything in flight has ended. The slice belongs to a
+        // buffer that the engine keeps until the I/O is done, in an arena whose memory never moves.
+        // Meanwhile only librbd writes to a read's buffer, and no code writes to a write's.
         self.begin(io.id, over, |library, image, completion| unsafe {
             match io.op {
                 IoOp::Read => (library.rbd_aio_read)(image, io.offset, len, at.cast(), completion),
@@ -270,7 +274,7 @@ impl Rbd {
         }
     }
 
-    /// What librbd was asked for has ended.
+    /// Handles the completion of a librbd call.
     fn end(&mut self, id: IoId, result: isize) {
         let over = self.started.remove(&id).expect("librbd ends what was started, once");
         let result = match over {

@@ -1,7 +1,7 @@
-//! What an image is called: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:OPTION=VALUE]…`, as QEMU writes it.
+//! The name of an image: `rbd:POOL[/NAMESPACE]/IMAGE[@SNAPSHOT][:OPTION=VALUE]…`, as in QEMU.
 //!
-//! `conf` is the path of the cluster's configuration, `id` the user's name without `client.`; every other option goes to librados.
-//! A backslash takes its meaning from the character after it.
+//! `conf` is the path of the cluster's configuration, `id` the user's name without `client.`; all
+//! other options are passed to librados. A backslash escapes the next character.
 
 /// A parsed specification.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub(super) struct Spec {
 }
 
 impl Spec {
-    /// Understands what follows `rbd:`. The error says what is wrong.
+    /// Parses the text after `rbd:`. The error is a text for people.
     pub(super) fn parse(text: &str) -> Result<Spec, String> {
         if text.contains('\0') {
             return Err("it contains a NUL".into());
@@ -64,7 +64,7 @@ impl Spec {
 }
 
 impl std::fmt::Display for Spec {
-    /// What [`Spec::parse`] understands as the same.
+    /// A text that [`Spec::parse`] parses to an equal value.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}/", escape(&self.pool))?;
         if !self.namespace.is_empty() {
