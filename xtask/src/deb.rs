@@ -19,13 +19,14 @@ pub(crate) struct Arguments {
 }
 
 /// Files that it must contain.
-const CONTENTS: [&str; 12] = [
+const CONTENTS: [&str; 13] = [
     "./usr/bin/hob",
     "./etc/hob/hob.toml",
     "./usr/lib/systemd/system/hob.service",
     "./usr/lib/systemd/system/machine-.scope.d/hob.conf",
     "./usr/share/man/man1/hob.1.gz",
     "./usr/share/man/man1/hob-daemon.1.gz",
+    "./usr/share/man/man5/hob.toml.5.gz",
     "./usr/share/bash-completion/completions/hob",
     "./usr/share/zsh/vendor-completions/_hob",
     "./usr/share/fish/vendor_completions.d/hob.fish",
@@ -65,6 +66,7 @@ fn prepare(program: &Path, built: &Path) -> Result<()> {
     let hob = built.join("hob");
     shell::run(Command::new("strip").arg("-o").arg(&hob).arg(program))?;
     shell::run(Command::new(&hob).args(["man", "--out"]).arg(dir.join("man")))?;
+    fs::copy(shell::root().join("packaging/hob.toml.5"), dir.join("man/hob.toml.5"))?;
     compress(fs::read_dir(dir.join("man"))?.map(|page| Ok(page?.path())).collect::<Result<Vec<_>>>()?)?;
     for (shell_name, file) in [("bash", "hob.bash"), ("zsh", "_hob"), ("fish", "hob.fish")] {
         let script = shell::output(Command::new(&hob).args(["completions", shell_name]))?;

@@ -1,6 +1,7 @@
 //! `cargo xtask`: everything a developer or CI runs, one file per command.
 
 mod bench;
+mod config_reference;
 mod dashboard;
 mod deb;
 mod docs;
@@ -38,6 +39,8 @@ enum Command {
     Torture(torture::Arguments),
     /// Change the engine in one place at a time, and see whether a test notices
     Mutants(mutants::Arguments),
+    /// Write docs/config.md and packaging/hob.toml.5 from the types of hob.toml
+    ConfigReference,
     /// The Debian package, by cargo-deb
     Deb(deb::Arguments),
     /// The documentation site, by mdBook
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
         Command::Simulate(arguments) => simulate::run(&arguments),
         Command::Torture(arguments) => torture::run(&arguments),
         Command::Mutants(arguments) => mutants::run(&arguments),
+        Command::ConfigReference => config_reference::run(),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::Docs(arguments) => docs::run(&arguments),
         Command::Readers(arguments) => readers::run(&arguments),

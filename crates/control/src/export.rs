@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A further export, and `POST /v1/disks/{disk}/exports`. NBD clients find it by its name.
+/// An additional export, and `POST /v1/disks/{disk}/exports`. NBD clients find it by its name.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Export {
@@ -17,10 +17,10 @@ pub struct Export {
     /// data.
     #[serde(default)]
     pub no_promote: bool,
-    /// Absolute path of a file that it is to be too, for programs that open files.
+    /// Absolute path at which it appears as a file, through FUSE.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
-    /// Absolute path of a socket at which a machine uses it through vhost-user.
+    /// Absolute path of its vhost-user socket.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
 }

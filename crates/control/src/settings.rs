@@ -75,15 +75,15 @@ settings! {
     /// Admission rule: `always`, `while-free`, `nth-access:N` or `ghost`, each optionally with
     /// `+not-sequential:BYTES`. A change empties the cache.
     admission: String,
-    /// In which order dirty data goes to the backing: `elevator` or `coldest`.
+    /// Order in which dirty data is written to the backing: `elevator` or `coldest`.
     destage_order: String,
-    /// Destaging starts when more than this share of the blocks is dirty, percent …
+    /// Destaging starts above this percentage of dirty blocks.
     dirty_start: u8,
-    /// … and stops when no more than this is, percent.
+    /// Destaging stops at this percentage of dirty blocks.
     dirty_stop: u8,
-    /// Above this share, writes to blocks that are not in the cache go past it, percent.
+    /// Above this percentage of dirty blocks, writes to uncached blocks bypass the cache.
     dirty_full: u8,
-    /// For how many seconds the backing may lag; 0: until the shares say so.
+    /// Maximum age of dirty data, seconds; 0: no limit besides `dirty_start`.
     dirty_age_max: u32,
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
@@ -104,7 +104,7 @@ settings! {
 pub struct CacheEnable {
     /// Name of the pool.
     pub pool: String,
-    /// How large; rounded up to whole segments. A journal takes room besides.
+    /// Size, rounded up to whole segments. A journal needs additional space.
     pub size: Size,
     /// Its settings.
     #[serde(flatten)]

@@ -39,40 +39,40 @@ pub(crate) const CONTROL_SOCKET: &str = "/run/hob/control.sock";
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Config {
-    /// Directory of state.json.
+    /// Directory of state.json. Default: `/var/lib/hob`.
     #[serde(default = "default_state_dir")]
     pub(crate) state_dir: PathBuf,
-    /// Addresses for NBD clients.
+    /// Addresses for NBD clients without TLS: `unix:PATH` or `tcp:HOST:PORT`.
     #[serde(default)]
     pub(crate) listen: Vec<Endpoint>,
-    /// The same, with TLS.
+    /// Listeners for NBD clients, optionally with TLS.
     #[serde(default)]
     pub(crate) nbd: Vec<NbdEntry>,
     /// Owner of the Unix sockets at which disks are served, by name or number.
     #[serde(default)]
     socket_owner: Option<String>,
-    /// Their group.
+    /// Group of these sockets, by name or number.
     #[serde(default)]
     socket_group: Option<String>,
-    /// Their permission bits, octal.
+    /// Permission bits of these sockets, octal.
     #[serde(default, deserialize_with = "mode_of")]
     socket_mode: Option<String>,
     /// Which clients may see which disks.
     #[serde(default)]
     pub(crate) allow: Vec<AllowEntry>,
-    /// How I/O is done: `auto`, `io_uring` or `threads`.
+    /// How I/O is done: `auto` (the default), `io_uring` or `threads`.
     #[serde(default, deserialize_with = "ring_by_name")]
     pub(crate) ring: RingKind,
-    /// Threads that serve I/O.
+    /// Number of threads that serve I/O. Default: 1.
     #[serde(default = "default_shards")]
     pub(crate) shards: usize,
-    /// Bring all dirty data to the backings before the daemon ends.
+    /// Write all dirty data to the backings before the daemon exits. Default: false.
     #[serde(default)]
     pub(crate) drain_on_shutdown: bool,
     /// The control API.
     #[serde(default)]
     pub(crate) control: ControlConfig,
-    /// How disks move to other hosts.
+    /// Credentials of this host for migrations to other hosts.
     #[serde(default)]
     pub(crate) migrate: MigrateConfig,
     /// Flash that it exports to other hosts.
@@ -81,16 +81,16 @@ pub(crate) struct Config {
     /// The cluster that decides which host serves which disk.
     #[serde(default)]
     pub(crate) cluster: Option<ClusterConfig>,
-    /// Bounds.
+    /// Limits of resources.
     #[serde(default)]
     pub(crate) limits: Limits,
-    /// Pools to begin with.
+    /// Pools to create at start if they do not exist.
     #[serde(default, rename = "pool")]
     pub(crate) pools: Vec<PoolCreate>,
-    /// Disks to begin with.
+    /// Disks to create at start if they do not exist.
     #[serde(default, rename = "disk")]
     pub(crate) disks: Vec<DiskEntry>,
-    /// Storage policies to begin with.
+    /// Storage policies to create at start if they do not exist.
     #[serde(default, rename = "storage_policy")]
     pub(crate) policies: Vec<PolicyEntry>,
     /// Initial settings of datastores.
@@ -104,23 +104,23 @@ pub(crate) struct Config {
     path: Option<PathBuf>,
 }
 
-/// Bounds on what clients, backings and flash may cost. Fixed at start.
+/// Limits of clients, backings and flash. Fixed at start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct Limits {
-    /// Maximum number of NBD connections of each listener; further ones wait in the kernel.
+    /// Maximum number of NBD connections of each listener; further ones wait in the kernel. Default: 256.
     pub(crate) connections_max: usize,
-    /// Memory for data in flight, per shard.
+    /// Memory for data in flight, for each shard. Default: 64M.
     pub(crate) buffer_bytes_max: Size,
-    /// How long requests wait for a backing that is being reconnected.
+    /// Time that requests wait for a backing that is being reconnected, milliseconds. Default: 30000.
     pub(crate) backing_wait_ms_max: u64,
-    /// How long a flash I/O may take before caches bypass the device.
+    /// Time that a flash I/O may take before caches bypass the device, milliseconds. Default: 1000.
     pub(crate) flash_stall_ms_max: u64,
-    /// Failed I/Os after which a flash device is fenced.
+    /// Number of failed I/Os after which a flash device is fenced. Default: 16.
     pub(crate) flash_errors_max: u32,
-    /// Seconds after which a shard that does not respond ends the daemon, which systemd restarts; 0 means never.
+    /// Seconds after which a shard that does not respond ends the daemon, which systemd restarts; 0 means never. Default: 20.
     pub(crate) shard_silence_s_max: u64,
-    /// One unit of I/O, in which shares, limits and reservations count.
+    /// Unit of I/O in which shares, limits and reservations count. Default: 32K.
     pub(crate) qos_unit: Size,
 }
 
@@ -140,7 +140,7 @@ impl Default for Limits {
     }
 }
 
-/// A disk to begin with.
+/// A disk to create at start if it does not exist.
 #[derive(Clone, Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DiskEntry {
@@ -148,33 +148,33 @@ pub(crate) struct DiskEntry {
     pub(crate) name: String,
     /// Path or URI of its data.
     pub(crate) backing: String,
-    /// How that is read, where it is a path: by its extension if absent, otherwise raw.
+    /// Image format, if the backing is a path. Default: that of the file's extension, otherwise raw.
     pub(crate) format: Option<String>,
-    /// Refuse changes.
+    /// Refuse writes. Default: false.
     #[serde(default)]
     pub(crate) read_only: bool,
     /// Its cache.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheEnable>,
-    /// Share blocks of its parent with other clones.
+    /// Share blocks of its parent with other clones. Default: false.
     #[serde(default)]
     pub(crate) share_parent: bool,
     /// Size of the cache for the parent, if it is created for this disk.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) parent_cache: Option<Size>,
-    /// How long its requests wait for the backing during an outage.
+    /// Time that its requests wait for the backing during an outage. Default: as in `[limits]`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) backing_timeout: Option<BackingTimeout>,
     /// The storage that its backing shares with others; detected by default.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
-    /// Absolute path of a socket at which a machine uses it through vhost-user.
+    /// Absolute path of its vhost-user socket.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) vhost_user: Option<String>,
-    /// Further exports.
+    /// Additional exports.
     #[serde(default, rename = "export")]
     pub(crate) exports: Vec<Export>,
-    /// The file that it is to be.
+    /// Absolute path at which it appears as a file, through FUSE.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
     /// Its entitlement: rules, or a storage policy.
@@ -182,7 +182,7 @@ pub(crate) struct DiskEntry {
     pub(crate) qos: Option<QosPatch>,
 }
 
-/// A storage policy to begin with.
+/// A storage policy to create at start if it does not exist.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PolicyEntry {
@@ -200,9 +200,9 @@ pub(crate) struct DatastoreEntry {
     pub(crate) name: String,
     /// Its throttling: `off`, `auto`, `knee` or `depth:N`.
     pub(crate) throttle: Option<String>,
-    /// When it is late, milliseconds.
+    /// Latency above which it is throttled, milliseconds. Default: 30.
     pub(crate) latency_ms: Option<u32>,
-    /// Units a second that it can do.
+    /// Its capacity, units per second. Default: measured.
     pub(crate) capacity: Option<u32>,
 }
 

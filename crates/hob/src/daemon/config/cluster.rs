@@ -21,17 +21,17 @@ pub(crate) struct ClusterConfig {
     pub(crate) cert: Option<PathBuf>,
     /// Its private key.
     pub(crate) key: Option<PathBuf>,
-    /// This host's name in the cluster; its host name if absent.
+    /// Name of this host in the cluster. Default: its host name.
     pub(crate) host: Option<String>,
     /// Address of its control API for other hosts and for people.
     pub(crate) address: Option<String>,
-    /// How long a host that is silent keeps its disks.
+    /// Time that a host keeps its disks without hearing from etcd, seconds. Default: 10.
     #[serde(default = "default_lease")]
     pub(crate) lease_seconds: u64,
-    /// How much longer disks of a host that vanished are left alone.
+    /// Additional time before other hosts take the disks of a vanished host, seconds. Default: 5.
     #[serde(default = "default_settle")]
     pub(crate) settle_seconds: u64,
-    /// Prefix of all keys; another cluster needs another one.
+    /// Prefix of all keys; another cluster needs another one. Default: `/hob`.
     #[serde(default = "default_prefix")]
     pub(crate) prefix: String,
 }

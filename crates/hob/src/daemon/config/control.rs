@@ -14,18 +14,18 @@ use crate::daemon::tls::{CertificateMatch, TlsFiles};
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct ControlConfig {
-    /// Sockets.
+    /// Addresses of the control API: `unix:PATH` or `tcp:HOST:PORT`. Default: `unix:/run/hob/control.sock`.
     pub(crate) listen: Vec<Endpoint>,
     /// Group, by name or number, that may open the Unix sockets too.
     pub(crate) socket_group: Option<String>,
-    /// For TCP, which is spoken with TLS only.
+    /// TLS certificates, required for TCP.
     pub(crate) tls: Option<TlsFiles>,
     /// File with an admin's token.
     pub(crate) token_file: Option<PathBuf>,
-    /// More tokens.
+    /// Additional tokens with their roles.
     #[serde(rename = "token")]
     pub(crate) tokens: Vec<TokenEntry>,
-    /// Clients by their certificates.
+    /// Clients with a certificate, and their roles.
     #[serde(rename = "client")]
     pub(crate) clients: Vec<ClientEntry>,
 }
@@ -34,7 +34,7 @@ pub(crate) struct ControlConfig {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TokenEntry {
-    /// Holds the token.
+    /// File with the token.
     pub(crate) file: PathBuf,
     /// Its role.
     pub(crate) role: Role,

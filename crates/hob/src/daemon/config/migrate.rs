@@ -12,11 +12,11 @@ use crate::daemon::manager::MigrationTls;
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct MigrateConfig {
-    /// Our certificate, followed by those that lead to its authority.
+    /// This host's certificate with its chain, PEM.
     pub(crate) cert: Option<PathBuf>,
-    /// Its private key.
+    /// Its private key, PEM.
     pub(crate) key: Option<PathBuf>,
-    /// The authorities of other daemons.
+    /// CA certificates of other daemons, PEM.
     pub(crate) ca: Option<PathBuf>,
 }
 

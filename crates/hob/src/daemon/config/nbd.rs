@@ -14,7 +14,7 @@ use crate::daemon::tls::TlsFiles;
 pub(crate) struct NbdEntry {
     /// Address for clients.
     pub(crate) listen: Endpoint,
-    /// If TLS is spoken there.
+    /// TLS; without it, connections are unencrypted.
     pub(crate) tls: Option<NbdTlsFiles>,
 }
 
@@ -22,13 +22,15 @@ pub(crate) struct NbdEntry {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NbdTlsFiles {
+    /// This host's certificate with its chain, PEM.
     cert: Option<PathBuf>,
+    /// Its private key, PEM.
     key: Option<PathBuf>,
-    /// Clients must show a certificate of this authority.
+    /// CA certificates, PEM. Clients must have a certificate of these CAs.
     client_ca: Option<PathBuf>,
-    /// Keys that clients have too, instead of certificates.
+    /// File with pre-shared keys, instead of certificates.
     psk: Option<PathBuf>,
-    /// Refuse clients that do not start TLS.
+    /// Refuse clients that do not start TLS. Default: true.
     #[serde(default = "yes")]
     pub(crate) required: bool,
 }

@@ -12,14 +12,14 @@ use super::check::Findings;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PeersConfig {
-    /// The directory in which others' second copies are kept, a file each.
+    /// Directory for second copies of other hosts, one file each.
     pub(crate) lend: Option<PathBuf>,
-    /// Maximum size of all exported flash.
+    /// Maximum size of all exported flash. Default: 0.
     pub(crate) lend_max: Size,
     /// Name of this host for hosts whose flash it uses. Default: its name in the cluster, or its
     /// host name.
     pub(crate) name: Option<String>,
-    /// A peer that has not answered for so long is given up.
+    /// Time after which a peer that does not answer is abandoned, seconds. Default: 5.
     pub(crate) wait_seconds: u64,
 }
 

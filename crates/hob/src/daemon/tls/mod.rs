@@ -36,11 +36,11 @@ const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct TlsFiles {
-    /// Our certificate, followed by those that lead to its authority.
+    /// This host's certificate with its chain, PEM.
     pub(crate) cert: PathBuf,
-    /// Its private key.
+    /// Its private key, PEM.
     pub(crate) key: PathBuf,
-    /// The authorities whose certificates clients may show.
+    /// CA certificates for client certificates, PEM.
     #[serde(default)]
     pub(crate) client_ca: Option<PathBuf>,
 }
