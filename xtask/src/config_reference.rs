@@ -113,7 +113,8 @@ fn parse(text: &str) -> Vec<Section> {
         let opens = trimmed == "settings! {";
         if declared.is_some() || opens {
             // The macro's fields are those of a cache, besides its pool and size.
-            let name = declared.map_or("CacheSettings".to_owned(), |rest| rest.trim_end_matches([' ', '{']).to_owned());
+            let name = declared
+                .map_or("CacheSettings".to_owned(), |rest| rest.trim_end_matches([' ', '{']).to_owned());
             sections.push(Section { name, text, keys: Vec::new() });
             inside = true;
         } else if trimmed == "}" {
@@ -128,7 +129,13 @@ fn parse(text: &str) -> Vec<Section> {
     let settings = sections.iter().position(|section| section.name == "CacheSettings");
     let settings = settings.map(|at| sections.remove(at).keys).unwrap_or_default();
     for section in sections.iter_mut().filter(|section| section.name == "CacheEnable") {
-        let copied = settings.iter().map(|key| Key { is_required: false, text: key.text.clone(), name: key.name.clone(), of: key.of.clone(), ..*key });
+        let copied = settings.iter().map(|key| Key {
+            is_required: false,
+            text: key.text.clone(),
+            name: key.name.clone(),
+            of: key.of.clone(),
+            ..*key
+        });
         section.keys.extend(copied);
     }
     sections.retain(|section| !section.keys.is_empty());
@@ -200,12 +207,14 @@ fn page(all: &[(String, &Section)], sections: &[Section]) -> String {
 
 /// The same as a manual page (man(7)).
 fn manual(all: &[(String, &Section)], sections: &[Section]) -> String {
-    let escape = |text: &str| text.replace('\\', "\\e").replace('`', "").replace('-', "\\-").replace("\n.", "\n\\&.");
-    let mut manual = ".TH HOB.TOML 5\n.SH NAME\nhob.toml \\- configuration of the hob daemon\n.SH DESCRIPTION\n\
+    let escape =
+        |text: &str| text.replace('\\', "\\e").replace('`', "").replace('-', "\\-").replace("\n.", "\n\\&.");
+    let mut manual =
+        ".TH HOB.TOML 5\n.SH NAME\nhob.toml \\- configuration of the hob daemon\n.SH DESCRIPTION\n\
         The daemon reads /etc/hob/hob.toml, or the file given with \\-\\-config. Unknown keys are errors.\n\
         .B hob daemon \\-\\-check\nchecks the file;\n.B hob config apply\napplies it to a running daemon.\n\
         Sizes are numbers of bytes or texts such as \"64G\".\n"
-        .to_owned();
+            .to_owned();
     for (path, section) in all {
         let heading = if path.is_empty() { "TOP LEVEL".to_owned() } else { title(path) };
         let _ = writeln!(manual, ".SH \"{}\"", escape(&heading));
@@ -213,7 +222,13 @@ fn manual(all: &[(String, &Section)], sections: &[Section]) -> String {
             let _ = writeln!(manual, "{}", escape(&section.text));
         }
         for key in &section.keys {
-            let _ = writeln!(manual, ".TP\n.BR {} \" ({})\"\n{}", escape(&key.name), of_key(key, sections), escape(&key.text));
+            let _ = writeln!(
+                manual,
+                ".TP\n.BR {} \" ({})\"\n{}",
+                escape(&key.name),
+                of_key(key, sections),
+                escape(&key.text)
+            );
         }
     }
     manual.push_str(".SH SEE ALSO\nhob(1), hob\\-daemon(1)\n");
@@ -237,9 +252,12 @@ mod tests {
     #[test]
     fn tidy_config_reference_describes_every_key() {
         let (page, _) = files().unwrap();
-        let empty: Vec<&str> = page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
+        let empty: Vec<&str> =
+            page.lines().filter(|line| line.starts_with("| `") && line.ends_with("|  |")).collect();
         assert!(empty.is_empty(), "these keys have no description: {empty:#?}");
-        for heading in ["`[limits]`", "`[[disk]]`", "`[disk.cache]`", "`[control.tls]`", "`[[nbd]]`", "`[cluster]`"] {
+        for heading in
+            ["`[limits]`", "`[[disk]]`", "`[disk.cache]`", "`[control.tls]`", "`[[nbd]]`", "`[cluster]`"]
+        {
             assert!(page.contains(&format!("\n## {heading}\n")), "{heading} is missing");
         }
     }
@@ -251,7 +269,10 @@ mod tests {
         let sections = parse(text);
         assert_eq!((sections.len(), &*sections[0].name, &*sections[0].text), (1, "Limits", "Limits."));
         let key = &sections[0].keys[0];
-        assert_eq!((sections[0].keys.len(), &*key.name, &*key.of, &*key.text), (1, "max", "Size", "How many at once."));
+        assert_eq!(
+            (sections[0].keys.len(), &*key.name, &*key.of, &*key.text),
+            (1, "max", "Size", "How many at once.")
+        );
         assert!(key.is_list && !key.is_required);
     }
 }

@@ -20,7 +20,9 @@ mod tests;
 mod waiting;
 
 pub use lease::{Answer, Ask, Call, Event, LeaseManager};
-pub use ownership::{Adopting, Look, OwnershipRequest, OwnershipState, Refusal, Taking, Verdict};
+pub use ownership::{
+    Adopting, OwnershipRequest, OwnershipSnapshot, OwnershipState, Refusal, Taking, Verdict,
+};
 pub use waiting::{CHECK_NS, ClusterEvent, LOOK_NS, LOOKS_PER_SECOND_MAX, SPREAD_NS, Tried, Waiting};
 
 use crate::units::Instant;

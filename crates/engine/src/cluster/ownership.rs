@@ -29,7 +29,7 @@ use crate::units::Instant;
 
 /// The store's keys of a disk, all read at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct OwnershipSnapshot {
     /// The ownership record.
     pub title: Option<Found<OwnershipRecord>>,
     /// The ownership lock.
@@ -123,7 +123,7 @@ impl OwnershipState {
         now: Instant,
         me: &Member,
         lease: LeaseId,
-        look: &Look,
+        look: &OwnershipSnapshot,
         wish: OwnershipRequest,
     ) -> Verdict {
         if let (Some(hold), Some(title)) = (&look.hold, &look.title) {
@@ -217,7 +217,7 @@ impl OwnershipState {
         &self,
         me: &Member,
         lease: LeaseId,
-        look: &Look,
+        look: &OwnershipSnapshot,
         title: OwnershipRecord,
         continued: bool,
         lost_by: Option<Member>,
@@ -314,7 +314,7 @@ impl OwnershipState {
     }
 
     /// Conditions: this host is a member, and nothing changed since the keys were read.
-    fn as_seen(&self, me: &Member, lease: LeaseId, look: &Look) -> Vec<(Key, Is)> {
+    fn as_seen(&self, me: &Member, lease: LeaseId, look: &OwnershipSnapshot) -> Vec<(Key, Is)> {
         let is = |revision: Option<u64>| revision.map_or(Is::Absent, Is::At);
         vec![
             (Key::Host(me.name.clone()), Is::Under(lease)),
@@ -359,6 +359,6 @@ impl OwnershipRecord {
 }
 
 /// Returns true if this member holds the disk, under any lease.
-fn holds(look: &Look, me: &Member) -> bool {
+fn holds(look: &OwnershipSnapshot, me: &Member) -> bool {
     look.hold.as_ref().is_some_and(|hold| hold.value.id == me.id)
 }

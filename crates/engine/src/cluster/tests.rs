@@ -161,7 +161,7 @@ fn wish(known: Option<u64>) -> OwnershipRequest {
     OwnershipRequest { known, dirty: false, force: false, keeps_copy: false }
 }
 
-fn decide(look: &Look, wish: OwnershipRequest) -> Verdict {
+fn decide(look: &OwnershipSnapshot, wish: OwnershipRequest) -> Verdict {
     OwnershipState::new("d".to_owned(), SETTLE).decide(at(100), &member("a"), MINE, look, wish)
 }
 
@@ -196,7 +196,7 @@ fn who_may_take_a_disk() {
         (title("a", 3, true, false), hold("a", 1), Some(3), Some((3, true))),
     ];
     for (title, hold, known, expected) in table {
-        let look = Look { title, hold };
+        let look = OwnershipSnapshot { title, hold };
         let verdict = decide(&look, wish(known));
         let got = match &verdict {
             Verdict::Take(taking) => Some((taking.title.generation, taking.continued)),
@@ -208,7 +208,7 @@ fn who_may_take_a_disk() {
 
 #[test]
 fn a_taking_binds_everything_it_was_decided_on() {
-    let look = Look { title: title("b", 3, false, false), hold: None };
+    let look = OwnershipSnapshot { title: title("b", 3, false, false), hold: None };
     let taking = taken(decide(&look, OwnershipRequest { dirty: true, ..wish(None) }));
     let key = "d".to_owned();
     assert_eq!(
@@ -231,7 +231,7 @@ fn a_taking_binds_everything_it_was_decided_on() {
 
 #[test]
 fn what_is_held_under_this_lease_is_ours_already() {
-    let look = Look { title: title("a", 3, true, false), hold: hold("a", 9) };
+    let look = OwnershipSnapshot { title: title("a", 3, true, false), hold: hold("a", 9) };
     assert_eq!(decide(&look, wish(None)), Verdict::Mine(title("a", 3, true, false).unwrap()));
 }
 
@@ -239,16 +239,16 @@ fn what_is_held_under_this_lease_is_ours_already() {
 fn whoever_vanished_is_given_time_from_when_that_was_seen() {
     let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let me = member("a");
-    let gone = Look { title: title("b", 3, true, false), hold: None };
-    let held = Look { hold: hold("b", 1), ..gone.clone() };
-    let mut decide = |second, look: &Look| seat.decide(at(second), &me, MINE, look, wish(None));
+    let gone = OwnershipSnapshot { title: title("b", 3, true, false), hold: None };
+    let held = OwnershipSnapshot { hold: hold("b", 1), ..gone.clone() };
+    let mut decide = |second, look: &OwnershipSnapshot| seat.decide(at(second), &me, MINE, look, wish(None));
     assert_eq!(decide(10, &gone), Verdict::Wait(at(15)));
     assert_eq!(decide(12, &gone), Verdict::Wait(at(15)));
     // The owner returned, and failed again.
     assert_eq!(decide(13, &held), Verdict::Refused(Refusal::Held(member("b"), 3)));
     assert_eq!(decide(14, &gone), Verdict::Wait(at(19)));
     // Another host had it in between, unseen.
-    let other = Look { title: title("c", 4, true, false), hold: None };
+    let other = OwnershipSnapshot { title: title("c", 4, true, false), hold: None };
     assert_eq!(decide(18, &other), Verdict::Wait(at(23)));
     assert!(matches!(decide(23, &other), Verdict::Take(_)));
 }
@@ -256,7 +256,7 @@ fn whoever_vanished_is_given_time_from_when_that_was_seen() {
 #[test]
 fn what_was_heard_to_be_gone_has_settled_since_then_if_the_title_is_still_that_one() {
     let me = member("a");
-    let gone = Look { title: title("b", 3, true, false), hold: None };
+    let gone = OwnershipSnapshot { title: title("b", 3, true, false), hold: None };
     let decide = |seat: &mut OwnershipState, second| seat.decide(at(second), &me, MINE, &gone, wish(None));
     let new = || OwnershipState::new("d".to_owned(), SETTLE);
     // The title's revision is 43.
@@ -284,9 +284,9 @@ fn force_is_for_what_is_dirty_and_never_for_what_is_held() {
     let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let me = member("a");
     let forced = OwnershipRequest { force: true, ..wish(None) };
-    let held = Look { title: title("b", 3, true, true), hold: hold("b", 1) };
-    let gone = Look { hold: None, ..held.clone() };
-    let mut decide = |second, look: &Look, wish| seat.decide(at(second), &me, MINE, look, wish);
+    let held = OwnershipSnapshot { title: title("b", 3, true, true), hold: hold("b", 1) };
+    let gone = OwnershipSnapshot { hold: None, ..held.clone() };
+    let mut decide = |second, look: &OwnershipSnapshot, wish| seat.decide(at(second), &me, MINE, look, wish);
     assert!(matches!(decide(0, &held, forced), Verdict::Refused(Refusal::Held(..))));
     assert_eq!(decide(10, &gone, wish(None)), Verdict::Refused(Refusal::Dirty(member("b"), 3)));
     assert_eq!(decide(11, &gone, forced), Verdict::Wait(at(15)));
@@ -342,7 +342,7 @@ fn put_title(txn: &Txn) -> OwnershipRecord {
 
 #[test]
 fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
-    let gone = Look { title: with_copy(title("b", 3, true, true), "a"), hold: None };
+    let gone = OwnershipSnapshot { title: with_copy(title("b", 3, true, true), "a"), hold: None };
     let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let by_c = seat.clone().decide(at(10), &member("c"), MINE, &gone, wish(None));
     assert_eq!(by_c, Verdict::Refused(Refusal::Dirty(member("b"), 3)));
@@ -357,11 +357,11 @@ fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
     assert!(adopting.txn.conditions.contains(&(Key::OwnershipLock(key.clone()), Is::Absent)));
     assert!(adopting.txn.conditions.contains(&(Key::OwnershipRecord(key), Is::At(43))));
     // A disk that was given back needs no waiting; without dirty data there is no failover.
-    let given = Look { title: with_copy(title("b", 3, false, true), "a"), hold: None };
+    let given = OwnershipSnapshot { title: with_copy(title("b", 3, false, true), "a"), hold: None };
     adopts(decide(&given, wish(None)));
-    let clean = Look { title: with_copy(title("b", 3, false, false), "a"), hold: None };
+    let clean = OwnershipSnapshot { title: with_copy(title("b", 3, false, false), "a"), hold: None };
     taken(decide(&clean, wish(None)));
-    let held = Look { hold: hold("b", 1), ..gone.clone() };
+    let held = OwnershipSnapshot { hold: hold("b", 1), ..gone.clone() };
     assert!(matches!(decide(&held, wish(None)), Verdict::Refused(Refusal::Held(..))));
     // An operator's force takes precedence over the replica.
     let forced = taken(decide(&given, OwnershipRequest { force: true, ..wish(None) }));
@@ -375,7 +375,7 @@ fn the_owner_may_have_the_disk_until_the_adopter_begins() {
     // The host reads its replica and releases the disk: nothing has changed for the owner.
     assert_eq!(seat.leave_alone(MINE, &known).changes, [Change::Delete(Key::OwnershipLock("d".to_owned()))]);
     let mut owner = OwnershipState::new("d".to_owned(), SETTLE);
-    let look = Look { title: Some(known.clone()), hold: None };
+    let look = OwnershipSnapshot { title: Some(known.clone()), hold: None };
     let back = taken(owner.decide(at(1), &member("b"), MINE, &look, wish(Some(3))));
     assert!(back.continued && back.title.dirty && back.title.copy.is_none());
     // The failover has begun: the owner's flash is invalid, and the replica is still needed.
@@ -387,12 +387,12 @@ fn the_owner_may_have_the_disk_until_the_adopter_begins() {
     assert_eq!(begun.copy, Some(copy_at("a")));
     let begun = Found { value: begun, revision: 50, lease: LeaseId(0) };
     assert_eq!(seat.begin_adopting(&member("a"), MINE, &begun), None, "once");
-    let look = Look { title: Some(begun.clone()), hold: None };
+    let look = OwnershipSnapshot { title: Some(begun.clone()), hold: None };
     let refused = owner.decide(at(2), &member("b"), MINE, &look, wish(Some(3)));
     assert_eq!(refused, Verdict::Refused(Refusal::Dirty(member("a"), 4)));
     // The failover was interrupted: whatever the host knows, it starts again immediately.
     for hold in [None, hold("a", 1), hold("a", MINE.0)] {
-        let look = Look { hold, ..look.clone() };
+        let look = OwnershipSnapshot { hold, ..look.clone() };
         assert_eq!(adopts(decide(&look, wish(Some(4)))).title, begun);
     }
 }
@@ -407,12 +407,12 @@ fn what_was_adopted_is_outdated_where_it_came_from() {
     assert_eq!((ended.dirty, &ended.copy, &ended.adopts), (false, &None, &None));
     // Later owners keep the record of it.
     let mut at_c = OwnershipState::new("d".to_owned(), 0);
-    let given = Look {
+    let given = OwnershipSnapshot {
         title: Some(Found { value: OwnershipRecord { taken: false, ..ended }, ..known.clone() }),
         hold: None,
     };
     let by_c = taken(at_c.decide(at(1), &member("c"), MINE, &given, wish(None))).title;
-    let gone = Look { title: Some(Found { value: by_c, ..known }), hold: None };
+    let gone = OwnershipSnapshot { title: Some(Found { value: by_c, ..known }), hold: None };
     let mut owner = OwnershipState::new("d".to_owned(), 0);
     for (generation, outdated) in
         [(Some(3), Some(member("c"))), (Some(2), None), (Some(4), None), (None, None)]
@@ -443,13 +443,13 @@ fn adopted_members_are_remembered_once_and_not_without_bound() {
 fn the_word_of_a_copy_goes_whenever_it_may_be_wrong() {
     let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let known = with_copy(title("a", 3, true, true), "b").unwrap();
-    let look = Look { title: Some(known.clone()), hold: None };
+    let look = OwnershipSnapshot { title: Some(known.clone()), hold: None };
     let copy_after = |wish: OwnershipRequest| taken(decide(&look, wish)).title.copy;
     assert_eq!(copy_after(wish(Some(3))), None, "it is opened anew");
     assert_eq!(copy_after(OwnershipRequest { keeps_copy: true, ..wish(Some(3)) }), Some(copy_at("b")));
     assert_eq!(copy_after(OwnershipRequest { keeps_copy: true, ..wish(Some(2)) }), None);
     // Its lock was kept meanwhile.
-    let held = Look { hold: hold("a", MINE.0), ..look.clone() };
+    let held = OwnershipSnapshot { hold: hold("a", MINE.0), ..look.clone() };
     let anew = taken(decide(&held, wish(Some(3))));
     assert_eq!((&anew.title, anew.continued), (&title("a", 3, true, true).unwrap().value, true));
     assert!(anew.txn.conditions.contains(&(Key::OwnershipLock("d".to_owned()), Is::At(90))));

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Look, Member};
+use super::{Member, OwnershipSnapshot};
 use crate::units::Instant;
 
 /// Attempts on a released disk are spread over this time, nanoseconds.
@@ -171,7 +171,7 @@ impl Waiting {
     }
 
     /// Handles the keys that an attempt read.
-    pub fn handle_look(&mut self, disk: &str, look: &Look) {
+    pub fn handle_look(&mut self, disk: &str, look: &OwnershipSnapshot) {
         let Some(wait) = self.disks.get_mut(disk) else { return };
         let title = look.title.as_ref().map_or(0, |title| title.revision);
         wait.title = wait.title.max(title);
@@ -294,7 +294,7 @@ mod tests {
         waiting
     }
 
-    fn held(revision: u64) -> Look {
+    fn held(revision: u64) -> OwnershipSnapshot {
         let found = |value| Found { value, revision, lease: LeaseId(1) };
         let title = crate::cluster::OwnershipRecord {
             member: member("o"),
@@ -306,7 +306,7 @@ mod tests {
             adopted: Vec::new(),
         };
         let title = Found { value: title, revision, lease: LeaseId(0) };
-        Look { title: Some(title), hold: Some(found(member("o"))) }
+        OwnershipSnapshot { title: Some(title), hold: Some(found(member("o"))) }
     }
 
     /// Returns the time from `from` to the next attempt.

@@ -167,7 +167,7 @@ impl Engine {
     }
 
     /// Somebody else has taken the disk's backing over: nothing of it is served from now on, whatever it was.
-    pub fn lose(&mut self, now: Instant, id: DiskId) {
+    pub fn revoke(&mut self, now: Instant, id: DiskId) {
         let Some(Some(disk)) = self.disks.get_mut(id.0 as usize) else { return };
         disk.ownership.role = Role::Away;
         if let Some(command) = disk.ownership.freezing.take() {

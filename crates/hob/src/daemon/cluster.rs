@@ -5,19 +5,19 @@
 //! thread renews the lease ([`keep`]), so that no other work of the daemon delays it. Code that
 //! opens disks calls [`Cluster::take`] first.
 
+mod batched_reader;
 mod clock;
 mod copies;
 mod holding;
 mod identity;
 mod keep;
 mod learnt;
-mod looks;
 mod moves;
-mod outlook;
 mod store;
 mod taking;
 mod view;
 mod wants;
+mod watcher;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,20 +27,20 @@ use std::time::Duration;
 use anyhow::Context;
 use hob_control::etcd::{Etcd, EtcdError};
 use hob_control::{ClientTls, check_name};
-use hob_engine::cluster::{Found, LeaseId, Look, Member, OwnershipRecord, OwnershipState, Txn};
+use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, OwnershipSnapshot, OwnershipState, Txn};
 use hob_engine::units::Instant;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
+use batched_reader::BatchedReader;
 pub(crate) use clock::{LeaseClock, now};
 pub(crate) use copies::Unsaid;
 pub(crate) use identity::{host_name, identity};
 use keep::Keeping;
 pub(crate) use learnt::{DiskLearnt, HostLearnt};
-use looks::Looks;
 pub(crate) use moves::{Order, OrderFound};
-use outlook::Outlook;
 use store::{About, Names, StoreError};
-pub(crate) use taking::{Elsewhere, TakeError, Taken, ToAdopt, Took};
+pub(crate) use taking::{FailoverCandidate, OtherOwner, TakeError, Taken, Took};
+use watcher::ClusterWatcher;
 
 use super::config::ClusterConfig;
 use super::shard_api::ShardHandle;
@@ -70,7 +70,7 @@ pub(crate) struct Membership {
 
 /// State of one disk.
 #[derive(Debug)]
-struct Place {
+struct DiskMembership {
     seat: OwnershipState,
     /// Its ownership record, as last read or written, while this host has the ownership lock.
     title: Option<Found<OwnershipRecord>>,
@@ -93,13 +93,13 @@ pub(crate) struct Cluster {
     etcd: Arc<Etcd>,
     keeping: Arc<Keeping>,
     membership: watch::Receiver<Option<Membership>>,
-    places: Mutex<BTreeMap<String, Arc<AsyncMutex<Place>>>>,
+    places: Mutex<BTreeMap<String, Arc<AsyncMutex<DiskMembership>>>>,
     /// Disks to be taken whatever is lost by it, once, and until when that counts.
     forced: Mutex<BTreeMap<String, Instant>>,
     /// Reports about shared datastores.
     heard: wants::Heard,
-    looks: Looks,
-    outlook: Outlook,
+    reader: BatchedReader,
+    watcher: ClusterWatcher,
     commits: Semaphore,
 }
 
@@ -119,7 +119,7 @@ impl Cluster {
             format!("'{name}' cannot be this host's name in the cluster; name another with host in [cluster]")
         })?;
         let me = Member { name, id: identity(directory)? };
-        let outlook = Outlook::new(&me, config.settle_seconds * 1_000_000_000);
+        let watcher = ClusterWatcher::new(&me, config.settle_seconds * 1_000_000_000);
         let tls = || -> anyhow::Result<Option<ClientTls>> {
             let Some(ca) = &config.ca else { return Ok(None) };
             let own = config.cert.as_deref().zip(config.key.as_deref());
@@ -141,8 +141,8 @@ impl Cluster {
             places: Mutex::default(),
             forced: Mutex::default(),
             heard: wants::Heard::default(),
-            looks: Looks::default(),
-            outlook,
+            reader: BatchedReader::default(),
+            watcher,
             commits: Semaphore::new(COMMITS_MAX),
         }))
     }
@@ -162,10 +162,10 @@ impl Cluster {
         self.keeping.set_about(About { address: self.config.address.clone(), pools });
     }
 
-    fn place(&self, disk: &str) -> Arc<AsyncMutex<Place>> {
+    fn place(&self, disk: &str) -> Arc<AsyncMutex<DiskMembership>> {
         let new = || {
             let seat = OwnershipState::new(disk.to_owned(), self.config.settle_seconds * 1_000_000_000);
-            Arc::new(AsyncMutex::new(Place {
+            Arc::new(AsyncMutex::new(DiskMembership {
                 seat,
                 title: None,
                 lease: LeaseId(0),
@@ -177,8 +177,8 @@ impl Cluster {
         lock(&self.places).entry(disk.to_owned()).or_insert_with(new).clone()
     }
 
-    async fn look(&self, disk: &str) -> Result<Look, StoreError> {
-        self.looks.look(&self.names, &self.etcd, disk, QUESTION_MAX).await
+    async fn look(&self, disk: &str) -> Result<OwnershipSnapshot, StoreError> {
+        self.reader.look(&self.names, &self.etcd, disk, QUESTION_MAX).await
     }
 
     async fn member(&self) -> Result<Membership, TakeError> {
@@ -194,7 +194,7 @@ impl Cluster {
     }
 
     /// Reads the ownership record again, for a disk that was held.
-    async fn look_again(&self, place: &mut Place, disk: &str) -> Result<(), StoreError> {
+    async fn look_again(&self, place: &mut DiskMembership, disk: &str) -> Result<(), StoreError> {
         let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);
         // Also for a disk in failover, whose record is another host's at first.
@@ -204,7 +204,7 @@ impl Cluster {
 
     /// Sends a transaction about this disk. Each transaction writes again all keys that it depends
     /// on, so earlier ones in doubt cannot take effect after it.
-    async fn commit(&self, place: &mut Place, txn: &Txn) -> Result<Option<u64>, EtcdError> {
+    async fn commit(&self, place: &mut DiskMembership, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
         let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;
         match &answer {

@@ -1,7 +1,7 @@
 //! Abandoning a backing: its disk is removed whether the backing answers or not.
 //!
 //! From then on no I/O is submitted to it. Requests that can be cancelled end immediately
-//! ([`Driver::lose`](super::Driver::lose)); a request in the kernel or in a library cannot be
+//! ([`Driver::revoke`](super::Driver::revoke)); a request in the kernel or in a library cannot be
 //! cancelled. After [`WAIT_NS`] it is *abandoned*: it is reported as failed, and its memory is not
 //! reused until it really ends. Then the backing can be closed. An abandoned write may take effect
 //! at any time until then; no other process can write a file meanwhile, because the lock is held.
@@ -86,7 +86,7 @@ impl Backing {
         if self.abandonment.is_some() {
             return;
         }
-        self.driver.lose(ring, now);
+        self.driver.revoke(ring, now);
         self.abandonment = Some(Box::new(Abandonment {
             gives_up_at: Some(now + WAIT_NS),
             refused: VecDeque::new(),

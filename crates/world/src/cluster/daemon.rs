@@ -301,11 +301,26 @@ impl Simulation<'_> {
         }
         match local.phase {
             Phase::Closed if clock >= local.not_before => {
-                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+                self.ask_about(
+                    host,
+                    disk,
+                    Purpose::OwnershipSnapshot,
+                    Request::OwnershipSnapshot(disk.to_string()),
+                );
             }
-            Phase::Doubted => self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string())),
+            Phase::Doubted => self.ask_about(
+                host,
+                disk,
+                Purpose::OwnershipSnapshot,
+                Request::OwnershipSnapshot(disk.to_string()),
+            ),
             Phase::Leaving if local.look_again => {
-                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+                self.ask_about(
+                    host,
+                    disk,
+                    Purpose::OwnershipSnapshot,
+                    Request::OwnershipSnapshot(disk.to_string()),
+                );
             }
             Phase::Leaving if !local.ops.is_empty() || local.copy.state == Copying::Broken => {
                 self.tend_copy(host, disk)?;
@@ -319,7 +334,12 @@ impl Simulation<'_> {
                 self.ask_about(host, disk, Purpose::GiveBack, Request::Txn(txn));
             }
             Phase::Serving if local.look_again => {
-                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+                self.ask_about(
+                    host,
+                    disk,
+                    Purpose::OwnershipSnapshot,
+                    Request::OwnershipSnapshot(disk.to_string()),
+                );
             }
             Phase::Serving => {
                 self.begin_destaging(host, disk)?;
@@ -380,7 +400,9 @@ impl Simulation<'_> {
         let Some((_, purpose)) = asked.take_if(|(asked, _)| *asked == number) else { return Ok(()) };
         let phase = self.hosts[host].local[disk].phase;
         match (purpose, response) {
-            (Purpose::Look, Some(Response::Look(look))) => self.decide(host, disk, &look)?,
+            (Purpose::OwnershipSnapshot, Some(Response::OwnershipSnapshot(look))) => {
+                self.decide(host, disk, &look)?
+            }
             (Purpose::Take { title, lease, continued, from }, Some(Response::Txn(Some(revision))))
                 if self.hosts[host].term.is_some_and(|it| it.lease == lease) =>
             {
@@ -449,7 +471,7 @@ impl Simulation<'_> {
         &mut self,
         host: usize,
         disk: usize,
-        look: &hob_engine::cluster::Look,
+        look: &hob_engine::cluster::OwnershipSnapshot,
     ) -> Result<(), Violation> {
         let clock = self.hosts[host].clock(self.now);
         let Some(term) = self.hosts[host].term.filter(|it| it.is_valid(self.clock(host))) else {

@@ -50,7 +50,7 @@ pub(super) enum Phase {
 /// Purpose of a request to the store.
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
-    Look,
+    OwnershipSnapshot,
     Take { title: OwnershipRecord, lease: LeaseId, continued: bool, from: From },
     Mark { dirty: bool },
     SayCopy(Option<SecondCopy>),

@@ -6,7 +6,8 @@
 use std::collections::BTreeMap;
 
 use hob_engine::cluster::{
-    Answer, Change, ClusterEvent, Found, Is, Key, LeaseId, Look, Member, OwnershipRecord, Txn, Value,
+    Answer, Change, ClusterEvent, Found, Is, Key, LeaseId, Member, OwnershipRecord, OwnershipSnapshot, Txn,
+    Value,
 };
 use hob_engine::units::Instant;
 
@@ -24,7 +25,7 @@ pub enum Request {
     /// End a lease.
     Revoke(LeaseId),
     /// Read the keys of a disk.
-    Look(String),
+    OwnershipSnapshot(String),
     /// Run a transaction.
     Txn(Txn),
 }
@@ -36,7 +37,7 @@ pub enum Response {
     /// For the lease manager.
     Lease(Answer),
     /// The keys of a disk.
-    Look(Look),
+    OwnershipSnapshot(OwnershipSnapshot),
     /// The revision of the transaction, or `None` if its conditions did not hold.
     Txn(Option<u64>),
 }
@@ -151,16 +152,16 @@ impl Store {
                 self.end(id);
                 Response::Lease(Answer::Done)
             }
-            Request::Look(disk) => Response::Look(self.look(&disk)),
+            Request::OwnershipSnapshot(disk) => Response::OwnershipSnapshot(self.look(&disk)),
             Request::Txn(txn) => Response::Txn(self.commit(&txn)),
         }
     }
 
     /// Returns the keys of a disk.
-    pub fn look(&self, disk: &str) -> Look {
+    pub fn look(&self, disk: &str) -> OwnershipSnapshot {
         let title = self.entries.get(&Key::OwnershipRecord(disk.to_owned()));
         let hold = self.entries.get(&Key::OwnershipLock(disk.to_owned()));
-        Look {
+        OwnershipSnapshot {
             title: title.and_then(|entry| {
                 found(entry, |value| match value {
                     Value::OwnershipRecord(title) => Some::<OwnershipRecord>(title.clone()),

@@ -424,7 +424,7 @@ impl Simulation<'_> {
             self.drain()?;
             self.run_until(|world| world.has_struck() || world.requests.is_empty())?;
             if self.has_struck() {
-                self.engine.lose(self.now, DiskId(0));
+                self.engine.revoke(self.now, DiskId(0));
             }
         }
         let Some(command) = self.command_of(case) else {

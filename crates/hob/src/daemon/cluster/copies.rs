@@ -3,7 +3,7 @@
 
 use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, SecondCopy};
 
-use super::{Cluster, GOES, LIST_MAX, Place, QUESTION_MAX, Taken};
+use super::{Cluster, DiskMembership, GOES, LIST_MAX, QUESTION_MAX, Taken};
 
 /// A word about a disk that is not said.
 #[derive(Debug, thiserror::Error)]
@@ -68,7 +68,7 @@ impl Cluster {
     /// One attempt. Returns false if the record is not the expected one; it was read again then.
     async fn say(
         &self,
-        place: &mut Place,
+        place: &mut DiskMembership,
         disk: &str,
         title: &Found<OwnershipRecord>,
         copy: Option<SecondCopy>,

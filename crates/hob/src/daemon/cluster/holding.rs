@@ -2,7 +2,7 @@
 
 use hob_engine::cluster::{Found, LeaseId, OwnershipRecord, OwnershipRequest};
 
-use super::{Cluster, GOES, Place, Taken};
+use super::{Cluster, DiskMembership, GOES, Taken};
 
 impl Cluster {
     /// Returns true if this host has the disk's ownership lock under its current lease.
@@ -20,7 +20,7 @@ impl Cluster {
         self.give_back_at(&mut place, disk, dirty).await
     }
 
-    async fn give_back_at(&self, place: &mut Place, disk: &str, dirty: bool) -> Result<(), String> {
+    async fn give_back_at(&self, place: &mut DiskMembership, disk: &str, dirty: bool) -> Result<(), String> {
         let mut trouble = String::new();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Ok(()) };

@@ -6,8 +6,8 @@ use std::time::Duration;
 use hob_control::etcd::{Etcd, EtcdChange, EtcdEntry, EtcdError, EtcdEvent, EtcdIs};
 use hob_control::{ClusterHost, ClusterPool};
 use hob_engine::cluster::{
-    ADOPTED_MAX, Change, ClusterEvent, Found, Is, Key, LeaseId, Look, Member, OwnershipRecord, SecondCopy,
-    Served, Txn, Value,
+    ADOPTED_MAX, Change, ClusterEvent, Found, Is, Key, LeaseId, Member, OwnershipRecord, OwnershipSnapshot,
+    SecondCopy, Served, Txn, Value,
 };
 use serde::{Deserialize, Serialize};
 
@@ -160,7 +160,7 @@ impl Names {
         etcd: &Etcd,
         disks: &[String],
         wait_max: Duration,
-    ) -> Result<Vec<Result<Look, StoreError>>, EtcdError> {
+    ) -> Result<Vec<Result<OwnershipSnapshot, StoreError>>, EtcdError> {
         let keys = |disk: &String| {
             [Key::OwnershipRecord(disk.clone()), Key::OwnershipLock(disk.clone())].map(|key| self.of(&key))
         };
@@ -170,7 +170,7 @@ impl Names {
         let found: BTreeMap<&str, &EtcdEntry> =
             found.iter().map(|entry| (entry.key.as_str(), entry)).collect();
         let look = |[of_title, of_hold]: &[String; 2]| {
-            Ok(Look {
+            Ok(OwnershipSnapshot {
                 title: found.get(of_title.as_str()).map(|entry| title(entry)).transpose()?,
                 hold: found.get(of_hold.as_str()).map(|entry| hold(entry)).transpose()?,
             })

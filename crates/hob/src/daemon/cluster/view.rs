@@ -7,14 +7,14 @@ use hob_control::{Cluster as View, ClusterDisk, ClusterDiskState, ClusterHost, C
 use hob_engine::cluster::{Member, OwnershipRecord};
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::{Cluster, LIST_MAX, Place, lock, now};
+use super::{Cluster, DiskMembership, LIST_MAX, lock, now};
 
 impl Cluster {
     /// How this host is, as a member.
     pub(crate) fn view(&self) -> View {
         let membership = self.membership.borrow().clone();
         let left_ns = membership.as_ref().map_or(0, |membership| membership.clock.left_ns(now()));
-        let held = |place: &Arc<AsyncMutex<Place>>| {
+        let held = |place: &Arc<AsyncMutex<DiskMembership>>| {
             // One that is being worked at is counted next time.
             place.try_lock().is_ok_and(|place| place.title.is_some())
         };

@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hob_engine::cluster::{
-    Answer, Ask, Event as Told, LeaseManager, LeaseTerm, Look, Member, OwnershipRequest, OwnershipState,
-    Tried, Txn, Verdict, Waiting,
+    Answer, Ask, Event as Told, LeaseManager, LeaseTerm, Member, OwnershipRequest, OwnershipSnapshot,
+    OwnershipState, Tried, Txn, Verdict, Waiting,
 };
 use hob_engine::units::Instant;
 use hob_world::cluster::store::{Request, Response};
@@ -78,7 +78,7 @@ impl Host {
         }
     }
 
-    fn decide(&mut self, now: Instant, disk: &str, look: &Look) -> Option<Verdict> {
+    fn decide(&mut self, now: Instant, disk: &str, look: &OwnershipSnapshot) -> Option<Verdict> {
         let term = self.term.filter(|term| term.is_valid(now))?;
         let settle_ns = self.settle_ns;
         let seat = self
@@ -183,7 +183,7 @@ impl Play {
     pub(super) fn settle(&mut self) {
         for number in 0..self.hosts.len() {
             for disk in std::mem::take(&mut self.hosts[number].held) {
-                let verdict = self.hosts[number].decide(self.now, &disk, &Look::default());
+                let verdict = self.hosts[number].decide(self.now, &disk, &OwnershipSnapshot::default());
                 let Some(Verdict::Take(taking)) = verdict else { unreachable!("{disk} is nobody's") };
                 let done = self.server.store.handle(self.now, Request::Txn(taking.txn), false, false);
                 assert!(matches!(done, Response::Txn(Some(_))), "{} is a member", self.hosts[number].me.name);
@@ -199,7 +199,7 @@ impl Play {
                 self.look_when_due(number);
             } else {
                 let at = self.now + self.dice.below(SECOND_NS);
-                self.queue.push(at, Event::Look(number));
+                self.queue.push(at, Event::OwnershipSnapshot(number));
             }
         }
     }
@@ -209,7 +209,7 @@ impl Play {
         let host = &mut self.hosts[number];
         if let Some(at) = host.waiting.poll_timeout().filter(|at| *at < host.looks_at) {
             host.looks_at = at.max(self.now + 1);
-            self.queue.push(host.looks_at, Event::Look(number));
+            self.queue.push(host.looks_at, Event::OwnershipSnapshot(number));
         }
     }
 
@@ -239,7 +239,7 @@ impl Play {
                         host.to_look.push_back(disk.clone());
                     }
                 }
-                self.queue.push(now + SECOND_NS, Event::Look(number));
+                self.queue.push(now + SECOND_NS, Event::OwnershipSnapshot(number));
             }
         }
         self.go_on(number);
@@ -274,7 +274,7 @@ impl Play {
         }
     }
 
-    fn looked(&mut self, number: usize, disk: &str, look: &Look) {
+    fn looked(&mut self, number: usize, disk: &str, look: &OwnershipSnapshot) {
         let host = &mut self.hosts[number];
         host.waiting.handle_look(disk, look);
         match host.decide(self.now, disk, look) {

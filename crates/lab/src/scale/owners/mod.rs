@@ -144,7 +144,7 @@ enum Event {
     /// A host's lease manager has work to do.
     Keep(usize),
     /// A host checks for disks to try.
-    Look(usize),
+    OwnershipSnapshot(usize),
     /// A request reaches etcd.
     Arrives(Asked),
     /// Etcd completes a request.
@@ -160,7 +160,7 @@ enum Event {
 }
 
 /// The answer to a read of many disks.
-type Looks = Vec<hob_engine::cluster::Look>;
+type Looks = Vec<hob_engine::cluster::OwnershipSnapshot>;
 
 struct Play {
     owners: Owners,
@@ -252,7 +252,7 @@ impl Play {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Keep(host) => self.keep(host),
-            Event::Look(host) => self.look(host),
+            Event::OwnershipSnapshot(host) => self.look(host),
             Event::Arrives(asked) => {
                 let is_idle = self.server.arrive(self.now, asked);
                 if is_idle {

@@ -1,6 +1,6 @@
 //! The interface to an object store, with retries.
 //!
-//! [`Objects`] is one disk's part of a store: five calls. [`Patient`] retries failed calls for a
+//! [`Objects`] is one disk's part of a store: five calls. [`RetryingStore`] retries failed calls for a
 //! limited time; each attempt has a limit too. A call that was given up may still take effect in
 //! the store later; the callers expect that.
 
@@ -84,7 +84,7 @@ const LIST_MAX: Duration = Duration::from_secs(1800);
 const GETS_MAX: usize = 64;
 
 /// A store, asked with patience.
-pub(super) struct Patient {
+pub(super) struct RetryingStore {
     objects: Box<dyn Objects>,
     wait_ms: AtomicU64,
     gets: Semaphore,
@@ -92,9 +92,9 @@ pub(super) struct Patient {
     has_worked: AtomicBool,
 }
 
-impl Patient {
-    pub(super) fn new(objects: Box<dyn Objects>, wait_max: Duration) -> Patient {
-        let patient = Patient {
+impl RetryingStore {
+    pub(super) fn new(objects: Box<dyn Objects>, wait_max: Duration) -> RetryingStore {
+        let patient = RetryingStore {
             objects,
             wait_ms: AtomicU64::new(0),
             gets: Semaphore::new(GETS_MAX),
@@ -230,9 +230,9 @@ mod tests {
     }
 
     impl Expiring {
-        fn patient(works: usize, denies: usize) -> Patient {
+        fn patient(works: usize, denies: usize) -> RetryingStore {
             let objects = Expiring { works: works.into(), denies: denies.into() };
-            Patient::new(Box::new(objects), Duration::from_secs(5))
+            RetryingStore::new(Box::new(objects), Duration::from_secs(5))
         }
 
         fn take(left: &AtomicUsize) -> bool {
@@ -260,7 +260,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn credentials_that_expire_are_waited_for_and_wrong_ones_are_not() {
-        let put = async |patient: &Patient| patient.put(Name::Manifest(1), Bytes::new()).await;
+        let put = async |patient: &RetryingStore| patient.put(Name::Manifest(1), Bytes::new()).await;
         let expiring = Expiring::patient(1, 3);
         put(&expiring).await.unwrap();
         put(&expiring).await.unwrap();
