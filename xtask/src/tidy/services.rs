@@ -153,8 +153,9 @@ fn uses_are_found() {
     let text = "use super::super::flash;\nuse super::{Place, work};\nuse crate::daemon::manager::pools::{a, b};\n\
         fn f() { super::super::tasks::g() }\n";
     assert_eq!(used("swap/work.rs", text), ["flash", "pools", "tasks"]);
-    assert_eq!(used("swap/mod.rs", "use super::registry::{A, B};\nuse super::{c::{d, e}, f};"), [
-        "c", "f", "registry"
-    ]);
+    assert_eq!(
+        used("swap/mod.rs", "use super::registry::{A, B};\nuse super::{c::{d, e}, f};"),
+        ["c", "f", "registry"]
+    );
     assert_eq!(used("tasks.rs", "use super::api_error::ApiError;"), ["api_error"]);
 }
