@@ -74,7 +74,7 @@ impl EventBroadcaster {
             if self.is_alone() {
                 return;
             }
-            let event = event(number, &self.manager.snapshot().await);
+            let event = event(number, &self.manager.observe.snapshot().await);
             self.news.send_replace(Some(event));
         }
     }

@@ -30,13 +30,13 @@ pub(super) async fn openapi() -> impl IntoResponse {
 /// Version of the daemon and of its API.
 #[utoipa::path(get, path = "/v1/version", responses((status = 200, body = Version)))]
 pub(super) async fn version(State(manager): App) -> Answer<Version> {
-    Answer::Yes(manager.version())
+    Answer::Yes(manager.observe.version())
 }
 
 /// All pools.
 #[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = Vec<Pool>)))]
 pub(super) async fn pools(State(manager): App) -> Answer<Vec<Pool>> {
-    Answer::Yes(manager.pools())
+    Answer::Yes(manager.observe.pools())
 }
 
 /// Makes a pool.
@@ -47,7 +47,7 @@ pub(super) async fn pools(State(manager): App) -> Answer<Vec<Pool>> {
     responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn pool_create(State(manager): App, Body(create): Body<PoolCreate>) -> Answer<PoolChanged> {
-    manager.pool_create(create).await.into()
+    manager.pools.pool_create(create).await.into()
 }
 
 /// One pool.
@@ -58,7 +58,7 @@ pub(super) async fn pool_create(State(manager): App, Body(create): Body<PoolCrea
     responses((status = 200, body = Pool), (status = 404, body = Problem))
 )]
 pub(super) async fn pool(State(manager): App, Path(pool): Path<String>) -> Answer<Pool> {
-    manager.pool(&pool).into()
+    manager.observe.pool(&pool).into()
 }
 
 /// Removes a pool that no cache uses.
@@ -69,7 +69,7 @@ pub(super) async fn pool(State(manager): App, Path(pool): Path<String>) -> Answe
     responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn pool_remove(State(manager): App, Path(pool): Path<String>) -> Answer<PoolChanged> {
-    manager.pool_remove(pool).await.into()
+    manager.pools.pool_remove(pool).await.into()
 }
 
 /// A pool's devices.
@@ -80,7 +80,7 @@ pub(super) async fn pool_remove(State(manager): App, Path(pool): Path<String>) -
     responses((status = 200, body = Vec<Device>), (status = 404, body = Problem))
 )]
 pub(super) async fn devices(State(manager): App, Path(pool): Path<String>) -> Answer<Vec<Device>> {
-    manager.pool(&pool).map(|pool| pool.devices).into()
+    manager.observe.pool(&pool).map(|pool| pool.devices).into()
 }
 
 /// Gives a pool another device.
@@ -96,7 +96,7 @@ pub(super) async fn device_add(
     Path(pool): Path<String>,
     Body(add): Body<DeviceAdd>,
 ) -> Answer<PoolChanged> {
-    manager.device_add(pool, add).await.into()
+    manager.pools.device_add(pool, add).await.into()
 }
 
 /// Says what a change of a pool would do to caches and dirty data, without making it.
@@ -139,7 +139,7 @@ pub(super) async fn device_set(
     Body(patch): Body<DevicePatch>,
 ) -> Answer<PoolChanged> {
     match query {
-        Ok(Query(device)) => manager.device_set(pool, device.path, patch).await.into(),
+        Ok(Query(device)) => manager.pools.device_set(pool, device.path, patch).await.into(),
         Err(_) => no_path("PATCH"),
     }
 }
@@ -174,7 +174,7 @@ pub(super) async fn device_remove(
     if let Err(error) = manager.check_pool_discard(&pool, &change, discard_dirty).await {
         return Answer::from(Err(error));
     }
-    manager.device_remove(pool, path).await.into()
+    manager.pools.device_remove(pool, path).await.into()
 }
 
 fn no_path<T>(method: &str) -> Answer<T> {
@@ -185,7 +185,7 @@ fn no_path<T>(method: &str) -> Answer<T> {
 /// All disks.
 #[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
 pub(super) async fn disks(State(manager): App) -> Answer<Vec<Disk>> {
-    Answer::Yes(manager.disks())
+    Answer::Yes(manager.observe.disks())
 }
 
 /// Serves a disk.
@@ -207,7 +207,7 @@ pub(super) async fn disk_add(State(manager): App, Body(add): Body<DiskAdd>) -> A
     responses((status = 200, body = Disk), (status = 404, body = Problem))
 )]
 pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answer<Disk> {
-    manager.disk(&disk).into()
+    manager.observe.disk(&disk).into()
 }
 
 /// What happens to data that only flash has.
@@ -292,7 +292,7 @@ pub(super) async fn preview(
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn drain(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.drain(disk).await.into()
+    manager.pools.drain(disk).await.into()
 }
 
 /// Changes a disk's own settings while it is served. Requests that wait for the backing already follow the new limit too.
@@ -356,7 +356,7 @@ pub(super) async fn disk_event(
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn drain_stop(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.drain_stop(disk).await.into()
+    manager.pools.drain_stop(disk).await.into()
 }
 
 /// Discards dirty data: acknowledged writes are lost. For an offline disk the whole cache is
@@ -436,7 +436,7 @@ pub(super) async fn orphan_discard(
     responses((status = 200, body = Option<Cache>), (status = 404, body = Problem))
 )]
 pub(super) async fn cache(State(manager): App, Path(disk): Path<String>) -> Answer<Option<Cache>> {
-    manager.disk(&disk).map(|disk| disk.cache).into()
+    manager.observe.disk(&disk).map(|disk| disk.cache).into()
 }
 
 /// Gives a disk a cache.
@@ -452,7 +452,7 @@ pub(super) async fn cache_enable(
     Path(disk): Path<String>,
     Body(enable): Body<CacheEnable>,
 ) -> Answer<DiskChanged> {
-    manager.cache_enable(disk, enable).await.into()
+    manager.pools.cache_enable(disk, enable).await.into()
 }
 
 /// Changes size or settings of a cache.
@@ -468,7 +468,7 @@ pub(super) async fn cache_patch(
     Path(disk): Path<String>,
     Body(patch): Body<CachePatch>,
 ) -> Answer<DiskChanged> {
-    manager.cache_patch(disk, patch).await.into()
+    manager.pools.cache_patch(disk, patch).await.into()
 }
 
 /// Takes a disk's cache away, once its dirty data has reached the backing.
@@ -497,7 +497,7 @@ pub(super) async fn cache_disable(
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn cache_clear(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.cache_clear(disk).await.into()
+    manager.pools.cache_clear(disk).await.into()
 }
 
 /// A disk's figures.
@@ -508,7 +508,7 @@ pub(super) async fn cache_clear(State(manager): App, Path(disk): Path<String>) -
     responses((status = 200, body = DiskStats), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn stats(State(manager): App, Path(disk): Path<String>) -> Answer<DiskStats> {
-    manager.stats(&disk).await.into()
+    manager.observe.stats(&disk).await.into()
 }
 
 /// Why a disk's I/O is, or is not, served from flash.
@@ -519,7 +519,7 @@ pub(super) async fn stats(State(manager): App, Path(disk): Path<String>) -> Answ
     responses((status = 200, body = Explanation), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn explain(State(manager): App, Path(disk): Path<String>) -> Answer<Explanation> {
-    manager.explain(&disk).await.into()
+    manager.observe.explain(&disk).await.into()
 }
 
 /// Records a disk's requests until the client disconnects or the disk is removed. A disk has one
@@ -541,7 +541,7 @@ pub(super) async fn explain(State(manager): App, Path(disk): Path<String>) -> An
     )
 )]
 pub(super) async fn trace(State(manager): App, Path(disk): Path<String>) -> Response {
-    match manager.record(&disk).await {
+    match manager.observe.record(&disk).await {
         Ok(recording) => {
             let headers = [(CONTENT_TYPE, "application/octet-stream"), (CACHE_CONTROL, "no-store")];
             (headers, HttpBody::new(TraceBody::new(recording))).into_response()

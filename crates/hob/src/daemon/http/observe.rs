@@ -66,7 +66,7 @@ pub(super) async fn histograms(
         Ok(is_csv) => is_csv,
         Err(problem) => return Answer::<()>::No(StatusCode::BAD_REQUEST, problem).into_response(),
     };
-    match manager.histograms(&disk).await {
+    match manager.observe.histograms(&disk).await {
         Ok(found) if is_csv => ([(CONTENT_TYPE, "text/csv")], found.to_csv()).into_response(),
         found => Answer::from(found).into_response(),
     }
@@ -83,7 +83,7 @@ pub(super) async fn histograms_reset(
     State(manager): App,
     Path(disk): Path<String>,
 ) -> Answer<DiskHistograms> {
-    manager.histograms_reset(&disk).await.into()
+    manager.observe.histograms_reset(&disk).await.into()
 }
 
 /// Predicted effect of other cache sizes for a disk: miss-ratio curves, estimated while it is
@@ -95,7 +95,7 @@ pub(super) async fn histograms_reset(
     responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
-    manager.curve(&disk).await.into()
+    manager.observe.curve(&disk).await.into()
 }
 
 /// Discards the curves of a disk, and returns them empty.
@@ -106,5 +106,5 @@ pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answ
     responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn curve_reset(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
-    manager.curve_reset(&disk).await.into()
+    manager.observe.curve_reset(&disk).await.into()
 }

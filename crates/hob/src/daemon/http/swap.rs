@@ -18,7 +18,7 @@ type App = State<Arc<Manager>>;
     responses((status = 200, body = Vec<Swap>), (status = "5XX", body = Problem))
 )]
 pub(super) async fn swaps(State(manager): App) -> Answer<Vec<Swap>> {
-    manager.swaps().await.into()
+    manager.swap.all().await.into()
 }
 
 /// Creates a swap area in a pool and turns it on. That continues after the response if it takes
@@ -31,7 +31,7 @@ pub(super) async fn swaps(State(manager): App) -> Answer<Vec<Swap>> {
     responses((status = 200, body = SwapChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn create(State(manager): App, Body(create): Body<SwapCreate>) -> Answer<SwapChanged> {
-    manager.swap_create(create).await.into()
+    manager.swap.create(create).await.into()
 }
 
 /// One swap area.
@@ -43,7 +43,7 @@ pub(super) async fn create(State(manager): App, Body(create): Body<SwapCreate>) 
     responses((status = 200, body = Swap), (status = 404, body = Problem))
 )]
 pub(super) async fn swap(State(manager): App, Path(swap): Path<String>) -> Answer<Swap> {
-    manager.swap(&swap).await.into()
+    manager.swap.one(&swap).await.into()
 }
 
 /// Turns a swap area on or off, or cancels the opposite change. That continues after the response
@@ -61,7 +61,7 @@ pub(super) async fn set(
     Path(swap): Path<String>,
     Body(patch): Body<SwapPatch>,
 ) -> Answer<SwapChanged> {
-    manager.swap_set(swap, patch).await.into()
+    manager.swap.set(swap, patch).await.into()
 }
 
 /// Gives a swap area that is off back to its pool.
@@ -73,5 +73,5 @@ pub(super) async fn set(
     responses((status = 200, body = SwapChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn remove(State(manager): App, Path(swap): Path<String>) -> Answer<SwapChanged> {
-    manager.swap_remove(swap).await.into()
+    manager.pools.swap_remove(swap).await.into()
 }

@@ -1,7 +1,7 @@
 //! Disks and dirty data that are given up whether the backing answers or not (`hob disk remove --discard-dirty`, `hob cache discard-dirty`).
 //!
 //! Neither asks the backing for anything. A disk that is removed is *abandoned*: its clients are disconnected, and what waits for its backing fails
-//! within about a second. A disk that stays goes on with its backing: requests that wait for that longer than [`GRACE`] fail, so that
+//! within about a second. A disk that stays goes on with its backing: requests that wait for that longer than 1.5 s fail, so that
 //! nothing is in flight when the cache is changed. Requests in the kernel (a file on a filesystem that hangs) or in a library cannot be
 //! called back; then this disk is abandoned too, goes offline, and comes back when the last of them has ended. Until then its id is not used
 //! again, its file stays locked, and the memory of those requests stays out of use.
@@ -12,34 +12,15 @@ use std::time::Duration;
 use hob_control::{OnClients, Size};
 use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::timeout;
 
 use super::api_error::ApiError;
-use super::drain::DRAINING;
-use super::events::CLAIM_EVERY;
-use super::migration::MIGRATING;
-use super::operation_guard::OperationGuard;
 use super::{DiskPhase, Inner, Manager, flash};
 use crate::daemon::shard_api::{Gone, ShardError, ShardHandle};
 use crate::daemon::state::JournalSpec;
 
-/// Requests have that long to end by themselves.
-const GRACE: Duration = Duration::from_millis(1500);
-
-/// Pause between two times at which what waits fails: a request may ask the backing again when its first I/O has failed.
-const EXPIRE_EVERY: Duration = Duration::from_millis(250);
-
-/// A change that takes longer than this does not end by failing requests: they cannot be called back.
-const DISCARD_MAX: Duration = Duration::from_millis(3500);
-
-/// Changes under way are waited for that long.
-const CLAIM_MAX: Duration = Duration::from_secs(4);
-
 /// A disk that is removed waits that long for its backing, if that was not given up.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
-
-/// What is being done to a disk that is removed.
-pub(super) const REMOVING: &str = "removed";
 
 /// Files are unmounted within that time, or in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
@@ -48,43 +29,6 @@ const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 const DISABLE_TRIES: usize = 3;
 
 impl Manager {
-    /// Takes the operation guard of a disk for a change that gives its dirty data up. Ends what waits for the backing, which may be dead: a drain, other changes.
-    pub(super) async fn guard_to_discard(
-        self: &Arc<Self>,
-        name: &str,
-        doing: &'static str,
-    ) -> Result<OperationGuard, ApiError> {
-        let began = Instant::now();
-        loop {
-            let error = match self.guard_disk(name, doing) {
-                Ok(guard) => return Ok(guard),
-                Err(error) => error,
-            };
-            let (busy, online) = {
-                let inner = self.inner();
-                let disk = inner.disk(name)?;
-                (disk.busy, disk.shard().ok().map(|shard| (shard, disk.id)))
-            };
-            let waited = began.elapsed();
-            let Some((shard, id)) = online else { return Err(error) };
-            if busy == Some(MIGRATING) || waited >= CLAIM_MAX {
-                return Err(error);
-            }
-            if busy == Some(DRAINING) || waited >= GRACE {
-                let _ = timeout(CLAIM_EVERY, shard.change_cache(id, CacheChange::StopDrain)).await;
-            }
-            if waited >= GRACE {
-                shard.expire_requests(id);
-            }
-            if waited >= 2 * GRACE && doing == REMOVING {
-                // The other change may wait for requests that cannot be called back.
-                self.inner().abandoned.insert(id, name.to_owned());
-                shard.abandon(id);
-            }
-            sleep(CLAIM_EVERY).await;
-        }
-    }
-
     /// Takes a disk from its shard. A backing that does not let it go is abandoned.
     pub(super) async fn leave_shard(
         &self,
@@ -116,7 +60,7 @@ impl Manager {
         name: &str,
         clients: OnClients,
     ) -> Result<(), ApiError> {
-        match timeout(UNMOUNT_MAX, self.hide_file(name)).await {
+        match timeout(UNMOUNT_MAX, self.exports.hide_file(name)).await {
             Ok(Err(error)) if clients == OnClients::Refuse => Err(error),
             Ok(_) => Ok(()),
             Err(_) => {
@@ -126,31 +70,10 @@ impl Manager {
         }
     }
 
-    /// Gives up what is dirty in the cache of a disk that stays in use. False: requests cannot be called back, and nothing was changed yet.
-    pub(super) async fn discard_on_shard(
-        &self,
-        name: &str,
-        (shard, id): (&ShardHandle, DiskId),
-        discard: Discard,
-    ) -> Result<bool, ShardError> {
-        let change = shard.change_cache(id, CacheChange::DiscardDirty(discard));
-        match timeout(DISCARD_MAX, expiring(name, shard, id, change)).await {
-            Ok(Ok(_)) | Ok(Err(ShardError::Command(CommandError::NoCache))) => Ok(true),
-            Ok(Err(error)) => Err(error),
-            Err(_) => Ok(false),
-        }
-    }
-
-    /// Takes the cache of a disk away whose dirty data was given up. Requests that wait for the backing fail.
-    pub(super) async fn take_discarded_cache(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        let Ok((shard, id)) = self.shard_of(name) else { return self.take_cache(name).await };
-        expiring(name, &shard, id, self.take_cache(name)).await
-    }
-
     /// Takes a disk that is to be removed from its shard, without its dirty data.
     pub(super) async fn take_abandoned(self: &Arc<Self>, name: &str) -> Result<Vec<String>, ApiError> {
         let (shard, id) = self.shard_of(name)?;
-        self.exports.remove_disk(name);
+        self.exports.table().remove_disk(name);
         self.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
         Ok(dirty.map(|dirty| format!("{} that only flash had is lost", dirty.human())).into_iter().collect())
@@ -161,7 +84,7 @@ impl Manager {
         let (shard, id) = self.shard_of(name)?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when they have ended");
-        self.exports.remove_disk(name);
+        self.exports.table().remove_disk(name);
         let pool = {
             let mut inner = self.inner();
             let new_id = inner.new_disk_id();
@@ -171,14 +94,14 @@ impl Manager {
         };
         self.note_offline(name, &error);
         let dirty = self.leave_backing(name, &shard, id).await?;
-        self.hide_file_at_end(name).await;
+        self.exports.hide_file_at_end(name).await;
         if let Some((spec, pool)) = pool {
             if let Some(spec) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
                 spec.journal = Some(JournalSpec::new());
             }
             self.save().await?;
-            self.forget_owner(&spec).await;
-            self.refresh_owners(&pool).await;
+            self.pools.forget_owner(&spec).await;
+            self.pools.refresh_owners(&pool).await;
         }
         let lost = dirty.unwrap_or(Size(0)).human();
         tracing::warn!("{name}: {lost} of dirty data was discarded by command");
@@ -227,7 +150,7 @@ impl Manager {
         }
         released.extend(more);
         flash::blocking(move || drop(memory)).await?;
-        let free = self.let_go(name, &released, |_| true);
+        let free = self.pools.let_go(name, &released, |_| true);
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -280,21 +203,5 @@ impl Inner {
     /// Does a backing that this disk left still have requests of it?
     pub(super) fn is_abandoned(&self, name: &str) -> bool {
         self.abandoned.values().any(|of| of == name)
-    }
-}
-
-/// Waits for a change. Once it has taken longer than [`GRACE`], requests that wait for the disk's backing fail, again and again.
-async fn expiring<T>(name: &str, shard: &ShardHandle, id: DiskId, change: impl Future<Output = T>) -> T {
-    tokio::pin!(change);
-    let mut wait = GRACE;
-    loop {
-        if let Ok(result) = timeout(wait, &mut change).await {
-            return result;
-        }
-        if wait == GRACE {
-            tracing::warn!("{name}: requests that wait for its backing fail now: its dirty data is given up");
-        }
-        wait = EXPIRE_EVERY;
-        shard.expire_requests(id);
     }
 }

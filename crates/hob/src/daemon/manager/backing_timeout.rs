@@ -17,7 +17,7 @@ impl Manager {
         patch: DiskPatch,
     ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
-        self.change("disk set", disk.clone(), async move { manager.patch_disk(&disk, patch).await }).await
+        self.tasks.run("disk set", disk.clone(), async move { manager.patch_disk(&disk, patch).await }).await
     }
 
     async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
@@ -35,7 +35,7 @@ impl Manager {
         if let Some(shard) = shard {
             shard.set_wait_max(id, wait_max(Some(timeout), self.backing_options.wait_max));
         }
-        self.finish_disk(name, guard, Vec::new()).await
+        self.pools.finish_disk(name, guard, Vec::new()).await
     }
 }
 

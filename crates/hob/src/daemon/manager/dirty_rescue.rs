@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use hob_control::{DiskChanged, PoolChanged, Size};
+use hob_control::{DiskChanged, OnDirty, PoolChanged, Size};
 use hob_engine::command::{CacheChange, Discard, Mode};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::api_error::ApiError;
-use super::caches::no_cache;
-use super::persist::release_owner;
+use super::pools::no_cache;
+use super::pools::release_owner;
 use super::{DiskPhase, Manager};
 use crate::daemon::state::{CacheOwner, JournalSpec};
 
@@ -25,6 +25,45 @@ pub(super) enum Afterwards {
 }
 
 impl Manager {
+    /// Takes a cache away.
+    pub(crate) async fn cache_disable(
+        self: &Arc<Self>,
+        disk: String,
+        dirty: OnDirty,
+    ) -> Result<DiskChanged, ApiError> {
+        let manager = self.clone();
+        self.tasks
+            .run("cache disable", disk.clone(), async move { manager.disable(&disk, dirty).await })
+            .await
+    }
+
+    async fn disable(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
+        let guard = match dirty {
+            OnDirty::Drain => self.guard_disk_for_command(name, "changed").await?,
+            OnDirty::Discard => self.pools.guard_to_discard(name, "changed").await?,
+        };
+        let spec = self.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
+        let mut notes = Vec::new();
+        if dirty == OnDirty::Discard {
+            notes.extend(self.discard(name, Afterwards::TakenAway).await?);
+        }
+        self.check_given_up(name)?;
+        match dirty {
+            OnDirty::Drain => self.pools.take_cache(name).await?,
+            OnDirty::Discard => self.pools.take_discarded_cache(name).await?,
+        }
+        {
+            let mut inner = self.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.wanted.cache = None;
+            disk.cache_reason = None;
+        }
+        tracing::info!("{name} has no cache any more");
+        let changed = self.pools.finish_disk(name, guard, notes).await?;
+        self.pools.forget_owner(&spec).await;
+        Ok(changed)
+    }
+
     /// Gives up what is dirty in a cache. Of a cache that is refused, everything is given up.
     pub(crate) async fn discard_dirty(self: &Arc<Self>, disk: String) -> Result<DiskChanged, ApiError> {
         self.give_dirty_up(disk, Afterwards::GoesOn).await
@@ -37,21 +76,22 @@ impl Manager {
         afterwards: Afterwards,
     ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
-        self.change("cache discard-dirty", disk.clone(), async move {
-            let guard = manager.guard_to_discard(&disk, "changed").await?;
-            let notes = manager.discard(&disk, afterwards).await?;
-            let changed = manager.finish_disk(&disk, guard, notes).await?;
-            let is_to_open = {
-                let inner = manager.inner();
-                matches!(inner.disk(&disk)?.phase, DiskPhase::Offline(_)) && !inner.is_abandoned(&disk)
-            };
-            if is_to_open {
-                manager.bring_online(&disk).await;
-                return manager.disk_changed(&disk, changed.notes);
-            }
-            Ok(changed)
-        })
-        .await
+        self.tasks
+            .run("cache discard-dirty", disk.clone(), async move {
+                let guard = manager.pools.guard_to_discard(&disk, "changed").await?;
+                let notes = manager.discard(&disk, afterwards).await?;
+                let changed = manager.pools.finish_disk(&disk, guard, notes).await?;
+                let is_to_open = {
+                    let inner = manager.inner();
+                    matches!(inner.disk(&disk)?.phase, DiskPhase::Offline(_)) && !inner.is_abandoned(&disk)
+                };
+                if is_to_open {
+                    manager.bring_online(&disk).await;
+                    return manager.observe.disk_changed(&disk, changed.notes);
+                }
+                Ok(changed)
+            })
+            .await
     }
 
     /// As `discard_dirty`; the caller holds the operation guard of the disk.
@@ -69,7 +109,7 @@ impl Manager {
         let Some(journal) = spec.journal else {
             return Ok(vec!["nothing can be dirty in this cache: the backing has everything".to_owned()]);
         };
-        self.all_is_changed(name, "dirty data of its cache was discarded").await?;
+        self.exports.all_is_changed(name, "dirty data of its cache was discarded").await?;
         if !is_online {
             return self.discard_offline(name, &spec.pool, journal).await;
         }
@@ -80,10 +120,10 @@ impl Manager {
             shard.change_cache(id, CacheChange::Tune(Mode::WriteThrough, destage, spec.copies)).await?;
         }
         let discard = if afterwards == Afterwards::Reverted { Discard::Silent } else { Discard::Told };
-        if !self.discard_on_shard(name, (&shard, id), discard).await? {
+        if !self.pools.discard_on_shard(name, (&shard, id), discard).await? {
             return self.discard_abandoned(name).await;
         }
-        self.look(name, &shard, id).await;
+        self.pools.look(name, &shard, id).await;
         tracing::warn!("{name}: {} of dirty data was discarded by command", Size(dirty).human());
         Ok(vec![format!("{} that only flash had is lost", Size(dirty).human())])
     }
@@ -107,7 +147,7 @@ impl Manager {
             }
         }
         self.save().await?;
-        self.refresh_owners(pool).await;
+        self.pools.refresh_owners(pool).await;
         tracing::warn!("{name}: its cache was discarded by command, with what was dirty in it");
         Ok(vec!["what only flash had is lost; the cache starts empty".to_owned()])
     }
@@ -137,10 +177,13 @@ impl Manager {
         owner: String,
     ) -> Result<PoolChanged, ApiError> {
         let manager = self.clone();
-        self.change("pool discard-orphan", pool.clone(), async move {
-            manager.discard_orphan(&pool, &owner).await
-        })
-        .await
+        self.tasks
+            .run(
+                "pool discard-orphan",
+                pool.clone(),
+                async move { manager.discard_orphan(&pool, &owner).await },
+            )
+            .await
     }
 
     async fn discard_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<PoolChanged, ApiError> {
@@ -154,9 +197,9 @@ impl Manager {
         let journal = JournalSpec { owner, ..JournalSpec::new() };
         release_owner(&flash, journal).await?;
         drop(guard);
-        self.refresh_owners(pool).await;
+        self.pools.refresh_owners(pool).await;
         tracing::warn!("pool {pool}: the cache {owner}, which belonged to no disk, was discarded by command");
-        let notes = self.top_up(pool).await;
-        Ok(PoolChanged { pool: Some(self.pool(pool)?), notes })
+        let notes = self.pools.top_up(pool).await;
+        Ok(PoolChanged { pool: Some(self.observe.pool(pool)?), notes })
     }
 }

@@ -2,28 +2,27 @@
 
 use std::sync::Arc;
 
-use hob_control::{DiskAdd, DiskChanged, OnClients, OnDirty, Size, check_name};
+use hob_control::{DiskAdd, DiskChanged, Export, OnClients, OnDirty, Size, check_name};
 use hob_engine::command::{Access, DiskConfig};
 use hob_engine::io::Promote;
-use hob_engine::units::{DatastoreId, DiskId};
+use hob_engine::units::DiskId;
 use hob_frontends::vhost_user::block::Info;
-use hob_nbd::ExportInfo;
-use hob_storage::backing::{BackingInfo, OpenError};
+use hob_storage::backing::BackingInfo;
 
-use super::abandon::REMOVING;
-use super::allocation::AllocationRule;
-use super::api_error::{ApiError, ErrorKind};
-use super::cluster::ClusterWait;
-use super::datastores::datastore_of;
+use super::api_error::{ApiError, open_error};
 use super::dirty_rescue::Afterwards;
 use super::image::image_asked;
-use super::operation_guard::OperationGuard;
+use super::pools::AllocationRule;
+use super::pools::REMOVING;
+use super::qos::datastore_of;
 use super::recover::Source;
 use super::recovering::RecoveringCache;
+use super::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
 use super::resize::Measure;
-use super::{DISKS_MAX, DiskEntry, DiskPhase, Inner, Manager, flash};
+use super::{DISKS_MAX, DiskEntry, DiskPhase, Manager, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
+use crate::daemon::exports::export_info;
 use crate::daemon::hardware::Backing;
 use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::{Gone, ShardHandle};
@@ -39,13 +38,6 @@ pub(super) enum Open {
     WithCache,
 }
 
-/// What is being done to a disk that has never been online.
-pub(super) const ADDING: &str = "added";
-
-/// Of a backing whose server has no flush command.
-pub(super) const CANNOT_FLUSH: &str =
-    "its backing has no flush: a flush of the guest does not make its writes durable there";
-
 /// Longest specification of a backing, bytes.
 pub(super) const BACKING_CHARS_MAX: usize = 4096;
 
@@ -53,7 +45,7 @@ impl Manager {
     /// Serves a disk.
     pub(crate) async fn disk_add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
-        self.change("disk add", add.name.clone(), async move { manager.add(add).await }).await
+        self.tasks.run("disk add", add.name.clone(), async move { manager.add(add).await }).await
     }
 
     /// Stops serving a disk whose files nobody has open.
@@ -74,7 +66,7 @@ impl Manager {
     ) -> Result<DiskChanged, ApiError> {
         let (manager, name) = (self.clone(), disk.clone());
         let removal = async move { manager.remove(&disk, dirty, clients).await };
-        self.change("disk remove", name, removal).await
+        self.tasks.run("disk remove", name, removal).await
     }
 
     /// As `disk_add`, however long it takes.
@@ -91,7 +83,7 @@ impl Manager {
             })?;
         }
         if let Some(path) = &add.fuse {
-            self.check_file(path)?;
+            self.exports.check_file(path)?;
         }
         if let Some(path) = &add.vhost_user {
             check_path(path).map_err(ApiError::invalid)?;
@@ -121,30 +113,33 @@ impl Manager {
             Err(error) if self.is_served_elsewhere(&name) => {
                 self.note_offline(&name, &error);
                 self.inner().disks_removed.retain(|removed| *removed != name);
-                return self.finish_disk(&name, guard, vec![format!("it is not served here: {error}")]).await;
+                return self
+                    .pools
+                    .finish_disk(&name, guard, vec![format!("it is not served here: {error}")])
+                    .await;
             }
             Err(error) => {
                 self.inner().disks.remove(&name);
                 return Err(error);
             }
         };
-        if let Err(error) = self.show_file(&name).await {
+        if let Err(error) = self.exports.show_file(&name).await {
             self.take_back(&name).await;
             return Err(error);
         }
         self.inner().disks_removed.retain(|removed| *removed != name);
-        self.finish_disk(&name, guard, notes).await
+        self.pools.finish_disk(&name, guard, notes).await
     }
 
     /// Takes a disk back that was added and cannot be all that was asked for.
     async fn take_back(self: &Arc<Self>, name: &str) {
-        self.exports.remove_disk(name);
+        self.exports.table().remove_disk(name);
         if let Ok((shard, id)) = self.shard_of(name)
             && let Err(error) = shard.remove_disk(id).await
         {
             tracing::warn!("{name}: {error}");
         }
-        self.forget_bitmaps(name).await;
+        self.exports.forget_bitmaps(name).await;
         self.leave_disk(name).await;
         self.inner().disks.remove(name);
     }
@@ -161,7 +156,7 @@ impl Manager {
         self.check_no_clones(name)?;
         let guard = match dirty {
             OnDirty::Drain => self.guard_disk_for_command(name, REMOVING).await?,
-            OnDirty::Discard => match self.guard_to_discard(name, REMOVING).await {
+            OnDirty::Discard => match self.pools.guard_to_discard(name, REMOVING).await {
                 // A removal that was under way has got on.
                 Err(_) if self.inner().disk(name).is_err() => {
                     return Ok(DiskChanged { disk: None, notes: Vec::new() });
@@ -170,13 +165,13 @@ impl Manager {
             },
         };
         match dirty {
-            OnDirty::Drain => self.hide_file(name).await?,
+            OnDirty::Drain => self.exports.hide_file(name).await?,
             OnDirty::Discard => self.hide_file_soon(name, clients).await?,
         }
         let removed = self.remove_hidden(name, dirty, guard).await;
         if removed.is_err() && self.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
             // It stays, and so does its file.
-            let _ = self.show_file(name).await;
+            let _ = self.exports.show_file(name).await;
         }
         removed
     }
@@ -193,7 +188,7 @@ impl Manager {
             (OnDirty::Discard, true) => {
                 let notes = self.take_abandoned(name).await?;
                 // Programs that have it open get errors from now on.
-                self.hide_file_at_end(name).await;
+                self.exports.hide_file_at_end(name).await;
                 notes
             }
             _ => self.take_with_its_data(name, dirty).await?,
@@ -210,9 +205,9 @@ impl Manager {
         drop(guard);
         tracing::info!("{name} is not served any more");
         self.save().await?;
-        self.forget_bitmaps(name).await;
+        self.exports.forget_bitmaps(name).await;
         if let Some(spec) = &cache {
-            self.forget_owner(spec).await;
+            self.pools.forget_owner(spec).await;
         }
         self.link_parents();
         self.drop_idle_parents();
@@ -233,9 +228,9 @@ impl Manager {
         self.check_given_up(name)?;
         if cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
             // While it is still served: a persistent cache goes to the backing first.
-            self.take_cache(name).await?;
+            self.pools.take_cache(name).await?;
         }
-        self.exports.remove_disk(name);
+        self.exports.table().remove_disk(name);
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -252,7 +247,7 @@ impl Manager {
             });
             let Gone { released, memory, .. } = gone;
             flash::blocking(move || drop(memory)).await?;
-            let free = self.let_go(name, &released, |_| true);
+            let free = self.pools.let_go(name, &released, |_| true);
             if let Some(spec) = &cache {
                 self.give_back(&spec.pool, &free).await;
             }
@@ -290,14 +285,14 @@ impl Manager {
             ring_copies: 0,
             memory: None,
             identity: [0; 32],
-            watch: super::drain::Watch::default(),
+            watch: super::pools::Watch::default(),
             retry_after: None,
             offline_reason: None,
             content_noted: false,
             cluster_wait: ClusterWait::No,
             drained_at_end: false,
             cache_reason: None,
-            quality: super::quality::Quality::default(),
+            quality: super::observe::Quality::default(),
             files: std::collections::BTreeMap::new(),
             busy,
             measure: None,
@@ -326,7 +321,7 @@ impl Manager {
             (disk.wanted.clone(), disk.id)
         };
         descriptors::check_room().map_err(ApiError::conflict)?;
-        self.clear_stale_file(name).await?;
+        self.exports.clear_stale_file(name).await?;
         let options = self.image_options(name).await?;
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
@@ -335,7 +330,7 @@ impl Manager {
             Ok((backing, said.unwrap_or_else(|| datastore_of(&spec))))
         })
         .await?
-        .map_err(|error| refuse(&error))?;
+        .map_err(|error| open_error(&error))?;
         let mut notes = Vec::new();
         let (backing, home) = self.share(&wanted, backing, &mut notes).await?;
         let info = backing.info().clone();
@@ -370,8 +365,8 @@ impl Manager {
         } else {
             access
         };
-        let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
-        let shard = home.unwrap_or_else(|| self.shard_for(datastore_id));
+        let datastore_id = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
+        let shard = home.unwrap_or_else(|| self.qos.shard_for(datastore_id));
         if !info.can_flush && access == Access::ReadWrite {
             notes.push(CANNOT_FLUSH.to_owned());
         }
@@ -385,7 +380,7 @@ impl Manager {
         if let Some(taken) = taken {
             shard.set_lease(id, taken.clock.clone())?;
         }
-        if let Err(error) = self.open_bitmaps(name, &shard, &info).await {
+        if let Err(error) = self.exports.open_bitmaps(name, &shard, &info).await {
             shard.remove_disk(id).await?;
             return Err(error);
         }
@@ -400,9 +395,9 @@ impl Manager {
         }
         self.link_parents();
         if wanted.qos.is_some() {
-            self.apply_qos(name).await?;
+            self.qos.apply(name).await?;
         } else {
-            self.apply_control_of(name);
+            self.qos.apply_control_of(name);
         }
         let recovering = match recovering {
             Some((early, reading)) => Some(self.expect_cache(name, early, reading).await?),
@@ -418,26 +413,28 @@ impl Manager {
             return Err(error);
         }
         // From here on the disk may be changed.
-        if let Err(error) = self.begin_recording(name).await {
-            self.take_from_shard(name, &shard, id).await?;
+        if let Err(error) = self.exports.begin_recording(name).await {
+            self.exports.take_from_shard(name, &shard, id).await?;
             self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
             return Err(error);
         }
         let gateway = match &wanted.vhost_user {
             None => None,
-            Some(path) => match open_gateway(name, &self.socket_at(path), id, &shard, &info, access, when) {
-                Ok(gateway) => Some(gateway),
-                Err(error) => {
-                    self.take_from_shard(name, &shard, id).await?;
-                    let error = ApiError::failed(format!("machines cannot come in at {path}: {error}"));
-                    self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
-                    return Err(error);
+            Some(path) => {
+                match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, when) {
+                    Ok(gateway) => Some(gateway),
+                    Err(error) => {
+                        self.exports.take_from_shard(name, &shard, id).await?;
+                        let error = ApiError::failed(format!("machines cannot come in at {path}: {error}"));
+                        self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+                        return Err(error);
+                    }
                 }
-            },
+            }
         };
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
-            self.exports.let_machines_in(name, name, gateway);
+            self.exports.table().let_machines_in(name, name, gateway);
         }
         if access == Access::ReadWrite {
             // Writes that an earlier hob acknowledged may not be durable, and its guests may flush them here. A failure is the
@@ -446,7 +443,7 @@ impl Manager {
             tokio::spawn(async move { shard.flush(id).await });
         }
         if !wanted.for_clones {
-            self.offer(name, id, shard, export_info(&info, access));
+            self.exports.offer(name, id, shard, export_info(&info, access));
         }
         Ok((notes, recovering))
     }
@@ -463,7 +460,7 @@ impl Manager {
         let recovering = match self.open_disk(name, Open::AtOnce).await {
             Ok((notes, recovering)) => {
                 notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
-                if let Err(error) = self.show_file(name).await {
+                if let Err(error) = self.exports.show_file(name).await {
                     tracing::error!("{name} is no file: {error}; it is tried again every few seconds");
                 }
                 recovering
@@ -482,7 +479,7 @@ impl Manager {
 
     /// Gives a disk that has just been opened as much of its cache as can be had.
     pub(super) async fn fit_opened(self: &Arc<Self>, name: &str) {
-        match self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
+        match self.pools.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
             Err(error) => {
                 tracing::warn!("{name} has no cache: {error}");
@@ -511,49 +508,34 @@ impl Manager {
         }
     }
 
-    /// Drops the operation guard, keeps what is wanted, and shows the disk.
-    pub(super) async fn finish_disk(
+    /// Gives a disk another export.
+    pub(crate) async fn export_add(
         self: &Arc<Self>,
-        name: &str,
-        guard: OperationGuard,
-        notes: Vec<String>,
+        disk: String,
+        export: Export,
     ) -> Result<DiskChanged, ApiError> {
-        drop(guard);
-        self.save().await?;
-        self.disk_changed(name, notes)
+        let manager = self.clone();
+        self.tasks
+            .run("export add", disk.clone(), async move {
+                manager.exports.add(&disk, export).await?;
+                manager.observe.disk_changed(&disk, Vec::new())
+            })
+            .await
     }
 
-    pub(super) fn disk_changed(&self, name: &str, notes: Vec<String>) -> Result<DiskChanged, ApiError> {
-        Ok(DiskChanged { disk: Some(self.disk(name)?), notes })
-    }
-
-    fn quietest_shard(&self, inner: &Inner) -> ShardHandle {
-        let load = |shard: &ShardHandle| {
-            let here = |phase: &DiskPhase| matches!(phase, DiskPhase::Online(other) if other.is_same(shard));
-            inner.disks.values().filter(|disk| here(&disk.phase)).count()
-        };
-        self.shards.iter().min_by_key(|shard| load(shard)).expect("there is a shard").clone()
-    }
-
-    /// The shard for another disk of a datastore. Shares hold among the disks of a shard: those of a datastore that somebody
-    /// named or set go where the first of them went.
-    pub(super) fn shard_for(&self, datastore: DatastoreId) -> ShardHandle {
-        let mut inner = self.inner();
-        let quietest = self.quietest_shard(&inner);
-        let store = &mut inner.datastores[usize::from(datastore.0)];
-        if store.is_meant() { store.home.get_or_insert(quietest).clone() } else { quietest }
-    }
-}
-
-impl Inner {
-    /// Ids are small, as shards have tables of them.
-    pub(super) fn new_disk_id(&self) -> DiskId {
-        let disks = self.disks.values().map(|disk| disk.id);
-        let taken: std::collections::BTreeSet<u32> = disks
-            .chain(self.loan_disks.iter().chain(self.abandoned.keys()).copied())
-            .map(|id| id.0)
-            .collect();
-        DiskId((0..).find(|id| !taken.contains(id)).expect("there are fewer disks than ids"))
+    /// Takes an export away, with the connections of its clients.
+    pub(crate) async fn export_remove(
+        self: &Arc<Self>,
+        disk: String,
+        export: String,
+    ) -> Result<DiskChanged, ApiError> {
+        let manager = self.clone();
+        self.tasks
+            .run("export remove", disk.clone(), async move {
+                manager.exports.remove(&disk, export).await?;
+                manager.observe.disk_changed(&disk, Vec::new())
+            })
+            .await
     }
 }
 
@@ -587,18 +569,6 @@ pub(super) fn access_of(wanted: &DiskState, info: &BackingInfo) -> Access {
     if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
-pub(super) fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
-    ExportInfo {
-        read_only: access == Access::ReadOnly,
-        can_trim: info.can_discard,
-        can_fast_zero: info.can_fast_zero,
-        description: info.description.clone(),
-        block_size_min: info.block_bytes_min,
-        block_size_preferred: info.block_bytes_min.max(4096),
-        ..ExportInfo::new(info.size_bytes)
-    }
-}
-
 /// What was asked for about a clone's parent.
 pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option<ShareSpec>, ApiError> {
     match (share_parent, cache) {
@@ -607,16 +577,4 @@ pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option
         (false, None) => Ok(None),
         (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
     }
-}
-
-/// Which reaction storage's error asks for.
-pub(super) fn refuse(error: &OpenError) -> ApiError {
-    let kind = match error {
-        OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => ErrorKind::Invalid,
-        OpenError::InUse { .. } | OpenError::InUseByQemu { .. } => ErrorKind::Conflict,
-        OpenError::Connect { .. } | OpenError::MissingProgram { .. } | OpenError::Unresponsive { .. } => {
-            ErrorKind::Failed
-        }
-    };
-    ApiError { kind, problem: hob_control::Problem::new(error.to_string()) }
 }

@@ -14,9 +14,9 @@ use hob_control::{DiskChanged, ExportDirty, Size};
 use hob_storage::pool::OwnerId;
 
 use super::api_error::ApiError;
-use super::caches::no_cache;
 use super::dirty::{Dirty, Source};
 use super::flash::blocking;
+use super::pools::no_cache;
 use super::{DiskPhase, Manager};
 
 /// What was written.
@@ -34,12 +34,9 @@ impl Manager {
         export: ExportDirty,
     ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
-        self.change(
-            "cache export-dirty",
-            disk.clone(),
-            async move { manager.export(&disk, &export.path).await },
-        )
-        .await
+        self.tasks
+            .run("cache export-dirty", disk.clone(), async move { manager.export(&disk, &export.path).await })
+            .await
     }
 
     async fn export(self: &Arc<Self>, name: &str, path: &str) -> Result<DiskChanged, ApiError> {
@@ -81,7 +78,7 @@ impl Manager {
         if exported.lost_bytes > 0 {
             notes.push(format!("{} cannot be read from flash", Size(exported.lost_bytes).human()));
         }
-        self.disk_changed(name, notes)
+        self.observe.disk_changed(name, notes)
     }
 }
 

@@ -9,10 +9,10 @@ use std::sync::Arc;
 use hob_storage::backing::{Format, ImageFile};
 
 use super::Manager;
-use super::api_error::ApiError;
+use super::api_error::{ApiError, open_error};
 use super::backing_timeout::wait_max;
-use super::disks::{ADDING, refuse};
 use super::flash::blocking;
+use super::registry::ADDING;
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::image::{check_format, files_of};
 use crate::daemon::state::{DiskState, FileSpec, FormatName, ImageSpec};
@@ -106,7 +106,7 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
     let recorded = image.files.take();
     let recorded: Option<Vec<ImageFile>> = recorded.map(|files| files.iter().map(FileSpec::file).collect());
     // A path that hangs is refused before a program is started for it.
-    Format::resembled(&path).map_err(|error| refuse(&error))?;
+    Format::resembled(&path).map_err(|error| open_error(&error))?;
     let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
         let error = ApiError::invalid(format!("{backing} ({} image): {what}", format.title()));
         match recorded {
@@ -133,7 +133,7 @@ fn decide(path: &Path) -> Result<Format, ApiError> {
     if let Some(format) = Format::of_extension(path) {
         return Ok(format);
     }
-    match Format::resembled(path).map_err(|error| refuse(&error))? {
+    match Format::resembled(path).map_err(|error| open_error(&error))? {
         Format::Raw => Ok(Format::Raw),
         other => Err(ApiError::invalid(format!(
             "{}: its content looks like a {} image and its name does not say so; say --format={} (format = in hob.toml), or --format=raw \

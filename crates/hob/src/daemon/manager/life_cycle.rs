@@ -24,19 +24,19 @@ impl Manager {
         };
         tracing::info!("{disk}: {name}");
         if event == LifeEvent::SnapshotRevert {
-            self.all_is_changed(&disk, "its backing was put back to a snapshot").await?;
+            self.exports.all_is_changed(&disk, "its backing was put back to a snapshot").await?;
         }
         if !has_cache {
-            return self.disk_changed(&disk, vec!["it has no cache".to_owned()]);
+            return self.observe.disk_changed(&disk, vec!["it has no cache".to_owned()]);
         }
         let effect = if is_persistent { event.info().of_persistent } else { event.info().of_volatile };
         match effect {
-            Effect::Nothing => self.disk_changed(&disk, vec!["its cache stays as it is".to_owned()]),
-            Effect::Drain => self.drain(disk).await,
-            Effect::Empty => self.cache_clear(disk).await,
+            Effect::Nothing => self.observe.disk_changed(&disk, vec!["its cache stays as it is".to_owned()]),
+            Effect::Drain => self.pools.drain(disk).await,
+            Effect::Empty => self.pools.cache_clear(disk).await,
             Effect::Discard => {
                 let notes = self.give_dirty_up(disk.clone(), Afterwards::Reverted).await?.notes;
-                let changed = self.cache_clear(disk).await?;
+                let changed = self.pools.cache_clear(disk).await?;
                 Ok(DiskChanged { notes, ..changed })
             }
         }

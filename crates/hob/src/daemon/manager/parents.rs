@@ -14,7 +14,7 @@ use hob_engine::units::DiskId;
 use hob_storage::backing::Parent;
 
 use super::api_error::ApiError;
-use super::datastores::plain;
+use super::qos::plain;
 use super::settings::new_spec;
 use super::{DiskEntry, DiskPhase, Inner, Manager, flash};
 use crate::daemon::hardware::Backing;

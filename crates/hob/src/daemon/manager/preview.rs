@@ -7,7 +7,7 @@ use hob_control::{CachePatch, Effect, LifeEvent, OnClients, PlannedChange, Previ
 use hob_engine::units::SECTOR_BYTES;
 
 use super::api_error::ApiError;
-use super::caches::no_cache;
+use super::pools::no_cache;
 use super::settings::changed_spec;
 use super::{DiskPhase, Manager};
 use crate::daemon::state::CacheSpec;

@@ -18,10 +18,10 @@ use hob_storage::pool::recovery::Found;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::allocation::{Restructure, places};
 use super::api_error::ApiError;
 use super::fencing::{Changed, Same, Sample, Verdict, judge};
 use super::flash::blocking;
+use super::pools::{Restructure, places};
 use super::settings::engine_config;
 use super::{DeviceEntry, DiskPhase, Manager};
 use crate::daemon::hardware::{Backing, BackingInfo, ChangeMark, Reader};
@@ -220,7 +220,7 @@ impl Manager {
                 return Err(refused(name, &format!("its cache cannot be read: {}", error.problem.error)));
             }
             Err(error) => {
-                self.forget_owner(spec).await;
+                self.pools.forget_owner(spec).await;
                 let why = error.problem.error;
                 return Ok((
                     source,
@@ -245,9 +245,11 @@ impl Manager {
             Found::Nothing(remains) => {
                 let is_new = remains.rings.is_empty() && remains.data.is_empty();
                 if !is_new {
-                    self.all_is_changed(name, "its cache held nothing that could be recovered").await?;
+                    self.exports
+                        .all_is_changed(name, "its cache held nothing that could be recovered")
+                        .await?;
                 }
-                self.forget_owner(spec).await;
+                self.pools.forget_owner(spec).await;
                 let note = "its cache held nothing that could be recovered, and starts empty".to_owned();
                 return Ok((source, None, if is_new { Vec::new() } else { vec![note] }));
             }
@@ -255,7 +257,7 @@ impl Manager {
                 return Err(refused(name, &format!("the journal of its cache is damaged ({what})")));
             }
             Found::Damaged { what, .. } => {
-                self.forget_owner(spec).await;
+                self.pools.forget_owner(spec).await;
                 let note = format!("the journal of its cache is damaged ({what}); the cache starts empty");
                 return Ok((source, None, vec![note]));
             }
@@ -305,8 +307,8 @@ impl Manager {
                 &format!("{why}, and {} of its cache are not on it", bytes(summary.sectors_dirty)),
             )),
             Verdict::Empty => {
-                self.all_is_changed(name, &why).await?;
-                self.forget_owner(spec).await;
+                self.exports.all_is_changed(name, &why).await?;
+                self.pools.forget_owner(spec).await;
                 notes.push(format!("{why}; its cache starts empty"));
                 Ok((source, None, notes))
             }
@@ -382,7 +384,7 @@ impl Manager {
         let (spec, config) = {
             let mut inner = self.inner();
             let segment_bytes = {
-                let spec = inner.disk(name)?.cache().ok_or_else(|| super::caches::no_cache(name))?;
+                let spec = inner.disk(name)?.cache().ok_or_else(|| super::pools::no_cache(name))?;
                 inner.pool(&spec.pool)?.segment_bytes
             };
             let disk = inner.disk_mut(name)?;
@@ -407,7 +409,7 @@ impl Manager {
                 recovered: recovered.lock().ok().and_then(|mut recovered| recovered.take()),
             }))
         };
-        self.restructure(name, data.len() as u64, enable).await?;
+        self.pools.restructure(name, data.len() as u64, enable).await?;
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -419,7 +421,7 @@ impl Manager {
         }
         self.release_leftovers(name, &spec).await;
         if as_it_was.block_bytes != config.block_bytes {
-            self.configure(name).await?;
+            self.pools.configure(name).await?;
         }
         Ok(())
     }

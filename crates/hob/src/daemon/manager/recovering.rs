@@ -16,10 +16,10 @@ use hob_engine::regions::Regions;
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 
-use super::allocation::Restructure;
 use super::api_error::ApiError;
-use super::operation_guard::OperationGuard;
+use super::pools::Restructure;
 use super::recover::{Reading, Served, Source};
+use super::registry::OperationGuard;
 use super::{DiskPhase, Manager};
 use crate::daemon::hardware::{BackingInfo, Reader};
 use crate::daemon::shard_api::ShardError;
@@ -160,7 +160,7 @@ impl Manager {
         if let Some((spec, journal)) = spec.and_then(|spec| spec.journal.map(|journal| (spec, journal))) {
             let flash = self.inner().pool(&spec.pool)?.flash.clone();
             flash.make_void(OwnerId(journal.owner.0), upto).await?;
-            self.forget_owner(&spec).await;
+            self.pools.forget_owner(&spec).await;
         }
         shard.change_cache(id, CacheChange::Expect(None)).await?;
         Ok(notes)
@@ -191,11 +191,11 @@ impl Manager {
 
     /// A disk that is served cannot be any more.
     pub(super) async fn take_offline(self: &Arc<Self>, name: &str, error: &ApiError) {
-        self.exports.remove_disk(name);
+        self.exports.table().remove_disk(name);
         // It is mounted anew when the disk is back.
-        self.hide_file_at_end(name).await;
+        self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name)
-            && let Err(error) = self.take_from_shard(name, &shard, id).await
+            && let Err(error) = self.exports.take_from_shard(name, &shard, id).await
         {
             tracing::warn!("{name}: {error}");
         }

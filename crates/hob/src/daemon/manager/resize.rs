@@ -42,10 +42,11 @@ impl Manager {
         resize: DiskResize,
     ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
-        self.change("disk resize", disk.clone(), async move {
-            manager.resize_to(&disk, resize.size.map(Size::bytes)).await
-        })
-        .await
+        self.tasks
+            .run("disk resize", disk.clone(), async move {
+                manager.resize_to(&disk, resize.size.map(Size::bytes)).await
+            })
+            .await
     }
 
     async fn resize_to(self: &Arc<Self>, name: &str, wanted: Option<u64>) -> Result<DiskChanged, ApiError> {
@@ -75,13 +76,13 @@ impl Manager {
                         .to_owned(),
                 );
             }
-            return self.finish_disk(name, guard, notes).await;
+            return self.pools.finish_disk(name, guard, notes).await;
         }
         self.check_blocks(name, size)?;
         self.grow_disk(name, &shard, id, size).await?;
         tracing::info!("{name} has {size} bytes now; it had {before}");
         let note = "NBD clients that are connected see the new size when they connect again";
-        self.finish_disk(name, guard, vec![note.to_owned()]).await
+        self.pools.finish_disk(name, guard, vec![note.to_owned()]).await
     }
 
     /// The size that a disk is to have, which its backing has then. `before` is what the disk has, all in bytes.
@@ -188,7 +189,9 @@ impl Manager {
         };
         let grow = |ring: &Option<NewRing>| CacheChange::GrowDisk(size, ring.clone());
         let grown = match &persistent {
-            Some((_, segments)) => self.restructure(name, *segments, grow).await.map_err(ApiError::from),
+            Some((_, segments)) => {
+                self.pools.restructure(name, *segments, grow).await.map_err(ApiError::from)
+            }
             None => shard.change_cache(id, grow(&None)).await.map_err(ApiError::from),
         };
         let released = match grown {
@@ -207,9 +210,9 @@ impl Manager {
                 debug_assert!(measure.info.identity == identity, "both are of the same sentence");
             }
         }
-        self.exports.grow(name, size);
+        self.exports.table().grow(name, size);
         if let Some((pool, _)) = persistent {
-            let free = self.let_go(name, &released, |_| false);
+            let free = self.pools.let_go(name, &released, |_| false);
             self.give_back(&pool, &free).await;
         }
         Ok(())

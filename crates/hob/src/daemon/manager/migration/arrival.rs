@@ -10,9 +10,9 @@ use hob_storage::backing::Format;
 use super::super::api_error::ApiError;
 use super::super::disks::BACKING_CHARS_MAX;
 use super::super::image::image_asked;
+use super::super::registry::MIGRATING;
 use super::super::settings::new_spec;
 use super::super::{DiskPhase, Inner, Manager};
-use super::MIGRATING;
 use crate::daemon::state::{
     CacheSpec, DiskQosSpec, DiskState, FormatName, ImageSpec, MigrationSpec, RecordSpec, check_qos,
 };

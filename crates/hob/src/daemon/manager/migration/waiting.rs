@@ -8,7 +8,7 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 use hob_storage::pool::OwnerId;
 
-use super::super::cluster::ClusterWait;
+use super::super::registry::ClusterWait;
 use super::super::{DiskEntry, DiskPhase, Inner, Manager};
 use crate::daemon::state::JournalSpec;
 

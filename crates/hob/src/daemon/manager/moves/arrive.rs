@@ -9,9 +9,9 @@ use hob_engine::migration::Record;
 use hob_storage::backing::Format;
 use tokio::time::Instant;
 
-use super::super::api_error::ApiError;
-use super::super::cluster::ClusterWait;
+use super::super::api_error::{ApiError, open_error};
 use super::super::flash::blocking;
+use super::super::registry::ClusterWait;
 use super::super::{DiskPhase, Manager};
 use crate::daemon::cluster::{Cluster, OrderFound};
 use crate::daemon::hardware::{Backing, BackingOptions};
@@ -72,7 +72,7 @@ impl Manager {
             _ => Ok(None),
         })
         .await?
-        .map_err(|error| super::super::disks::refuse(&error))?;
+        .map_err(|error| open_error(&error))?;
         match here {
             Some(here) if here != size_bytes => Err(ApiError::conflict(format!(
                 "{backing} has {here} bytes, and the disk {size_bytes}: it is another backing"

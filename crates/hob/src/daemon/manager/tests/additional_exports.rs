@@ -15,7 +15,7 @@ fn a_further_export_is_the_same_disk_with_fewer_rights() {
         bench.disk("vm").await;
         let changed = bench.manager.export_add("vm".into(), backup("vm-backup")).await.unwrap();
         assert_eq!(changed.disk.unwrap().exports, [backup("vm-backup")]);
-        let exports = &bench.manager.exports;
+        let exports = bench.manager.exports.table();
         let (own, further) = (exports.get("vm").unwrap(), exports.get("vm-backup").unwrap());
         assert_eq!((further.disk, further.of.as_str()), (own.disk, "vm"));
         assert_eq!((own.info.read_only, own.promote), (false, Promote::Usual));
@@ -31,7 +31,7 @@ fn exports_leave_with_their_disk_and_their_names_are_free_again() {
         bench.disk("vm").await;
         bench.manager.export_add("vm".into(), backup("b")).await.unwrap();
         bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
-        assert!(bench.manager.exports.get("b").is_none());
+        assert!(bench.manager.exports.table().get("b").is_none());
         bench.disk("b").await;
     });
 }
@@ -85,13 +85,13 @@ fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
         let toml =
             [disk("a"), export("x"), export("a-more"), disk("b"), disk("c"), export("c-more")].concat();
         let (manager, _shard) = restart(&state, &toml).await;
-        let of = |name: &str| manager.exports.get(name).map(|export| export.of);
+        let of = |name: &str| manager.exports.table().get(name).map(|export| export.of);
         let names = ["x", "b", "a", "a-more", "c", "c-more"];
         assert_eq!(names.map(of), ["x", "x", "a", "a", "c", "c"].map(|disk| Some(disk.to_owned())));
-        assert!(manager.disk("b").is_err(), "there is an export of that name");
+        assert!(manager.observe.disk("b").is_err(), "there is an export of that name");
         // Nor do clients find another disk by a name that nobody has looked at.
-        manager.exports.insert("x", manager.exports.get("a").unwrap());
-        assert_eq!(manager.exports.get("x").unwrap().of, "x");
+        manager.exports.table().insert("x", manager.exports.table().get("a").unwrap());
+        assert_eq!(manager.exports.table().get("x").unwrap().of, "x");
         // One that such a state was kept of has its name again.
         let taken = DiskState {
             exports: vec![backup("x"), backup("d-more")],
@@ -116,9 +116,9 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
         let half = Export { fuse: Some(nowhere.clone()), ..with_socket.clone() };
         let error = bench.manager.export_add("vm".into(), half).await.unwrap_err();
         assert!(error.problem.error.contains("none"), "{error}");
-        assert!(!at(&socket) && bench.manager.exports.get("b").is_none());
-        assert!(bench.manager.disk("vm").unwrap().exports.is_empty());
-        assert_eq!(bench.manager.disk("vm").unwrap().fuse_reason, None);
+        assert!(!at(&socket) && bench.manager.exports.table().get("b").is_none());
+        assert!(bench.manager.observe.disk("vm").unwrap().exports.is_empty());
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().fuse_reason, None);
         bench.manager.export_add("vm".into(), with_socket.clone()).await.unwrap();
         assert!(at(&socket));
         // The path of one is no other's.
@@ -154,13 +154,13 @@ fn a_disk_says_which_of_its_files_is_not_there() {
         let wanted = DiskState { exports: vec![export], ..DiskState::new("vm".into(), backing, false) };
         drop(bench.manager.enter(wanted, None).unwrap());
         bench.manager.bring_online("vm").await;
-        let disk = bench.manager.disk("vm").unwrap();
+        let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!(disk.state, DiskLife::Online);
         let reason = disk.fuse_reason.expect("a reason");
         assert!(reason.starts_with("export b: ") && reason.contains("none"), "{reason}");
-        assert_eq!(bench.manager.without_file(), ["vm"]);
+        assert_eq!(bench.manager.exports.without_file(), ["vm"]);
         bench.manager.export_remove("vm".into(), "b".into()).await.unwrap();
-        assert!(bench.manager.without_file().is_empty());
-        assert_eq!(bench.manager.disk("vm").unwrap().fuse_reason, None);
+        assert!(bench.manager.exports.without_file().is_empty());
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().fuse_reason, None);
     });
 }

@@ -55,7 +55,7 @@ fn clean_data_is_dropped_and_the_disk_comes_back() {
         lose(&bench).await;
         let bench = crash(bench).await;
         assert_eq!((sectors(&bench).await, bench.room("vm"), bench.free()), ((0, 0), 4, free));
-        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+        assert!(bench.manager.observe.pool("p").unwrap().orphans.is_empty());
         write(&bench, 0..3);
         let bench = crash(bench).await;
         assert_eq!(sectors(&bench).await.1, 3);

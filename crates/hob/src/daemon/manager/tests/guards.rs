@@ -97,17 +97,17 @@ fn a_cache_with_two_copies_is_spread_again_when_a_device_returns() {
             let json = format!(r#"{{{preset}"mode":"write-back","copies":"{copies}","dirty_age_max":0}}"#);
             let settings = serde_json::from_str::<CachePatch>(&json).unwrap().settings;
             let enable = CacheEnable { settings, ..cache_of(8) };
-            bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+            bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
             assert_eq!(devices(&bench), 2);
-            bench.manager.device_remove("p".into(), bench.path("b")).await.unwrap();
+            bench.manager.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
             assert_eq!((devices(&bench), bench.room("vm")), (1, 8));
-            let reason = bench.manager.disk("vm").unwrap().cache.unwrap().reason.unwrap();
+            let reason = bench.manager.observe.disk("vm").unwrap().cache.unwrap().reason.unwrap();
             assert!(reason.contains("one copy"), "{reason}");
             let size = Some(Size(hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT)));
             let add = DeviceAdd { path: bench.path("b"), size, peer: None, force: true };
-            bench.manager.device_add("p".into(), add).await.unwrap();
+            bench.manager.pools.device_add("p".into(), add).await.unwrap();
             assert_eq!((devices(&bench), bench.room("vm")), (2, 8), "{copies} {preset}");
-            assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().reason, None);
+            assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().reason, None);
             let id = bench.manager.inner().disks["vm"].id;
             (0..100).for_each(|block| bench.shard.write(id, block * 4096, 4096).unwrap());
             let (shard, id) = bench.manager.shard_of("vm").unwrap();
@@ -133,16 +133,16 @@ fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
         assert_eq!(moves.effects, ["vm: its cache moves to other devices of pool p"]);
         assert_eq!((moves.cached, moves.loses_dirty()), (Size(0), false));
         let patch = CachePatch { size: Some(Size(6 * MIB)), ..CachePatch::default() };
-        bench.manager.cache_patch("vm".into(), patch).await.unwrap();
+        bench.manager.pools.cache_patch("vm".into(), patch).await.unwrap();
         let shrinks = preview().await;
         assert!(shrinks.cached > Size(0) && !shrinks.loses_dirty(), "{shrinks:?}");
         assert!(shrinks.effects[0].contains("vm: the cache shrinks by "), "{shrinks:?}");
         assert_eq!(bench.room("vm"), 6, "nothing was changed");
         // As much as was said.
         let PlannedPoolChange::RemoveDevice { path } = change.clone() else { unreachable!() };
-        bench.manager.device_remove("p".into(), path).await.unwrap();
+        bench.manager.pools.device_remove("p".into(), path).await.unwrap();
         assert_eq!(Size(6 * MIB - bench.room("vm") * MIB), shrinks.cached);
-        let path = if bench.path("a") == bench.manager.pool("p").unwrap().devices[0].path {
+        let path = if bench.path("a") == bench.manager.observe.pool("p").unwrap().devices[0].path {
             bench.path("a")
         } else {
             bench.path("b")

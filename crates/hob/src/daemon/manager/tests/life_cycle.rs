@@ -14,7 +14,7 @@ fn every_event_does_to_each_kind_of_cache_what_the_table_says() {
         bench.disk("kept").await;
         let settings = CacheSettings { mode: Some("write-back".into()), ..CacheSettings::default() };
         let enable = CacheEnable { settings, ..cache_of(16) };
-        bench.manager.cache_enable("kept".into(), enable).await.unwrap();
+        bench.manager.pools.cache_enable("kept".into(), enable).await.unwrap();
         for row in EVENTS {
             for (disk, effect) in
                 [("volatile", row.of_volatile), ("kept", row.of_persistent), ("bare", Effect::Nothing)]

@@ -22,22 +22,22 @@ fn a_parents_disk_is_offered_to_nobody_and_goes_with_the_last_clone() {
             drop(bench.manager.enter(state, None).unwrap());
             bench.manager.bring_online(&name).await;
         }
-        let disk = bench.manager.disk("golden").unwrap();
+        let disk = bench.manager.observe.disk("golden").unwrap();
         assert_eq!((disk.state, disk.clones), (DiskLife::Online, vec!["a".to_owned(), "b".to_owned()]));
-        assert!(bench.manager.exports.get("golden").is_none());
+        assert!(bench.manager.exports.table().get("golden").is_none());
         let error = bench.manager.disk_remove("golden".into(), OnDirty::Drain).await.unwrap_err();
         assert!(error.problem.error.contains("a, b"), "{error}");
         bench.manager.disk_remove("a".into(), OnDirty::Drain).await.unwrap();
         bench.manager.drop_idle_parents();
-        assert!(bench.manager.disk("golden").is_ok());
+        assert!(bench.manager.observe.disk("golden").is_ok());
         bench.manager.disk_remove("b".into(), OnDirty::Drain).await.unwrap();
         for _ in 0..100 {
-            if bench.manager.disks().is_empty() {
+            if bench.manager.observe.disks().is_empty() {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
-        panic!("it is still there: {:?}", bench.manager.disks());
+        panic!("it is still there: {:?}", bench.manager.observe.disks());
     });
 }
 

@@ -1,0 +1,29 @@
+//! Whether a disk is this host's, by the record of its migrations.
+
+use hob_engine::migration::{Record, Session};
+
+use super::Registry;
+
+impl Registry {
+    /// Is a disk this host's, once it is taken? Not one that is on its way here, has gone elsewhere, or has no owner.
+    pub(in crate::daemon::manager) fn owns(&self, name: &str) -> bool {
+        let is_ours = matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
+        is_ours && !self.needs_no_owner(name)
+    }
+
+    /// Nobody writes it: every host may serve it.
+    pub(in crate::daemon::manager) fn needs_no_owner(&self, name: &str) -> bool {
+        self.inner().disk(name).is_ok_and(|disk| disk.wanted.read_only)
+    }
+
+    /// What the state says of a disk, by its name.
+    pub(in crate::daemon::manager) fn record_of(&self, name: &str) -> Option<Record> {
+        let inner = self.inner();
+        if let Ok(disk) = inner.disk(name) {
+            let never_moved = Record::Owner { generation: 0, attempts: 0 };
+            return Some(disk.wanted.migration.as_ref().map_or(never_moved, |spec| spec.record.record()));
+        }
+        let gone = inner.gone.iter().find(|gone| gone.name == name)?;
+        Some(Record::Gone(Session { generation: gone.generation, attempt: gone.attempt }))
+    }
+}
