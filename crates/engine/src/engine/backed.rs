@@ -14,7 +14,8 @@
 //!
 //! A doubt makes destaged sectors dirty again. Changes of guests that bypassed flash cannot be repeated, so every session
 //! gets one failed flush, as with Linux's `errseq_t`: each session remembers the last failure that it was told of, and
-//! a session that begins later hears of one that no guest was told of. A change in flight at a doubt is sent again before it
+//! a session that begins later hears of one that a guest was not told of. Only sessions that changed something are missed: a client that
+//! only reads or flushes, and goes, leaves nothing to be told to others. A change in flight at a doubt is sent again before it
 //! is acknowledged. The cache forgets its clean copies of the changes in doubt: reads show what the backing has.
 
 use std::collections::BTreeMap;
@@ -53,6 +54,12 @@ pub(super) struct Backed {
     /// Failures owed to guests whose sessions have ended, at most [`INHERITED_MAX`]. Each goes to the first flush of a session that began
     /// afterwards: usually the same guest, connected again.
     inherited: u32,
+    /// One of them is for whoever made the changes in doubt, and that is not known: perhaps a session that is here.
+    inherits_unknown: bool,
+    /// Of sessions that ended while changes past flash were not flushed: `bypassed` at that time, at most [`INHERITED_MAX`].
+    absent: Vec<u64>,
+    /// The session that was noted to change something last.
+    last_changer: Option<SessionId>,
     /// What each session was told. Sessions that are not here were told of nothing.
     sessions: BTreeMap<SessionId, Told>,
     /// Where guests changed the backing, past flash, since a flush that is under way began, with its mark; and before that.
@@ -68,6 +75,8 @@ struct Told {
     failures: u64,
     /// It may be told of a failure that another session was not told of.
     may_inherit: bool,
+    /// It has changed something.
+    has_changed: bool,
 }
 
 /// Sectors of a disk.
@@ -111,6 +120,9 @@ impl Backed {
             discards: 0,
             failed_upto: 0,
             inherited: 0,
+            inherits_unknown: false,
+            absent: Vec::new(),
+            last_changer: None,
             sessions: BTreeMap::new(),
             newer: Ranges { list: Vec::new(), is_everything: true },
             older: Ranges::default(),
@@ -145,6 +157,7 @@ impl Backed {
     pub(super) fn end_flush(&mut self, upto: u64) {
         assert!(upto <= self.writes, "a flush covers writes that ended before it");
         self.flushed = self.flushed.max(upto);
+        self.absent.retain(|mark| *mark > upto);
         if self.older_upto.is_some_and(|older| older <= upto) {
             (self.older, self.older_upto) = (Ranges::default(), None);
         }
@@ -163,11 +176,25 @@ impl Backed {
         if is_new {
             self.failures += 1;
             self.failed_upto = self.writes;
-            if self.sessions.keys().all(|session| session.is_daemon()) {
+            let absent = std::mem::take(&mut self.absent).len() as u32;
+            self.inherited = (self.inherited + absent).min(INHERITED_MAX);
+            let mut guests = self.sessions.iter().filter(|(session, _)| !session.is_daemon());
+            if absent == 0 && !guests.any(|(_, told)| told.has_changed) {
+                self.inherits_unknown |= self.inherited == 0;
                 self.inherited = self.inherited.max(1);
             }
         }
         is_new
+    }
+
+    /// A session has changed something.
+    pub(super) fn note_changer(&mut self, session: SessionId) {
+        if self.last_changer == Some(session) {
+            return;
+        }
+        if let Some(told) = self.sessions.get_mut(&session) {
+            (told.has_changed, self.last_changer) = (true, Some(session));
+        }
     }
 
     /// Acknowledged changes that only flash had are given up. The sessions that there are now are told; those that begin later never
@@ -185,11 +212,13 @@ impl Backed {
             return false;
         }
         let own = self.owes_own(session);
-        let told = Told { failures: self.failures_for(session), may_inherit: false };
-        let began = self.sessions.insert(session, told).is_some();
-        // A session that never began is one of those that were counted when there was none.
-        if !session.is_daemon() && (!own || !began) {
+        let has_changed = self.has_changed(session);
+        let told = Told { failures: self.failures_for(session), may_inherit: false, has_changed };
+        self.sessions.insert(session, told);
+        let was_counted = !own || self.inherits_unknown && !has_changed;
+        if !session.is_daemon() && was_counted {
             self.inherited = self.inherited.saturating_sub(1);
+            self.inherits_unknown &= self.inherited > 0 && !own;
         }
         true
     }
@@ -211,20 +240,31 @@ impl Backed {
 
     fn begin_session(&mut self, session: SessionId) {
         let may_inherit = !session.is_daemon() && self.inherited > 0;
-        self.sessions.insert(session, Told { failures: self.failures_for(session), may_inherit });
+        let told = Told { failures: self.failures_for(session), may_inherit, has_changed: false };
+        self.sessions.insert(session, told);
+        self.last_changer = None;
     }
 
     fn end_session(&mut self, session: SessionId) {
         let owed = self.owes_own(session);
-        if self.sessions.remove(&session).is_some() && owed {
+        let Some(Told { has_changed: true, .. }) = self.sessions.remove(&session) else { return };
+        if owed {
             self.inherited = (self.inherited + 1).min(INHERITED_MAX);
+        } else if self.bypassed > self.flushed.max(self.failed_upto)
+            && self.absent.len() < INHERITED_MAX as usize
+        {
+            self.absent.push(self.bypassed);
         }
     }
 
-    /// Number of guests that have not been told of a failure.
+    fn has_changed(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|told| told.has_changed)
+    }
+
+    /// Number of guests that changed something and have not been told of a failure.
     pub(super) fn owed_failures(&self) -> u32 {
-        let guests = self.sessions.keys().filter(|session| !session.is_daemon());
-        self.inherited + guests.filter(|session| self.owes_own(**session)).count() as u32
+        let guests = self.sessions.iter().filter(|(session, told)| !session.is_daemon() && told.has_changed);
+        self.inherited + guests.filter(|(session, _)| self.owes_own(**session)).count() as u32
     }
 }
 

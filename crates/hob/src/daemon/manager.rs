@@ -45,6 +45,7 @@ mod memory;
 mod migration;
 mod moves;
 mod observe;
+mod owed;
 mod parents;
 mod peer_copy;
 mod persist;
@@ -92,11 +93,13 @@ use super::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State,
 use super::swap::{HostKernel, SwapKernel};
 use super::tape::Counter;
 use super::vhost_user::SocketPlace;
+pub(crate) use backing_timeout::wait_max;
 use datastores::DatastoreEntry;
 use flash::Flash;
 pub(crate) use leave::{Ending, InheritedFile};
 pub(crate) use lending::{Ended, Lending};
 pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, Carriage, CarriageTls};
+use owed::Owed;
 pub(crate) use record::Recording;
 pub(crate) use refusal::{Kind, Refusal};
 pub(crate) use settings::simulated as simulated_cache;
@@ -152,6 +155,8 @@ struct Inner {
     /// In the order of their ids.
     datastores: Vec<DatastoreEntry>,
     swaps: BTreeMap<String, SwapEntry>,
+    /// How long requests of disks without a limit of their own wait for their backing.
+    wait_max: std::time::Duration,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     next_device: u16,
     /// Why the state could not be saved, the last time that was tried.
@@ -265,6 +270,8 @@ struct DiskEntry {
     offline_reason: Option<String>,
     /// What its content looks like was said in the log.
     content_noted: bool,
+    /// Guests that have not been told of a failed flush.
+    owed: Owed,
     /// Could it be had of the cluster when it was opened last?
     cluster_wait: cluster::ClusterWait,
     /// The daemon is ending, and nothing of it is dirty any more.
@@ -303,13 +310,14 @@ impl Manager {
         store: Store,
     ) -> Arc<Manager> {
         assert!(!shards.is_empty(), "somebody has to serve the disks");
+        let wait_max = backing_options.wait_max;
         Arc::new(Manager {
             shards,
             exports,
             backing_options,
             bitmaps: store.directory().map(|directory| directory.join("bitmaps")),
             store: Arc::new(Mutex::new(store)),
-            inner: Mutex::new(Inner::default()),
+            inner: Mutex::new(Inner { wait_max, ..Inner::default() }),
             tasks: Mutex::default(),
             migrations: Mutex::default(),
             carriage: OnceLock::new(),

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hob_control::{
-    CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy,
-    DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty, PlannedPoolChange, PoolCreate, Qos,
-    QosPatch, Size,
+    BackingTimeoutChange, CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff,
+    ConfigDifference, ConfigRemedy, DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty,
+    PlannedPoolChange, PoolCreate, Qos, QosPatch, Size,
 };
 use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
@@ -393,8 +393,8 @@ impl Inner {
             && served.wanted.backing_timeout != Some(timeout)
         {
             let now = served.wanted.backing_timeout;
-            let now = now.map_or_else(|| "as [limits] says".to_owned(), |now| now.to_string());
-            let patch = DiskPatch { backing_timeout: Some(timeout) };
+            let now = self.backing_timeout_in_effect(now).to_string();
+            let patch = DiskPatch { backing_timeout: Some(BackingTimeoutChange::Set(timeout)) };
             let change = Change::PatchDisk(name.clone(), patch);
             found.push(apply(
                 &subject,

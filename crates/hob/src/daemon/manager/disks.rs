@@ -21,7 +21,7 @@ use super::recover::Source;
 use super::refusal::{Kind, Refusal};
 use super::resize::Measure;
 use super::ways_out::Afterwards;
-use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
+use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, Owed, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
 use crate::daemon::hardware::Backing;
@@ -296,6 +296,7 @@ impl Manager {
             retry_after: None,
             offline_reason: None,
             content_noted: false,
+            owed: Owed::default(),
             cluster_wait: ClusterWait::No,
             drained_at_end: false,
             cache_reason: None,

@@ -169,6 +169,9 @@ impl Manager {
         }
         let failed = self.failed_tasks().into_iter();
         problems.extend(failed.map(|(subject, why)| problem(ProblemKind::TaskFailed, &subject, why)));
+        if let Some(why) = self.config.get().and_then(|config| config.refused()) {
+            problems.push(problem(ProblemKind::ConfigRefused, "hob.toml", why.to_owned()));
+        }
         let inner = self.inner();
         for (pool, entry) in &inner.pools {
             for device in &entry.devices {

@@ -44,6 +44,7 @@ impl Manager {
             disks,
             datastores,
             cluster: self.cluster_view().ok(),
+            tasks: self.tasks_view(),
         }
     }
 }

@@ -14,6 +14,7 @@ mod journal_lost;
 mod lending;
 mod life_cycle;
 mod memory;
+mod owed;
 mod parents;
 mod persistent;
 mod qos;
