@@ -52,7 +52,7 @@ use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use lifecycle::{Lifecycle, Signals};
 pub(crate) use manager::simulated_cache;
-use manager::{Carriage, Lending, Manager, wait_max};
+use manager::{Lending, Manager, MigrationTransport, wait_max};
 use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls};
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
@@ -292,7 +292,7 @@ async fn serve(
             let _ = lifecycle.manager.set(manager.clone());
             manager.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
-            manager.set_carriage(Carriage { tls, directory: config.state_dir.clone() });
+            manager.set_migration_transport(MigrationTransport { tls, directory: config.state_dir.clone() });
             if let Some(directory) = &config.peers.lend {
                 let lending = Lending::open(directory, config.peers.lend_max.bytes());
                 let lending =

@@ -6,7 +6,7 @@ use std::time::Duration;
 use hob_control::{BackingTimeout, BackingTimeoutChange, DiskChanged, DiskPatch};
 use hob_storage::backing::WAIT_FOREVER;
 
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use super::{Inner, Manager};
 
 impl Manager {
@@ -15,21 +15,21 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         patch: DiskPatch,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("disk set", disk.clone(), async move { manager.patch_disk(&disk, patch).await }).await
     }
 
-    async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, Refusal> {
+    async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
         let timeout = match patch.backing_timeout {
             None => {
-                return Err(Refusal::invalid(format!("disk {name}: the request names no setting"))
+                return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
                     .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
             }
             Some(BackingTimeoutChange::Default) => None,
             Some(BackingTimeoutChange::Set(timeout)) => Some(timeout),
         };
-        let claim = self.claim_disk_for_command(name, "changed").await?;
+        let guard = self.guard_disk_for_command(name, "changed").await?;
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -39,7 +39,7 @@ impl Manager {
         if let Some(shard) = shard {
             shard.set_wait_max(id, self.wait_max_of(timeout));
         }
-        self.finish_disk(name, claim, Vec::new()).await
+        self.finish_disk(name, guard, Vec::new()).await
     }
 
     /// The time that requests of a disk wait for its backing: `own`, or the daemon's for a disk without a limit of its own.

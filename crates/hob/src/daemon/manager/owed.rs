@@ -55,8 +55,8 @@ impl Manager {
 
     async fn save_owed(self: Arc<Self>) {
         self.inner().saves_owed = false;
-        if let Err(refusal) = self.save().await {
-            tracing::error!("{refusal}");
+        if let Err(error) = self.save().await {
+            tracing::error!("{error}");
         }
     }
 }
