@@ -47,7 +47,7 @@ pub(super) struct Backed {
     pub(super) doubts: u64,
     /// Those of them that put changes of guests in doubt, and discards.
     failures: u64,
-    /// How many of these are discards of dirty data, which the daemon knows of.
+    /// How many of these do not concern the daemon: discards of dirty data, and failures from before the disk was added.
     discards: u64,
     /// The value of `writes` at the last of these.
     failed_upto: u64,
@@ -292,6 +292,8 @@ impl Engine {
             && count > 0
         {
             disk.backed.failures += 1;
+            // The daemon itself lost nothing: it was not there.
+            disk.backed.discards += 1;
             disk.backed.inherited = count.min(INHERITED_MAX);
         }
     }

@@ -402,7 +402,8 @@ impl Manager {
         flash::blocking(move || {
             // The lock comes first, so that a later state is never replaced by an earlier one.
             let store = manager.store.lock().unwrap_or_else(PoisonError::into_inner);
-            let state = manager.inner().state();
+            let failed_tasks = manager.tasks().failed();
+            let state = State { failed_tasks, ..manager.inner().state() };
             let saved = store.save(&state);
             manager.inner().unsaved = saved.as_ref().err().map(ToString::to_string);
             saved

@@ -374,6 +374,7 @@ fn a_failure_follows_a_guest_that_connects_again() {
 
     let mut bench = Bench::bare(Limits::default());
     bench.engine.owe_failures(DISK, 2);
+    assert_eq!(bench.flushed_by(SessionId::DAEMON_BIT), Ok(()), "it is not the daemon's");
     [1, 2, 3].into_iter().for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
     // The first one comes and goes without a flush.
     bench.engine.end_session(DISK, SessionId(1));

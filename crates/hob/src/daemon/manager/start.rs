@@ -53,6 +53,7 @@ impl Manager {
             let mut inner = self.inner();
             inner.definitions = kept.definitions.clone();
             inner.caches_refused = kept.caches_refused.clone();
+            self.tasks().restore(&kept.failed_tasks);
             inner.gone = kept.gone.clone();
             inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
             inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();

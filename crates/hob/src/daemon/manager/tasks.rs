@@ -1,8 +1,10 @@
 //! Changes that are under way, and the results of those that nobody waited for: `hob tasks`.
 //!
 //! A change is a task from its beginning. If whoever asked for it hears how it ends, it is forgotten then; otherwise its result is kept. A drain
-//! is a task that nobody waits for. A failed task is a problem in health until somebody acknowledges it. Nothing of this is kept over restarts.
+//! is a task that nobody waits for. A failed task is a problem in health until somebody acknowledges it, also after a restart of the daemon. Other
+//! tasks are not kept over restarts.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
@@ -11,6 +13,7 @@ use tokio::time::Instant;
 
 use super::Manager;
 use super::api_error::ApiError;
+use crate::daemon::state::FailedTask;
 
 /// So many tasks that are done or cancelled are remembered.
 const ENDED_MAX: usize = 20;
@@ -30,7 +33,7 @@ pub(super) struct Tasks {
 
 #[derive(Debug)]
 struct Entry {
-    what: &'static str,
+    what: Cow<'static, str>,
     subject: String,
     began: Instant,
     ended: Option<Instant>,
@@ -62,7 +65,11 @@ impl Running {
     /// It ended, and nobody has heard how.
     pub(super) fn end(mut self, result: Result<(), String>) {
         self.is_over = true;
+        let is_kept = result.is_err();
         self.manager.tasks().end(self.id, result);
+        if is_kept {
+            tokio::spawn(self.manager.clone().save_tasks());
+        }
     }
 
     /// Somebody stopped it.
@@ -88,7 +95,7 @@ impl Tasks {
     fn begin(&mut self, what: &'static str, subject: String) -> u64 {
         self.last += 1;
         let entry = Entry {
-            what,
+            what: what.into(),
             subject,
             began: Instant::now(),
             ended: None,
@@ -126,6 +133,27 @@ impl Tasks {
         }
     }
 
+    /// The failed ones, to be kept over a restart.
+    pub(super) fn failed(&self) -> Vec<FailedTask> {
+        let failed = self.list.values().filter(|entry| entry.state == TaskState::Failed);
+        let keep = |entry: &Entry| FailedTask {
+            what: entry.what.to_string(),
+            subject: entry.subject.clone(),
+            error: entry.error.clone().unwrap_or_default(),
+        };
+        failed.map(keep).collect()
+    }
+
+    /// Lists those that failed before a restart, as if they had failed now.
+    pub(super) fn restore(&mut self, failed: &[FailedTask]) {
+        for task in failed.iter().take(FAILED_MAX) {
+            let id = self.begin("", task.subject.clone());
+            let entry = self.list.get_mut(&id).expect("it has just begun");
+            entry.what = task.what.clone().into();
+            self.end(id, Err(task.error.clone()));
+        }
+    }
+
     fn find(&mut self, id: u64) -> Result<&mut Entry, ApiError> {
         self.list.get_mut(&id).ok_or_else(|| {
             ApiError::not_found(format!("there is no task {id}")).hint("'hob tasks' shows all")
@@ -134,7 +162,7 @@ impl Tasks {
 }
 
 impl Manager {
-    fn tasks(&self) -> MutexGuard<'_, Tasks> {
+    pub(super) fn tasks(&self) -> MutexGuard<'_, Tasks> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -151,7 +179,7 @@ impl Manager {
             let tasks = self.tasks();
             let show = |(id, entry): (&u64, &Entry)| Task {
                 id: *id,
-                what: entry.what.to_owned(),
+                what: entry.what.to_string(),
                 subject: entry.subject.clone(),
                 state: entry.state,
                 age_seconds: now.duration_since(entry.began).as_secs(),
@@ -181,7 +209,7 @@ impl Manager {
                 return Err(ApiError::conflict(format!("task {id} has ended"))
                     .hint(format!("'hob tasks acknowledge {id}' removes it from the list")));
             }
-            (entry.what, entry.subject.clone())
+            (entry.what.to_string(), entry.subject.clone())
         };
         if !shown.is_some_and(|task| task.can_cancel) {
             return Err(ApiError::conflict(format!(
@@ -197,7 +225,7 @@ impl Manager {
     }
 
     /// Removes a task that has ended from the list, and its failure from health.
-    pub(crate) fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>, ApiError> {
+    pub(crate) fn task_acknowledge(self: &Arc<Self>, id: u64) -> Result<Vec<Task>, ApiError> {
         {
             let mut tasks = self.tasks();
             if tasks.find(id)?.state == TaskState::Running {
@@ -206,7 +234,14 @@ impl Manager {
             }
             tasks.list.remove(&id);
         }
+        tokio::spawn(self.clone().save_tasks());
         Ok(self.tasks_view())
+    }
+
+    async fn save_tasks(self: Arc<Self>) {
+        if let Err(error) = self.save().await {
+            tracing::error!("{error}");
+        }
     }
 
     /// What failed and was not acknowledged: what it concerns, and in words.
