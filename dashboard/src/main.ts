@@ -12,6 +12,7 @@ import { follow, type Link } from './events';
 import { Histories } from './history';
 import { Overview } from './overview';
 import { Pools } from './pools';
+import { Tasks } from './tasks';
 import { themeSwitch } from './theme';
 import type { Snapshot } from './types';
 
@@ -25,6 +26,7 @@ class Page {
   readonly #detail = new Detail();
   readonly #stores = new Datastores();
   readonly #pools = new Pools();
+  readonly #tasks = new Tasks();
   readonly #cluster = new ClusterPart();
   readonly #main: HTMLElement;
   readonly #lock: { root: HTMLElement; why: HTMLElement; input: HTMLInputElement };
@@ -37,6 +39,7 @@ class Page {
       'main',
       { id: 'main', hidden: true },
       this.#overview.root,
+      this.#tasks.root,
       this.#disks.root,
       this.#detail.root,
       this.#stores.root,
@@ -72,6 +75,7 @@ class Page {
     const snapshot = this.#snapshot;
     if (!snapshot) return;
     this.#overview.show(snapshot, this.#histories);
+    this.#tasks.show(snapshot);
     // Until somebody chooses, the first disk that does something is looked at, once it is known which.
     if (this.#selected === undefined) this.#selected = this.#slowest(snapshot);
     const selected = snapshot.disks.find((now) => now.disk.name === this.#selected);

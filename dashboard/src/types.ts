@@ -187,6 +187,20 @@ export interface Snapshot {
   disks: DiskNow[];
   datastores?: Datastore[];
   cluster?: ClusterView;
+  tasks?: Task[];
+}
+
+/** A change that continues in the background, or ended after its request was answered. */
+export interface Task {
+  id: number;
+  what: string;
+  subject: string;
+  state: 'running' | 'done' | 'failed' | 'cancelled';
+  age_seconds: number;
+  ended_seconds_ago?: number | null;
+  dirty?: Dirty | null;
+  can_cancel: boolean;
+  error?: string | null;
 }
 
 /** This host as a member of its cluster. */

@@ -70,6 +70,53 @@ impl fmt::Display for BackingTimeout {
     }
 }
 
+/// A change of a disk's limit: a [`BackingTimeout`], or `default` for the one of the daemon.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum BackingTimeoutChange {
+    /// The disk has no limit of its own any more.
+    Default,
+    /// The disk has this one.
+    Set(BackingTimeout),
+}
+
+impl PartialSchema for BackingTimeoutChange {
+    fn schema() -> RefOr<Schema> {
+        let text = "A duration from 100ms to 24h, such as 500ms, 30s, 2m or 1h, or forever, or default";
+        ObjectBuilder::new().schema_type(Type::String).description(Some(text)).into()
+    }
+}
+
+impl ToSchema for BackingTimeoutChange {}
+
+impl FromStr for BackingTimeoutChange {
+    type Err = BackingTimeoutError;
+
+    fn from_str(text: &str) -> Result<BackingTimeoutChange, BackingTimeoutError> {
+        if text == "default" {
+            return Ok(BackingTimeoutChange::Default);
+        }
+        text.parse().map(BackingTimeoutChange::Set)
+    }
+}
+
+impl TryFrom<String> for BackingTimeoutChange {
+    type Error = BackingTimeoutError;
+
+    fn try_from(text: String) -> Result<BackingTimeoutChange, BackingTimeoutError> {
+        text.parse()
+    }
+}
+
+impl From<BackingTimeoutChange> for String {
+    fn from(change: BackingTimeoutChange) -> String {
+        match change {
+            BackingTimeoutChange::Default => "default".to_owned(),
+            BackingTimeoutChange::Set(timeout) => timeout.to_string(),
+        }
+    }
+}
+
 impl TryFrom<String> for BackingTimeout {
     type Error = BackingTimeoutError;
 
@@ -105,6 +152,19 @@ mod tests {
             assert_eq!(serde_json::from_str::<BackingTimeout>(&json).unwrap(), timeout);
         }
         assert_eq!("90s".parse(), Ok(BackingTimeout::Limit(Duration::from_secs(90))));
+    }
+
+    #[test]
+    fn a_change_is_a_limit_or_the_default() {
+        for (text, change) in [
+            ("default", BackingTimeoutChange::Default),
+            ("forever", BackingTimeoutChange::Set(BackingTimeout::Forever)),
+        ] {
+            assert_eq!(text.parse(), Ok(change));
+            assert_eq!(serde_json::to_string(&change).unwrap(), format!("\"{text}\""));
+        }
+        assert!("Default".parse::<BackingTimeoutChange>().is_err());
+        assert!("default".parse::<BackingTimeout>().is_err(), "a limit itself has no default");
     }
 
     #[test]

@@ -27,8 +27,8 @@ pub enum HealthStatus {
 pub struct HealthProblem {
     /// Kind of problem.
     pub kind: ProblemKind,
-    /// The subject: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, the daemon's state, or what a task
-    /// was to change.
+    /// The subject: a disk, a pool with the path of a device, a swap area, a shard, this host's name in its cluster, the daemon's state or
+    /// configuration, or what a task was to change.
     pub subject: String,
     /// In words.
     pub reason: String,
@@ -72,11 +72,13 @@ pub enum ProblemKind {
     StateNotSaved,
     /// A change that continued in the background failed, and no operator has acknowledged that.
     TaskFailed,
+    /// hob.toml was refused at the start: the daemon uses the one that it started with before.
+    ConfigRefused,
 }
 
 impl ProblemKind {
     /// All kinds.
-    pub const ALL: [ProblemKind; 17] = [
+    pub const ALL: [ProblemKind; 18] = [
         ProblemKind::ShardSilent,
         ProblemKind::DiskOffline,
         ProblemKind::DeviceOffline,
@@ -94,6 +96,7 @@ impl ProblemKind {
         ProblemKind::ClusterAway,
         ProblemKind::StateNotSaved,
         ProblemKind::TaskFailed,
+        ProblemKind::ConfigRefused,
     ];
 
     /// Name in the API and in metrics.
@@ -116,6 +119,7 @@ impl ProblemKind {
             ProblemKind::ClusterAway => "cluster-away",
             ProblemKind::StateNotSaved => "state-not-saved",
             ProblemKind::TaskFailed => "task-failed",
+            ProblemKind::ConfigRefused => "config-refused",
         }
     }
 }

@@ -41,7 +41,7 @@ mod tls;
 mod trace;
 
 pub use backing::BackingState;
-pub use backing_timeout::{BackingTimeout, BackingTimeoutError};
+pub use backing_timeout::{BackingTimeout, BackingTimeoutChange, BackingTimeoutError};
 pub use bitmap::{BITMAPS_MAX, Bitmap, BitmapAdd, BitmapMerge, BitmapRotate, BitmapState, Bitmaps};
 pub use cluster::{
     Cluster, ClusterDisk, ClusterDiskState, ClusterHost, ClusterPool, ClusterState, ClusterTake,

@@ -232,6 +232,13 @@ pub struct Arrival {
     /// The cluster that it belongs to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<String>,
+    /// Guests that have not been told of a failed flush: the destination tells as many. Absent if there are none; an older hob does not know it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub flush_failures_owed: u32,
+}
+
+fn is_zero(count: &u32) -> bool {
+    *count == 0
 }
 
 /// The cache of an arriving disk.
@@ -343,8 +350,10 @@ mod tests {
             vhost_user: None,
             fuse: None,
             cluster: None,
+            flush_failures_owed: 0,
         };
         let text = serde_json::to_string(&arrival).unwrap();
+        assert!(!text.contains("owed"), "an older hob reads it: {text}");
         assert!(text.contains(r#""mode":"heat-map""#), "{text}");
         assert_eq!(serde_json::from_str::<Arrival>(&text).unwrap(), arrival);
         let odd = text.replace(r#""mode":"write-back""#, r#""mood":"write-back""#);

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{BackingState, BackingTimeout, Dirty, Export, Migration, Size, SwapRoom};
+use crate::{BackingState, BackingTimeout, BackingTimeoutChange, Dirty, Export, Migration, Size, SwapRoom};
 
 /// Version of the daemon and of its API.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -136,9 +136,12 @@ pub struct Disk {
     /// How the file or block device is read; absent for other backings, and until it was opened for the first time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub format: Option<String>,
-    /// How long its requests wait for the backing during an outage; as `[limits]` says if absent.
+    /// The disk's own limit for requests that wait for the backing during an outage; absent if it has the daemon's.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
+    /// The limit in effect: the disk's own, or the daemon's. Absent from daemons of earlier versions.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backing_timeout_in_effect: Option<BackingTimeout>,
     /// Bytes; 0 while it has never been opened.
     pub size: Size,
     /// Whether writes are refused.
@@ -352,7 +355,7 @@ pub struct DiskAdd {
     /// Refuse changes.
     #[serde(default)]
     pub read_only: bool,
-    /// How long its requests wait for the backing during an outage: `30s`, `2m` or `forever`. As `[limits]` says if absent.
+    /// How long its requests wait for the backing during an outage: `30s`, `2m` or `forever`. As `[limits]` says if absent: `forever` by default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeout>,
     /// The storage that its backing shares with others; detected by default.
@@ -388,9 +391,10 @@ pub struct DiskResize {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskPatch {
-    /// How long its requests wait for the backing during an outage, from now on: `30s`, `2m` or `forever`.
+    /// How long its requests wait for the backing during an outage, from now on: `30s`, `2m` or `forever`; `default` for the
+    /// limit of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub backing_timeout: Option<BackingTimeout>,
+    pub backing_timeout: Option<BackingTimeoutChange>,
 }
 
 /// A pool after a change.
@@ -426,6 +430,7 @@ mod tests {
             backing: "/vm.img".into(),
             backing_state: Some(BackingState::Slow { oldest_request_ms: 2500, waiting_requests: 7 }),
             backing_timeout: Some(BackingTimeout::Forever),
+            backing_timeout_in_effect: Some(BackingTimeout::Forever),
             format: None,
             size: Size(1 << 30),
             read_only: true,

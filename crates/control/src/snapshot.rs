@@ -5,7 +5,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Cluster, Datastore, Disk, DiskQos, Health, Pool, Version};
+use crate::{Cluster, Datastore, Disk, DiskQos, Health, Pool, Task, Version};
 
 /// One event of `GET /v1/events`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -26,6 +26,9 @@ pub struct Snapshot {
     /// This host as a member of its cluster; absent if it is in none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<Cluster>,
+    /// Changes that continue in the background, and those that ended after their request was answered.
+    #[serde(default)]
+    pub tasks: Vec<Task>,
 }
 
 /// A pool, and what its devices have done.

@@ -15,7 +15,8 @@
 //!
 //! A doubt makes destaged sectors dirty again. Changes of guests that bypassed flash cannot be repeated, so every session
 //! gets one failed flush, as with Linux's `errseq_t`: each session remembers the last failure that it was told of, and
-//! a session that begins later hears of one that no guest was told of. A change in flight at a doubt is sent again before it
+//! a session that begins later hears of one that a guest was not told of. Only sessions that changed something are missed: a client that
+//! only reads or flushes, and goes, leaves nothing to be told to others. A change in flight at a doubt is sent again before it
 //! is acknowledged. The cache forgets its clean copies of the changes in doubt: reads show what the backing has.
 
 use std::collections::BTreeMap;
@@ -47,13 +48,21 @@ pub(super) struct Backed {
     pub(super) doubts: u64,
     /// Those of them that put changes of guests in doubt, and discards.
     failures: u64,
-    /// How many of these are discards of dirty data, which the daemon knows of.
+    /// How many of these do not concern the daemon: discards of dirty data, and failures from before the disk was added.
     discards: u64,
     /// The value of `writes` at the last of these.
     failed_upto: u64,
     /// Failures owed to guests whose sessions have ended, at most [`INHERITED_MAX`]. Each goes to the first flush of a session that began
     /// afterwards: usually the same guest, connected again.
     inherited: u32,
+    /// One of the inherited failures is for the unknown session that made the changes in doubt,
+    /// perhaps a current one.
+    inherits_unknown: bool,
+    /// The value of `bypassed` at the end of each session that ended with unflushed changes that
+    /// bypassed flash, at most [`INHERITED_MAX`].
+    absent: Vec<u64>,
+    /// The session that was last noted to change something.
+    last_changer: Option<SessionId>,
     /// Failures that each session was told of. A session without an entry was told of none.
     sessions: BTreeMap<SessionId, Told>,
     /// Ranges that guests changed on the backing, bypassing flash, since the flush under way began
@@ -70,6 +79,8 @@ struct Told {
     failures: u64,
     /// The session may be told of a failure that another session was not told of.
     may_inherit: bool,
+    /// It has changed something.
+    has_changed: bool,
 }
 
 /// Sectors of a disk.
@@ -113,6 +124,9 @@ impl Backed {
             discards: 0,
             failed_upto: 0,
             inherited: 0,
+            inherits_unknown: false,
+            absent: Vec::new(),
+            last_changer: None,
             sessions: BTreeMap::new(),
             newer: Ranges { list: Vec::new(), is_everything: true },
             older: Ranges::default(),
@@ -147,6 +161,7 @@ impl Backed {
     pub(super) fn end_flush(&mut self, upto: u64) {
         assert!(upto <= self.writes, "a flush covers writes that ended before it");
         self.flushed = self.flushed.max(upto);
+        self.absent.retain(|mark| *mark > upto);
         if self.older_upto.is_some_and(|older| older <= upto) {
             (self.older, self.older_upto) = (Ranges::default(), None);
         }
@@ -165,11 +180,25 @@ impl Backed {
         if is_new {
             self.failures += 1;
             self.failed_upto = self.writes;
-            if self.sessions.keys().all(|session| session.is_daemon()) {
+            let absent = std::mem::take(&mut self.absent).len() as u32;
+            self.inherited = (self.inherited + absent).min(INHERITED_MAX);
+            let mut guests = self.sessions.iter().filter(|(session, _)| !session.is_daemon());
+            if absent == 0 && !guests.any(|(_, told)| told.has_changed) {
+                self.inherits_unknown |= self.inherited == 0;
                 self.inherited = self.inherited.max(1);
             }
         }
         is_new
+    }
+
+    /// Notes that a session has changed something.
+    pub(super) fn note_changer(&mut self, session: SessionId) {
+        if self.last_changer == Some(session) {
+            return;
+        }
+        if let Some(told) = self.sessions.get_mut(&session) {
+            (told.has_changed, self.last_changer) = (true, Some(session));
+        }
     }
 
     /// Acknowledged changes that only flash had are discarded. Current sessions are told; later
@@ -187,11 +216,13 @@ impl Backed {
             return false;
         }
         let own = self.owes_own(session);
-        let told = Told { failures: self.failures_for(session), may_inherit: false };
-        let began = self.sessions.insert(session, told).is_some();
-        // A session that never began is one of those that were counted when there was none.
-        if !session.is_daemon() && (!own || !began) {
+        let has_changed = self.has_changed(session);
+        let told = Told { failures: self.failures_for(session), may_inherit: false, has_changed };
+        self.sessions.insert(session, told);
+        let was_counted = !own || self.inherits_unknown && !has_changed;
+        if !session.is_daemon() && was_counted {
             self.inherited = self.inherited.saturating_sub(1);
+            self.inherits_unknown &= self.inherited > 0 && !own;
         }
         true
     }
@@ -213,20 +244,31 @@ impl Backed {
 
     fn begin_session(&mut self, session: SessionId) {
         let may_inherit = !session.is_daemon() && self.inherited > 0;
-        self.sessions.insert(session, Told { failures: self.failures_for(session), may_inherit });
+        let told = Told { failures: self.failures_for(session), may_inherit, has_changed: false };
+        self.sessions.insert(session, told);
+        self.last_changer = None;
     }
 
     fn end_session(&mut self, session: SessionId) {
         let owed = self.owes_own(session);
-        if self.sessions.remove(&session).is_some() && owed {
+        let Some(Told { has_changed: true, .. }) = self.sessions.remove(&session) else { return };
+        if owed {
             self.inherited = (self.inherited + 1).min(INHERITED_MAX);
+        } else if self.bypassed > self.flushed.max(self.failed_upto)
+            && self.absent.len() < INHERITED_MAX as usize
+        {
+            self.absent.push(self.bypassed);
         }
     }
 
-    /// Number of guests that were not told of a failure.
+    fn has_changed(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|told| told.has_changed)
+    }
+
+    /// Number of guests that changed something and were not told of a failure.
     pub(super) fn owed_failures(&self) -> u32 {
-        let guests = self.sessions.keys().filter(|session| !session.is_daemon());
-        self.inherited + guests.filter(|session| self.owes_own(**session)).count() as u32
+        let guests = self.sessions.iter().filter(|(session, told)| !session.is_daemon() && told.has_changed);
+        self.inherited + guests.filter(|(session, _)| self.owes_own(**session)).count() as u32
     }
 }
 
@@ -256,6 +298,8 @@ impl Engine {
             && count > 0
         {
             disk.backed.failures += 1;
+            // The daemon itself lost nothing: it was not there.
+            disk.backed.discards += 1;
             disk.backed.inherited = count.min(INHERITED_MAX);
         }
     }

@@ -129,6 +129,9 @@ impl Engine {
         let reply = Reply { id: request.id, disk: request.disk, result, outcome: *outcome };
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.note_change(request);
+        if request.op.modifies() {
+            disk.backed.note_changer(request.id.session());
+        }
         disk.record(now, *arrived, request, *outcome);
         if !request.op.is_own() {
             disk.histograms.answer(now - *arrived, request.op);

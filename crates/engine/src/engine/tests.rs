@@ -57,6 +57,8 @@ struct Bench {
     engine: Engine,
     now: Instant,
     made: u64,
+    /// Who makes requests.
+    session: u32,
     /// Of the requests to come.
     promote: Promote,
     memory: PayloadMemory,
@@ -81,6 +83,7 @@ impl Bench {
             engine: Engine::new(limits),
             now: Instant(0),
             made: 0,
+            session: 0,
             promote: Promote::Usual,
             memory: PayloadMemory::Daemon,
             copies: vec![],
@@ -141,7 +144,7 @@ impl Bench {
 
     fn try_request(&mut self, op: Op, offset: u64, len: u64) -> Result<RequestId, Request> {
         self.made += 1;
-        let id = RequestId(self.made);
+        let id = RequestId(u64::from(self.session) << 32 | self.made);
         let buffer = op.has_buffer().then_some(BufferId(self.made as u32));
         let result = self.engine.handle_request(
             self.now,

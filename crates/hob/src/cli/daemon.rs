@@ -6,6 +6,7 @@ use clap::Args;
 
 use super::sockets::Sockets;
 use super::{Global, output};
+use crate::daemon::Plan;
 use crate::daemon::config::Config;
 
 /// Serve many disks; changed live with the other commands
@@ -23,12 +24,15 @@ pub(crate) struct Daemon {
 }
 
 pub(super) fn run(args: &Daemon, global: &Global) -> anyhow::Result<()> {
-    let mut config = Config::load(&args.config)?;
-    global.say_in(&mut config.control);
-    config.set_sockets(args.sockets.clone().into());
+    let complete = |config: &mut Config| {
+        global.say_in(&mut config.control);
+        config.set_sockets(args.sockets.clone().into());
+    };
     if args.check {
-        crate::daemon::Plan::check_config(&config)?;
+        let mut config = Config::load(&args.config)?;
+        complete(&mut config);
+        Plan::check_config(&config)?;
         return output::write(format!("{}\n", crate::daemon::upgrade::can_take_over()).as_bytes());
     }
-    crate::daemon::run(crate::daemon::Plan::of_config(config)?)
+    crate::daemon::run(Plan::of_file(&args.config, complete)?)
 }

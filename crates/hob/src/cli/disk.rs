@@ -3,8 +3,8 @@
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use hob_control::{
-    BackingState, BackingTimeout, Disk as DiskInfo, DiskAdd, DiskChanged, DiskPatch, DiskResize, EVENTS,
-    Effect, LifeEvent, OnClients, PlannedChange, Size, Verification,
+    BackingState, BackingTimeout, BackingTimeoutChange, Disk as DiskInfo, DiskAdd, DiskChanged, DiskPatch,
+    DiskResize, EVENTS, Effect, LifeEvent, OnClients, PlannedChange, Size, Verification,
 };
 
 use super::Global;
@@ -73,10 +73,10 @@ pub(crate) enum Disk {
     Set {
         /// The disk
         disk: String,
-        /// How long requests wait for the backing during an outage before they fail: 500ms, 30s, 2m, 1h or forever;
-        /// also those that wait already
+        /// How long requests wait for the backing during an outage before they fail: 500ms, 30s, 2m, 1h, forever, or
+        /// default for the limit of the daemon; also those that wait already
         #[arg(long, value_name = "DURATION")]
-        backing_timeout: BackingTimeout,
+        backing_timeout: BackingTimeoutChange,
     },
     /// Let a disk be larger while it is served: as large as its backing is now
     Resize {
@@ -235,7 +235,11 @@ fn show(disk: &DiskInfo) -> String {
         ("size", disk.size.human()),
         ("access", if disk.read_only { "read-only" } else { "read-write" }.to_owned()),
     ];
-    let timeout = disk.backing_timeout.map_or_else(|| "as in [limits]".to_owned(), |limit| limit.to_string());
+    let timeout = match (disk.backing_timeout, disk.backing_timeout_in_effect) {
+        (Some(own), _) => own.to_string(),
+        (None, Some(limit)) => format!("{limit} (the daemon's)"),
+        (None, None) => "the daemon's".to_owned(),
+    };
     facts.push(("backing timeout", timeout));
     facts.extend(disk.vhost_user.clone().map(|path| ("vhost-user", path)));
     facts.extend(disk.exports.iter().map(|export| ("export", super::export::words_of(export))));

@@ -3,6 +3,7 @@
 //! Pools and disks defined here are created at start if they do not exist. From then on they are
 //! changed by command and stored in the state directory.
 
+mod accepted;
 mod check;
 mod cluster;
 mod control;
@@ -12,6 +13,7 @@ mod peers;
 mod source;
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hob_control::{BackingTimeout, CacheEnable, Endpoint, Export, PoolCreate, QosPatch, Size};
 use hob_engine::qos::UNIT_BYTES_DEFAULT as QOS_UNIT_BYTES_DEFAULT;
@@ -102,6 +104,12 @@ pub(crate) struct Config {
     /// Path of the file, if there is one.
     #[serde(skip)]
     path: Option<PathBuf>,
+    /// What was read.
+    #[serde(skip)]
+    text: String,
+    /// Why the file is not used as it is now: this is the one of the last start.
+    #[serde(skip)]
+    refused: Option<String>,
 }
 
 /// Limits of clients, backings and flash. Fixed at start.
@@ -112,8 +120,11 @@ pub(crate) struct Limits {
     pub(crate) connections_max: usize,
     /// Memory for data in flight, for each shard. Default: 64M.
     pub(crate) buffer_bytes_max: Size,
-    /// Time that requests wait for a backing that is being reconnected, milliseconds. Default: 30000.
-    pub(crate) backing_wait_ms_max: u64,
+    /// Time that requests wait for their backing during an outage, for disks without a limit of their
+    /// own: a duration or `forever`. Default: `forever`.
+    pub(crate) backing_timeout: Option<BackingTimeout>,
+    /// The same in milliseconds, the setting of earlier versions.
+    pub(crate) backing_wait_ms_max: Option<u64>,
     /// Time that a flash I/O may take before caches bypass the device, milliseconds. Default: 1000.
     pub(crate) flash_stall_ms_max: u64,
     /// Number of failed I/Os after which a flash device is fenced. Default: 16.
@@ -129,7 +140,8 @@ impl Default for Limits {
         Limits {
             connections_max: 256,
             buffer_bytes_max: Size(ARENA_BYTES_DEFAULT as u64),
-            backing_wait_ms_max: 30_000,
+            backing_timeout: None,
+            backing_wait_ms_max: None,
             flash_stall_ms_max: 1_000,
             flash_errors_max: 16,
             // Less than the 30 s after which guests' SCSI and NVMe drivers reset a disk, and than WatchdogSec in
@@ -137,6 +149,15 @@ impl Default for Limits {
             shard_silence_s_max: 20,
             qos_unit: Size(u64::from(QOS_UNIT_BYTES_DEFAULT)),
         }
+    }
+}
+
+impl Limits {
+    /// Returns the time that requests of a disk without a limit of its own wait for its backing (docs/decisions/0045).
+    pub(crate) fn backing_timeout(&self) -> BackingTimeout {
+        let older =
+            self.backing_wait_ms_max.map(|millis| BackingTimeout::Limit(Duration::from_millis(millis)));
+        self.backing_timeout.or(older).unwrap_or(BackingTimeout::Forever)
     }
 }
 
@@ -239,7 +260,7 @@ impl Config {
             in_file(vec![Finding { line: None, what: format!("cannot be read: {error}") }])
         })?;
         let config = Config::read(&text, true).map_err(|error| in_file(error.findings))?;
-        Ok(Config { path: Some(path.to_owned()), ..config })
+        Ok(Config { path: Some(path.to_owned()), text, ..config })
     }
 
     /// Parses and checks a text, without the files that it names.
@@ -271,6 +292,11 @@ impl Config {
     /// The file that it was read from.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
+    }
+
+    /// Why the file is not used as it is now, if this is the one of the last start.
+    pub(crate) fn refused(&self) -> Option<&str> {
+        self.refused.as_deref()
     }
 
     /// The file, for people.

@@ -32,6 +32,7 @@ mod life_cycle;
 mod migration;
 mod moves;
 mod observe;
+mod owed;
 mod parents;
 mod peer_access;
 mod placement;
@@ -67,12 +68,14 @@ use super::swap::{HostKernel, SwapKernel};
 pub(crate) use api_error::{ApiError, ErrorKind};
 use exports::ExportService;
 pub(crate) use exports::InheritedFile;
+pub(crate) use backing_timeout::wait_max;
 pub(crate) use leave::Ending;
 pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn};
 pub(crate) use observe::Recording;
 use observe::{DiskDetail, Observe};
 use peer_access::PeerAccess;
 pub(crate) use peer_access::{MigrationTls, MigrationTransport};
+use owed::Owed;
 use pools::Pools;
 use qos::QosService;
 use registry::{DISKS_MAX, DeviceEntry, DiskEntry, DiskPhase, Inner, Registry, SaveObserver};
@@ -125,7 +128,9 @@ impl Manager {
     ) -> Arc<Manager> {
         let bitmaps = store.directory().map(|directory| directory.join("bitmaps"));
         let registry = Registry::new(shards, store);
+        registry.inner().wait_max = backing_options.wait_max;
         let tasks = Tasks::default();
+        tasks.connect(&registry);
         let qos = QosService::new(registry.clone(), tasks.clone());
         let swap = Swaps::new(registry.clone(), tasks.clone(), kernel);
         let exports = ExportService::new(registry.clone(), tasks.clone(), exports, bitmaps);
@@ -146,7 +151,7 @@ impl Manager {
             observe.clone(),
             peers.clone(),
         );
-        let parts = vec![qos.state_part(), swap.state_part()];
+        let parts = vec![qos.state_part(), swap.state_part(), Arc::new(tasks.clone()) as _];
         let manager = Arc::new(Manager {
             registry,
             qos,

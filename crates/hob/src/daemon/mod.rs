@@ -34,6 +34,7 @@ pub(crate) mod upgrade;
 pub(crate) mod vhost_user;
 mod watchdog;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -51,7 +52,7 @@ use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use lifecycle::{Lifecycle, Signals};
 pub(crate) use manager::simulated_cache;
-use manager::{FlashExports, Manager, MigrationTransport};
+use manager::{FlashExports, Manager, MigrationTransport, wait_max};
 use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls};
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
@@ -122,8 +123,25 @@ impl Plan {
         }
     }
 
+    /// A daemon with the configuration file at `path`, or, if that is refused, with the one that it started with before. `complete`
+    /// adds what the command line says.
+    pub(crate) fn of_file(path: &Path, complete: impl Fn(&mut Config)) -> anyhow::Result<Plan> {
+        let plan = |mut config: Config| {
+            complete(&mut config);
+            Plan::of_config(config)
+        };
+        let refused = match Config::load(path).map_err(anyhow::Error::from).and_then(plan) {
+            Ok(plan) => return Ok(plan),
+            Err(refused) => refused,
+        };
+        match Config::load_accepted(path, &format!("{refused:#}")).and_then(|config| plan(config).ok()) {
+            Some(plan) => Ok(plan),
+            None => Err(refused),
+        }
+    }
+
     /// A daemon with a configuration file. Takes the state directory.
-    pub(crate) fn of_config(config: Config) -> anyhow::Result<Plan> {
+    fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = Guard::of_config(&config.control)?;
         let (store, state) = Store::open(&config.state_dir)?;
         Ok(Plan {
@@ -251,10 +269,8 @@ async fn serve(
 ) -> anyhow::Result<()> {
     let Lifecycle { shards, listening, notifier, .. } = lifecycle;
     let Plan { listen, allow, control, guard, limits, content, sockets, .. } = plan;
-    let backing_options = BackingOptions {
-        wait_max: Duration::from_millis(limits.backing_wait_ms_max),
-        ..BackingOptions::default()
-    };
+    let backing_options =
+        BackingOptions { wait_max: wait_max(limits.backing_timeout()), ..BackingOptions::default() };
     let exports = Exports::default();
     let mut tasks = JoinSet::new();
     // Bound first: a second daemon with the same configuration stops here.
@@ -268,6 +284,7 @@ async fn serve(
     let inherited_max = limits.connections_max.saturating_mul(listen.len().max(1)).min(1 << 16);
     lifecycle.waiting.fill(inherited, &Arc::new(tokio::sync::Semaphore::new(inherited_max)));
     tokio::spawn(lifecycle.waiting.clone().attach_clients(context.clone()));
+    let mut accepted = None;
     let manager = match content {
         Content::Kept { store, state, config } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
@@ -289,6 +306,7 @@ async fn serve(
                 tasks.spawn(manager.clone().tend_cluster());
             }
             manager.start(state, &config).await?;
+            accepted = config.to_keep();
             manager.set_config(config);
             manager
         }
@@ -318,6 +336,9 @@ async fn serve(
     listening.close_unused();
     let _ = lifecycle.ready.set(());
     notifier.ready(&manager);
+    if let Some(accepted) = accepted {
+        tokio::task::spawn_blocking(|| watchdog::contained(|| accepted.keep()));
+    }
     // No task ends by itself; if one does, the daemon exits.
     match tasks.join_next().await {
         Some(Err(error)) => Err(anyhow::anyhow!("a part of the daemon broke: {error}")),

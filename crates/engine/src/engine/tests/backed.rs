@@ -25,6 +25,11 @@ impl Bench {
         id
     }
 
+    fn written_by(&mut self, session: u32) {
+        self.session = session;
+        self.write_alone(0, 4 * KIB);
+    }
+
     fn flushed_by(&mut self, session: u32) -> Result<(), IoError> {
         let flush = self.flush_of(session);
         self.settle();
@@ -353,7 +358,7 @@ fn a_discard_of_dirty_data_is_told_to_every_session_there_is() {
 fn a_failure_follows_a_guest_that_connects_again() {
     let mut bench = Bench::bare(Limits::default());
     [1, 2].into_iter().for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
-    bench.write_alone(0, 4 * KIB);
+    [1, 2].into_iter().for_each(|session| bench.written_by(session));
     bench.engine.handle_loss(bench.now, DISK);
     assert_eq!(bench.flushed_by(1), Err(IoError::Failed));
     bench.engine.end_session(DISK, SessionId(1));
@@ -362,13 +367,14 @@ fn a_failure_follows_a_guest_that_connects_again() {
     bench.engine.begin_session(DISK, SessionId(4));
     assert_eq!(bench.flushed_by(3), Err(IoError::Failed), "one of two was not told");
     assert_eq!(bench.flushed_by(4), Ok(()));
-    bench.write_alone(0, 4 * KIB);
+    [3, 4].into_iter().for_each(|session| bench.written_by(session));
     bench.engine.handle_loss(bench.now, DISK);
     bench.command(Command::RemoveDisk).expect("it is removed");
     assert!(bench.events.contains(&Event::FailuresOwed { disk: DISK, count: 2 }), "{:?}", bench.events);
 
     let mut bench = Bench::bare(Limits::default());
     bench.engine.owe_failures(DISK, 2);
+    assert_eq!(bench.flushed_by(SessionId::DAEMON_BIT), Ok(()), "it is not the daemon's");
     [1, 2, 3].into_iter().for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
     // The first one comes and goes without a flush.
     bench.engine.end_session(DISK, SessionId(1));
@@ -377,4 +383,40 @@ fn a_failure_follows_a_guest_that_connects_again() {
     assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
     bench.engine.begin_session(DISK, SessionId(4));
     assert_eq!(bench.flushed_by(4), Ok(()));
+}
+
+/// Clients that only read and flush come and go during an outage. The guest that wrote is told, and no other afterwards.
+#[test]
+fn clients_that_changed_nothing_leave_no_failure_to_others() {
+    let mut bench = Bench::bare(Limits::default());
+    (1..=40).for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
+    bench.written_by(1);
+    bench.engine.handle_loss(bench.now, DISK);
+    (2..=40).for_each(|session| bench.engine.end_session(DISK, SessionId(session)));
+    assert_eq!(bench.flushed_by(1), Err(IoError::Failed));
+    bench.engine.end_session(DISK, SessionId(1));
+    bench.engine.begin_session(DISK, SessionId(41));
+    assert_eq!(bench.flushed_by(41), Ok(()));
+}
+
+/// A guest whose connection had ended before the loss is told when it connects again, also if another guest was there.
+#[test]
+fn a_guest_that_was_away_at_a_loss_is_told_when_it_connects_again() {
+    let mut bench = Bench::bare(Limits::default());
+    [1, 2].into_iter().for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
+    [1, 2].into_iter().for_each(|session| bench.written_by(session));
+    bench.engine.end_session(DISK, SessionId(1));
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.engine.begin_session(DISK, SessionId(3));
+    assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
+    assert_eq!((bench.flushed_by(3), bench.flushed_by(3)), (Err(IoError::Failed), Ok(())));
+    // What was flushed before it left is not lost.
+    bench.engine.begin_session(DISK, SessionId(4));
+    bench.written_by(4);
+    assert_eq!(bench.flushed_by(4), Ok(()));
+    bench.engine.end_session(DISK, SessionId(4));
+    bench.written_by(2);
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.engine.begin_session(DISK, SessionId(5));
+    assert_eq!((bench.flushed_by(2), bench.flushed_by(5)), (Err(IoError::Failed), Ok(())));
 }

@@ -145,7 +145,7 @@ fn check_limits(config: &Config, found: &mut Findings<'_>) {
     let table = [
         ("connections_max", limits.connections_max as u64, 1, 65_536),
         ("buffer_bytes_max", limits.buffer_bytes_max.bytes(), 64 << 20, ARENA_BYTES_MAX as u64),
-        ("backing_wait_ms_max", limits.backing_wait_ms_max, 0, 86_400_000),
+        ("backing_wait_ms_max", limits.backing_wait_ms_max.unwrap_or_default(), 0, 86_400_000),
         ("flash_stall_ms_max", limits.flash_stall_ms_max, 10, 600_000),
         ("flash_errors_max", u64::from(limits.flash_errors_max), 1, 1_000_000),
         ("qos_unit", limits.qos_unit.bytes(), 512, 1 << 30),
@@ -155,6 +155,10 @@ fn check_limits(config: &Config, found: &mut Findings<'_>) {
             let what = format!("limits.{name} = {value}: it can be {least} to {most}");
             found.add(&format!("limits.{name}"), what);
         }
+    }
+    if limits.backing_timeout.is_some() && limits.backing_wait_ms_max.is_some() {
+        let what = "backing_timeout and backing_wait_ms_max are the same limit: set backing_timeout only";
+        found.add("limits.backing_wait_ms_max", what);
     }
 }
 

@@ -146,7 +146,7 @@ impl Manager {
         };
         let Gone { released: more, memory, failures_owed, .. } = gone;
         if let Ok(disk) = self.inner().disk_mut(name) {
-            disk.wanted.flush_failures_owed = failures_owed;
+            disk.set_owed(failures_owed);
         }
         released.extend(more);
         flash::blocking(move || drop(memory)).await?;

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob_control::{BackingTimeout, DiskChanged, DiskPatch};
+use hob_control::{BackingTimeout, BackingTimeoutChange, DiskChanged, DiskPatch};
 use hob_storage::backing::WAIT_FOREVER;
 
-use super::Manager;
 use super::api_error::ApiError;
+use super::{Inner, Manager};
 
 impl Manager {
     /// Changes a disk's own settings.
@@ -21,29 +21,47 @@ impl Manager {
     }
 
     async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
-        let Some(timeout) = patch.backing_timeout else {
-            return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
-                .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
+        let timeout = match patch.backing_timeout {
+            None => {
+                return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
+                    .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
+            }
+            Some(BackingTimeoutChange::Default) => None,
+            Some(BackingTimeoutChange::Set(timeout)) => Some(timeout),
         };
         let guard = self.guard_disk_for_command(name, "changed").await?;
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
-            disk.wanted.backing_timeout = Some(timeout);
+            disk.wanted.backing_timeout = timeout;
             (disk.shard().ok(), disk.id)
         };
         if let Some(shard) = shard {
-            shard.set_wait_max(id, wait_max(Some(timeout), self.backing_options.wait_max));
+            shard.set_wait_max(id, self.wait_max_of(timeout));
         }
         self.pools.finish_disk(name, guard, Vec::new()).await
     }
+
+    /// The time that requests of a disk wait for its backing: `own`, or the daemon's for a disk without a limit of its own.
+    pub(super) fn wait_max_of(&self, own: Option<BackingTimeout>) -> Duration {
+        own.map_or(self.backing_options.wait_max, wait_max)
+    }
 }
 
-/// The time that requests of a disk wait for its backing: `timeout`, or `default` for a disk without the setting.
-pub(super) fn wait_max(timeout: Option<BackingTimeout>, default: Duration) -> Duration {
+impl Inner {
+    /// The limit that is in effect for a disk with this one of its own.
+    pub(super) fn backing_timeout_in_effect(&self, own: Option<BackingTimeout>) -> BackingTimeout {
+        own.unwrap_or(match self.wait_max {
+            WAIT_FOREVER => BackingTimeout::Forever,
+            limit => BackingTimeout::Limit(limit),
+        })
+    }
+}
+
+/// A limit as storage knows it.
+pub(crate) fn wait_max(timeout: BackingTimeout) -> Duration {
     match timeout {
-        None => default,
-        Some(BackingTimeout::Limit(limit)) => limit,
-        Some(BackingTimeout::Forever) => WAIT_FOREVER,
+        BackingTimeout::Limit(limit) => limit,
+        BackingTimeout::Forever => WAIT_FOREVER,
     }
 }

@@ -7,9 +7,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use hob_control::{
-    CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff, ConfigDifference, ConfigRemedy,
-    DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty, PlannedPoolChange, PoolCreate, Qos,
-    QosPatch, Size,
+    BackingTimeoutChange, CacheEnable, CachePatch, CacheSettings, ConfigApplied, ConfigDiff,
+    ConfigDifference, ConfigRemedy, DatastorePatch, DeviceAdd, DiskAdd, DiskPatch, OnClients, OnDirty,
+    PlannedPoolChange, PoolCreate, Qos, QosPatch, Size,
 };
 use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
@@ -53,6 +53,7 @@ struct Found {
 impl Manager {
     /// Keeps what the daemon was started with, to be compared with the file later.
     pub(crate) fn set_config(&self, config: Box<Config>) {
+        self.inner().config_refused = config.refused().map(str::to_owned);
         let _ = self.config.set(config);
     }
 
@@ -358,8 +359,8 @@ impl Inner {
             && served.wanted.backing_timeout != Some(timeout)
         {
             let now = served.wanted.backing_timeout;
-            let now = now.map_or_else(|| "as in [limits]".to_owned(), |now| now.to_string());
-            let patch = DiskPatch { backing_timeout: Some(timeout) };
+            let now = self.backing_timeout_in_effect(now).to_string();
+            let patch = DiskPatch { backing_timeout: Some(BackingTimeoutChange::Set(timeout)) };
             let change = Change::PatchDisk(name.clone(), patch);
             found.push(apply(
                 &subject,

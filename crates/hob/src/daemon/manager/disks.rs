@@ -19,7 +19,7 @@ use super::recover::Source;
 use super::recovering::RecoveringCache;
 use super::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
 use super::resize::Measure;
-use super::{DISKS_MAX, DiskEntry, DiskPhase, Manager, flash};
+use super::{DISKS_MAX, DiskEntry, DiskPhase, Manager, Owed, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
 use crate::daemon::exports::export_info;
@@ -289,6 +289,7 @@ impl Manager {
             retry_after: None,
             offline_reason: None,
             content_noted: false,
+            owed: Owed::default(),
             cluster_wait: ClusterWait::No,
             drained_at_end: false,
             cache_reason: None,

@@ -268,23 +268,6 @@ impl Manager {
         });
     }
 
-    /// Keeps over a crash how many guests have not been told that acknowledged writes may be lost. One save at a time.
-    fn note_owed(self: &Arc<Self>, disk: DiskId, count: u32) {
-        let mut inner = self.inner();
-        let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
-        let is_known = std::mem::replace(&mut entry.wanted.flush_failures_owed, count) == count;
-        if is_known || std::mem::replace(&mut inner.saves_owed, true) {
-            return;
-        }
-        let manager = self.clone();
-        tokio::spawn(async move {
-            manager.inner().saves_owed = false;
-            if let Err(error) = manager.save().await {
-                tracing::error!("{error}");
-            }
-        });
-    }
-
     fn note_health(&self, device: DeviceId, state: DeviceState, reason: &str) {
         let mut inner = self.inner();
         let Some((pool, entry)) = inner.device_on_shards(device) else { return };

@@ -10,7 +10,6 @@ use hob_storage::backing::{Format, ImageFile};
 
 use super::Manager;
 use super::api_error::{ApiError, open_error};
-use super::backing_timeout::wait_max;
 use super::flash::blocking;
 use super::registry::ADDING;
 use crate::daemon::hardware::{Backing, BackingOptions};
@@ -63,7 +62,7 @@ impl Manager {
         &self,
         wanted: &DiskState,
     ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>), ApiError> {
-        let wait_max = wait_max(wanted.backing_timeout, self.backing_options.wait_max);
+        let wait_max = self.wait_max_of(wanted.backing_timeout);
         let options = BackingOptions { wait_max, ..self.backing_options.clone() };
         if !Backing::is_path(&wanted.backing) {
             return Ok((options, wanted.image.clone(), Vec::new()));

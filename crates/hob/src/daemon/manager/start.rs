@@ -55,6 +55,7 @@ impl Manager {
             inner.gone = kept.gone.clone();
             inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
         }
+        self.tasks.restore(&kept.failed_tasks);
         self.qos.restore(&kept);
         self.swap.restore(&kept.swaps);
         self.qos.start(config)?;

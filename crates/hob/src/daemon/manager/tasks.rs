@@ -1,17 +1,21 @@
 //! Changes that are under way, and the results of those that nobody waited for: `hob tasks`.
 //!
 //! A change is a task from its beginning. If whoever asked for it hears how it ends, it is forgotten then; otherwise its result is kept. A drain
-//! is a task that nobody waits for. A failed task is a problem in health until somebody acknowledges it. Nothing of this is kept over restarts.
+//! is a task that nobody waits for. A failed task is a problem in health until somebody acknowledges it, also after a restart of the daemon. Other
+//! tasks are not kept over restarts.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use hob_control::{Task, TaskState};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::api_error::ApiError;
+use super::registry::{Registry, StatePart};
 use crate::daemon::shard_api::PATIENCE;
+use crate::daemon::state::{FailedTask, State};
 
 /// So many tasks that are done or cancelled are remembered.
 const ENDED_MAX: usize = 20;
@@ -24,7 +28,16 @@ const UNACKNOWLEDGED: &str = "peer lend";
 
 /// All tasks.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Tasks(Arc<Mutex<List>>);
+pub(crate) struct Tasks {
+    list: Arc<Mutex<List>>,
+    registry: Arc<OnceLock<Weak<Registry>>>,
+}
+
+impl StatePart for Tasks {
+    fn add_to(&self, state: &mut State) {
+        state.failed_tasks = self.lock().failed();
+    }
+}
 
 /// The tasks, by number.
 #[derive(Debug, Default)]
@@ -35,7 +48,7 @@ struct List {
 
 #[derive(Debug)]
 struct Entry {
-    what: &'static str,
+    what: Cow<'static, str>,
     subject: String,
     began: Instant,
     ended: Option<Instant>,
@@ -67,7 +80,11 @@ impl Running {
     /// It ended, and nobody has heard how.
     pub(super) fn end(mut self, result: Result<(), String>) {
         self.is_over = true;
+        let is_kept = result.is_err();
         self.tasks.lock().end(self.id, result);
+        if is_kept {
+            self.tasks.save();
+        }
     }
 
     /// Somebody stopped it.
@@ -93,7 +110,7 @@ impl List {
     fn begin(&mut self, what: &'static str, subject: String) -> u64 {
         self.last += 1;
         let entry = Entry {
-            what,
+            what: what.into(),
             subject,
             began: Instant::now(),
             ended: None,
@@ -131,6 +148,27 @@ impl List {
         }
     }
 
+    /// The failed ones, to be kept over a restart.
+    pub(super) fn failed(&self) -> Vec<FailedTask> {
+        let failed = self.list.values().filter(|entry| entry.state == TaskState::Failed);
+        let keep = |entry: &Entry| FailedTask {
+            what: entry.what.to_string(),
+            subject: entry.subject.clone(),
+            error: entry.error.clone().unwrap_or_default(),
+        };
+        failed.map(keep).collect()
+    }
+
+    /// Lists those that failed before a restart, as if they had failed now.
+    pub(super) fn restore(&mut self, failed: &[FailedTask]) {
+        for task in failed.iter().take(FAILED_MAX) {
+            let id = self.begin("", task.subject.clone());
+            let entry = self.list.get_mut(&id).expect("it has just begun");
+            entry.what = task.what.clone().into();
+            self.end(id, Err(task.error.clone()));
+        }
+    }
+
     fn find(&mut self, id: u64) -> Result<&mut Entry, ApiError> {
         self.list.get_mut(&id).ok_or_else(|| {
             ApiError::not_found(format!("there is no task {id}")).hint("'hob tasks' shows all")
@@ -139,8 +177,28 @@ impl List {
 }
 
 impl Tasks {
+    /// Sets the registry that saves failed tasks. Later calls have no effect.
+    pub(super) fn connect(&self, registry: &Arc<Registry>) {
+        let _ = self.registry.set(Arc::downgrade(registry));
+    }
+
+    /// Lists tasks that failed before a restart, as if they had failed now.
+    pub(super) fn restore(&self, failed: &[FailedTask]) {
+        self.lock().restore(failed);
+    }
+
+    /// Saves which tasks have failed, in the background.
+    fn save(&self) {
+        let Some(registry) = self.registry.get().and_then(Weak::upgrade) else { return };
+        tokio::spawn(async move {
+            if let Err(error) = registry.save().await {
+                tracing::error!("{error}");
+            }
+        });
+    }
+
     fn lock(&self) -> MutexGuard<'_, List> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that a change has begun.
@@ -190,7 +248,7 @@ impl Tasks {
         let now = Instant::now();
         let show = |(id, entry): (&u64, &Entry)| Task {
             id: *id,
-            what: entry.what.to_owned(),
+            what: entry.what.to_string(),
             subject: entry.subject.clone(),
             state: entry.state,
             age_seconds: now.duration_since(entry.began).as_secs(),
@@ -203,14 +261,14 @@ impl Tasks {
     }
 
     /// What a task in progress does, and to what.
-    pub(super) fn running(&self, id: u64) -> Result<(&'static str, String), ApiError> {
+    pub(super) fn running(&self, id: u64) -> Result<(String, String), ApiError> {
         let mut tasks = self.lock();
         let entry = tasks.find(id)?;
         if entry.state != TaskState::Running {
             return Err(ApiError::conflict(format!("task {id} has ended"))
                 .hint(format!("'hob tasks acknowledge {id}' removes it from the list")));
         }
-        Ok((entry.what, entry.subject.clone()))
+        Ok((entry.what.to_string(), entry.subject.clone()))
     }
 
     /// Notes that a task ends because it was cancelled.
@@ -227,6 +285,8 @@ impl Tasks {
                 .hint(format!("'hob tasks' shows how far it is, 'hob tasks cancel {id}' ends a drain")));
         }
         tasks.list.remove(&id);
+        drop(tasks);
+        self.save();
         Ok(())
     }
 

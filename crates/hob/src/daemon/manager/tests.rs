@@ -14,6 +14,7 @@ mod journal_lost;
 mod life_cycle;
 mod memory;
 mod operation_guard;
+mod owed;
 mod parents;
 mod persistent;
 mod qos;

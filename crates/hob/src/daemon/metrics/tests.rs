@@ -13,6 +13,7 @@ use super::*;
 fn disk(name: &str) -> Disk {
     Disk {
         backing_timeout: None,
+        backing_timeout_in_effect: None,
         migration: None,
         parent: None,
         parent_reason: None,

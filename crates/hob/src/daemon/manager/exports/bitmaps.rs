@@ -307,7 +307,7 @@ impl ExportService {
     ) -> Result<Gone, ShardError> {
         let mut gone = shard.remove_disk(id).await?;
         if let Ok(entry) = self.0.registry.inner().disk_mut(disk) {
-            entry.wanted.flush_failures_owed = gone.failures_owed;
+            entry.set_owed(gone.failures_owed);
         }
         let bitmaps = std::mem::take(&mut gone.bitmaps);
         self.keep_bitmaps(disk, bitmaps, gone.changed).await;

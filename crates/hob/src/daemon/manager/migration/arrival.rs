@@ -141,6 +141,7 @@ impl Manager {
             exports: arrival.exports.iter().map(hob_control::Export::elsewhere).collect(),
             fuse: arrival.fuse.clone(),
             vhost_user: arrival.vhost_user.clone(),
+            flush_failures_owed: arrival.flush_failures_owed,
             ..DiskState::new(name.to_owned(), arrival.backing.clone(), arrival.read_only)
         })
     }

@@ -90,6 +90,7 @@ impl Manager {
         let shard = self.qos.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         shard.add_disk(id, config, Backing::handover(own)).await?;
+        shard.owe_failures(id, wanted.flush_failures_owed)?;
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;

@@ -146,6 +146,7 @@ impl Manager {
             vhost_user: plan.vhost_user.clone(),
             fuse: plan.fuse.clone(),
             cluster: self.cluster_identity(),
+            flush_failures_owed: disk.wanted.flush_failures_owed,
         })
     }
 }

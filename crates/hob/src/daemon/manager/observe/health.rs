@@ -183,6 +183,9 @@ impl Observe {
         problems.extend(failed.map(|(subject, why)| problem(ProblemKind::TaskFailed, &subject, why)));
         let missing = self.0.swap.missing();
         let inner = self.0.registry.inner();
+        if let Some(why) = &inner.config_refused {
+            problems.push(problem(ProblemKind::ConfigRefused, "hob.toml", why.clone()));
+        }
         for (pool, entry) in &inner.pools {
             for device in &entry.devices {
                 let kind = match device.state {

@@ -12,6 +12,7 @@ mod quality;
 mod recording;
 mod requests;
 mod snapshot;
+mod tasks;
 mod view;
 
 use std::sync::{Arc, OnceLock, Weak};

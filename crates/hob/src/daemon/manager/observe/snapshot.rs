@@ -43,6 +43,7 @@ impl Observe {
             disks,
             datastores,
             cluster: self.cluster_view(),
+            tasks: self.tasks_view(),
         }
     }
 }

@@ -177,6 +177,7 @@ impl DiskEntry {
             backing_state: self.backing_state(),
             format: self.wanted.format_name(),
             backing_timeout: self.wanted.backing_timeout,
+            backing_timeout_in_effect: Some(inner.backing_timeout_in_effect(self.wanted.backing_timeout)),
             size: Size(self.size_bytes),
             read_only: self.wanted.read_only,
             vhost_user: self.wanted.vhost_user.clone(),

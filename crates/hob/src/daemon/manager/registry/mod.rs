@@ -24,6 +24,7 @@ use hob_storage::pool::OwnerId;
 
 use super::api_error::ApiError;
 use super::flash::{self, Flash};
+use super::owed::Owed;
 use super::{exports, observe, parents, pools, recovering, resize, stalls};
 use crate::daemon::hardware::Lock;
 use crate::daemon::request_recorder::Counter;
@@ -89,6 +90,10 @@ pub(crate) struct Registry {
 pub(in crate::daemon::manager) struct Inner {
     pub(in crate::daemon::manager) pools: BTreeMap<String, PoolEntry>,
     pub(in crate::daemon::manager) disks: BTreeMap<String, DiskEntry>,
+    /// How long requests of disks without a limit of their own wait for their backing.
+    pub(in crate::daemon::manager) wait_max: std::time::Duration,
+    /// Why hob.toml is not used as it is now, but as it was at the last start.
+    pub(in crate::daemon::manager) config_refused: Option<String>,
     /// Ids of devices are not used twice: a shard remembers what it thinks of each.
     pub(in crate::daemon::manager) next_device: u16,
     /// Why the state could not be saved, the last time that was tried.
@@ -202,6 +207,8 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) offline_reason: Option<String>,
     /// What its content looks like was said in the log.
     pub(in crate::daemon::manager) content_noted: bool,
+    /// Guests that have not been told of a failed flush.
+    pub(in crate::daemon::manager) owed: Owed,
     /// Could it be had of the cluster when it was opened last?
     pub(in crate::daemon::manager) cluster_wait: ClusterWait,
     /// The daemon is ending, and nothing of it is dirty any more.

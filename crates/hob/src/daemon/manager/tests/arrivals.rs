@@ -63,6 +63,7 @@ impl Bench {
             vhost_user: None,
             fuse: None,
             cluster: None,
+            flush_failures_owed: 0,
         }
     }
 
@@ -288,5 +289,16 @@ fn a_disk_that_gave_way_to_one_that_came_does_not_wait_any_more() {
         bench.manager.inner().waited.insert("vm".into(), waited(&bench));
         bench.take().await;
         assert!(bench.manager.inner().waited.is_empty());
+    });
+}
+
+#[test]
+fn the_number_of_guests_that_were_not_told_of_a_failed_flush_moves_with_the_disk() {
+    run(async |bench| {
+        let bench = prepare(bench).await;
+        let arrival = Arrival { flush_failures_owed: 2, ..bench.arrival() };
+        assert_eq!(bench.arrive(arrival).await.refused, None);
+        bench.take().await;
+        assert_eq!(bench.manager.inner().disks["vm"].wanted.flush_failures_owed, 2);
     });
 }

@@ -82,6 +82,7 @@ fn a_disk_that_comes_is_due_what_one_here_can_be() {
             vhost_user: None,
             fuse: None,
             cluster: None,
+            flush_failures_owed: 0,
         };
         for wrong in [
             Qos { shares: 0, ..Qos::default() },

@@ -10,6 +10,7 @@ const BLOCKS: u64 = 1000;
 fn disk(state: CacheState, reason: Option<&str>) -> Disk {
     Disk {
         backing_timeout: None,
+        backing_timeout_in_effect: None,
         migration: None,
         parent: None,
         parent_reason: None,

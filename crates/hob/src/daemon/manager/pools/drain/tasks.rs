@@ -1,6 +1,6 @@
 //! Drains as tasks: their dirty data in the list of tasks, and how they are cancelled.
 
-use hob_control::{Task, TaskState};
+use hob_control::Task;
 
 use super::super::Pools;
 use crate::daemon::manager::api_error::ApiError;
@@ -8,14 +8,7 @@ use crate::daemon::manager::api_error::ApiError;
 impl Pools {
     /// Returns the tasks in progress, and those that ended after their client stopped waiting; the oldest first.
     pub(crate) fn tasks_view(&self) -> Vec<Task> {
-        let mut shown = self.tasks.all();
-        let inner = self.registry.inner();
-        for task in shown.iter_mut().filter(|task| task.state == TaskState::Running) {
-            let disk = inner.disks.get(&task.subject).filter(|_| is_of_disk(&task.what));
-            task.dirty = disk.and_then(|disk| disk.dirty()).filter(|dirty| dirty.draining);
-            task.can_cancel = task.dirty.is_some();
-        }
-        shown
+        self.observe.tasks_view()
     }
 
     /// Ends a task before it is done, if it drains a disk. Others cannot be cancelled.
@@ -40,9 +33,4 @@ impl Pools {
         self.tasks.acknowledge(id)?;
         Ok(self.tasks_view())
     }
-}
-
-/// Is the subject of such a task a disk?
-fn is_of_disk(what: &str) -> bool {
-    ["disk ", "cache ", "drain", "migrate", "qos "].iter().any(|kind| what.starts_with(kind))
 }

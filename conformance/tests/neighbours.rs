@@ -1,0 +1,240 @@
+//! Several clients write, zero and read neighbouring units of 512 bytes of the same sectors of a write-back disk, with FUA and flushes, while the
+//! daemon is killed: no client sees or loses anything but its own changes.
+//!
+//! Each unit belongs to one client, which knows what it may hold. Runs of one and of three units alternate, so that sectors of 4 KiB are
+//! shared by up to eight clients and runs cross their borders. `HOB_KILLS` is the number of kills (4 unless told otherwise).
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use conformance::data::{Noise, noise_file};
+use conformance::nbd_client::{Address, CMD_WRITE, CMD_WRITE_ZEROES, Client, FLAG_FUA};
+use conformance::scratch::wait_until;
+use conformance::{Daemon, MIB, Scratch, Tool};
+
+const UNIT: u64 = 512;
+const CLIENTS: u64 = 8;
+const SIZE: u64 = 8 * MIB;
+const UNITS: u64 = SIZE / UNIT;
+/// Half of all requests go to the first sectors.
+const HOT_UNITS: u64 = 64 * 8;
+const WAIT_MAX: Duration = Duration::from_secs(30);
+
+/// What a unit holds: zeroes, or a version that its owner wrote. The backing begins with zeroes.
+type Version = u64;
+
+/// What one unit may hold.
+#[derive(Debug, Clone, Default)]
+struct Unit {
+    /// Flushed, or seen after a restart and flushed.
+    durable: Version,
+    /// Acknowledged or in doubt since, oldest first.
+    since: Vec<Version>,
+}
+
+impl Unit {
+    fn now(&self) -> Version {
+        self.since.last().copied().unwrap_or(self.durable)
+    }
+
+    fn settle(&mut self, version: Version) {
+        *self = Unit { durable: version, since: Vec::new() };
+    }
+}
+
+/// The length of the runs around `unit`, and the number of its run.
+fn run_of(unit: u64) -> (u64, u64) {
+    let length = if unit / HOT_UNITS % 2 == 0 { 1 } else { 3 };
+    (length, unit / length)
+}
+
+fn owner(unit: u64) -> u64 {
+    run_of(unit).1 % CLIENTS
+}
+
+fn bytes(unit: u64, version: Version) -> Vec<u8> {
+    if version == 0 {
+        return vec![0; UNIT as usize];
+    }
+    let words = [unit + 1, version].map(u64::to_le_bytes).concat();
+    words.repeat(UNIT as usize / words.len())
+}
+
+/// The version that a unit holds; `None` if it was never written like that.
+fn version_in(unit: u64, data: &[u8]) -> Option<Version> {
+    let version = u64::from_le_bytes(data[8..16].try_into().expect("eight bytes"));
+    (data == bytes(unit, version)).then_some(version)
+}
+
+struct Guest {
+    id: u64,
+    address: Address,
+    dice: Noise,
+    last: Version,
+    units: Vec<Unit>,
+    requests: u64,
+}
+
+impl Guest {
+    fn connect(&self) -> Client {
+        wait_until("the export", WAIT_MAX, || Client::connect(&self.address, "vm").is_ok());
+        Client::connect(&self.address, "vm").expect("the export is there")
+    }
+
+    /// The first unit of a run of this guest, and its length.
+    fn pick(&mut self) -> (u64, u64) {
+        loop {
+            let span = if self.dice.below(2) == 0 { HOT_UNITS } else { UNITS };
+            let unit = self.dice.below(span);
+            let (length, run) = run_of(unit);
+            let first = run * length;
+            let is_whole = (first..first + length).all(|unit| unit < UNITS && run_of(unit) == (length, run));
+            if owner(unit) == self.id && is_whole {
+                return (first, length);
+            }
+        }
+    }
+
+    /// Compares what was read from unit `first` on. Units of other guests are changing; each of them is whole.
+    fn compare(&self, first: u64, data: &[u8], is_restarted: bool) {
+        for (unit, data) in (first..).zip(data.chunks(UNIT as usize)) {
+            let found = version_in(unit, data);
+            let id = self.id;
+            let found =
+                found.unwrap_or_else(|| panic!("client {id}, unit {unit}: a mixture: {:?}", &data[..32]));
+            let known = &self.units[unit as usize];
+            if owner(unit) == id {
+                let may_be = known.now() == found
+                    || is_restarted && (known.durable == found || known.since.contains(&found));
+                assert!(
+                    may_be,
+                    "client {id}, unit {unit}: holds {found}, and may hold {known:?} ({is_restarted})"
+                );
+            }
+        }
+    }
+
+    /// One request; an error means that the daemon was killed.
+    fn step(&mut self, client: &mut Client) -> std::io::Result<()> {
+        self.requests += 1;
+        let (first, length) = self.pick();
+        let kind = self.dice.below(10);
+        if kind == 0 {
+            client.flush()?;
+            self.units.iter_mut().for_each(|unit| unit.settle(unit.now()));
+            return Ok(());
+        }
+        if kind < 4 {
+            let from = first.saturating_sub(self.dice.below(12));
+            let count = (length + self.dice.below(20) + first - from).min(UNITS - from);
+            let data = client.read(from * UNIT, (count * UNIT) as u32)?;
+            self.compare(from, &data, false);
+            return Ok(());
+        }
+        self.last += 1;
+        let is_zero = kind == 4;
+        let version = if is_zero { 0 } else { self.last };
+        let flags = if self.dice.below(4) == 0 { FLAG_FUA } else { 0 };
+        let range = first as usize..(first + length) as usize;
+        self.units[range.clone()].iter_mut().for_each(|unit| unit.since.push(version));
+        let data: Vec<u8> = (first..first + length).flat_map(|unit| bytes(unit, version)).collect();
+        let (command, payload): (_, &[u8]) =
+            if is_zero { (CMD_WRITE_ZEROES, &[]) } else { (CMD_WRITE, &data) };
+        let error = client.call(flags, command, first * UNIT, (length * UNIT) as u32, payload)?;
+        assert_eq!(error, 0, "client {}: the disk works", self.id);
+        if flags == FLAG_FUA {
+            self.units[range].iter_mut().for_each(|unit| unit.settle(version));
+        }
+        Ok(())
+    }
+
+    /// Reads everything after a restart, and makes it durable.
+    fn check_all(&mut self, client: &mut Client) -> std::io::Result<()> {
+        let mut found = Vec::new();
+        for offset in (0..SIZE).step_by(MIB as usize) {
+            let data = client.read(offset, MIB as u32)?;
+            self.compare(offset / UNIT, &data, true);
+            found.extend(
+                (offset / UNIT..).zip(data.chunks(UNIT as usize)).map(|(unit, data)| version_in(unit, data)),
+            );
+        }
+        for (unit, found) in self.units.iter_mut().zip(found) {
+            // What was read once stays, also over another kill before the flush.
+            unit.settle(found.expect("compared"));
+        }
+        client.flush()
+    }
+
+    fn live(mut self, is_over: &AtomicBool) -> u64 {
+        loop {
+            let mut client = self.connect();
+            let mut result = self.check_all(&mut client);
+            while result.is_ok() {
+                if is_over.load(Ordering::Relaxed) {
+                    client.flush().expect("nobody kills the daemon any more");
+                    self.units.iter_mut().for_each(|unit| unit.settle(unit.now()));
+                    self.check_all(&mut client).expect("the disk works");
+                    return self.requests;
+                }
+                result = self.step(&mut client);
+            }
+        }
+    }
+}
+
+#[test]
+fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
+    let scratch = Scratch::new();
+    noise_file(&scratch.path("flash"), 64 * MIB, 1);
+    std::fs::File::create(scratch.path("disk.img")).unwrap().set_len(SIZE).unwrap();
+    let _backing = Tool::new("nbdkit")
+        .args(["--foreground", "--unix", &scratch.text("backing.sock"), "--filter=delay", "file"])
+        .args([&scratch.text("disk.img"), "rdelay=1ms", "wdelay=1ms"])
+        .start();
+    wait_until("nbdkit's socket", WAIT_MAX, || scratch.path("backing.sock").exists());
+    let config = format!(
+        "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
+         [[pool]]\nname = \"p\"\ndevices = [\"{}\"]\nsegment_size = \"1M\"\nforce = true\n\
+         [[disk]]\nname = \"vm\"\nbacking = \"nbd+unix:///?socket={}\"\n\
+         [disk.cache]\npool = \"p\"\nsize = \"4M\"\nmode = \"write-back\"\n",
+        scratch.text("state"),
+        scratch.text("nbd.sock"),
+        scratch.text("ctl.sock"),
+        scratch.text("flash"),
+        scratch.text("backing.sock"),
+    );
+    let path: PathBuf = scratch.path("hob.toml");
+    std::fs::write(&path, config).unwrap();
+    let start = || Daemon::start(&path, &scratch.path("ctl.sock"));
+    let mut daemon = start();
+    let address = Address::Unix(scratch.path("nbd.sock"));
+    let kills = std::env::var("HOB_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
+    let is_over = AtomicBool::new(false);
+    let requests: u64 = std::thread::scope(|scope| {
+        let guest = |id| Guest {
+            id,
+            address: address.clone(),
+            dice: Noise::new(100 + id),
+            last: 0,
+            units: vec![Unit::default(); UNITS as usize],
+            requests: 0,
+        };
+        let guests: Vec<_> =
+            (0..CLIENTS).map(guest).map(|guest| scope.spawn(|| guest.live(&is_over))).collect();
+        for round in 0..kills {
+            std::thread::sleep(Duration::from_millis(1500 + 300 * (round % 3)));
+            if guests.iter().any(|guest| guest.is_finished()) {
+                break;
+            }
+            daemon.kill();
+            daemon = start();
+        }
+        std::thread::sleep(Duration::from_secs(2));
+        is_over.store(true, Ordering::Relaxed);
+        guests.into_iter().map(|guest| guest.join().expect("a client saw something else")).sum()
+    });
+    println!("{requests} requests");
+    assert!(requests > 500, "{requests} requests test little");
+    daemon.stop();
+}

@@ -1,0 +1,111 @@
+//! A daemon whose hob.toml is refused starts with the one of its last start, and says so in health. A daemon that never started does not.
+
+use std::time::Duration;
+
+use conformance::data::noise_file;
+use conformance::hob::command;
+use conformance::nbd_client::{Address, Client};
+use conformance::scratch::wait_until;
+use conformance::{Daemon, MIB, Scratch};
+
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+/// Texts that hob.toml ends with, and what health says of each.
+const MISTAKES: [(&str, &str); 4] = [
+    ("[[disk]\n", "line"),
+    ("shard_count = 3\n", "shard_count"),
+    ("[limits]\nconnections_max = 0\n", "connections_max"),
+    (
+        "[[nbd]]\nlisten = \"tcp:127.0.0.1:1\"\ntls = { cert = \"/missing\", key = \"/missing\" }\n",
+        "/missing",
+    ),
+];
+
+struct Stage {
+    scratch: Scratch,
+    good: String,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let scratch = Scratch::new();
+        noise_file(&scratch.path("disk.img"), 4 * MIB, 1);
+        let good = format!(
+            "state_dir = \"{}\"\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
+             [[disk]]\nname = \"vm\"\nbacking = \"{}\"\n",
+            scratch.text("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+            scratch.text("disk.img"),
+        );
+        Stage { scratch, good }
+    }
+
+    /// Writes hob.toml. Settings of the daemon stand before its tables.
+    fn configure(&self, mistake: &str) {
+        let text = if mistake.starts_with('[') {
+            format!("{}{mistake}", self.good)
+        } else {
+            format!("{mistake}{}", self.good)
+        };
+        std::fs::write(self.scratch.path("hob.toml"), text).unwrap();
+    }
+
+    fn start(&self) -> Daemon {
+        Daemon::start(&self.scratch.path("hob.toml"), &self.scratch.path("ctl.sock"))
+    }
+
+    fn check(&self, mistake: &str, mentions: &str) {
+        let checked = command(&["daemon", "--config", &self.scratch.text("hob.toml"), "--check"]);
+        assert!(!checked.success() && checked.all().contains(mentions), "{mistake}: {}", checked.all());
+    }
+
+    fn serves(&self) {
+        let address = Address::Unix(self.scratch.path("nbd.sock"));
+        wait_until("the export", WAIT_MAX, || Client::connect(&address, "vm").is_ok());
+        let mut guest = Client::connect(&address, "vm").unwrap();
+        guest.read(0, 4096).expect("the disk is served");
+    }
+}
+
+#[test]
+fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
+    let stage = Stage::new();
+    stage.configure("");
+    let kept = stage.scratch.path("state/hob.toml.accepted");
+    let mut daemon = stage.start();
+    wait_until("the copy of hob.toml", WAIT_MAX, || kept.exists());
+    for (mistake, mentions) in MISTAKES {
+        stage.configure(mistake);
+        stage.check(mistake, mentions);
+        daemon.kill();
+        daemon = stage.start();
+        stage.serves();
+        let health = daemon.try_ctl(&["health"]).all();
+        assert!(health.contains("config-refused") && health.contains(mentions), "{mistake}: {health}");
+        let refused = daemon.try_ctl(&["config", "diff"]);
+        assert!(!refused.success() && refused.all().contains(mentions), "{mistake}: {}", refused.all());
+    }
+    let disk = format!("[[disk]]\nname = \"more\"\nbacking = \"{}\"\n", stage.scratch.text("more.img"));
+    noise_file(&stage.scratch.path("more.img"), MIB, 2);
+    stage.configure(&disk);
+    daemon.kill();
+    let daemon = stage.start();
+    let health = daemon.try_ctl(&["health"]).all();
+    assert!(!health.contains("config-refused"), "{health}");
+    assert!(daemon.ctl(&["disk", "list"]).contains("more"), "the corrected file counts");
+    wait_until("the copy of the corrected file", WAIT_MAX, || {
+        std::fs::read_to_string(&kept).is_ok_and(|text| text.contains("more.img"))
+    });
+    daemon.stop();
+}
+
+#[test]
+fn a_daemon_that_never_started_is_refused_with_its_mistakes() {
+    let stage = Stage::new();
+    for (mistake, mentions) in MISTAKES {
+        stage.configure(mistake);
+        let refused = command(&["daemon", "--config", &stage.scratch.text("hob.toml")]);
+        assert!(!refused.success() && refused.all().contains(mentions), "{mistake}: {}", refused.all());
+    }
+}
