@@ -302,6 +302,8 @@ struct Disk {
     gated: bool,
     /// Its cache is being recovered while guests use it.
     coming: Option<Coming>,
+    /// The dirty data of its recovered cache is given up when its new ring is complete.
+    gives_up: bool,
     /// It is being removed, and requests that waited for its cache are refused.
     refuses_waiting: bool,
     /// Number of successive failures to put its recovered cache into service.
@@ -461,6 +463,7 @@ impl<'a> World<'a> {
             changed_behind: None,
             gated: false,
             coming: None,
+            gives_up: false,
             refuses_waiting: false,
             attempts: 0,
             dirty_lost: false,

@@ -1,8 +1,8 @@
 //! Flushes of the backing that fail, and backings that restart: who is told, and what becomes dirty again.
 
-use super::write_back::{backing, flash, lazy};
+use super::write_back::{backing, flash, lazy, mirrored};
 use super::*;
-use crate::command::{Bitmap, BitmapChange, Destage, Discard, Mode};
+use crate::command::{Bitmap, BitmapChange, Copies, Destage, Discard, Mode};
 use crate::granules::Granules;
 use crate::units::SessionId;
 
@@ -285,6 +285,27 @@ fn a_fill_that_meets_a_loss_leaves_nothing_valid() {
     bench.engine.handle_loss(bench.now, DISK);
     bench.end(fill);
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+}
+
+#[test]
+fn a_second_copy_that_meets_a_loss_is_not_valid() {
+    let mut bench = mirrored(Copies::One);
+    bench.change(CacheChange::Tune(Mode::WriteThrough, lazy(), Copies::One)).expect("at once");
+    bench.write_alone(0, 4 * KIB);
+    assert_eq!(bench.stats().sectors_valid, 1);
+    bench.change(CacheChange::Tune(Mode::WriteThrough, lazy(), Copies::TwoOfAll)).expect("at once");
+    let copy = loop {
+        match bench.ios.pop_front() {
+            Some(io) if (io.target, io.op) == (flash(1), PLAIN) => break io,
+            Some(io) => bench.end(io),
+            None => bench.wait_ms(100),
+        }
+        assert!(bench.now.0 < 60_000_000_000, "the missing copy is made");
+    };
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(copy);
+    bench.settle();
+    assert_eq!(bench.stats().sectors_valid, 0);
 }
 
 #[test]
