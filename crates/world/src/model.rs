@@ -118,7 +118,7 @@ pub struct Model {
     /// When the last crash happened.
     crashed: u32,
     /// The content after the last crash is durable: the power failed, or a flush has been acknowledged
-    /// since.
+    /// since, and no data was given up meanwhile.
     settled: bool,
     /// When data was last given up.
     forgot: u32,
@@ -380,7 +380,7 @@ impl Model {
             self.unflushed.iter().partition(|serial| self.changes[**serial as usize - 1].ended < began);
         self.unflushed = rest;
         self.given_up.retain(|serial| self.changes[*serial as usize - 1].ended >= began);
-        self.settled |= self.crashed < began;
+        self.settled |= self.crashed.max(self.forgot) < began;
         for unit in &mut self.units {
             unit.kept |= unit.pinned.is_some() && unit.pinned_at < began;
         }
@@ -591,10 +591,16 @@ impl Model {
             unit.floor = unit.floor.min(ended);
             (unit.pinned, unit.kept) = (None, false);
         }
+        self.note_forgotten();
+        Ok(())
+    }
+
+    /// Data was given up. What shows in its place is on the backing, and no flush has made it durable there.
+    fn note_forgotten(&mut self) {
         self.forgot = self.tick();
         self.forgotten = self.changes.len();
         self.given_up.append(&mut self.unflushed);
-        Ok(())
+        self.settled = false;
     }
 
     /// Drops all durability: every unit may read as any value that it ever held.
@@ -602,9 +608,7 @@ impl Model {
         for unit in &mut self.units {
             (unit.floor, unit.pinned, unit.kept) = (0, None, false);
         }
-        self.forgot = self.tick();
-        self.forgotten = self.changes.len();
-        self.given_up.append(&mut self.unflushed);
+        self.note_forgotten();
     }
 
     /// Sets the disk's content to the backing's, while no change is in progress. What the backing holds, and

@@ -425,7 +425,7 @@ impl<'a> World<'a> {
         }
         let units = scenario.disks.iter().map(|disk| disk.units);
         let clones = Clones::draw(seed, options.clones_permille, units);
-        let losses = Losses::draw(seed, options, scenario.backing_ns);
+        let losses = Losses::draw(seed, options, scenario.backing_ns.max(scenario.flash_ns));
         let shrinks = Shrinks::draw(seed, options, scenario.backing_ns);
         if losses.is_some() {
             for plan in &mut scenario.disks {
@@ -592,7 +592,8 @@ impl<'a> World<'a> {
             self.clock += 1;
             let rests = self.requests.is_empty() && self.asked.is_empty();
             let calm_ns = if self.ios.is_empty() { CALM_NS } else { 4 * CALM_NS };
-            if self.queue.len() == self.ios.len() && rests && self.now >= self.busy_until + calm_ns {
+            let idle = self.queue.len() == self.ios.len() + self.restarts_due();
+            if idle && rests && self.now >= self.busy_until + calm_ns {
                 // Scrubbing never ends, and if I/O hangs repeatedly, some is always in flight.
                 return Ok(());
             }
@@ -638,7 +639,7 @@ impl<'a> World<'a> {
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Violation> {
-        if !matches!(event, Event::Complete(..)) {
+        if !matches!(event, Event::Complete(..) | Event::Restart(_)) {
             self.busy_until = self.now;
         }
         match event {

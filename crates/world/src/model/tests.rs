@@ -286,3 +286,15 @@ fn a_flush_after_a_loss_promises_a_write_that_overlapped_no_other() {
     model.clone().end_flush(0, flush, &held, &held).unwrap();
     assert!(model.end_flush(0, flush, &initial(1), &initial(1)).is_err());
 }
+
+#[test]
+fn a_backing_may_lose_what_a_discard_after_a_power_cut_uncovered() {
+    let mut model = lagging(1);
+    let serial = write(&mut model, true);
+    model.crash(Loss::Unflushed);
+    model.forget(&initial(1)).unwrap();
+    // It had been destaged, and no flush followed.
+    sees(&mut model, &[t(serial, 0)]).unwrap();
+    model.lose();
+    sees(&mut model, &initial(1)).unwrap();
+}

@@ -1,6 +1,6 @@
 //! Flushes of the backing that fail, and backings that restart: who is told, and what becomes dirty again.
 
-use super::write_back::{backing, flash, lazy, mirrored};
+use super::write_back::{backing, flash, lazy, mirrored, ring};
 use super::*;
 use crate::command::{Bitmap, BitmapChange, Copies, Destage, Discard, Mode};
 use crate::granules::Granules;
@@ -306,6 +306,28 @@ fn a_second_copy_that_meets_a_loss_is_not_valid() {
     bench.end(copy);
     bench.settle();
     assert_eq!(bench.stats().sectors_valid, 0);
+}
+
+/// A change that fails leaves no I/O of its new journal behind: the journal of before would get its completion.
+#[test]
+fn a_change_that_the_backing_fails_waits_for_what_its_journal_writes() {
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, lazy());
+    bench.write_alone(0, 4 * KIB);
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
+    let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
+    let mut page = None;
+    while let Some(io) = bench.ios.pop_front() {
+        match (io.target == backing(), io.op) {
+            (true, IoOp::Flush) => bench.fail(io),
+            (_, IoOp::WriteJournal) => page = Some(io),
+            _ => bench.end(io),
+        }
+    }
+    assert_eq!(bench.result(grow), None);
+    bench.end(page.expect("what was forgotten is recorded"));
+    bench.settle();
+    assert_eq!(bench.result(grow), Some(Err(CommandError::BackingFailed)));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled, "the old cache forgets it too");
 }
 
 #[test]
