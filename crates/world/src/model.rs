@@ -118,7 +118,7 @@ pub struct Model {
     /// When the last crash happened.
     crashed: u32,
     /// The content after the last crash is durable: the power failed, or a flush has been acknowledged
-    /// since.
+    /// since, and no data was given up meanwhile.
     settled: bool,
     /// When data was last given up.
     forgot: u32,
@@ -340,17 +340,22 @@ impl Model {
         let told = self.told.get(&session).copied().unwrap_or(0);
         let disk = self.disk;
         for (_, serial) in self.doubtful.iter().filter(|(loss, _)| *loss > told) {
-            let change = &mut self.changes[*serial as usize - 1];
+            let change = self.changes[*serial as usize - 1].clone();
             if change.ended >= began {
                 continue;
             }
-            change.durable = true;
+            self.changes[*serial as usize - 1].durable = true;
+            // Overlapping changes take effect in any order: one that began earlier may be the last.
+            let overlapping = |other: &&Change| other.began < change.began && other.ended > change.began;
+            let others: Vec<_> = self.changes.iter().filter(overlapping).collect();
             for at in change.first..change.end {
                 let unit = &mut self.units[at as usize];
                 if change.kind != Kind::Discard {
                     unit.floor = unit.floor.max(change.began);
                 }
-                let newest = unit.active == 0 && unit.last_began == change.began;
+                let newest = unit.active == 0
+                    && unit.last_began == change.began
+                    && !others.iter().any(|other| (other.first..other.end).contains(&at));
                 let is_there = now[at as usize] == content::tag(*serial, disk, at);
                 ensure!(
                     !newest || self.lags || change.kind != Kind::Data || is_there,
@@ -375,7 +380,7 @@ impl Model {
             self.unflushed.iter().partition(|serial| self.changes[**serial as usize - 1].ended < began);
         self.unflushed = rest;
         self.given_up.retain(|serial| self.changes[*serial as usize - 1].ended >= began);
-        self.settled |= self.crashed < began;
+        self.settled |= self.crashed.max(self.forgot) < began;
         for unit in &mut self.units {
             unit.kept |= unit.pinned.is_some() && unit.pinned_at < began;
         }
@@ -586,10 +591,16 @@ impl Model {
             unit.floor = unit.floor.min(ended);
             (unit.pinned, unit.kept) = (None, false);
         }
+        self.note_forgotten();
+        Ok(())
+    }
+
+    /// Data was given up. What shows in its place is on the backing, and no flush has made it durable there.
+    fn note_forgotten(&mut self) {
         self.forgot = self.tick();
         self.forgotten = self.changes.len();
         self.given_up.append(&mut self.unflushed);
-        Ok(())
+        self.settled = false;
     }
 
     /// Drops all durability: every unit may read as any value that it ever held.
@@ -597,18 +608,26 @@ impl Model {
         for unit in &mut self.units {
             (unit.floor, unit.pinned, unit.kept) = (0, None, false);
         }
-        self.forgot = self.tick();
-        self.forgotten = self.changes.len();
-        self.given_up.append(&mut self.unflushed);
+        self.note_forgotten();
     }
 
-    /// Sets the disk's content to the backing's, while no change is in progress.
-    pub fn adopt(&mut self, backing: &[Tag]) -> Result<(), Violation> {
-        self.forget(backing)?;
-        for (unit, value) in self.units.iter_mut().zip(backing) {
-            (unit.pinned, unit.pinned_at) = (Some(*value), self.forgot);
-        }
+    /// Sets the disk's content to the backing's, while no change is in progress. What the backing holds, and
+    /// does not hold durably, it may still lose: it flushed nothing of what is given up.
+    pub fn adopt(&mut self, now: &[Tag], durable: &[Tag]) -> Result<(), Violation> {
+        self.forget(durable)?;
+        self.forget(now)?;
+        self.pin(now);
         Ok(())
+    }
+
+    /// Records that giving data up is complete: units that no change touched since are the backing's.
+    pub fn pin(&mut self, backing: &[Tag]) {
+        let pinned_at = self.tick();
+        for (unit, value) in self.units.iter_mut().zip(backing) {
+            if unit.active == 0 && unit.last_began < self.forgot {
+                (unit.pinned, unit.pinned_at) = (Some(*value), pinned_at);
+            }
+        }
     }
 
     /// Records another writer's change of the backing while the disk was not served: units of one change,

@@ -302,6 +302,8 @@ struct Disk {
     gated: bool,
     /// Its cache is being recovered while guests use it.
     recovering: Option<Recovering>,
+    /// The dirty data of its recovered cache is given up when its new ring is complete.
+    gives_up: bool,
     /// It is being removed, and requests that waited for its cache are refused.
     refuses_waiting: bool,
     /// Number of successive failures to put its recovered cache into service.
@@ -423,7 +425,7 @@ impl<'a> Simulation<'a> {
         }
         let units = scenario.disks.iter().map(|disk| disk.units);
         let clones = Clones::draw(seed, options.clones_permille, units);
-        let losses = Losses::draw(seed, options, scenario.backing_ns);
+        let losses = Losses::draw(seed, options, scenario.backing_ns.max(scenario.flash_ns));
         let shrinks = Shrinks::draw(seed, options, scenario.backing_ns);
         if losses.is_some() {
             for plan in &mut scenario.disks {
@@ -461,6 +463,7 @@ impl<'a> Simulation<'a> {
             changed_behind: None,
             gated: false,
             recovering: None,
+            gives_up: false,
             refuses_waiting: false,
             attempts: 0,
             dirty_lost: false,
@@ -589,7 +592,8 @@ impl<'a> Simulation<'a> {
             self.clock += 1;
             let rests = self.requests.is_empty() && self.asked.is_empty();
             let calm_ns = if self.ios.is_empty() { CALM_NS } else { 4 * CALM_NS };
-            if self.queue.len() == self.ios.len() && rests && self.now >= self.busy_until + calm_ns {
+            let idle = self.queue.len() == self.ios.len() + self.restarts_due();
+            if idle && rests && self.now >= self.busy_until + calm_ns {
                 // Scrubbing never ends, and if I/O hangs repeatedly, some is always in flight.
                 return Ok(());
             }
@@ -635,7 +639,7 @@ impl<'a> Simulation<'a> {
     }
 
     fn happen(&mut self, event: Event) -> Result<(), Violation> {
-        if !matches!(event, Event::Complete(..)) {
+        if !matches!(event, Event::Complete(..) | Event::Restart(_)) {
             self.busy_until = self.now;
         }
         match event {

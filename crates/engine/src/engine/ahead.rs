@@ -88,15 +88,15 @@ impl Engine {
             }
         }
         disk.jobs += 1;
+        let doubts = disk.backed.doubts;
         self.destage_buffers.shorten(&mut buffer, (range.end - range.first) * SECTOR_BYTES);
         let it = &mut self.jobs[job];
-        (it.range, it.buffer) = (range, Some(buffer));
+        (it.range, it.buffer, it.doubts) = (range, Some(buffer), doubts);
         if valid == range.end - range.first {
             it.step = Step::AheadFlash;
             return self.issue_runs_of(now, Owner::Job(job), id, buffer.id, IoOp::Read);
         }
         it.step = Step::AheadBacking;
-        it.doubts = disk.backed.doubts;
         let offset = range.first * SECTOR_BYTES;
         let len = (range.end * SECTOR_BYTES).min(self.disk(id).config.size_bytes) - offset;
         let slice = Some(BufferSlice { id: buffer.id, offset: buffer.offset, len: len as u32 });
@@ -140,8 +140,7 @@ impl Engine {
         }
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
-        // The backing may have lost the data that it delivered.
-        let believed = step == Step::AheadFlash || doubts == disk.backed.doubts;
+        // The backing may have lost what it delivered, and what flash holds a copy of.
         if let (true, Some(memory)) = (disk.may_read_ahead() && believed, &mut disk.memory) {
             disk.stats.read_ahead_bytes += (range.end - range.first) * SECTOR_BYTES;
             let copy = |mut piece: PageRange| {

@@ -349,8 +349,8 @@ impl Engine {
         }
     }
 
-    /// Invalidates the clean copies of the changes in doubt. Reads of them in progress find no
-    /// checksum and read the backing.
+    /// Forgets the clean copies of the changes in doubt. Reads of them that are under way may return them, as if they had ended
+    /// before the loss, but neither memory nor flash keeps what such a read returned.
     fn forget_changes(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let sectors = disk.config.size_bytes.div_ceil(crate::units::SECTOR_BYTES);

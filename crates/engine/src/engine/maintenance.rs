@@ -245,8 +245,8 @@ impl Engine {
         disk.stats.second_copy_bytes += io.bytes;
         for (i, sector) in (io.sector..io.sector + io.sectors).enumerate().filter(|_| result.is_ok()) {
             let first = cache.index.of_second(sector).expect("it is a second copy");
-            // A copy of wrong data is useless.
-            if cache.index.sum(first) != sums[i] {
+            // A copy of what was wrong, or has been forgotten since, is none.
+            if !cache.index.is_valid(first) || cache.index.sum(first) != sums[i] {
                 continue;
             }
             let dirty = cache.index.is_dirty(first);

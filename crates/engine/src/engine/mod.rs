@@ -228,7 +228,7 @@ struct Active {
     zoned: bool,
     /// Writes to the backing that had ended when its flush of the backing began.
     flush_mark: u64,
-    /// The count of the disk's doubts when its flush or its read of the backing began, or its change, see `backed.rs`.
+    /// The count of the disk's doubts when its flush, its read or its change began, see `backed.rs`.
     doubts: u64,
     /// Number of times that its change was sent again after a doubt.
     resends: u8,

@@ -155,6 +155,7 @@ impl Engine {
         let request = active.request;
         let Engine { disks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
+        active.doubts = disk.backed.doubts;
         let cache = disk.cache.as_mut().expect("hits have a cache");
         // The look-up found the blocks; they need not be searched again.
         let used = if request.passes_by() { &[][..] } else { &runs[..] };

@@ -321,10 +321,11 @@ impl Engine {
                     // Another host's backing is not worth a try.
                     let is_in_vain = tries == FLUSHES_MAX || leaves && disk.ownership.role == Role::Away;
                     match (is_in_vain, leaves) {
-                        (true, false) => return self.abandon(now, id, CommandError::BackingFailed),
-                        (true, true) if !disk.journal.as_ref().expect("it has one").is_idle() => {
+                        // A flush that failed made the cache forget clean sectors, and its journal record that.
+                        (true, _) if !disk.journal.as_ref().expect("it has one").is_idle() => {
                             return self.pump_journal(now, id);
                         }
+                        (true, false) => return self.abandon(now, id, CommandError::BackingFailed),
                         (true, true) => self.leave_unclean(now, id),
                         (false, true) if disk.destager.rest_until.is_some() => return,
                         (false, _) if !self.flush_backing(now, id) => return,

@@ -125,7 +125,7 @@ impl Engine {
                     && !seen.is_run
                     && !outcome.is_from_memory()
                     && *outcome != Outcome::BypassShared
-                    && (*outcome == Outcome::Hit || *doubts == disk.backed.doubts) =>
+                    && *doubts == disk.backed.doubts =>
             {
                 let copy = |piece| copy_out.push_back(into_memory(request.disk, id, piece));
                 memory.keep(range.first, range.end, copy);

@@ -227,9 +227,74 @@ fn what_was_given_up_may_be_anything_down_to_the_backing() {
     assert!(sees(&mut model.clone(), &initial(1)).is_err(), "older than the backing");
     sees(&mut model.clone(), &[t(second, 0)]).unwrap();
     sees(&mut model, &[t(first, 0)]).unwrap();
-    model.adopt(&initial(1)).unwrap();
+    model.adopt(&initial(1), &initial(1)).unwrap();
     assert!(sees(&mut model.clone(), &[t(second, 0)]).is_err());
     let behind = model.changed_behind(0, 1);
     assert!(sees(&mut model.clone(), &initial(1)).is_err(), "changed behind");
     sees(&mut model, &[t(behind, 0)]).unwrap();
+}
+
+#[test]
+fn a_backing_may_lose_what_it_had_of_durable_data_that_was_given_up() {
+    let mut model = lagging(1);
+    let serial = write(&mut model, true);
+    model.adopt(&[t(serial, 0)], &initial(1)).unwrap();
+    assert!(sees(&mut model.clone(), &initial(1)).is_err(), "the backing has not lost it yet");
+    model.crash(Loss::Nothing);
+    model.lose();
+    sees(&mut model, &initial(1)).unwrap();
+}
+
+#[test]
+fn what_is_being_given_up_may_come_back_until_that_is_complete() {
+    let mut model = lagging(1);
+    let serial = write(&mut model, true);
+    model.forget(&initial(1)).unwrap();
+    sees(&mut model.clone(), &[t(serial, 0)]).unwrap();
+    model.pin(&initial(1));
+    assert!(sees(&mut model.clone(), &[t(serial, 0)]).is_err());
+    sees(&mut model, &initial(1)).unwrap();
+}
+
+/// A flush after a loss promises what was acknowledged before. Of two writes that overlapped in time, any
+/// may be the one that the backing has.
+#[test]
+fn a_flush_after_a_loss_accepts_either_of_two_overlapping_writes() {
+    let mut model = Model::new(0, 1);
+    let first = model.begin_change(Kind::Data, 0, 1);
+    let second = model.begin_change(Kind::Data, 0, 1);
+    let held = [t(first, 0)];
+    model.end_change(second, true, false, &held, &held).unwrap();
+    model.end_change(first, true, false, &held, &held).unwrap();
+    model.lose();
+    let flush = model.begin_flush();
+    let lost = initial(1);
+    model.clone().end_flush(0, flush, &held, &held).unwrap();
+    model.clone().end_flush(0, flush, &[t(second, 0)], &held).unwrap();
+    sees(&mut model.clone(), &lost).unwrap();
+    model.end_flush(0, flush, &held, &held).unwrap();
+    assert!(sees(&mut model, &lost).is_err());
+}
+
+#[test]
+fn a_flush_after_a_loss_promises_a_write_that_overlapped_no_other() {
+    let mut model = Model::new(0, 1);
+    let serial = write(&mut model, false);
+    let held = [t(serial, 0)];
+    model.lose();
+    let flush = model.begin_flush();
+    model.clone().end_flush(0, flush, &held, &held).unwrap();
+    assert!(model.end_flush(0, flush, &initial(1), &initial(1)).is_err());
+}
+
+#[test]
+fn a_backing_may_lose_what_a_discard_after_a_power_cut_uncovered() {
+    let mut model = lagging(1);
+    let serial = write(&mut model, true);
+    model.crash(Loss::Unflushed);
+    model.forget(&initial(1)).unwrap();
+    // It had been destaged, and no flush followed.
+    sees(&mut model, &[t(serial, 0)]).unwrap();
+    model.lose();
+    sees(&mut model, &initial(1)).unwrap();
 }

@@ -83,7 +83,7 @@ impl Simulation<'_> {
         let state = &mut self.disks[disk];
         state.gated = false;
         state.model.set_lags(false);
-        state.model.adopt(state.backing.now())?;
+        state.model.adopt(state.backing.now(), state.backing.durable())?;
         self.open_disk(disk)?;
         self.drain()?;
         self.run_dry()

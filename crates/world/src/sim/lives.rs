@@ -129,6 +129,7 @@ impl Simulation<'_> {
         self.fenced.clear();
         self.stopping = false;
         self.queue.retain(|event| matches!(event, Event::DeviceFailure(_)));
+        self.forget_restarts();
         for guest in &mut self.scenario.guests {
             (guest.in_flight, guest.is_due, guest.handed_back) = (0, false, 0);
         }

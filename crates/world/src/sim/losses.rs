@@ -21,16 +21,20 @@ pub(super) struct Losses {
     rng: SimRng,
     /// Mean time between two restarts, nanoseconds.
     mean_ns: u64,
+    /// A restart is scheduled.
+    is_due: bool,
 }
 
 impl Losses {
-    /// Returns the state if the history of this seed has losses.
-    pub(super) fn draw(seed: u64, options: &Options, backing_ns: u64) -> Option<Losses> {
+    /// Returns the state if the history of this seed has losses. An I/O takes `io_ns`, on the slower of flash and
+    /// backing: between two restarts there is sometimes time to copy dirty data and flush the backing, or
+    /// nothing would ever become clean.
+    pub(super) fn draw(seed: u64, options: &Options, io_ns: u64) -> Option<Losses> {
         let mut rng = SimRng::new(seed ^ SALT);
         let may = options.faults && !options.sound_backings || options.restart_permille == 1000;
         let is_one = rng.chance(options.restart_permille);
-        let mean_ns = backing_ns * rng.pick(&[4, 20, 100]);
-        (may && is_one).then_some(Losses { rng, mean_ns })
+        let mean_ns = io_ns * rng.pick(&[4, 20, 100]);
+        (may && is_one).then_some(Losses { rng, mean_ns, is_due: false })
     }
 }
 
@@ -38,10 +42,24 @@ impl Simulation<'_> {
     /// Schedules a restart of a backing.
     pub(super) fn schedule_restart(&mut self) {
         let (now, disks) = (self.now, self.disks.len() as u64);
-        let Some(Losses { rng, mean_ns }) = self.losses.as_mut().filter(|_| self.left > 0) else { return };
+        let Some(Losses { rng, mean_ns, is_due }) = self.losses.as_mut().filter(|_| self.left > 0) else {
+            return;
+        };
+        *is_due = true;
         let at = Instant(now.0 + rng.between(1, 2 * *mean_ns));
         let disk = rng.below(disks) as usize;
         self.queue.push(at, Event::Restart(disk));
+    }
+
+    /// Returns the number of restarts that are scheduled. Nothing else need happen before one: guests may wait
+    /// for a disk that is not opened again.
+    pub(super) fn restarts_due(&self) -> usize {
+        usize::from(self.losses.as_ref().is_some_and(|losses| losses.is_due))
+    }
+
+    /// A life has ended, and its events with it.
+    pub(super) fn forget_restarts(&mut self) {
+        self.losses.iter_mut().for_each(|losses| losses.is_due = false);
     }
 
     /// Handles a failed flush that lost data.
@@ -63,6 +81,7 @@ impl Simulation<'_> {
 
     /// Restarts a backing.
     pub(super) fn restart(&mut self, disk: usize) -> Result<(), Violation> {
+        self.forget_restarts();
         if !self.disks[disk].present {
             self.schedule_restart();
             return Ok(());

@@ -257,6 +257,10 @@ impl Simulation<'_> {
             self.disks[asked.disk].model.set_lags(false);
         }
         if asked.recovers() {
+            let disk = &mut self.disks[asked.disk];
+            if std::mem::take(&mut disk.gives_up) {
+                disk.model.pin(disk.backing.now());
+            }
             self.open_gate(asked.disk);
         }
         Ok(())

@@ -54,6 +54,10 @@ impl Simulation<'_> {
                 self.report.discards += 1;
                 self.adopt_backing(index)?;
             }
+            if self.disks[index].gated {
+                // An earlier attempt made guests wait, and there is nothing to wait for any more.
+                self.open_gate(index);
+            }
             return self.change_behind_bare(index);
         };
         let owner = self.disks[index].owner.as_mut().expect("found");
@@ -118,13 +122,18 @@ impl Simulation<'_> {
             // The daemon will notice again, whatever happens to the new ring.
             self.disks[index].generation += 1;
         }
+        self.disks[index].gives_up = false;
         if noticed && self.options.sabotage != Some(Sabotage::ServedStale) {
             recovered.drop_clean();
             if summary.sectors_dirty > 0 {
                 recovered.discard_dirty();
                 self.report.discards += 1;
                 if !is_early {
-                    self.adopt_backing(index)?;
+                    // Complete only with the new ring: a crash before it brings the dirty data back, and the
+                    // next recovery may compare other sectors, and notice nothing.
+                    self.distrust_bitmaps(index);
+                    self.forget(index);
+                    self.disks[index].gives_up = true;
                 }
             }
         }
@@ -458,7 +467,7 @@ impl Simulation<'_> {
     fn adopt_backing(&mut self, index: usize) -> Result<(), Violation> {
         self.distrust_bitmaps(index);
         let disk = &mut self.disks[index];
-        disk.model.adopt(disk.backing.now())
+        disk.model.adopt(disk.backing.now(), disk.backing.durable())
     }
 
     /// Sometimes changes the backing while no daemon serves it: a part, which its identity shows; or all of

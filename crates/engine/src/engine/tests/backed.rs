@@ -1,8 +1,8 @@
 //! Flushes of the backing that fail, and backings that restart: who is told, and what becomes dirty again.
 
-use super::write_back::{backing, flash, lazy};
+use super::write_back::{backing, flash, lazy, mirrored, ring};
 use super::*;
-use crate::command::{Bitmap, BitmapChange, Destage, Discard, Mode};
+use crate::command::{Bitmap, BitmapChange, Copies, Destage, Discard, Mode};
 use crate::granules::Granules;
 use crate::units::SessionId;
 
@@ -290,6 +290,49 @@ fn a_fill_that_meets_a_loss_leaves_nothing_valid() {
     bench.engine.handle_loss(bench.now, DISK);
     bench.end(fill);
     assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+}
+
+#[test]
+fn a_second_copy_that_meets_a_loss_is_not_valid() {
+    let mut bench = mirrored(Copies::One);
+    bench.change(CacheChange::Tune(Mode::WriteThrough, lazy(), Copies::One)).expect("at once");
+    bench.write_alone(0, 4 * KIB);
+    assert_eq!(bench.stats().sectors_valid, 1);
+    bench.change(CacheChange::Tune(Mode::WriteThrough, lazy(), Copies::TwoOfAll)).expect("at once");
+    let copy = loop {
+        match bench.ios.pop_front() {
+            Some(io) if (io.target, io.op) == (flash(1), PLAIN) => break io,
+            Some(io) => bench.end(io),
+            None => bench.wait_ms(100),
+        }
+        assert!(bench.now.0 < 60_000_000_000, "the missing copy is made");
+    };
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(copy);
+    bench.settle();
+    assert_eq!(bench.stats().sectors_valid, 0);
+}
+
+/// A change that fails leaves no I/O of its new journal behind: the journal of before would get its completion.
+#[test]
+fn a_change_that_the_backing_fails_waits_for_what_its_journal_writes() {
+    let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, lazy());
+    bench.write_alone(0, 4 * KIB);
+    let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
+    let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
+    let mut page = None;
+    while let Some(io) = bench.ios.pop_front() {
+        match (io.target == backing(), io.op) {
+            (true, IoOp::Flush) => bench.fail(io),
+            (_, IoOp::WriteJournal) => page = Some(io),
+            _ => bench.end(io),
+        }
+    }
+    assert_eq!(bench.result(grow), None);
+    bench.end(page.expect("what was forgotten is recorded"));
+    bench.settle();
+    assert_eq!(bench.result(grow), Some(Err(CommandError::BackingFailed)));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled, "the old cache forgets it too");
 }
 
 #[test]

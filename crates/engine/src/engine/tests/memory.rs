@@ -321,6 +321,44 @@ fn dirty_data_is_read_ahead_from_flash() {
     assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::HitPrefetched);
 }
 
+/// Promise 2: a backing that lost a change while its copy was read from flash shows older data from then on, and memory must
+/// not show the newer.
+#[test]
+fn memory_keeps_nothing_of_a_hit_that_meets_a_loss() {
+    let mut bench = Bench::cached(64, 4 * KIB);
+    bench.write_alone(0, 4 * KIB);
+    let mut bench = bench.with_memory(4096, 4096);
+    let read = bench.read(0, 4 * KIB);
+    let hit = bench.only_io();
+    assert_eq!(hit.target, Target::Flash(DeviceId(0)));
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(hit);
+    assert_eq!(bench.outcome(read), Outcome::Hit, "as if it had ended before");
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+}
+
+/// The same where the engine read ahead.
+#[test]
+fn memory_keeps_nothing_that_was_read_ahead_during_a_loss() {
+    let mut bench = Bench::cached(64, 4 * KIB).with_buffers(4);
+    for i in 0..7 {
+        bench.write_alone(i * 16 * KIB, 16 * KIB);
+    }
+    let mut bench = bench.with_memory(4096, 4096);
+    for i in 0..2 {
+        assert_eq!(bench.read_alone(i * 16 * KIB, 16 * KIB), Outcome::Hit);
+    }
+    bench.read(32 * KIB, 16 * KIB);
+    let [ahead] = bench.of_jobs()[..] else { panic!("{:?}", bench.ios) };
+    assert_eq!((ahead.target, ahead.len), (Target::Flash(DeviceId(0)), 64 * KIB), "flash has all of it");
+    bench.take(ahead);
+    bench.settle();
+    bench.engine.handle_loss(bench.now, DISK);
+    bench.end(ahead);
+    assert_eq!(bench.stats().read_ahead_bytes, 0);
+    assert_eq!(bench.read_alone(48 * KIB, 16 * KIB), Outcome::MissFilled);
+}
+
 /// A run whose backing fails, or whose pages were gone, is read ahead of less; the disk's end is the end.
 #[test]
 fn read_ahead_gives_way() {
