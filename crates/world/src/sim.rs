@@ -221,6 +221,8 @@ pub enum Sabotage {
     LostRenewal,
     /// Now and then the rest of a sector is not copied next to what a guest wrote of it.
     LostEdge,
+    /// Now and then memory misses a sector that a guest wrote in part.
+    OldRecentEdge,
     /// Now and then the buffer from which zeroes are written is not zeroed.
     LostZeroes,
     /// Now and then a bitmap that a crash took begins again empty.
@@ -390,6 +392,8 @@ struct World<'a> {
     spare: Vec<BufferId>,
     /// The engine's own buffers.
     lent: BTreeMap<BufferId, Lent>,
+    /// Of these, the one for sectors that guests write in parts.
+    edge_buffer: Option<BufferId>,
     /// Contents of journal pages.
     written: Written,
     /// The daemon is ending.
@@ -508,6 +512,7 @@ impl<'a> World<'a> {
             buffers: BTreeMap::new(),
             spare: vec![],
             lent: BTreeMap::new(),
+            edge_buffer: None,
             written: Written::default(),
             stopping: false,
             ios: BTreeSet::new(),

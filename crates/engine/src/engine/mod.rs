@@ -45,6 +45,7 @@ mod merge;
 mod ownership;
 mod partial;
 mod read;
+mod recent_edges;
 mod records;
 mod request;
 mod shared;
@@ -82,6 +83,7 @@ use gate::Gates;
 use jobs::Job;
 use lent::{Lent, Piece};
 use partial::Edges;
+use recent_edges::RecentEdges;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
@@ -173,6 +175,7 @@ pub struct Engine {
     job_slots: Shares,
     /// Buffers for jobs.
     lent: Lent,
+    recent_edges: RecentEdges,
     /// Transfers that read ahead.
     aheads: u32,
     /// What journal writes in flight write.
@@ -307,6 +310,7 @@ impl Engine {
             jobs: Slab::new(JOBS_MAX),
             job_slots: Shares::new(JOBS_MAX.into()),
             lent: Lent::default(),
+            recent_edges: RecentEdges::default(),
             aheads: 0,
             pages: BTreeMap::new(),
             awake: Vec::new(),

@@ -190,6 +190,7 @@ impl Engine {
             }
         }
         disk.flash_writes += 1;
+        self.recent_edges.forget(request.disk, range.first, range.end);
         self.requests[slot].phase = Phase::FlashWrite;
         self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
         true
@@ -259,6 +260,7 @@ impl Engine {
         if self.requests[slot].failed {
             return self.change_past_cache(now, slot);
         }
+        self.keep_recent_edges(slot);
         self.requests[slot].outcome = Outcome::WriteBack;
         let is_durable =
             matches!(request.op, Op::Write(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _));
@@ -407,6 +409,7 @@ impl Engine {
     /// The journal knows: the backing may be written.
     pub(super) fn go_through(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
+        self.recent_edges.forget(request.disk, range.first, range.end);
         self.disk_mut(request.disk).destager.cut(range.first, range.end);
         self.drop_sectors(now, slot, |is_dirty| !is_dirty);
         self.change_backing(now, slot);
