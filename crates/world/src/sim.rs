@@ -149,6 +149,9 @@ macro_rules! trace {
 }
 use trace;
 
+/// Separates the random number that says from which length on sequential writes are bulk writes.
+const BULK_SALT: u64 = 0x6275_6c6b;
+
 impl Default for Options {
     fn default() -> Self {
         Options {
@@ -420,6 +423,7 @@ impl<'a> World<'a> {
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
         let lives = scenario.lives.is_some();
+        scenario.limits.bulk_run_bytes_min = Dice::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
         let silent_permille = if lives { options.silent_permille } else { 0 };
         let silent = Silent::draw(seed, silent_permille, scenario.disks.len());
         if let Some(silent) = &silent {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::backed::Backed;
+use super::bulk::BulkWrites;
 use super::care::Care;
 use super::coming::Coming;
 use super::destager::Destager;
@@ -67,6 +68,7 @@ pub(super) struct Disk {
     /// A cache that is being recovered.
     pub(super) coming: Option<Box<Coming>>,
     pub(super) destager: Destager,
+    pub(super) bulk: BulkWrites,
     pub(super) care: Care,
     pub(super) verify: Verify,
     /// The command that drains the cache.
@@ -124,6 +126,7 @@ impl Disk {
             opening: None,
             coming: None,
             destager: Destager::default(),
+            bulk: BulkWrites::default(),
             care: Care::default(),
             verify: Verify::default(),
             draining: None,

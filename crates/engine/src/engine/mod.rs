@@ -27,6 +27,7 @@
 mod ahead;
 mod backed;
 mod bitmaps;
+mod bulk;
 mod care;
 mod change;
 mod coming;
@@ -77,6 +78,7 @@ use crate::slab::Slab;
 use crate::stats::DiskStats;
 use crate::units::{BufferId, DiskId, Instant, IoId, RequestId};
 use crate::vscsi::Histograms;
+use bulk::Bulk;
 use commit::JournalIo;
 use disk::Disk;
 use gate::Gates;
@@ -121,6 +123,9 @@ pub struct Limits {
     /// Bytes that each disk's recovered cache is compared with its backing in the background, each second; a quarter of that
     /// while guests wait for the backing. 0: none.
     pub verify_bytes_per_s: u64,
+    /// Under write-back and too much dirty data, writes of sequential runs go past the cache from this length on, bytes;
+    /// 0: never.
+    pub bulk_run_bytes_min: u64,
     /// One unit of I/O where disks compete, bytes.
     pub qos_unit_bytes: u32,
 }
@@ -142,6 +147,7 @@ impl Default for Limits {
             flash_stall_ms_max: 1_000,
             scrub_frames_per_s: 64,
             verify_bytes_per_s: 128 << 20,
+            bulk_run_bytes_min: 4 << 20,
             qos_unit_bytes: qos::UNIT_BYTES_DEFAULT,
         }
     }
@@ -215,6 +221,7 @@ struct Active {
     over_dirty: bool,
     /// Of a write that covers sectors in part.
     edges: Edges,
+    bulk: Bulk,
     /// The buffer from which flash gets zeroes.
     zeroes: Option<Piece>,
     /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.

@@ -5,6 +5,7 @@
 mod backed;
 mod bitmaps;
 mod blocks;
+mod bulk;
 mod change;
 mod coming;
 mod destage_limits;

@@ -5,9 +5,11 @@
 //! | whole sectors, mode write-back, room | to flash; first a commit if it holds what the journal vouches for |
 //! | the same, but some sectors in part | these are read and merged first (`partial.rs`) |
 //! | in part over dirty sectors that are not merged | these go to the backing first, under the same claim |
+//! | of a long run while too much is dirty | past the cache (`bulk.rs`) |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
 //! | else | a mark of its zones is committed, then as in a volatile cache |
 
+use super::bulk::Bulk;
 use super::disk::Disk;
 use super::jobs::JobKind;
 use super::partial::EdgeSource;
@@ -50,6 +52,9 @@ impl Engine {
         if !failed && self.goes_to_flash(slot) {
             if self.breaks_order(request.disk, range.first, range.end, false) {
                 return self.wait_for_order(now, slot);
+            }
+            if self.takes_bulk_way(now, slot) {
+                return self.change_past_cache(now, slot);
             }
             if self.leave_segments(now, slot) || self.write_to_flash(now, slot) {
                 return;
@@ -497,10 +502,14 @@ impl Engine {
 
     /// A change of the backing ended, well or not.
     pub(super) fn backing_changed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        let Active { request, range, zoned, .. } = self.requests[slot];
-        let durable = request.op == Op::Write(Durability::Durable) && result.is_ok();
+        let Active { request, range, zoned, bulk, .. } = self.requests[slot];
+        let needs_flush = match result {
+            Ok(()) => request.op != Op::Write(Durability::Durable),
+            // Flash takes a bulk write that failed.
+            Err(_) => bulk != Bulk::Sent,
+        };
         let disk = self.disk_mut(request.disk);
-        disk.backed.note_bypass(range.first, if durable { range.first } else { range.end });
+        disk.backed.note_bypass(range.first, if needs_flush { range.end } else { range.first });
         if !zoned {
             return;
         }
