@@ -423,7 +423,8 @@ impl<'a> World<'a> {
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
         let lives = scenario.lives.is_some();
-        scenario.limits.bulk_run_bytes_min = Dice::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
+        scenario.limits.bulk_run_bytes_min =
+            Dice::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
         let silent_permille = if lives { options.silent_permille } else { 0 };
         let silent = Silent::draw(seed, silent_permille, scenario.disks.len());
         if let Some(silent) = &silent {

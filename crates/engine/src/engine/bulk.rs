@@ -97,6 +97,7 @@ impl Engine {
             disk.bulk.progress = now;
         }
         disk.bulk.in_flight += 1;
+        disk.stats.bulk_writes += 1;
         let active = &mut self.requests[slot];
         active.bulk = Bulk::Sent;
         active.not_admitted = !has_free;

@@ -76,7 +76,8 @@ impl Active {
 
     /// The sectors that a write covers in part, and what is known of them; none of a request without a buffer.
     pub(super) fn edges_by_sector(&self) -> impl Iterator<Item = (u64, Edge)> + use<> {
-        let (head, tail) = if matches!(self.request.op, Op::Write(_)) { self.partial_edges() } else { (false, false) };
+        let (head, tail) =
+            if matches!(self.request.op, Op::Write(_)) { self.partial_edges() } else { (false, false) };
         let (first, last) = (self.range.first, self.range.end - 1);
         let head = head.then_some((first, self.edges.head));
         let tail = (tail && (head.is_none() || last > first)).then_some((last, self.edges.tail));

@@ -75,11 +75,8 @@ impl Engine {
     /// Gives the engine a buffer for sectors that guests write in parts, `bytes` long. Without one, each such write reads flash.
     pub fn lend_for_edges(&mut self, buffer: BufferId, bytes: u32) {
         let places = (bytes / SECTOR_BYTES as u32).min(SECTORS_MAX);
-        self.recent_edges = RecentEdges {
-            buffer: Some(buffer),
-            kept: vec![None; places as usize],
-            ..RecentEdges::default()
-        };
+        self.recent_edges =
+            RecentEdges { buffer: Some(buffer), kept: vec![None; places as usize], ..RecentEdges::default() };
     }
 
     /// Merges the edges of a write that are in memory. Those are not read.

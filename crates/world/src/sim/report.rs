@@ -100,6 +100,8 @@ pub struct Report {
     pub zeroes_to_flash: u64,
     /// Writes that went to backings together with others.
     pub writes_merged: u64,
+    /// Writes of long runs that bypassed flash because too much was dirty.
+    pub bulk_writes: u64,
     /// Bytes read ahead.
     pub read_ahead_bytes: u64,
     /// Bytes written from flash to backings.
@@ -134,7 +136,7 @@ impl Report {
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind
             changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost
-            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged edges_recent zeroes_to_flash writes_merged read_ahead_bytes destaged_bytes shared took_ns
+            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged edges_recent zeroes_to_flash writes_merged bulk_writes read_ahead_bytes destaged_bytes shared took_ns
         }
     }
 }
