@@ -132,6 +132,8 @@ pub struct DiskStats {
     pub doubled: bool,
     /// Number of writes that went to the backing in one I/O with others.
     pub writes_merged: u64,
+    /// Writes of long runs that went past a write-back cache because too much was dirty.
+    pub bulk_writes: u64,
     /// Bytes read ahead into memory.
     pub read_ahead_bytes: u64,
     /// Bytes served from the parent's disk instead of the backing.
@@ -196,6 +198,7 @@ impl DiskStats {
             sectors_lost: 0,
             doubled: false,
             writes_merged: 0,
+            bulk_writes: 0,
             read_ahead_bytes: 0,
             shared_read_bytes: 0,
             destaged_bytes: 0,

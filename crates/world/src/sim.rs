@@ -149,6 +149,9 @@ macro_rules! trace {
 }
 use trace;
 
+/// Separates the random number that says from which length on sequential writes are bulk writes.
+const BULK_SALT: u64 = 0x6275_6c6b;
+
 impl Default for Options {
     fn default() -> Self {
         Options {
@@ -221,6 +224,8 @@ pub enum Sabotage {
     LostRenewal,
     /// Now and then the rest of a sector is not copied next to what a guest wrote of it.
     LostEdge,
+    /// Now and then memory misses a sector that a guest wrote in part.
+    OldRecentEdge,
     /// Now and then the buffer from which zeroes are written is not zeroed.
     LostZeroes,
     /// Now and then a bitmap that a crash took begins again empty.
@@ -392,6 +397,8 @@ struct Simulation<'a> {
     spare: Vec<BufferId>,
     /// The engine's own buffers.
     lent: BTreeMap<BufferId, Lent>,
+    /// Of these, the one for sectors that guests write in parts.
+    edge_buffer: Option<BufferId>,
     /// Contents of journal pages.
     written: Written,
     /// The daemon is ending.
@@ -418,6 +425,8 @@ impl<'a> Simulation<'a> {
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
         let lives = scenario.lives.is_some();
+        scenario.limits.bulk_run_bytes_min =
+            SimRng::new(seed ^ BULK_SALT).pick(&[0, 4 << 10, 16 << 10, 64 << 10]);
         let silent_permille = if lives { options.silent_permille } else { 0 };
         let silent = Silent::draw(seed, silent_permille, scenario.disks.len());
         if let Some(silent) = &silent {
@@ -511,6 +520,7 @@ impl<'a> Simulation<'a> {
             buffers: BTreeMap::new(),
             spare: vec![],
             lent: BTreeMap::new(),
+            edge_buffer: None,
             written: Written::default(),
             stopping: false,
             ios: BTreeSet::new(),

@@ -137,6 +137,14 @@ fn an_edge_that_is_not_merged_is_noticed() {
 }
 
 #[test]
+fn an_older_version_of_a_sector_in_memory_is_noticed() {
+    expect_over_crashes(
+        Sabotage::OldRecentEdge,
+        &["never written there", "stale", "backing holds", "but not at unit"],
+    );
+}
+
+#[test]
 fn zeroes_that_are_none_are_noticed() {
     expect_over_crashes(
         Sabotage::LostZeroes,

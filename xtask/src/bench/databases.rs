@@ -39,12 +39,15 @@ pub(crate) struct Arguments {
     /// One short round on little data: shows that the bench works, not how fast anything is
     #[arg(long)]
     quick: bool,
+    /// Less data and a few seconds for each figure: some 15 minutes on an idle machine
+    #[arg(long, conflicts_with = "quick")]
+    short: bool,
     /// Rounds that count
     #[arg(long, default_value_t = 3)]
     rounds: u32,
-    /// Seconds of each run of a database
-    #[arg(long, default_value_t = 30)]
-    seconds: u32,
+    /// Seconds of each run of a database [default: 30, or 4 with --short]
+    #[arg(long)]
+    seconds: Option<u32>,
     /// Where disks and pools are: a directory on local flash [default: the target directory]
     #[arg(long)]
     dir: Option<PathBuf>,
@@ -75,7 +78,12 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     }
     let hob = super::hob(arguments.hob.as_deref())?;
     let dir = arguments.dir.clone().map_or_else(shell::target_dir, Ok)?;
-    let scale = if arguments.quick { Scale::quick() } else { Scale::full(arguments.seconds.max(1)) };
+    let seconds = |usual| arguments.seconds.unwrap_or(usual).max(1);
+    let scale = match arguments {
+        Arguments { quick: true, .. } => Scale::quick(),
+        Arguments { short: true, .. } => Scale::short(seconds(4)),
+        _ => Scale::full(seconds(30)),
+    };
     let rounds = if arguments.quick { 1 } else { arguments.rounds.max(1) };
     let interrupt = Interrupt::listen()?;
     let mut tables = Vec::new();

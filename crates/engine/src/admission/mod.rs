@@ -15,7 +15,7 @@ use std::str::FromStr;
 
 use crate::units::{BlockNo, SECTOR_BYTES};
 use popularity::Recent;
-use streams::Streams;
+pub(crate) use streams::Streams;
 
 /// Maximum count of `nth-access`.
 pub const ACCESSES_MAX: u8 = 8;

@@ -188,6 +188,7 @@ impl Engine {
             let segments = volatile.map(|cache| places(&cache.segments)).unwrap_or_default();
             self.hand_out_bitmaps(id);
             self.report_owed(id);
+            self.recent_edges.forget(id, 0, u64::MAX);
             self.disks[id.0 as usize] = None;
             self.slots.leave(id);
             self.destage_buffers.shares.leave(id);

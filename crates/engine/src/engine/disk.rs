@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::awaiting_journal::{AwaitingJournal, WAIT_NS_MAX};
 use super::backed::Backed;
+use super::bulk::BulkWrites;
 use super::destager::Destager;
 use super::maintenance::Maintenance;
 use super::merge::Merger;
@@ -67,6 +68,7 @@ pub(super) struct Disk {
     /// A cache that is being recovered.
     pub(super) recovering: Option<Box<RecoveringCache>>,
     pub(super) destager: Destager,
+    pub(super) bulk: BulkWrites,
     pub(super) maintenance: Maintenance,
     pub(super) verify: Verify,
     /// The command that drains the cache.
@@ -124,6 +126,7 @@ impl Disk {
             opening: None,
             recovering: None,
             destager: Destager::default(),
+            bulk: BulkWrites::default(),
             maintenance: Maintenance::default(),
             verify: Verify::default(),
             draining: None,

@@ -29,6 +29,7 @@ mod ahead;
 mod awaiting_journal;
 mod backed;
 mod bitmaps;
+mod bulk;
 mod change;
 mod commit;
 mod destage;
@@ -46,6 +47,7 @@ mod merge;
 mod ownership;
 mod partial;
 mod read;
+mod recent_edges;
 mod records;
 mod recovering;
 mod request;
@@ -77,12 +79,14 @@ use crate::slab::Slab;
 use crate::stats::DiskStats;
 use crate::units::{BufferId, DiskId, Instant, IoId, RequestId};
 use crate::vscsi::Histograms;
+use bulk::Bulk;
 use commit::JournalIo;
 use destage_buffers::{DestageBuffer, DestageBuffers};
 use disk::Disk;
 use gate::Gates;
 use jobs::Job;
 use partial::Edges;
+use recent_edges::RecentEdges;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
@@ -121,6 +125,9 @@ pub struct Limits {
     /// Bytes that each disk's recovered cache is compared with its backing in the background, each second; a quarter of that
     /// while guests wait for the backing. 0: none.
     pub verify_bytes_per_s: u64,
+    /// Under write-back and too much dirty data, writes of sequential runs go past the cache from this length on, bytes;
+    /// 0: never.
+    pub bulk_run_bytes_min: u64,
     /// One unit of I/O where disks compete, bytes.
     pub qos_unit_bytes: u32,
 }
@@ -142,6 +149,7 @@ impl Default for Limits {
             flash_stall_ms_max: 1_000,
             scrub_frames_per_s: 64,
             verify_bytes_per_s: 128 << 20,
+            bulk_run_bytes_min: 4 << 20,
             qos_unit_bytes: qos::UNIT_BYTES_DEFAULT,
         }
     }
@@ -175,6 +183,7 @@ pub struct Engine {
     job_slots: Shares,
     /// Buffers for jobs.
     destage_buffers: DestageBuffers,
+    recent_edges: RecentEdges,
     /// Transfers that read ahead.
     aheads: u32,
     /// Content of the journal writes in flight.
@@ -214,6 +223,7 @@ struct Active {
     over_dirty: bool,
     /// State of the partly covered sectors of a write.
     edges: Edges,
+    bulk: Bulk,
     /// The buffer from which flash gets zeroes.
     zeroes: Option<DestageBuffer>,
     /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
@@ -309,6 +319,7 @@ impl Engine {
             jobs: Slab::new(JOBS_MAX),
             job_slots: Shares::new(JOBS_MAX.into()),
             destage_buffers: DestageBuffers::default(),
+            recent_edges: RecentEdges::default(),
             aheads: 0,
             pages: BTreeMap::new(),
             awake: Vec::new(),

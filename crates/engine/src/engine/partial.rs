@@ -9,12 +9,14 @@
 //!
 //! | the edge | write-back | write-through |
 //! |---|---|---|
+//! | written in part a moment ago | in memory (`recent_edges.rs`) | the same |
 //! | dirty, or cached and clean | read from flash | read from flash |
 //! | not cached, or flash fails | read from the backing | left as it is: the write drops it |
 //! | nothing can be read | the write goes past the cache | the same |
 //!
 //! The last sector of a disk whose size is no multiple of a sector is never merged and never dirty (`growth.rs`).
 
+use super::destage_buffers::Piece;
 use super::jobs::{Job, JobKind, Step};
 use super::{Active, Engine, Owner, Pending, Phase};
 use crate::cache::push_run;
@@ -74,6 +76,38 @@ impl Active {
         self.held_sectors() == (self.range.first, self.range.end)
     }
 
+    /// Returns the sectors that a write covers in part, with the state of each; nothing for a request without a buffer.
+    pub(super) fn edges_by_sector(&self) -> impl Iterator<Item = (u64, Edge)> + use<> {
+        let (head, tail) =
+            if matches!(self.request.op, Op::Write(_)) { self.partial_edges() } else { (false, false) };
+        let (first, last) = (self.range.first, self.range.end - 1);
+        let head = head.then_some((first, self.edges.head));
+        let tail = (tail && (head.is_none() || last > first)).then_some((last, self.edges.tail));
+        head.into_iter().chain(tail)
+    }
+
+    /// Notes that a sector is merged, and returns the copies of what the guest did not write of it. `from` is where a byte
+    /// of the whole sector is.
+    pub(super) fn merge_edge(&mut self, sector: Range, from: impl Fn(u64) -> CopyEnd) -> Vec<BufferCopy> {
+        let (head, tail) = self.partial_edges();
+        let id = self.request.buffer.expect("writes have one");
+        let sector_at = (sector.first - self.range.first) * SECTOR_BYTES;
+        let copy = |start: u64, end: u64| {
+            let to = CopyEnd::Buffer { id, offset: (sector_at + start) as u32 };
+            BufferCopy { from: from(start), to, len: (end - start) as u32 }
+        };
+        let mut copies = Vec::new();
+        if head && sector.first == self.range.first {
+            copies.push(copy(0, self.request.offset % SECTOR_BYTES));
+            self.edges.head = Edge::Merged;
+        }
+        if tail && sector.end == self.range.end {
+            copies.push(copy((self.request.offset + self.request.len) % SECTOR_BYTES, SECTOR_BYTES));
+            self.edges.tail = Edge::Merged;
+        }
+        copies
+    }
+
     /// Returns true if a write sends more than the guest's bytes to the backing: the rest of its
     /// edges is dirty, and flash may have lost it or the write replaces it.
     pub(super) fn sends_edges(&self) -> bool {
@@ -101,6 +135,7 @@ impl Engine {
     /// Starts to read the edges of a write that were not read yet, as far as `source` has them. The
     /// write starts again when they are read. Returns false if there is nothing to wait for.
     pub(super) fn read_edges(&mut self, now: Instant, slot: u32, source: EdgeSource) -> bool {
+        self.merge_recent_edges(slot);
         let active = &self.requests[slot];
         let Active { request, range, edges, .. } = *active;
         let (head, tail) = active.partial_edges();
@@ -243,26 +278,9 @@ impl Engine {
     fn merge_edge(&mut self, job: u32) {
         let Job { range, buffer, kind, .. } = self.jobs[job];
         let JobKind::ReadEdge(slot, _) = kind else { panic!("{kind:?} reads no edge") };
-        let buffer = buffer.expect("a transfer has a buffer");
-        let Engine { requests, copy_out, .. } = self;
-        let active = &mut requests[slot];
-        let (head, tail) = active.partial_edges();
-        let (request, sectors) = (active.request, active.range);
-        let id = request.buffer.expect("writes have one");
-        let sector_at = (range.first - sectors.first) * SECTOR_BYTES;
-        let mut copy = |from: u64, end: u64| {
-            let from_end = CopyEnd::Buffer { id: buffer.id, offset: buffer.offset + from as u32 };
-            let to = CopyEnd::Buffer { id, offset: (sector_at + from) as u32 };
-            copy_out.push_back(BufferCopy { from: from_end, to, len: (end - from) as u32 });
-        };
-        if head && range.first == sectors.first {
-            copy(0, request.offset % SECTOR_BYTES);
-            active.edges.head = Edge::Merged;
-        }
-        if tail && range.end == sectors.end {
-            copy((request.offset + request.len) % SECTOR_BYTES, SECTOR_BYTES);
-            active.edges.tail = Edge::Merged;
-        }
+        let DestageBuffer { id, offset, .. } = buffer.expect("a transfer has a buffer");
+        let from = |inside: u64| CopyEnd::Buffer { id, offset: offset + inside as u32 };
+        self.copy_out.extend(self.requests[slot].merge_edge(range, from));
     }
 
     /// Handles the end of a job that read an edge of a request. After the last one the request

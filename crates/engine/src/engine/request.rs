@@ -1,6 +1,7 @@
 //! Admission, replies and end of all requests. `read.rs`, `write.rs` and the files that they name
 //! handle the rest.
 
+use super::bulk::Bulk;
 use super::partial::Edges;
 use super::{Active, Engine, Phase, REQUEST_BYTES_MAX};
 use crate::admission::Run;
@@ -35,6 +36,8 @@ impl Engine {
         };
         let (run, seen) =
             if was_declined { (Run::Other, Seen::default()) } else { self.observe(&request, range) };
+        let is_guests = !request.passes_by() && !request.op.is_own();
+        let bulk = if is_guests { self.observe_bulk(&request) } else { Bulk::No };
         let slot = self.requests.insert(Active {
             request,
             arrived,
@@ -47,6 +50,7 @@ impl Engine {
             fill_bytes: 0,
             over_dirty: false,
             edges: Edges::default(),
+            bulk,
             zeroes: None,
             failed: false,
             shared: Vec::new(),

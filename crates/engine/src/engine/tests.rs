@@ -6,6 +6,7 @@ mod awaiting_journal;
 mod backed;
 mod bitmaps;
 mod blocks;
+mod bulk;
 mod change;
 mod destage_limits;
 mod direct;

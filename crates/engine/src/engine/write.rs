@@ -13,6 +13,7 @@ impl Engine {
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
         // It may start again after the cache with the data that it replaces is gone.
         self.requests[slot].over_dirty = false;
+        self.end_bulk(now, slot, Ok(()));
         let disk = self.disk(self.requests[slot].request.disk);
         if disk.holds {
             return self.hold(slot);
@@ -63,6 +64,7 @@ impl Engine {
         let disk = self.disk_mut(disk_id);
         let Some(journal) = &disk.journal else { return self.flush_request(now, slot) };
         disk.destager.flush_point();
+        disk.bulk.flush_point();
         if journal.dead || journal.needs_commit() {
             self.requests[slot].phase = Phase::CommitThenFlush;
             return self.commit(slot);
@@ -112,6 +114,9 @@ impl Engine {
     pub(super) fn backing_change_done(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         self.send_followers(now, slot);
         self.backing_changed(now, slot, result);
+        if self.end_bulk(now, slot, result) {
+            return self.runnable.push_back(slot);
+        }
         let Active { request, over_dirty, .. } = self.requests[slot];
         let op = request.op;
         if result.is_ok() && !self.is_believed(slot) {

@@ -6,9 +6,11 @@
 //! | whole sectors, mode write-back, free frames | to flash; first a commit if the journal vouches for data there |
 //! | the same, but some sectors in part | these are read and merged first (`partial.rs`) |
 //! | dirty sectors, partly covered and not merged | these are destaged first, under the same range lock |
+//! | of a long run while too much is dirty | past the cache (`bulk.rs`) |
 //! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
 //! | others | a mark of its zones is committed, then as in a volatile cache |
 
+use super::bulk::Bulk;
 use super::disk::Disk;
 use super::jobs::JobKind;
 use super::partial::EdgeSource;
@@ -51,6 +53,9 @@ impl Engine {
         if !failed && self.goes_to_flash(slot) {
             if self.breaks_order(request.disk, range.first, range.end, false) {
                 return self.wait_for_order(now, slot);
+            }
+            if self.takes_bulk_way(now, slot) {
+                return self.change_past_cache(now, slot);
             }
             if self.leave_segments(now, slot) || self.write_to_flash(now, slot) {
                 return;
@@ -194,6 +199,7 @@ impl Engine {
             }
         }
         disk.flash_writes += 1;
+        self.recent_edges.forget(request.disk, range.first, range.end);
         self.requests[slot].phase = Phase::FlashWrite;
         self.issue_runs(now, slot, IoOp::Write(Durability::Volatile));
         true
@@ -264,6 +270,7 @@ impl Engine {
         if self.requests[slot].failed {
             return self.change_past_cache(now, slot);
         }
+        self.keep_recent_edges(slot);
         self.requests[slot].outcome = Outcome::WriteBack;
         let is_durable =
             matches!(request.op, Op::Write(Durability::Durable) | Op::WriteZeroes(Durability::Durable, _));
@@ -415,6 +422,7 @@ impl Engine {
     /// The journal knows: the backing may be written.
     pub(super) fn go_through(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
+        self.recent_edges.forget(request.disk, range.first, range.end);
         self.disk_mut(request.disk).destager.cut(range.first, range.end);
         self.drop_sectors(now, slot, |is_dirty| !is_dirty);
         self.change_backing(now, slot);
@@ -502,10 +510,14 @@ impl Engine {
 
     /// A change of the backing ended, well or not.
     pub(super) fn backing_changed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
-        let Active { request, range, zoned, .. } = self.requests[slot];
-        let durable = request.op == Op::Write(Durability::Durable) && result.is_ok();
+        let Active { request, range, zoned, bulk, .. } = self.requests[slot];
+        let needs_flush = match result {
+            Ok(()) => request.op != Op::Write(Durability::Durable),
+            // Flash takes a bulk write that failed.
+            Err(_) => bulk != Bulk::Sent,
+        };
         let disk = self.disk_mut(request.disk);
-        disk.backed.note_bypass(range.first, if durable { range.first } else { range.end });
+        disk.backed.note_bypass(range.first, if needs_flush { range.end } else { range.first });
         if !zoned {
             return;
         }

@@ -275,6 +275,7 @@ impl Simulation<'_> {
             self.report.destaged_bytes += stats.destaged_bytes;
             self.report.read_ahead_bytes += stats.read_ahead_bytes;
             self.report.writes_merged += stats.writes_merged;
+            self.report.bulk_writes += stats.bulk_writes;
         }
         Ok(())
     }

@@ -137,6 +137,11 @@ impl Simulation<'_> {
         {
             return Ok(());
         }
+        let is_recent = |end| matches!(end, CopyEnd::Buffer { id, .. } if Some(id) == self.edge_buffer);
+        self.report.edges_recent += u64::from(is_recent(copy.from));
+        if is_recent(copy.to) && self.strikes(Sabotage::OldRecentEdge, 500) {
+            return Ok(());
+        }
         let is_edge = between && self.is_of_write(copy.to);
         self.report.edges_merged += u64::from(is_edge);
         if is_edge && self.strikes(Sabotage::LostEdge, 300) {

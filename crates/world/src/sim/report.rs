@@ -94,10 +94,14 @@ pub struct Report {
     pub copies: u64,
     /// Copies of the rest of a sector next to what a guest wrote of it.
     pub edges_merged: u64,
+    /// Of these, parts of sectors that were in memory.
+    pub edges_recent: u64,
     /// Requests for zeroes that were written to flash.
     pub zeroes_to_flash: u64,
     /// Writes that went to backings together with others.
     pub writes_merged: u64,
+    /// Writes of long runs that bypassed flash because too much was dirty.
+    pub bulk_writes: u64,
     /// Bytes read ahead.
     pub read_ahead_bytes: u64,
     /// Bytes written from flash to backings.
@@ -132,7 +136,7 @@ impl Report {
             recoveries recoveries_dirty recoveries_undone recoveries_distrusting recoveries_clean
             early voided crashes_in_recovery crashes_in_change crashes_in_drain journals_lost changed_behind
             changed_silently recoveries_proved recoveries_unverified discards outdated dirty_lost
-            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged zeroes_to_flash writes_merged read_ahead_bytes destaged_bytes shared took_ns
+            drains growths recoveries_larger crashes_in_growth bitmaps rotations copies edges_merged edges_recent zeroes_to_flash writes_merged bulk_writes read_ahead_bytes destaged_bytes shared took_ns
         }
     }
 }

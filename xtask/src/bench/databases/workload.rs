@@ -38,6 +38,19 @@ impl Scale {
         }
     }
 
+    /// Less data than [`full`](Self::full), but still more than the page cache holds: a few seconds for each figure.
+    pub(crate) fn short(seconds: u32) -> Self {
+        Self {
+            disk_bytes: 3072 * MIB,
+            cache_bytes: 1536 * MIB,
+            memory_bytes: 128 * MIB,
+            pgbench_scale: 20,
+            rocksdb_keys: 150_000,
+            copies: 1,
+            seconds,
+        }
+    }
+
     pub(crate) fn full(seconds: u32) -> Self {
         Self {
             disk_bytes: 8192 * MIB,

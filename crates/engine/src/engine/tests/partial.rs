@@ -70,6 +70,45 @@ fn a_log_reads_the_backing_once_for_each_sector() {
     assert_eq!((reads, bench.dirty()), (2, 2));
 }
 
+/// A log reads each sector once. What is written between drops the sector from memory.
+#[test]
+fn a_sector_that_was_written_in_part_a_moment_ago_is_not_read() {
+    let mut bench = Bench::write_back();
+    bench.engine.lend_for_edges(BufferId(3 << 20), 64 << 10);
+    let write = |bench: &mut Bench, offset, len| {
+        let write = bench.write(offset, len);
+        let moved: Vec<_> = bench.moved().into_iter().map(|(what, _)| what).collect();
+        assert_eq!(bench.outcome(write), Outcome::WriteBack);
+        moved
+    };
+    assert_eq!(write(&mut bench, 0, 512), ["backing read", "flash write"]);
+    bench.flush();
+    assert_eq!(write(&mut bench, 512, 512), ["flash write"]);
+    assert_eq!(write(&mut bench, 3584, 1024), ["backing read", "flash write"], "one edge is new");
+    assert_eq!(write(&mut bench, 3584, 1024), ["flash write"]);
+    assert_eq!(write(&mut bench, 0, 4 * KIB), ["flash write"]);
+    assert_eq!(write(&mut bench, 512, 512), ["flash read", "flash write"], "all of it was written between");
+    bench.request(Op::Discard(Durability::Volatile), 0, 4 * KIB);
+    bench.settle();
+    assert_eq!(write(&mut bench, 512, 512), ["backing read", "flash write"]);
+}
+
+/// A write that flash does not take leaves nothing in memory that might be merged later.
+#[test]
+fn a_failed_write_of_a_part_leaves_no_sector_in_memory() {
+    let mut bench = Bench::write_back();
+    bench.engine.lend_for_edges(BufferId(3 << 20), 64 << 10);
+    bench.write_alone(0, 512);
+    bench.write(512, 512);
+    let io = bench.only_io();
+    assert_eq!(io.target, flash(0));
+    bench.fail(io);
+    let moved: Vec<_> = bench.moved().into_iter().map(|(what, _)| what).collect();
+    assert_eq!(moved, ["backing write"]);
+    bench.write(1024, 512);
+    assert_eq!(bench.moved()[0].0, "backing read");
+}
+
 #[test]
 fn both_edges_are_read_at_once() {
     let mut bench = Bench::write_back();

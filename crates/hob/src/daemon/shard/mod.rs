@@ -62,6 +62,9 @@ const DESTAGE_BUFFERS: usize = 4;
 /// Bytes of each: a whole block of the largest size.
 const DESTAGE_BUFFER_BYTES: u32 = 1 << 20;
 
+/// Memory for sectors that guests write in parts.
+const EDGE_BUFFER_BYTES: u32 = 256 << 10;
+
 /// How a shard is set up.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardOptions {
@@ -146,6 +149,9 @@ impl Shard {
             if let Some(buffer) = ring.arena_mut().alloc(DESTAGE_BUFFER_BYTES as usize) {
                 engine.lend(buffer, DESTAGE_BUFFER_BYTES);
             }
+        }
+        if let Some(buffer) = ring.arena_mut().alloc(EDGE_BUFFER_BYTES as usize) {
+            engine.lend_for_edges(buffer, EDGE_BUFFER_BYTES);
         }
         let mut flash = Flash::new(0);
         flash.set_remote_wait(options.peer_wait);
