@@ -36,6 +36,7 @@ mod fit;
 mod flash;
 mod heartbeat;
 mod image;
+mod image_lock;
 mod journal_lost;
 mod leave;
 mod lending;

@@ -181,6 +181,9 @@ pub(crate) struct DiskState {
     /// Its dirty bitmaps; what they have noted is in files of their own.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
+    /// Its backing is opened without a lock, because a running QEMU has it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) unlocked: bool,
 }
 
 /// How a clone shares what it has of its parent.
@@ -224,6 +227,7 @@ impl DiskState {
             share_parent: None,
             for_clones: false,
             bitmaps: Vec::new(),
+            unlocked: false,
         }
     }
 }

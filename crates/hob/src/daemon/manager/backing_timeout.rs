@@ -21,11 +21,23 @@ impl Manager {
     }
 
     async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, Refusal> {
-        let Some(timeout) = patch.backing_timeout else {
+        if patch == DiskPatch::default() {
             return Err(Refusal::invalid(format!("disk {name}: the request names no setting"))
                 .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
-        };
+        }
         let claim = self.claim_disk_for_command(name, "changed").await?;
+        match patch.locked {
+            Some(true) => self.lock_backing(name).await?,
+            Some(false) => self.unlock_backing(name).await?,
+            None => {}
+        }
+        if let Some(timeout) = patch.backing_timeout {
+            self.set_backing_timeout(name, timeout)?;
+        }
+        self.finish_disk(name, claim, Vec::new()).await
+    }
+
+    fn set_backing_timeout(&self, name: &str, timeout: BackingTimeout) -> Result<(), Refusal> {
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -35,7 +47,7 @@ impl Manager {
         if let Some(shard) = shard {
             shard.set_wait_max(id, wait_max(Some(timeout), self.backing_options.wait_max));
         }
-        self.finish_disk(name, claim, Vec::new()).await
+        Ok(())
     }
 }
 

@@ -243,6 +243,7 @@ impl Manager {
             vhost_user,
             share_parent,
             parent_cache,
+            unlocked: false,
         };
         self.disk_add(add).await?;
         for export in exports {
@@ -394,7 +395,7 @@ impl Inner {
         {
             let now = served.wanted.backing_timeout;
             let now = now.map_or_else(|| "as [limits] says".to_owned(), |now| now.to_string());
-            let patch = DiskPatch { backing_timeout: Some(timeout) };
+            let patch = DiskPatch { backing_timeout: Some(timeout), ..DiskPatch::default() };
             let change = Change::PatchDisk(name.clone(), patch);
             found.push(apply(
                 &subject,

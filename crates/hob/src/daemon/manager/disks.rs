@@ -24,7 +24,7 @@ use super::ways_out::Afterwards;
 use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
-use crate::daemon::hardware::Backing;
+use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};
 use crate::daemon::tape::Counter;
@@ -105,6 +105,7 @@ impl Manager {
             datastore: add.datastore,
             fuse: add.fuse,
             vhost_user: add.vhost_user,
+            unlocked: add.unlocked,
             ..DiskState::new(name.clone(), add.backing, add.read_only)
         };
         self.add_state(wanted).await
@@ -329,7 +330,7 @@ impl Manager {
         };
         descriptors::check_room().map_err(Refusal::conflict)?;
         self.clear_stale_file(name).await?;
-        let options = self.image_options(name).await?;
+        let options = BackingOptions { locked: !wanted.unlocked, ..self.image_options(name).await? };
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
         let (backing, datastore) = flash::blocking(move || {

@@ -39,6 +39,9 @@ impl Manager {
         let manager = self.clone();
         self.change("migrate", name.clone(), async move {
             let claim = manager.claim_disk_for_command(&name, MIGRATING).await?;
+            if manager.inner().disk(&name)?.wanted.unlocked {
+                return Err(Refusal::conflict(format!("{name} is being attached or detached")));
+            }
             manager.end_filling(&name);
             manager.check_leaving(&name, &start).await?;
             let spec = manager.spec_to_leave(&name)?;
