@@ -330,8 +330,9 @@ fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
         for step in 1.. {
             let Some(mut process) = stage.stopped_after(verb, step) else { break };
             process.kill();
-            let is_recorded = std::fs::read_dir(stage.scratch.path("records"))
-                .is_ok_and(|files| files.flatten().any(|file| file.path().extension().is_some_and(|e| e == "json")));
+            let is_recorded = std::fs::read_dir(stage.scratch.path("records")).is_ok_and(|files| {
+                files.flatten().any(|file| file.path().extension().is_some_and(|e| e == "json"))
+            });
             if step % 2 == 1 {
                 // Once the record is deleted, a VM is detached.
                 if verb == "attach" || is_recorded {

@@ -434,9 +434,8 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        let key = |region: &VhostUserMemoryRegion| {
-            (region.guest_phys_addr, region.user_addr, region.memory_size)
-        };
+        let key =
+            |region: &VhostUserMemoryRegion| (region.guest_phys_addr, region.user_addr, region.memory_size);
         let wanted = key(region);
         let Some(index) = self.slots.iter().position(|(slot, _)| key(slot) == wanted) else {
             return self.refuse("the region to remove was not added");

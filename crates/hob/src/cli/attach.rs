@@ -186,7 +186,8 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
         }
         wanted.push(record);
     }
-    let new: u64 = wanted.iter().filter(|record| !records.has(&record.disk)).map(|r| r.cache.size.bytes()).sum();
+    let new: u64 =
+        wanted.iter().filter(|record| !records.has(&record.disk)).map(|r| r.cache.size.bytes()).sum();
     if new > free {
         bail!(
             "the caches need {}, and pool {pool} has {} free; choose a --size",
@@ -236,7 +237,11 @@ async fn detach(client: &Client, args: Detach) -> anyhow::Result<()> {
         let mut none = Monitor::None;
         for record in &chosen {
             work(&mut none, client, &records, record, &interrupted).detach_stopped().await?;
-            tell(&format!("{} is detached; the VM uses {} when it starts", record.label, record.file.display()));
+            tell(&format!(
+                "{} is detached; the VM uses {} when it starts",
+                record.label,
+                record.file.display()
+            ));
         }
         return Ok(());
     }
@@ -306,7 +311,9 @@ fn list(directory: &Path, global: &Global) -> anyhow::Result<()> {
         let disks = client.disks().await.map_err(explain)?;
         let state = |record: &Record| match disks.iter().find(|disk| disk.name == record.disk) {
             None => "hob does not have the disk".to_owned(),
-            Some(disk) if disk.cache.is_none() => "not complete; repeat 'hob attach' or 'hob detach'".to_owned(),
+            Some(disk) if disk.cache.is_none() => {
+                "not complete; repeat 'hob attach' or 'hob detach'".to_owned()
+            }
             Some(disk) => word(&disk.state),
         };
         Ok(records.iter().map(|record| row(record, state(record))).collect::<Vec<_>>())

@@ -72,7 +72,8 @@ impl Graph {
             .map(|edge| (name(&edge["parent"]), text(&edge["name"]), name(&edge["child"])))
             .collect();
         let jobs = list(jobs).iter().map(|job| (text(&job["device"]), text(&job["type"]))).collect();
-        let devices = list(blocks).iter().filter(|block| block.get("inserted").is_some()).map(device).collect();
+        let devices =
+            list(blocks).iter().filter(|block| block.get("inserted").is_some()).map(device).collect();
         Graph { devices, nodes: nodes.collect(), edges, jobs }
     }
 

@@ -36,9 +36,11 @@ fn parse(text: &str) -> Value {
             None => continue,
         };
         let value = match (key.as_str(), value.as_str()) {
-            ("filename" | "node-name" | "driver" | "file" | "backing" | "discard" | "detect-zeroes" | "aio", _) => {
-                Value::String(value)
-            }
+            (
+                "filename" | "node-name" | "driver" | "file" | "backing" | "discard" | "detect-zeroes"
+                | "aio",
+                _,
+            ) => Value::String(value),
             (_, "on" | "true") => Value::Bool(true),
             (_, "off" | "false") => Value::Bool(false),
             (_, number) => number.parse::<u64>().map_or(Value::String(value.clone()), Value::from),
@@ -69,7 +71,10 @@ fn shown(node: &Node) -> Map<String, Value> {
     let mut options = Map::new();
     options.insert("driver".into(), json!(node.driver));
     options.insert("read-only".into(), info("/ro"));
-    options.insert("cache".into(), json!({ "direct": info("/cache/direct"), "no-flush": info("/cache/no-flush") }));
+    options.insert(
+        "cache".into(),
+        json!({ "direct": info("/cache/direct"), "no-flush": info("/cache/no-flush") }),
+    );
     options
 }
 
@@ -142,7 +147,10 @@ mod tests {
         .map(str::to_owned)
         .into();
         let q = given(&line, "q").unwrap();
-        assert_eq!((&q["driver"], &q["discard"], &q["cache"]["direct"]), (&json!("qcow2"), &json!("unmap"), &json!(true)));
+        assert_eq!(
+            (&q["driver"], &q["discard"], &q["cache"]["direct"]),
+            (&json!("qcow2"), &json!("unmap"), &json!(true))
+        );
         assert_eq!(given(&line, "f").unwrap()["filename"], "/a,b");
         assert_eq!(given(&line, "j").unwrap()["aio"], "native");
         assert_eq!(given(&line, "x"), None);

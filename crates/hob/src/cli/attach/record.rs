@@ -105,7 +105,8 @@ impl Records {
     pub(super) fn open(directory: &Path) -> anyhow::Result<Records> {
         let at = || directory.display().to_string();
         fs::create_dir_all(directory).with_context(|| format!("cannot create {}", at()))?;
-        let lock = File::create(directory.join("lock")).with_context(|| format!("cannot write to {}", at()))?;
+        let lock =
+            File::create(directory.join("lock")).with_context(|| format!("cannot write to {}", at()))?;
         if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
             bail!("another 'hob attach' or 'hob detach' is running; repeat the command when it has ended");
         }

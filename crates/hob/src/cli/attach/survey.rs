@@ -6,8 +6,8 @@ use anyhow::{Context, bail};
 use hob_control::{CacheEnable, check_name};
 use serde_json::{Value, json};
 
-use super::libvirt;
 use super::graph::{Device, Graph, is_made_up};
+use super::libvirt;
 use super::options::{drive_discards, name_or, node_name, of_hob, of_image, of_parent};
 use super::qmp::Monitor;
 use super::record::{Method, Record};
@@ -43,7 +43,8 @@ impl Vm {
         let process = monitor.pid().map(|pid| PathBuf::from(format!("/proc/{pid}")));
         let command_line = process.as_ref().and_then(|process| std::fs::read(process.join("cmdline")).ok());
         let command_line = command_line.unwrap_or_default();
-        let words = command_line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+        let words =
+            command_line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
         let directory = process.and_then(|process| std::fs::read_link(process.join("cwd")).ok());
         Ok(Vm { name, graph, command_line: words.collect(), directory })
     }
@@ -57,8 +58,10 @@ impl Vm {
         }
         let migration = monitor.ask("query-migrate", json!({})).await?;
         let migration = migration["status"].as_str().unwrap_or_default();
-        if matches!(migration, "setup" | "active" | "device" | "pre-switchover" | "wait-unplug" | "cancelling")
-            || migration.starts_with("postcopy")
+        if matches!(
+            migration,
+            "setup" | "active" | "device" | "pre-switchover" | "wait-unplug" | "cancelling"
+        ) || migration.starts_with("postcopy")
         {
             bail!("the VM is migrating or being saved; repeat the command afterwards");
         }
@@ -91,7 +94,11 @@ impl Vm {
                     })
             };
             let known = || devices.iter().map(|device| device.label.as_str()).collect::<Vec<_>>().join(", ");
-            devices.iter().find(is_it).cloned().with_context(|| format!("the VM has no disk {name}; it has: {}", known()))
+            devices
+                .iter()
+                .find(is_it)
+                .cloned()
+                .with_context(|| format!("the VM has no disk {name}; it has: {}", known()))
         };
         names.iter().map(named).collect()
     }
@@ -214,9 +221,13 @@ impl Vm {
         .filter_map(|(method, is_possible)| is_possible.then_some(method))
         .collect();
         match wanted {
-            None => possible.first().copied().context("QEMU has this image below nodes that hob cannot change"),
+            None => {
+                possible.first().copied().context("QEMU has this image below nodes that hob cannot change")
+            }
             Some(method) if possible.contains(&method) => Ok(method),
-            Some(method) => bail!("{}: the method {method:?} is not possible; possible: {possible:?}", device.label),
+            Some(method) => {
+                bail!("{}: the method {method:?} is not possible; possible: {possible:?}", device.label)
+            }
         }
     }
 
@@ -225,7 +236,8 @@ impl Vm {
         if self.graph.users(root) != 1 {
             bail!("the node {root} is also exported or used by another node of QEMU");
         }
-        let bitmaps = self.graph.nodes[root].info["dirty-bitmaps"].as_array().is_some_and(|list| !list.is_empty());
+        let bitmaps =
+            self.graph.nodes[root].info["dirty-bitmaps"].as_array().is_some_and(|list| !list.is_empty());
         if bitmaps {
             bail!("the node {root} has dirty bitmaps for backups, which would be lost; remove them first");
         }

@@ -60,7 +60,10 @@ impl Work<'_> {
         tell(&format!("{}: {error:#}; undoing", self.record.label));
         self.interrupted = Arc::default();
         match self.pursue(Goal::Detached).await {
-            Ok(()) => Err(error.context(format!("{} is not attached, and everything is as before", self.record.label))),
+            Ok(()) => {
+                Err(error
+                    .context(format!("{} is not attached, and everything is as before", self.record.label)))
+            }
             Err(second) => Err(anyhow!(
                 "{0}: {error:#}; undoing this failed as well: {second:#}. Repeat 'hob attach {1}', or undo it with \
                  'hob detach {1}'",
@@ -100,7 +103,8 @@ impl Work<'_> {
             *left = left.saturating_sub(1);
             if *left == 0 {
                 self.stop_after = None;
-                let _ = rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
+                let _ =
+                    rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::STOP);
             }
         }
     }
@@ -177,7 +181,9 @@ impl Work<'_> {
                 let new = libvirt::with_hob(&old, &record.disk, record.socket())?;
                 libvirt::replace(domain, &old, &new).await
             }
-            (Definition::Image, Some(libvirt::Defined::Hob(old))) => libvirt::replace(domain, &old, image).await,
+            (Definition::Image, Some(libvirt::Defined::Hob(old))) => {
+                libvirt::replace(domain, &old, image).await
+            }
             _ => Ok(()),
         }
     }
@@ -258,9 +264,11 @@ impl Work<'_> {
             match self.client.disk_patch(&self.record.disk, &patch).await {
                 Ok(_) => return Ok(()),
                 // It is being restarted: the VM is paused meanwhile, and nothing is decided.
-                Err(ClientError::Unreachable { .. } | ClientError::BrokeOff { .. } | ClientError::Refused { status: 409, .. })
-                    if Instant::now() < deadline =>
-                {
+                Err(
+                    ClientError::Unreachable { .. }
+                    | ClientError::BrokeOff { .. }
+                    | ClientError::Refused { status: 409, .. },
+                ) if Instant::now() < deadline => {
                     tokio::time::sleep(Duration::from_millis(20)).await;
                 }
                 Err(error) => return Err(explain(error)),

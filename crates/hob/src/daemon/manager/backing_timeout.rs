@@ -7,7 +7,7 @@ use hob_control::{BackingTimeout, DiskChanged, DiskPatch};
 use hob_storage::backing::WAIT_FOREVER;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 
 impl Manager {
     /// Changes a disk's own settings.
@@ -15,17 +15,17 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         patch: DiskPatch,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("disk set", disk.clone(), async move { manager.patch_disk(&disk, patch).await }).await
     }
 
-    async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, Refusal> {
+    async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
         if patch == DiskPatch::default() {
-            return Err(Refusal::invalid(format!("disk {name}: the request names no setting"))
+            return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
                 .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
         }
-        let claim = self.claim_disk_for_command(name, "changed").await?;
+        let guard = self.guard_disk_for_command(name, "changed").await?;
         match patch.locked {
             Some(true) => self.lock_backing(name).await?,
             Some(false) => self.unlock_backing(name).await?,
@@ -34,10 +34,10 @@ impl Manager {
         if let Some(timeout) = patch.backing_timeout {
             self.set_backing_timeout(name, timeout)?;
         }
-        self.finish_disk(name, claim, Vec::new()).await
+        self.finish_disk(name, guard, Vec::new()).await
     }
 
-    fn set_backing_timeout(&self, name: &str, timeout: BackingTimeout) -> Result<(), Refusal> {
+    fn set_backing_timeout(&self, name: &str, timeout: BackingTimeout) -> Result<(), ApiError> {
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;

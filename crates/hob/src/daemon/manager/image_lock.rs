@@ -6,15 +6,15 @@
 use std::sync::Arc;
 
 use super::Manager;
+use super::api_error::ApiError;
 use super::flash::blocking;
-use super::refusal::Refusal;
 
 impl Manager {
     /// Locks the backing. Writes that its previous owner made are durable then, or this fails.
     ///
     /// # Errors
     /// A conflict if another program still has the backing.
-    pub(super) async fn lock_backing(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn lock_backing(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.shard_of(name)?;
         let lock = {
             let inner = self.inner();
@@ -24,10 +24,10 @@ impl Manager {
             }
             disk.lock.clone()
         };
-        let lock = lock.ok_or_else(|| Refusal::conflict(format!("the backing of {name} has no lock")))?;
+        let lock = lock.ok_or_else(|| ApiError::conflict(format!("the backing of {name} has no lock")))?;
         let taken = lock.clone();
         blocking(move || taken.take()).await?.map_err(|error| {
-            Refusal::conflict(format!("{name}: another program has the backing: {error}"))
+            ApiError::conflict(format!("{name}: another program has the backing: {error}"))
                 .hint("'fuser' shows which program has the file open")
         })?;
         // The record is last: a daemon that is killed before it opens the disk without a lock again.
@@ -38,10 +38,10 @@ impl Manager {
             }
             Err(error) => Err(error.into()),
         };
-        if let Err(refusal) = recorded {
+        if let Err(reason) = recorded {
             self.inner().disk_mut(name)?.wanted.unlocked = true;
-            blocking(move || lock.release()).await?.map_err(|error| Refusal::failed(error.to_string()))?;
-            return Err(refusal);
+            blocking(move || lock.release()).await?.map_err(|error| ApiError::failed(error.to_string()))?;
+            return Err(reason);
         }
         tracing::info!("{name}: its backing is locked");
         Ok(())
@@ -51,25 +51,25 @@ impl Manager {
     ///
     /// # Errors
     /// A conflict if the disk has a cache.
-    pub(super) async fn unlock_backing(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn unlock_backing(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.shard_of(name)?;
         let lock = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             if disk.cache().is_some() {
-                return Err(Refusal::conflict(format!("{name} has a cache, so its backing stays locked"))
+                return Err(ApiError::conflict(format!("{name} has a cache, so its backing stays locked"))
                     .hint(format!("'hob cache disable {name}' first")));
             }
             disk.lock.clone()
         };
-        let lock = lock.ok_or_else(|| Refusal::conflict(format!("the backing of {name} has no lock")))?;
+        let lock = lock.ok_or_else(|| ApiError::conflict(format!("the backing of {name} has no lock")))?;
         shard.flush(id).await?;
         self.inner().disk_mut(name)?.wanted.unlocked = true;
-        if let Err(refusal) = self.save_first().await {
+        if let Err(error) = self.save_first().await {
             self.inner().disk_mut(name)?.wanted.unlocked = false;
-            return Err(refusal);
+            return Err(reason);
         }
-        blocking(move || lock.release()).await?.map_err(|error| Refusal::failed(error.to_string()))?;
+        blocking(move || lock.release()).await?.map_err(|error| ApiError::failed(error.to_string()))?;
         tracing::info!("{name}: its backing is not locked any more");
         Ok(())
     }
