@@ -65,7 +65,7 @@ impl Manager {
         let lock = lock.ok_or_else(|| ApiError::conflict(format!("the backing of {name} has no lock")))?;
         shard.flush(id).await?;
         self.inner().disk_mut(name)?.wanted.unlocked = true;
-        if let Err(error) = self.save_first().await {
+        if let Err(reason) = self.save_first().await {
             self.inner().disk_mut(name)?.wanted.unlocked = false;
             return Err(reason);
         }
