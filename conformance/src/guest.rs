@@ -60,6 +60,8 @@ pub enum Disk {
     Nbd(String),
     /// vhost-user-blk, with the guest's own queues; the path of the socket.
     VhostUser(String),
+    /// QEMU's own arguments.
+    Args(Vec<String>),
 }
 
 impl Disk {
@@ -93,6 +95,7 @@ impl Disk {
                 );
                 vec!["-drive".into(), drive]
             }
+            Self::Args(args) => args.clone(),
             // Two queues, and a connection that reconnects.
             Self::VhostUser(socket) => {
                 let chardev = format!("socket,id=disk,path={socket},reconnect=1");

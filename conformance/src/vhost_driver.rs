@@ -77,6 +77,17 @@ fn failed(error: impl std::fmt::Debug) -> io::Error {
     io::Error::other(format!("{error:?}"))
 }
 
+/// A region for the server, at the same address in the guest and in this process.
+fn slot((address, size, file): &(u64, u64, File)) -> VhostUserMemoryRegionInfo {
+    VhostUserMemoryRegionInfo {
+        guest_phys_addr: *address,
+        memory_size: *size,
+        userspace_addr: *address,
+        mmap_offset: 0,
+        mmap_handle: file.as_raw_fd(),
+    }
+}
+
 /// Whether the server can seal the memory's file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Sealing {
@@ -107,6 +118,7 @@ fn agree(socket: &Path) -> io::Result<(Frontend, VhostUserProtocolFeatures)> {
     let protocol = frontend.get_protocol_features().map_err(failed)?;
     let wanted = VhostUserProtocolFeatures::CONFIG
         | VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
         | VhostUserProtocolFeatures::INFLIGHT_SHMFD;
     frontend.set_protocol_features(protocol & wanted).map_err(failed)?;
     let features = VERSION_1 | INDIRECT_DESC | EVENT_IDX | PROTOCOL | FLUSH;
@@ -161,13 +173,43 @@ impl Driver {
         self.set_up()
     }
 
+    /// Starts the queue, with its memory and these further regions added one by one. A region has a guest
+    /// address, a size and a file.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn start_in_slots(mut self, more: &[(u64, u64, File)]) -> io::Result<Driver> {
+        let regions = std::iter::once(self.region()?).chain(more.iter().map(slot));
+        for region in regions {
+            self.frontend.add_mem_region(&region).map_err(failed)?;
+        }
+        self.set_up_queue()?;
+        Ok(self)
+    }
+
+    /// Removes a region that was added.
+    ///
+    /// # Errors
+    /// The server's.
+    pub fn remove_slot(&mut self, region: &(u64, u64, File)) -> io::Result<()> {
+        self.frontend.remove_mem_region(&slot(region)).map_err(failed)
+    }
+
+    fn region(&self) -> io::Result<VhostUserMemoryRegionInfo> {
+        let region = self.memory.iter().next().expect("one region");
+        VhostUserMemoryRegionInfo::from_guest_region(region).map_err(failed)
+    }
+
     fn set_up(&mut self) -> io::Result<()> {
         if let Some((inflight, file)) = &self.inflight {
             self.frontend.set_inflight_fd(inflight, file.as_raw_fd()).map_err(failed)?;
         }
-        let region = self.memory.iter().next().expect("one region");
-        let region = VhostUserMemoryRegionInfo::from_guest_region(region).map_err(failed)?;
+        let region = self.region()?;
         self.frontend.set_mem_table(&[region]).map_err(failed)?;
+        self.set_up_queue()
+    }
+
+    fn set_up_queue(&mut self) -> io::Result<()> {
         self.frontend.set_vring_num(0, QUEUE).map_err(failed)?;
         self.frontend.set_vring_base(0, self.used).map_err(failed)?;
         let at = |address| self.memory.get_host_address(GuestAddress(address)).map(|host| host as u64);

@@ -256,3 +256,12 @@ fn the_scripts_are_sound_shell() {
         Tool::new("shellcheck").arg(packaging(script)).run();
     }
 }
+
+/// The storage plugin for Proxmox VE, with stubs of Proxmox VE's modules and of `hob`.
+#[test]
+fn the_storage_plugin_for_proxmox_ve_passes_its_own_tests() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/proxmox/test");
+    let (stubs, test) = (directory.to_str().expect("a path"), directory.join("plugin.t"));
+    let said = Tool::new("perl").args(["-I", stubs]).arg(&test).run();
+    assert!(said.contains("\n1..") && !said.contains("not ok"), "{said}");
+}

@@ -1,5 +1,6 @@
 //! vhost-user-blk: hits are read straight into the guest's memory, and what the guest does to it meanwhile harms nobody.
 
+use std::fs::File;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -113,5 +114,35 @@ fn a_machine_that_takes_its_memory_away_while_it_is_read_into_harms_nobody_else(
     let mut driver = Driver::connect(&scratch.path("vm.sock")).expect("the server takes a machine");
     assert!(is_right(&mut driver, &scratch), "{}", hob.process.stderr());
     assert_eq!(errors(&hob), before, "{}", hob.stats().text());
+    hob.stop();
+}
+
+/// As libblkio shares its memory: regions of any size, each in a message of its own, more than eight of them.
+#[test]
+fn memory_is_added_and_removed_region_by_region() {
+    let scratch = Scratch::new();
+    let hob = serve(&scratch);
+    let regions: Vec<_> = (1..=20_u64)
+        .map(|number| {
+            let file =
+                File::from(rustix::fs::memfd_create("region", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+            file.set_len(100 * number).unwrap();
+            (1 << 40 | number << 20, 100 * number, file)
+        })
+        .collect();
+    let driver = Driver::prepared(&scratch.path("vm.sock"), Sealing::Possible).expect("an answer");
+    let mut driver = driver.start_in_slots(&regions).expect("the server takes all regions");
+    assert!(is_right(&mut driver, &scratch));
+    for region in &regions[..10] {
+        driver.remove_slot(region).expect("the server forgets a region");
+        assert!(is_right(&mut driver, &scratch));
+    }
+    // One that is not there ends the connection.
+    let _ = driver.remove_slot(&regions[0]);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !driver.hung_up().expect("an answer") {
+        assert!(Instant::now() < deadline, "the connection goes on");
+        std::thread::sleep(Duration::from_millis(5));
+    }
     hob.stop();
 }

@@ -146,6 +146,9 @@ pub struct Disk {
     pub size: Size,
     /// Whether writes are refused.
     pub read_only: bool,
+    /// The backing is not locked, because another program has it open.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unlocked: bool,
     /// The socket at which a machine uses it through vhost-user.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vhost_user: Option<String>,
@@ -375,6 +378,14 @@ pub struct DiskAdd {
     /// The size of the cache of that disk, if it is made for this one; it has none if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parent_cache: Option<Size>,
+    /// Open the backing, a raw file or block device, without its lock, because a running QEMU has it. The disk has no
+    /// cache until `PATCH /v1/disks/{disk}` locks the backing.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub unlocked: bool,
+}
+
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// `POST /v1/disks/{disk}/resize`
@@ -395,6 +406,10 @@ pub struct DiskPatch {
     /// limit of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout: Option<BackingTimeoutChange>,
+    /// Lock the backing, or release its lock for another program. Only a disk without a cache can be unlocked; every
+    /// acknowledged write is durable in the backing first.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub locked: Option<bool>,
 }
 
 /// A pool after a change.

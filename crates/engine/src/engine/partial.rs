@@ -16,7 +16,7 @@
 //!
 //! The last sector of a disk whose size is no multiple of a sector is never merged and never dirty (`growth.rs`).
 
-use super::destage_buffers::Piece;
+use super::destage_buffers::DestageBuffer;
 use super::jobs::{Job, JobKind, Step};
 use super::{Active, Engine, Owner, Pending, Phase};
 use crate::cache::push_run;

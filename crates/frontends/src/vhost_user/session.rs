@@ -31,6 +31,9 @@ use super::log::ChangeLog;
 use super::memory::GuestMap;
 use super::queue::{Layout, SIZE_MAX};
 
+/// Maximum number of memory regions that a client can add one by one. Each is a mapping.
+const MEM_SLOTS_MAX: usize = 512;
+
 /// The shard that serves the queues.
 pub trait Shard {
     /// Starts serving a queue. The driver signals `kick` for new chains, and the device signals `call` for
@@ -94,6 +97,8 @@ struct Session<S> {
     shard: S,
     acked: Features,
     map: Option<Arc<GuestMap>>,
+    /// The regions of `map`, if the client added them one by one.
+    slots: Vec<(VhostUserMemoryRegion, File)>,
     inflight: Option<Arc<Inflight>>,
     log: Option<Arc<ChangeLog>>,
     rings: Vec<Ring>,
@@ -110,6 +115,7 @@ impl<S: Shard> Session<S> {
             shard,
             acked: Features::default(),
             map: None,
+            slots: Vec::new(),
             inflight: None,
             log: None,
             rings,
@@ -158,6 +164,12 @@ impl<S: Shard> Session<S> {
         if ring.running || !ring.has_place || ring.layout.size == 0 || !(ring.enabled || always) {
             return Ok(());
         }
+        // The region with the ring has been removed, and is about to be added again.
+        let Layout { descriptors, used, available, .. } = ring.layout;
+        let is_there = |address| map.guest_address(address).is_some();
+        if !self.slots.is_empty() && ![descriptors, used, available].into_iter().all(is_there) {
+            return Ok(());
+        }
         let copy = |fd: &OwnedFd| fd.try_clone().map_err(Error::ReqHandlerError);
         let kick = copy(kick)?;
         let call = ring.call.as_ref().map(copy).transpose()?;
@@ -182,6 +194,22 @@ impl<S: Shard> Session<S> {
 
     fn start_all(&mut self) -> Result<()> {
         (0..self.rings.len()).try_for_each(|index| self.start(index))
+    }
+
+    /// Maps the regions that were added one by one.
+    fn map_slots(&mut self) -> Result<()> {
+        self.map = None;
+        if self.slots.is_empty() {
+            return Ok(());
+        }
+        let regions: Vec<VhostUserMemoryRegion> = self.slots.iter().map(|(region, _)| *region).collect();
+        let files = self.slots.iter().map(|(_, file)| file.try_clone());
+        let files = files.collect::<std::io::Result<Vec<File>>>().map_err(Error::ReqHandlerError)?;
+        match GuestMap::map(&regions, files) {
+            Ok(map) => self.map = Some(Arc::new(map)),
+            Err(error) => return self.refuse(error),
+        }
+        self.start_all()
     }
 
     /// Resets everything to the state after connecting, except the negotiated features.
@@ -244,6 +272,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
         _postcopy: Option<bool>,
     ) -> Result<Option<Vec<vhost::VhostUserMemoryRegionBase>>> {
         self.stop_all();
+        self.slots.clear();
         self.map = None;
         match GuestMap::map(regions, files) {
             Ok(map) => self.map = Some(Arc::new(map)),
@@ -322,6 +351,7 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
             | VhostUserProtocolFeatures::REPLY_ACK
             | VhostUserProtocolFeatures::BACKEND_REQ
             | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
             | VhostUserProtocolFeatures::LOG_SHMFD
             | VhostUserProtocolFeatures::INFLIGHT_SHMFD)
     }
@@ -382,20 +412,37 @@ impl<S: Shard> VhostUserBackendReqHandlerMut for Session<S> {
     }
 
     fn get_max_mem_slots(&mut self) -> Result<u64> {
-        Err(Error::InvalidOperation("memory is given as a table"))
+        Ok(MEM_SLOTS_MAX as u64)
     }
 
     fn add_mem_region(
         &mut self,
-        _region: &VhostUserSingleMemoryRegion,
-        _fd: File,
+        region: &VhostUserSingleMemoryRegion,
+        fd: File,
         _postcopy: Option<bool>,
     ) -> Result<Option<vhost::VhostUserMemoryRegionBase>> {
-        Err(Error::InvalidOperation("memory is given as a table"))
+        if self.slots.len() >= MEM_SLOTS_MAX {
+            return self.refuse(format!("a client has at most {MEM_SLOTS_MAX} regions of memory"));
+        }
+        self.stop_all();
+        self.slots.push((**region, fd));
+        let mapped = self.map_slots();
+        if mapped.is_err() {
+            self.slots.pop();
+        }
+        mapped.map(|()| None)
     }
 
-    fn remove_mem_region(&mut self, _region: &VhostUserSingleMemoryRegion) -> Result<()> {
-        Err(Error::InvalidOperation("memory is given as a table"))
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let key =
+            |region: &VhostUserMemoryRegion| (region.guest_phys_addr, region.user_addr, region.memory_size);
+        let wanted = key(region);
+        let Some(index) = self.slots.iter().position(|(slot, _)| key(slot) == wanted) else {
+            return self.refuse("the region to remove was not added");
+        };
+        self.stop_all();
+        self.slots.remove(index);
+        self.map_slots()
     }
 
     fn set_device_state_fd(

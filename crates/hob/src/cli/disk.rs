@@ -140,11 +140,12 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
                 vhost_user,
                 share_parent,
                 parent_cache,
+                unlocked: false,
             };
             ask(global, async |client| client.disk_add(&add).await)?
         }
         Disk::Set { disk, backing_timeout } => {
-            let patch = DiskPatch { backing_timeout: Some(backing_timeout) };
+            let patch = DiskPatch { backing_timeout: Some(backing_timeout), ..DiskPatch::default() };
             ask(global, async |client| client.disk_patch(&disk, &patch).await)?
         }
         Disk::Resize { disk, size } => {

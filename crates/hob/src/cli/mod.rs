@@ -5,6 +5,7 @@
 //! programs and does not.
 
 mod advise;
+mod attach;
 mod bitmap;
 mod cache;
 mod cluster;
@@ -155,6 +156,8 @@ enum Command {
     #[command(subcommand)]
     Config(config::Config),
     Drain(drain::Drain),
+    Attach(Box<attach::Attach>),
+    Detach(attach::Detach),
     Migrate(migrate::Migrate),
     #[command(subcommand)]
     Cluster(cluster::Cluster),
@@ -196,6 +199,8 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
         Command::Swap(args) => swap::run(args, global),
         Command::Config(args) => config::run(args, global),
         Command::Drain(args) => drain::run(&args, global),
+        Command::Attach(args) => attach::run_attach(*args, global),
+        Command::Detach(args) => attach::run_detach(args, global),
         Command::Migrate(args) => migrate::run(&args, global),
         Command::Cluster(args) => cluster::run(args, global),
         Command::Stats(args) => stats::run(&args, global),

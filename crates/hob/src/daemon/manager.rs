@@ -27,6 +27,7 @@ mod flash;
 mod foreign_writer;
 mod heartbeat;
 mod image;
+mod image_lock;
 mod leave;
 mod life_cycle;
 mod migration;

@@ -199,6 +199,9 @@ pub(crate) struct DiskState {
     /// Its dirty bitmaps; their content is in separate files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
+    /// Its backing is opened without a lock, because a running QEMU has it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub(crate) unlocked: bool,
 }
 
 /// How a clone shares the blocks of its parent.
@@ -242,6 +245,7 @@ impl DiskState {
             share_parent: None,
             for_clones: false,
             bitmaps: Vec::new(),
+            unlocked: false,
         }
     }
 }

@@ -73,6 +73,9 @@ const RETRY_NS: u64 = 20_000_000;
 /// 1,024 workers: files on a filesystem that hangs leave some to others.
 const WORKERS_MAX: usize = 64;
 
+/// No other program extends a file by this much while hob opens it without its lock, bytes.
+const UNLOCKED_GROWTH_MAX_BYTES: u64 = 1 << 40;
+
 const PUNCH: FallocateFlags = FallocateFlags::PUNCH_HOLE.union(FallocateFlags::KEEP_SIZE);
 const ZERO: FallocateFlags = FallocateFlags::ZERO_RANGE.union(FallocateFlags::KEEP_SIZE);
 
@@ -247,8 +250,10 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
     if direct.is_some() {
         let _ = rustix::fs::fadvise(&buffered, 0, None, rustix::fs::Advice::Random);
     }
-    // Behind the end nothing is lost, and the answer is the same.
-    let beyond = size_bytes.next_multiple_of(SECTOR_BYTES);
+    // Behind the end nothing is lost, and the answer is the same. Without the lock, another program may extend the file at
+    // this moment.
+    let grows_max = if options.locked { 0 } else { UNLOCKED_GROWTH_MAX_BYTES };
+    let beyond = size_bytes.next_multiple_of(SECTOR_BYTES) + grows_max;
     let can_punch =
         write && (is_block_device || rustix::fs::fallocate(&buffered, PUNCH, beyond, SECTOR_BYTES).is_ok());
     if let (true, false, true, Ok(modified)) = (write, is_block_device, options.locked, metadata.modified()) {

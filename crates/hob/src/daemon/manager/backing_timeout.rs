@@ -21,15 +21,25 @@ impl Manager {
     }
 
     async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
-        let timeout = match patch.backing_timeout {
-            None => {
-                return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
-                    .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
-            }
-            Some(BackingTimeoutChange::Default) => None,
-            Some(BackingTimeoutChange::Set(timeout)) => Some(timeout),
-        };
+        if patch == DiskPatch::default() {
+            return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
+                .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
+        }
         let guard = self.guard_disk_for_command(name, "changed").await?;
+        match patch.locked {
+            Some(true) => self.lock_backing(name).await?,
+            Some(false) => self.unlock_backing(name).await?,
+            None => {}
+        }
+        match patch.backing_timeout {
+            Some(BackingTimeoutChange::Default) => self.set_backing_timeout(name, None)?,
+            Some(BackingTimeoutChange::Set(timeout)) => self.set_backing_timeout(name, Some(timeout))?,
+            None => {}
+        }
+        self.pools.finish_disk(name, guard, Vec::new()).await
+    }
+
+    fn set_backing_timeout(&self, name: &str, timeout: Option<BackingTimeout>) -> Result<(), ApiError> {
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -39,7 +49,7 @@ impl Manager {
         if let Some(shard) = shard {
             shard.set_wait_max(id, self.wait_max_of(timeout));
         }
-        self.pools.finish_disk(name, guard, Vec::new()).await
+        Ok(())
     }
 
     /// The time that requests of a disk wait for its backing: `own`, or the daemon's for a disk without a limit of its own.

@@ -247,6 +247,7 @@ impl Manager {
             vhost_user,
             share_parent,
             parent_cache,
+            unlocked: false,
         };
         self.disk_add(add).await?;
         for export in exports {
@@ -360,7 +361,8 @@ impl Inner {
         {
             let now = served.wanted.backing_timeout;
             let now = self.backing_timeout_in_effect(now).to_string();
-            let patch = DiskPatch { backing_timeout: Some(BackingTimeoutChange::Set(timeout)) };
+            let timeout = Some(BackingTimeoutChange::Set(timeout));
+            let patch = DiskPatch { backing_timeout: timeout, ..DiskPatch::default() };
             let change = Change::PatchDisk(name.clone(), patch);
             found.push(apply(
                 &subject,

@@ -23,7 +23,7 @@ use super::{DISKS_MAX, DiskEntry, DiskPhase, Manager, Owed, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
 use crate::daemon::exports::export_info;
-use crate::daemon::hardware::Backing;
+use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};
@@ -97,6 +97,7 @@ impl Manager {
             datastore: add.datastore,
             fuse: add.fuse,
             vhost_user: add.vhost_user,
+            unlocked: add.unlocked,
             ..DiskState::new(name.clone(), add.backing, add.read_only)
         };
         self.add_state(wanted).await
@@ -323,7 +324,7 @@ impl Manager {
         };
         descriptors::check_room().map_err(ApiError::conflict)?;
         self.exports.clear_stale_file(name).await?;
-        let options = self.image_options(name).await?;
+        let options = BackingOptions { locked: !wanted.unlocked, ..self.image_options(name).await? };
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (spec, said) = (wanted.backing.clone(), wanted.datastore.clone());
         let (backing, datastore) = flash::blocking(move || {

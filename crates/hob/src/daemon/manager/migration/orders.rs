@@ -40,6 +40,9 @@ impl Manager {
         self.tasks
             .run("migrate", name.clone(), async move {
                 let guard = manager.guard_disk_for_command(&name, MIGRATING).await?;
+                if manager.inner().disk(&name)?.wanted.unlocked {
+                    return Err(ApiError::conflict(format!("{name} is being attached or detached")));
+                }
                 manager.end_filling(&name);
                 manager.check_leaving(&name, &start).await?;
                 let spec = manager.spec_to_leave(&name)?;

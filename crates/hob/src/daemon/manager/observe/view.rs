@@ -180,6 +180,7 @@ impl DiskEntry {
             backing_timeout_in_effect: Some(inner.backing_timeout_in_effect(self.wanted.backing_timeout)),
             size: Size(self.size_bytes),
             read_only: self.wanted.read_only,
+            unlocked: self.wanted.unlocked,
             vhost_user: self.wanted.vhost_user.clone(),
             cache,
             exports: self.wanted.exports.clone(),

@@ -59,6 +59,12 @@ impl Pools {
             let (spec, notes) = new_spec(enable.pool, enable.size, &enable.settings, context)?;
             inner.check_memory(name, &spec)?;
             let disk = inner.disk_mut(name)?;
+            if disk.wanted.unlocked {
+                return Err(ApiError::conflict(format!(
+                    "{name} is not locked: another program may write its backing"
+                ))
+                .hint("'hob attach' locks the backing when QEMU has released it"));
+            }
             if disk.cache().is_some() {
                 return Err(ApiError::conflict(format!("{name} has a cache already"))
                     .hint("change it with 'hob cache resize' or 'hob cache set'"));

@@ -1,0 +1,393 @@
+//! `hob attach` and `hob detach` below a running VM, whose guest writes and checks its disk all the time. The guest sees no
+//! error, no write is lost, and the image is whole after every kill -9.
+//!
+//! `HOB_QUIET=1` says that nothing else uses the processors: then the VM's pause has a limit.
+
+use std::io::Write;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use conformance::guest::{COMPLAINTS, Disk, SENTINEL, loaded};
+use conformance::hob::binary;
+use conformance::load::{BLOCK_BYTES, Pattern, image};
+use conformance::process::Process;
+use conformance::qmp::Monitor;
+use conformance::scratch::wait_until;
+use conformance::{Daemon, Scratch, Tool};
+use rustix::process::Signal;
+use serde_json::json;
+use tempfile::NamedTempFile;
+
+/// Blocks of the disk.
+const BLOCKS: u64 = 32 << 20 >> 12;
+/// Blocks of its hot set.
+const HOT_BLOCKS: u64 = 8 << 20 >> 12;
+/// Maximum time of any step on two busy cores.
+const STEP_MAX: Duration = Duration::from_secs(120);
+/// Maximum pause of the VM in milliseconds, if nothing else uses the processors.
+const PAUSE_MS_MAX: u64 = 100;
+/// The same if other programs do.
+const BUSY_PAUSE_MS_MAX: u64 = 2000;
+
+/// An emulated VM wants a core: one test at a time.
+static CORES: Mutex<()> = Mutex::new(());
+
+fn cores() -> MutexGuard<'static, ()> {
+    CORES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How QEMU is given its disk.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Given {
+    /// `-blockdev`, raw.
+    Nodes,
+    /// `-drive`, raw.
+    Drive,
+    /// `-blockdev`, qcow2.
+    NodesQcow2,
+    /// `-drive`, qcow2.
+    DriveQcow2,
+}
+
+impl Given {
+    fn format(self) -> &'static str {
+        if matches!(self, Given::Nodes | Given::Drive) { "raw" } else { "qcow2" }
+    }
+
+    fn args(self, file: &str) -> Vec<String> {
+        let format = self.format();
+        let args: Vec<String> = match self {
+            Given::Nodes | Given::NodesQcow2 => [
+                "-blockdev",
+                &format!("driver=file,node-name=image-file,filename={file},cache.direct=on"),
+                "-blockdev",
+                &format!("driver={format},node-name=image,file=image-file,discard=unmap,cache.direct=on"),
+                "-device",
+                "virtio-blk-pci,drive=image,id=vda",
+            ]
+            .map(str::to_owned)
+            .into(),
+            Given::Drive | Given::DriveQcow2 => {
+                let drive = format!("file={file},format={format},if=virtio,id=vda,cache=none,discard=unmap");
+                ["-drive".to_owned(), drive].into()
+            }
+        };
+        args
+    }
+}
+
+struct Stage {
+    scratch: Scratch,
+    daemon: Option<Daemon>,
+    vm: Process,
+    file: String,
+    given: Given,
+    preset: &'static str,
+    _memory: NamedTempFile,
+}
+
+impl Stage {
+    #[track_caller]
+    fn new(given: Given, preset: &'static str) -> Stage {
+        let scratch = Scratch::new();
+        image(&scratch.path("disk.raw"), BLOCKS);
+        let file = scratch.text("disk.img");
+        let convert = ["convert", "-f", "raw", "-O", given.format(), &scratch.text("disk.raw"), &file];
+        Tool::new("qemu-img").args(convert).run();
+        let config = format!(
+            "state_dir = {:?}\nlisten = [\"unix:{}\"]\n[control]\nlisten = [\"unix:{}\"]\n\
+             [[pool]]\nname = \"fast\"\ndevices = [{:?}]\nsize = \"96M\"\n",
+            scratch.path("state"),
+            scratch.text("nbd.sock"),
+            scratch.text("ctl.sock"),
+            scratch.path("flash"),
+        );
+        std::fs::write(scratch.path("hob.toml"), config).unwrap();
+        let memory =
+            tempfile::Builder::new().prefix("hobt").tempfile_in("/dev/shm").expect("a file in memory");
+        let control = format!("unix:{},server=on,wait=off", scratch.text("qmp.sock"));
+        let program = std::path::Path::new(env!("CARGO_BIN_EXE_guest-load"));
+        let vm = loaded(&scratch, &Disk::Args(given.args(&file)), memory.path(), program, HOT_BLOCKS)
+            .args(["-name", "web", "-qmp", &control])
+            .limit(Duration::from_secs(900))
+            .start();
+        let mut stage = Stage { scratch, daemon: None, vm, file, given, preset, _memory: memory };
+        stage.start_daemon();
+        wait_until("the guest", STEP_MAX, || stage.console().contains("GUEST-LOAD second=1 "));
+        stage
+    }
+
+    #[track_caller]
+    fn start_daemon(&mut self) {
+        let (config, control) = (self.scratch.path("hob.toml"), self.scratch.path("ctl.sock"));
+        self.daemon = Some(Daemon::start(&config, &control));
+    }
+
+    #[track_caller]
+    fn kill_daemon(&mut self) {
+        self.daemon.take().expect("it runs").kill();
+    }
+
+    fn console(&self) -> String {
+        std::fs::read_to_string(self.scratch.path("console")).unwrap_or_default()
+    }
+
+    fn command(&self, verb: &str, more: &[&str]) -> Tool {
+        let records = self.scratch.text("records");
+        let mut args = vec![verb.to_owned(), format!("qmp:{}", self.scratch.text("qmp.sock"))];
+        args.extend(["--records".to_owned(), records]);
+        args.extend(["--control".to_owned(), format!("unix:{}", self.scratch.text("ctl.sock"))]);
+        if verb == "attach" {
+            let nbd = self.scratch.text("nbd.sock");
+            let usual = [["--nbd", &nbd], ["--size", "16M"], ["--preset", self.preset]];
+            let left_out = usual.into_iter().filter(|pair| !more.contains(&pair[0]));
+            args.extend(left_out.flatten().map(str::to_owned));
+        }
+        Tool::new(binary().to_str().expect("a path")).args(args).args(more).limit(STEP_MAX)
+    }
+
+    /// Runs `hob attach` or `hob detach`, and returns how long the VM was paused, in milliseconds.
+    #[track_caller]
+    fn run(&self, verb: &str, more: &[&str]) -> u64 {
+        let output = self.command(verb, more).output();
+        assert!(output.success(), "hob {verb}: {}\n{}", output.all(), self.vm.stderr());
+        pause_ms(&output.stderr)
+    }
+
+    /// Starts a command that stops itself after `steps` steps, and waits until it has. `None` if it ended before.
+    #[track_caller]
+    fn stopped_after(&self, verb: &str, steps: u32) -> Option<Process> {
+        let mut process = self.command(verb, &[]).env("HOB_ATTACH_STOP_AFTER", steps.to_string()).start();
+        let start = Instant::now();
+        loop {
+            if let Some(status) = process.poll() {
+                assert!(status.success(), "hob {verb}: {}", process.stderr());
+                return None;
+            }
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.pid())).unwrap_or_default();
+            if stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')) {
+                return Some(process);
+            }
+            assert!(start.elapsed() < STEP_MAX, "hob {verb} neither stops nor ends: {}", process.stderr());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    /// Waits until the guest has done something more.
+    #[track_caller]
+    fn guest_continues(&self) {
+        let lines = || self.console().matches("GUEST-LOAD second=").count();
+        let before = lines();
+        wait_until("the guest to continue", STEP_MAX, || lines() > before + 1);
+        self.guest_has_no_errors();
+    }
+
+    #[track_caller]
+    fn guest_has_no_errors(&self) {
+        let said = self.console();
+        for bad in COMPLAINTS {
+            assert!(!said.contains(bad), "{bad}:\n{said}");
+        }
+    }
+
+    #[track_caller]
+    fn daemon(&self) -> &Daemon {
+        self.daemon.as_ref().expect("it runs")
+    }
+
+    /// Is the disk attached, with a cache that the guest uses?
+    #[track_caller]
+    fn assert_attached(&self) {
+        let before = self.daemon().stats("web-vda");
+        wait_until("requests of the guest", STEP_MAX, || {
+            let now = self.daemon().stats("web-vda");
+            now.class("hit") + now.misses() > before.class("hit") + before.misses()
+        });
+    }
+
+    /// Ends the load: the guest checks all of the disk, and so does this test. The disk is detached.
+    #[track_caller]
+    fn end(mut self) {
+        let mut console = UnixStream::connect(self.scratch.path("console.sock")).expect("the console");
+        console.write_all(b"end\n").expect("the guest listens");
+        let last = [SENTINEL, "GUEST-FAILED"];
+        wait_until("the guest's verdict", STEP_MAX, || last.iter().any(|last| self.console().contains(last)));
+        let said = self.console();
+        assert!(said.contains(SENTINEL), "the guest has errors:\n{said}");
+        self.guest_has_no_errors();
+        Monitor::connect(&self.scratch.path("qmp.sock")).quit();
+        self.vm.wait(STEP_MAX).expect("QEMU ends");
+        let disks = self.daemon().ctl(&["disk", "list"]);
+        assert!(!disks.contains("web-vda"), "hob still has the disk:\n{disks}");
+        self.daemon.take().expect("it runs").stop();
+        let (file, raw) = (self.file.clone(), self.scratch.text("disk.raw"));
+        if self.given.format() == "qcow2" {
+            Tool::new("qemu-img").args(["check", "-f", "qcow2", &file]).run();
+        }
+        Tool::new("qemu-img").args(["convert", "-f", self.given.format(), "-O", "raw", &file, &raw]).run();
+        let bytes = std::fs::read(&raw).expect("the image is there");
+        let pattern = Pattern::new();
+        let (blocks, _) = bytes.as_chunks::<BLOCK_BYTES>();
+        let versions = blocks.iter().zip(0..).map(|(b, n)| pattern.version(n, b).expect("a whole block"));
+        let sum: u64 = versions.sum();
+        assert!(said.contains(&format!(" writes={sum} wrong=0 failed=0")), "{sum} writes arrived:\n{said}");
+    }
+}
+
+fn pause_ms(said: &str) -> u64 {
+    let rest = said.rsplit_once("was paused for ").unwrap_or_else(|| panic!("no pause in: {said}")).1;
+    rest.split(' ').next().and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("no pause in: {said}"))
+}
+
+fn pause_max() -> u64 {
+    if std::env::var_os("HOB_QUIET").is_some() { PAUSE_MS_MAX } else { BUSY_PAUSE_MS_MAX }
+}
+
+/// Attaches and detaches `rounds` times, and prints the pauses.
+#[track_caller]
+fn again_and_again(given: Given, preset: &'static str, more: &[&str], rounds: u32) {
+    let _cores = cores();
+    let stage = Stage::new(given, preset);
+    let mut pauses = Vec::new();
+    for _ in 0..rounds {
+        let attached = stage.run("attach", more);
+        stage.assert_attached();
+        let detached = stage.run("detach", &[]);
+        pauses.extend([attached, detached]);
+        stage.guest_has_no_errors();
+    }
+    stage.guest_continues();
+    stage.end();
+    eprintln!("{given:?} {preset} {more:?}: pauses in ms: {pauses:?}");
+    let longest = pauses.iter().max().expect("there were rounds");
+    assert!(*longest <= pause_max(), "the VM was paused for {longest} ms");
+}
+
+#[test]
+fn a_vm_with_named_nodes_is_attached_and_detached_twenty_times() {
+    again_and_again(Given::Nodes, "auto", &[], 20);
+}
+
+#[test]
+fn a_vm_with_a_drive_is_attached_and_detached_twenty_times() {
+    again_and_again(Given::Drive, "auto", &["--method", "mirror"], 20);
+}
+
+#[test]
+fn qcow2_images_are_attached_and_detached() {
+    again_and_again(Given::NodesQcow2, "auto", &[], 4);
+    again_and_again(Given::DriveQcow2, "vfrc", &[], 4);
+}
+
+#[test]
+fn a_cache_that_writes_through_is_attached_and_detached() {
+    again_and_again(Given::Nodes, "vfrc", &[], 3);
+}
+
+/// hob's daemon is killed after every step of both plans, and restarted. The command continues.
+#[track_caller]
+fn daemon_killed_at_every_step(given: Given) {
+    let _cores = cores();
+    let mut stage = Stage::new(given, "auto");
+    for verb in ["attach", "detach"] {
+        for step in 1.. {
+            let Some(mut process) = stage.stopped_after(verb, step) else { break };
+            stage.kill_daemon();
+            stage.start_daemon();
+            process.signal(Signal::CONT);
+            let output = process.finish(STEP_MAX);
+            assert!(output.success(), "hob {verb}, step {step}: {}", output.all());
+            stage.guest_continues();
+            if verb == "attach" {
+                stage.assert_attached();
+                stage.run("detach", &[]);
+            } else {
+                stage.run("attach", &[]);
+            }
+        }
+        // The last command ran to its end, and the next verb undoes it.
+    }
+    stage.end();
+}
+
+#[test]
+fn a_daemon_that_is_killed_at_any_step_loses_nothing() {
+    daemon_killed_at_every_step(Given::Nodes);
+}
+
+#[test]
+fn a_daemon_that_is_killed_at_any_step_of_a_mirror_loses_nothing() {
+    daemon_killed_at_every_step(Given::Drive);
+}
+
+/// The command itself is killed after every step. Repeating it reaches the goal, and so does the other command.
+#[test]
+fn a_command_that_is_killed_at_any_step_is_continued_or_undone() {
+    let _cores = cores();
+    let stage = Stage::new(Given::Nodes, "auto");
+    for (verb, other) in [("attach", "detach"), ("detach", "attach")] {
+        for step in 1.. {
+            let Some(mut process) = stage.stopped_after(verb, step) else { break };
+            process.kill();
+            let is_recorded = std::fs::read_dir(stage.scratch.path("records")).is_ok_and(|files| {
+                files.flatten().any(|file| file.path().extension().is_some_and(|e| e == "json"))
+            });
+            if step % 2 == 1 {
+                // Once the record is deleted, a VM is detached.
+                if verb == "attach" || is_recorded {
+                    stage.run(verb, &[]);
+                }
+                stage.run(other, &[]);
+            } else if other == "attach" || is_recorded {
+                stage.run(other, &[]);
+            }
+            stage.guest_continues();
+        }
+    }
+    stage.end();
+}
+
+#[test]
+fn a_vm_that_is_busy_or_not_suitable_is_refused_with_the_reason() {
+    let _cores = cores();
+    let stage = Stage::new(Given::Nodes, "auto");
+    let refused = |verb: &str, more: &[&str]| {
+        let output = stage.command(verb, more).output();
+        assert!(!output.success(), "hob {verb} {more:?} succeeded");
+        output.stderr
+    };
+    let dry = stage.command("attach", &["--dry-run"]).output();
+    assert!(dry.success() && dry.stderr.contains("pause the VM"), "{}", dry.all());
+    assert!(!stage.scratch.path("records/web-vda.json").exists(), "a dry run recorded something");
+    assert!(refused("attach", &["vdx"]).contains("has no disk vdx; it has: vda"));
+    assert!(refused("attach", &["--size", "1T"]).contains("choose a --size"));
+    assert!(refused("detach", &[]).contains("no such disk"));
+    {
+        let mut monitor = Monitor::connect(&stage.scratch.path("qmp.sock"));
+        let target = stage.scratch.text("copy.img");
+        Tool::new("qemu-img").args(["create", "-q", "-f", "raw", &target, "32M"]).run();
+        monitor.ask("blockdev-add", json!({ "driver": "file", "node-name": "copy", "filename": target }));
+        let job = json!({ "job-id": "backup1", "device": "image", "target": "copy", "sync": "full", "speed": 4096 });
+        monitor.ask("blockdev-backup", job);
+    }
+    let said = refused("attach", &[]);
+    assert!(said.contains("block job is under way") && said.contains("backup 'backup1'"), "{said}");
+    {
+        let mut monitor = Monitor::connect(&stage.scratch.path("qmp.sock"));
+        monitor.ask("block-job-cancel", json!({ "device": "backup1", "force": true }));
+        wait_until("the end of the backup", STEP_MAX, || {
+            monitor.ask("query-block-jobs", json!({})).as_array().is_some_and(Vec::is_empty)
+        });
+    }
+    // What was done before a step that fails is undone: QEMU cannot reach hob, and hob refuses the cache's settings.
+    for more in [["--nbd", "/nowhere.sock"], ["--block-size", "3K"]] {
+        let said = refused("attach", &more);
+        assert!(said.contains("everything is as before"), "{said}");
+        assert!(!stage.daemon().ctl(&["disk", "list"]).contains("web-vda"), "the disk is still there");
+        assert!(!stage.scratch.path("records/web-vda.json").exists(), "the record is still there");
+        stage.guest_continues();
+    }
+    stage.guest_continues();
+    stage.end();
+}

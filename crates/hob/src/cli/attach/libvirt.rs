@@ -1,0 +1,185 @@
+//! The persistent definition of a libvirt domain: its next start uses hob's disk, or its image again.
+//!
+//! Only the element of one disk changes. The rest of the XML is the operator's, who may edit it while the disk is attached.
+
+use std::io::Write as _;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, bail};
+
+use super::qmp::virsh;
+
+/// What the definition says of a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Defined {
+    /// It is the image, in this element.
+    Image(String),
+    /// It is hob's disk, in this element.
+    Hob(String),
+}
+
+/// Returns what the XML of a domain says of a disk.
+pub(super) fn find(xml: &str, file: &Path, disk: &str) -> Option<Defined> {
+    elements(xml).find_map(|element| {
+        if is_hobs(element, disk) {
+            return Some(Defined::Hob(element.to_owned()));
+        }
+        let path = source(element)?;
+        let same = Path::new(&path) == file || Path::new(&path).canonicalize().is_ok_and(|path| path == file);
+        same.then(|| Defined::Image(element.to_owned()))
+    })
+}
+
+/// Returns the element of a disk with hob as its source, on the NBD socket `socket`.
+///
+/// # Errors
+/// The element has something that a network disk cannot have.
+pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Result<String> {
+    let start = element.find("<source ").context("the disk has no source in the domain's XML")?;
+    let end = start + element[start..].find('>').context("the domain's XML is broken")? + 1;
+    if !element[start..end].ends_with("/>") {
+        bail!("the disk's source has elements of its own in the domain's XML, which hob does not convert");
+    }
+    let indent = " ".repeat(element[..start].len() - element[..start].trim_end_matches(' ').len());
+    let source = format!(
+        "<source protocol='nbd' name='{}'>\n{indent}  <host transport='unix' socket='{}'/>\n\
+         {indent}  <reconnect delay='300'/>\n{indent}</source>",
+        escape(disk),
+        escape(socket)
+    );
+    let mut new = format!("{}{source}{}", &element[..start], &element[end..]);
+    let tag = new.find('>').context("the domain's XML is broken")?;
+    for kind in ["file", "block"] {
+        let old = format!(" type='{kind}'");
+        if new[..tag].contains(&old) {
+            new = new.replacen(&old, " type='network'", 1);
+        }
+    }
+    // How a file is accessed.
+    for way in ["native", "threads", "io_uring"] {
+        new = new.replacen(&format!(" io='{way}'"), "", 1);
+    }
+    Ok(new)
+}
+
+/// Returns the persistent XML of a domain, or `None` if it has none.
+pub(super) async fn definition(domain: &str) -> anyhow::Result<Option<String>> {
+    let info = virsh(&["dominfo", domain]).await?;
+    let is_persistent = info.lines().any(|line| {
+        let (key, value) = line.split_once(':').unwrap_or_default();
+        key.trim() == "Persistent" && value.trim() == "yes"
+    });
+    if !is_persistent {
+        return Ok(None);
+    }
+    virsh(&["dumpxml", "--inactive", "--security-info", domain]).await.map(Some)
+}
+
+/// Replaces one element of the persistent XML of a domain.
+pub(super) async fn replace(domain: &str, old: &str, new: &str) -> anyhow::Result<()> {
+    let xml = definition(domain).await?.with_context(|| format!("{domain} has no persistent definition"))?;
+    let xml = xml.replacen(old, new, 1);
+    let define = move || -> anyhow::Result<()> {
+        let mut command = Command::new("virsh");
+        command.args(["-q", "define", "/dev/stdin"]);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+        child.stdin.take().context("a pipe")?.write_all(xml.as_bytes())?;
+        let output = child.wait_with_output()?;
+        if !output.status.success() {
+            bail!("virsh define: {}", String::from_utf8_lossy(&output.stderr).trim());
+        }
+        Ok(())
+    };
+    tokio::task::spawn_blocking(define).await?
+}
+
+fn elements(xml: &str) -> impl Iterator<Item = &str> {
+    let mut rest = xml;
+    std::iter::from_fn(move || {
+        let start = rest.find("<disk ")?;
+        let end = start + rest[start..].find("</disk>")? + "</disk>".len();
+        let element = &rest[start..end];
+        rest = &rest[end..];
+        Some(element)
+    })
+}
+
+/// The image's path.
+fn source(element: &str) -> Option<String> {
+    let start = element.find("<source ")?;
+    let tag = &element[start..start + element[start..].find('>')?];
+    attribute(tag, "file").or_else(|| attribute(tag, "dev"))
+}
+
+fn is_hobs(element: &str, disk: &str) -> bool {
+    let Some(start) = element.find("<source ") else { return false };
+    let tag = element[start..].split('>').next().unwrap_or_default();
+    attribute(tag, "protocol").as_deref() == Some("nbd") && attribute(tag, "name").as_deref() == Some(disk)
+}
+
+fn attribute(tag: &str, name: &str) -> Option<String> {
+    ['\'', '"'].into_iter().find_map(|quote| {
+        let key = format!(" {name}={quote}");
+        let start = tag.find(&key)? + key.len();
+        let value = &tag[start..start + tag[start..].find(quote)?];
+        Some(unescape(value))
+    })
+}
+
+const ENTITIES: [(&str, &str); 5] =
+    [("&lt;", "<"), ("&gt;", ">"), ("&apos;", "'"), ("&quot;", "\""), ("&amp;", "&")];
+
+fn unescape(text: &str) -> String {
+    ENTITIES.iter().fold(text.to_owned(), |text, (entity, character)| text.replace(entity, character))
+}
+
+fn escape(text: &str) -> String {
+    ENTITIES.iter().rev().fold(text.to_owned(), |text, (entity, character)| text.replace(character, entity))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const XML: &str = "<domain>
+  <devices>
+    <disk type='file' device='cdrom'>
+      <target dev='sda' bus='sata'/>
+    </disk>
+    <disk type='file' device='disk'>
+      <driver name='qemu' type='qcow2' cache='none' io='native' discard='unmap'/>
+      <source file='/srv/a&amp;b.qcow2'/>
+      <target dev='vda' bus='virtio'/>
+    </disk>
+  </devices>
+</domain>";
+
+    #[test]
+    fn one_disk_is_rewritten_and_restored() {
+        let file = Path::new("/srv/a&b.qcow2");
+        let Some(Defined::Image(old)) = find(XML, file, "web-vda") else { panic!("not found") };
+        let new = with_hob(&old, "web-vda", "/run/hob/nbd.sock").unwrap();
+        assert_eq!(
+            new,
+            "<disk type='network' device='disk'>
+      <driver name='qemu' type='qcow2' cache='none' discard='unmap'/>
+      <source protocol='nbd' name='web-vda'>
+        <host transport='unix' socket='/run/hob/nbd.sock'/>
+        <reconnect delay='300'/>
+      </source>
+      <target dev='vda' bus='virtio'/>
+    </disk>"
+        );
+        let changed = XML.replacen(&old, &new, 1);
+        assert_eq!(find(&changed, file, "web-vda"), Some(Defined::Hob(new.clone())));
+        assert_eq!(changed.replacen(&new, &old, 1), XML);
+        assert_eq!(find(XML, Path::new("/other"), "web-vda"), None);
+    }
+
+    #[test]
+    fn a_source_with_elements_is_not_touched() {
+        let element = "<disk type='file'><source file='/a'><seclabel model='dac'/></source></disk>";
+        assert!(with_hob(element, "d", "/s").is_err());
+    }
+}

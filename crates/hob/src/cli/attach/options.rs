@@ -1,0 +1,179 @@
+//! Options of block nodes, as QEMU's command line gave them. QMP does not show all of them, and `blockdev-reopen` resets
+//! those that are not repeated.
+
+use serde_json::{Map, Value, json};
+
+use super::graph::{Node, is_made_up};
+
+/// Drivers whose `blockdev-reopen` wants to be told of the backing file.
+const WITH_BACKING: [&str; 4] = ["qcow2", "qcow", "qed", "vmdk"];
+
+/// Returns the options of a node from QEMU's command line, if it was made there with `-blockdev`.
+pub(super) fn given(command_line: &[String], node: &str) -> Option<Value> {
+    let given = command_line.windows(2).filter(|pair| pair[0] == "-blockdev" || pair[0] == "--blockdev");
+    given.map(|pair| parse(&pair[1])).find_map(|options| find(&options, node).cloned())
+}
+
+/// Does QEMU's command line give a `-drive` of this file the guest's discards?
+pub(super) fn drive_discards(command_line: &[String], file: &str) -> bool {
+    let names_it = |text: &&String| text.split(',').any(|part| part == format!("file={file}"));
+    let discards = |text: &String| text.split(',').any(|part| matches!(part, "discard=unmap" | "discard=on"));
+    command_line.iter().filter(names_it).any(discards)
+}
+
+/// Options as JSON, or as `key=value,…`.
+fn parse(text: &str) -> Value {
+    if text.trim_start().starts_with('{') {
+        return serde_json::from_str(text).unwrap_or_default();
+    }
+    let mut options = json!({});
+    let parts = text.replace(",,", "\0");
+    for (index, part) in parts.split(',').enumerate() {
+        let part = part.replace('\0', ",");
+        let (key, value) = match part.split_once('=') {
+            Some((key, value)) => (key.to_owned(), value.to_owned()),
+            None if index == 0 => ("driver".to_owned(), part),
+            None => continue,
+        };
+        let value = match (key.as_str(), value.as_str()) {
+            (
+                "filename" | "node-name" | "driver" | "file" | "backing" | "discard" | "detect-zeroes"
+                | "aio",
+                _,
+            ) => Value::String(value),
+            (_, "on" | "true") => Value::Bool(true),
+            (_, "off" | "false") => Value::Bool(false),
+            (_, number) => number.parse::<u64>().map_or(Value::String(value.clone()), Value::from),
+        };
+        let mut place = &mut options;
+        for step in key.split('.') {
+            if !place.is_object() {
+                *place = json!({});
+            }
+            place = &mut place[step];
+        }
+        *place = value;
+    }
+    options
+}
+
+/// The options with this node's name, at any depth.
+fn find<'a>(options: &'a Value, node: &str) -> Option<&'a Value> {
+    if options["node-name"] == node {
+        return Some(options);
+    }
+    options.as_object()?.values().find_map(|value| find(value, node))
+}
+
+/// Options that QMP shows of a node.
+fn shown(node: &Node) -> Map<String, Value> {
+    let info = |pointer: &str| node.info.pointer(pointer).cloned().unwrap_or_default();
+    let mut options = Map::new();
+    options.insert("driver".into(), json!(node.driver));
+    options.insert("read-only".into(), info("/ro"));
+    options.insert(
+        "cache".into(),
+        json!({ "direct": info("/cache/direct"), "no-flush": info("/cache/no-flush") }),
+    );
+    options
+}
+
+/// Options to open an image file as it is open now. `name` is for the new node.
+pub(super) fn of_image(node: &Node, file: &str, current: &str, name: &str, command_line: &[String]) -> Value {
+    let given = given(command_line, current).and_then(|options| options.as_object().cloned());
+    let mut options = given.unwrap_or_else(|| shown(node));
+    options.insert("node-name".into(), json!(name));
+    options.insert("filename".into(), json!(file));
+    Value::Object(options)
+}
+
+/// Options to reopen a format node as it is, but for its `file`. `backing` is the node of its backing file.
+pub(super) fn of_parent(name: &str, node: &Node, backing: Option<&str>, command_line: &[String]) -> Value {
+    let given = given(command_line, name).and_then(|options| options.as_object().cloned());
+    let mut options = given.unwrap_or_else(|| {
+        let mut options = shown(node);
+        options.insert("detect-zeroes".into(), node.info["detect_zeroes"].clone());
+        options
+    });
+    options.insert("node-name".into(), json!(name));
+    options.remove("file");
+    if WITH_BACKING.contains(&node.driver.as_str()) {
+        options.insert("backing".into(), backing.map_or(Value::Null, |name| json!(name)));
+    }
+    Value::Object(options)
+}
+
+/// The node that is connected to hob.
+pub(super) fn of_hob(name: &str, socket: &str, export: &str, discard: bool) -> Value {
+    json!({
+        "driver": "nbd",
+        "node-name": name,
+        "server": { "type": "unix", "path": socket },
+        "export": export,
+        "reconnect-delay": 300,
+        "discard": if discard { "unmap" } else { "ignore" },
+    })
+}
+
+/// A name for a node of this disk: QEMU allows 31 characters.
+pub(super) fn node_name(disk: &str, what: &str) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in disk.bytes() {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    format!("hob-{:08x}{what}", hash >> 32)
+}
+
+/// The node's own name, or one for it.
+pub(super) fn name_or(current: &str, disk: &str, what: &str) -> String {
+    if is_made_up(current) { node_name(disk, what) } else { current.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_found_on_the_command_line() {
+        let line: Vec<String> = [
+            "qemu",
+            "-blockdev",
+            "qcow2,node-name=q,discard=unmap,cache.direct=on,file.driver=file,file.node-name=f,file.filename=/a,,b",
+            "-blockdev",
+            r#"{"driver":"file","node-name":"j","filename":"/c","aio":"native"}"#,
+            "-drive",
+            "file=/d,format=raw,discard=unmap",
+        ]
+        .map(str::to_owned)
+        .into();
+        let q = given(&line, "q").unwrap();
+        assert_eq!(
+            (&q["driver"], &q["discard"], &q["cache"]["direct"]),
+            (&json!("qcow2"), &json!("unmap"), &json!(true))
+        );
+        assert_eq!(given(&line, "f").unwrap()["filename"], "/a,b");
+        assert_eq!(given(&line, "j").unwrap()["aio"], "native");
+        assert_eq!(given(&line, "x"), None);
+        assert!(drive_discards(&line, "/d") && !drive_discards(&line, "/c"));
+    }
+
+    #[test]
+    fn a_reopened_node_keeps_its_backing_file() {
+        let node = |driver: &str| Node {
+            driver: driver.into(),
+            file: "/a".into(),
+            info: json!({ "ro": false, "detect_zeroes": "off", "cache": { "direct": true, "no-flush": false } }),
+        };
+        let options = of_parent("q", &node("qcow2"), Some("base"), &[]);
+        assert_eq!(options["backing"], "base");
+        assert_eq!(options["cache"]["direct"], true);
+        assert_eq!(of_parent("q", &node("qcow2"), None, &[])["backing"], Value::Null);
+        assert!(of_parent("r", &node("raw"), None, &[]).get("backing").is_none());
+    }
+
+    #[test]
+    fn names_of_nodes_are_short() {
+        assert!(node_name(&"x".repeat(64), "-image").len() <= 31);
+        assert_ne!(node_name("a", ""), node_name("b", ""));
+    }
+}

@@ -1,0 +1,372 @@
+//! The plan of `hob attach` and `hob detach` (docs/decisions/0054): which step is next, for a disk in a given state.
+//!
+//! There is no list of steps that a killed command would have to find its place in. [`next`] looks at the state of the VM,
+//! of hob and of the record, and names the one step that leads towards the goal. So a command that is killed is repeated, a
+//! step that is done twice does no harm, and rolling back means to pursue [`Goal::Detached`].
+
+use std::fmt;
+
+/// What a command is to achieve.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// The VM uses hob's disk, which has a cache.
+    Attached,
+    /// The VM uses its image directly, and hob has no disk of it.
+    Detached,
+}
+
+/// hob's disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum HobDisk {
+    /// The daemon does not answer.
+    Unknown,
+    Absent,
+    /// Its backing is not locked, and it has no cache.
+    Unlocked,
+    /// Its backing is locked, and it has no cache.
+    Locked,
+    /// Its backing is locked, and it has a cache.
+    Cached,
+}
+
+/// Where the VM's requests go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Path {
+    /// To the image file.
+    Image,
+    /// To hob.
+    Hob,
+}
+
+/// Nodes of the image file in QEMU that the VM does not use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Spare {
+    None,
+    /// Some of them are missing.
+    Part,
+    All,
+}
+
+/// What the VM uses when it starts the next time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Definition {
+    /// hob does not keep the VM's definition.
+    None,
+    Image,
+    Hob,
+}
+
+/// What the next step depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) struct State {
+    /// The attachment is on record.
+    pub(super) recorded: bool,
+    pub(super) disk: HobDisk,
+    /// QEMU has a node that is connected to hob.
+    pub(super) node: bool,
+    pub(super) path: Path,
+    /// Only if [`Path::Hob`].
+    pub(super) spare: Spare,
+    /// The VM's CPUs run.
+    pub(super) running: bool,
+    /// QEMU has the mark which says that hob paused the VM.
+    pub(super) marked: bool,
+    /// A block job of hob is under way in QEMU.
+    pub(super) job: bool,
+    pub(super) definition: Definition,
+}
+
+/// One step. Each is atomic for the VM, and repeating it does no harm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    Record,
+    AddDisk,
+    AddNode,
+    Mark,
+    Pause,
+    ToHob,
+    DeleteSpare,
+    Lock,
+    Continue,
+    Unmark,
+    EnableCache,
+    Define,
+    CancelJob,
+    DisableCache,
+    Unlock,
+    AddSpare,
+    ToImage,
+    DeleteNode,
+    Undefine,
+    RemoveDisk,
+    Forget,
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Step::Record => "record the attachment",
+            Step::AddDisk => "add the disk to hob, without a cache and without the image's lock",
+            Step::AddNode => "connect QEMU to hob (blockdev-add)",
+            Step::Mark => "mark in QEMU that hob pauses the VM (object-add)",
+            Step::Pause => "pause the VM (stop)",
+            Step::ToHob => "send the VM's requests to hob",
+            Step::DeleteSpare => "close the image in QEMU (blockdev-del)",
+            Step::Lock => "lock the image for hob",
+            Step::Continue => "continue the VM (cont)",
+            Step::Unmark => "remove the mark (object-del)",
+            Step::EnableCache => "enable the cache",
+            Step::Define => "define the VM with hob's disk, for its next start (virsh define)",
+            Step::Undefine => "define the VM with its image, for its next start (virsh define)",
+            Step::CancelJob => "cancel hob's block job (block-job-cancel)",
+            Step::DisableCache => "write dirty data to the image, and disable the cache",
+            Step::Unlock => "release the image's lock",
+            Step::AddSpare => "open the image in QEMU (blockdev-add)",
+            Step::ToImage => "send the VM's requests to the image",
+            Step::DeleteNode => "disconnect QEMU from hob (blockdev-del)",
+            Step::RemoveDisk => "remove the disk from hob",
+            Step::Forget => "delete the record",
+        })
+    }
+}
+
+/// Returns the next step towards `goal`, or `None` if it is reached.
+///
+/// # Errors
+/// The daemon must answer first.
+pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
+    if state.job {
+        return Ok(Some(Step::CancelJob));
+    }
+    let step = match (goal, state.path) {
+        (Goal::Attached, Path::Image) => match state {
+            State { recorded: false, .. } => Step::Record,
+            State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
+            State { disk: HobDisk::Cached, .. } => Step::DisableCache,
+            State { disk: HobDisk::Locked, .. } => Step::Unlock,
+            State { disk: HobDisk::Absent, .. } => Step::AddDisk,
+            State { node: false, .. } => Step::AddNode,
+            State { running: true, marked: false, .. } => Step::Mark,
+            State { running: true, .. } => Step::Pause,
+            _ => Step::ToHob,
+        },
+        (Goal::Attached, Path::Hob) => match state {
+            State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
+            State { disk: HobDisk::Absent, .. } => Step::AddDisk,
+            State { spare: Spare::Part | Spare::All, .. } => Step::DeleteSpare,
+            State { disk: HobDisk::Unlocked, .. } => Step::Lock,
+            State { running: false, marked: true, .. } => Step::Continue,
+            State { marked: true, .. } => Step::Unmark,
+            State { disk: HobDisk::Locked, .. } => Step::EnableCache,
+            State { definition: Definition::Image, .. } => Step::Define,
+            _ => return Ok(None),
+        },
+        (Goal::Detached, Path::Hob) => match state {
+            State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
+            State { disk: HobDisk::Absent, .. } => Step::AddDisk,
+            State { disk: HobDisk::Cached, .. } => Step::DisableCache,
+            State { running: true, marked: false, .. } => Step::Mark,
+            State { running: true, .. } => Step::Pause,
+            State { disk: HobDisk::Locked, .. } => Step::Unlock,
+            State { spare: Spare::None | Spare::Part, .. } => Step::AddSpare,
+            _ => Step::ToImage,
+        },
+        // The VM continues before the daemon is asked for anything: it may not answer.
+        (Goal::Detached, Path::Image) => match state {
+            State { node: true, .. } => Step::DeleteNode,
+            State { running: false, marked: true, .. } => Step::Continue,
+            State { marked: true, .. } => Step::Unmark,
+            State { definition: Definition::Hob, .. } => Step::Undefine,
+            State { disk: HobDisk::Unknown, .. } => return Err(NoDaemon),
+            State { disk: HobDisk::Cached, .. } => Step::DisableCache,
+            State { disk: HobDisk::Locked | HobDisk::Unlocked, .. } => Step::RemoveDisk,
+            State { recorded: true, .. } => Step::Forget,
+            _ => return Ok(None),
+        },
+    };
+    Ok(Some(step))
+}
+
+/// The daemon does not answer, and the next step needs it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct NoDaemon;
+
+/// Returns the state after a step. The plan that `--dry-run` prints is made with this.
+pub(super) fn after(step: Step, state: State) -> State {
+    match step {
+        Step::Record => State { recorded: true, ..state },
+        Step::AddDisk => State { disk: HobDisk::Unlocked, ..state },
+        Step::AddNode => State { node: true, ..state },
+        Step::Mark => State { marked: true, ..state },
+        Step::Pause => State { running: false, ..state },
+        Step::ToHob => State { path: Path::Hob, spare: Spare::All, ..state },
+        Step::DeleteSpare => State { spare: Spare::None, ..state },
+        Step::Lock => State { disk: HobDisk::Locked, ..state },
+        Step::Continue => State { running: true, ..state },
+        Step::Unmark => State { marked: false, ..state },
+        Step::EnableCache => State { disk: HobDisk::Cached, ..state },
+        Step::Define => State { definition: Definition::Hob, ..state },
+        Step::Undefine => State { definition: Definition::Image, ..state },
+        Step::CancelJob => State { job: false, ..state },
+        Step::DisableCache => State { disk: HobDisk::Locked, ..state },
+        Step::Unlock => State { disk: HobDisk::Unlocked, ..state },
+        Step::AddSpare => State { spare: Spare::All, ..state },
+        Step::ToImage => State { path: Path::Image, spare: Spare::None, ..state },
+        Step::DeleteNode => State { node: false, ..state },
+        Step::RemoveDisk => State { disk: HobDisk::Absent, ..state },
+        Step::Forget => State { recorded: false, ..state },
+    }
+}
+
+/// Returns all steps from `state` to `goal`.
+pub(super) fn steps(goal: Goal, mut state: State) -> Result<Vec<Step>, NoDaemon> {
+    let mut steps = Vec::new();
+    while let Some(step) = next(goal, state)? {
+        steps.push(step);
+        state = after(step, state);
+    }
+    Ok(steps)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    /// More than any plan has.
+    const STEPS_MAX: usize = 20;
+
+    const START: State = State {
+        recorded: false,
+        disk: HobDisk::Absent,
+        node: false,
+        path: Path::Image,
+        spare: Spare::None,
+        running: true,
+        marked: false,
+        job: false,
+        definition: Definition::Image,
+    };
+
+    /// What a step leaves if it is interrupted, besides the states before and after it.
+    fn half_done(step: Step, state: State) -> Vec<State> {
+        match step {
+            Step::ToHob | Step::ToImage => vec![State { job: true, ..state }],
+            Step::DeleteSpare | Step::AddSpare => vec![State { spare: Spare::Part, ..state }],
+            _ => Vec::new(),
+        }
+    }
+
+    /// Every state that commands reach which are killed anywhere, with the goal changed at will.
+    fn reachable() -> HashSet<State> {
+        let mut states = HashSet::new();
+        let plain = State { definition: Definition::None, ..START };
+        let mut todo = vec![START, State { running: false, ..START }, plain];
+        while let Some(state) = todo.pop() {
+            if !states.insert(state) {
+                continue;
+            }
+            for goal in [Goal::Attached, Goal::Detached] {
+                if let Some(step) = next(goal, state).unwrap() {
+                    todo.push(after(step, state));
+                    todo.extend(half_done(step, state));
+                }
+            }
+            // An operator continues the VM by hand, or its daemon loses the disk.
+            todo.push(State { running: true, ..state });
+        }
+        states
+    }
+
+    #[test]
+    fn every_state_leads_to_either_goal() {
+        for state in reachable() {
+            for goal in [Goal::Attached, Goal::Detached] {
+                let mut now = state;
+                let mut count = 0;
+                while let Some(step) = next(goal, now).unwrap() {
+                    now = after(step, now);
+                    count += 1;
+                    assert!(count <= STEPS_MAX, "{goal:?} is never reached from {state:?}");
+                }
+                assert!(!now.marked && !now.job, "{state:?} ends as {now:?}");
+                match goal {
+                    Goal::Attached => {
+                        assert_eq!((now.path, now.disk), (Path::Hob, HobDisk::Cached), "{state:?}");
+                        assert!(now.recorded && now.node && now.spare == Spare::None, "{state:?}: {now:?}");
+                        assert_ne!(now.definition, Definition::Image, "{state:?}");
+                    }
+                    Goal::Detached => {
+                        assert_eq!((now.path, now.disk), (Path::Image, HobDisk::Absent), "{state:?}");
+                        assert!(!now.recorded && !now.node, "{state:?}: {now:?}");
+                        assert_ne!(now.definition, Definition::Hob, "{state:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn no_step_endangers_data() {
+        for state in reachable() {
+            for goal in [Goal::Attached, Goal::Detached] {
+                let Some(step) = next(goal, state).unwrap() else { continue };
+                let said = format!("{step:?} towards {goal:?} in {state:?}");
+                match step {
+                    // Two programs have the image open, and neither must write.
+                    Step::ToHob | Step::ToImage => {
+                        assert!(!state.running, "{said}");
+                        assert_eq!(state.disk, HobDisk::Unlocked, "{said}");
+                        assert!(state.node && state.recorded, "{said}");
+                    }
+                    // QEMU's lock would be in the way.
+                    Step::Lock => assert_eq!((state.path, state.spare), (Path::Hob, Spare::None), "{said}"),
+                    // hob's would.
+                    Step::AddSpare => assert_eq!(state.disk, HobDisk::Unlocked, "{said}"),
+                    // Nobody may have the image to himself while another could write it.
+                    Step::Continue if state.path == Path::Hob => {
+                        assert!(matches!(state.disk, HobDisk::Locked | HobDisk::Cached), "{said}");
+                    }
+                    Step::EnableCache => {
+                        assert_eq!((state.disk, state.path), (HobDisk::Locked, Path::Hob), "{said}");
+                    }
+                    Step::DeleteNode | Step::RemoveDisk | Step::Forget => {
+                        assert_eq!(state.path, Path::Image, "{said}");
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_vm_that_was_paused_stays_paused() {
+        let paused = State { running: false, ..START };
+        for goal in [Goal::Attached, Goal::Detached] {
+            let begun = steps(Goal::Attached, paused).unwrap();
+            let state = begun.into_iter().fold(paused, |state, step| after(step, state));
+            assert!(!steps(goal, state).unwrap().contains(&Step::Continue));
+        }
+    }
+
+    #[test]
+    fn without_the_daemon_a_guest_that_uses_its_image_continues() {
+        let state = State {
+            recorded: true,
+            disk: HobDisk::Unknown,
+            node: true,
+            running: false,
+            marked: true,
+            ..START
+        };
+        let mut now = state;
+        let mut done = Vec::new();
+        while let Ok(Some(step)) = next(Goal::Detached, now) {
+            done.push(step);
+            now = after(step, now);
+        }
+        assert_eq!(done, [Step::DeleteNode, Step::Continue, Step::Unmark]);
+        assert_eq!(next(Goal::Detached, now), Err(NoDaemon));
+    }
+}

@@ -1,0 +1,151 @@
+//! A connection to QEMU's control protocol (QMP): one JSON object per line.
+
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, anyhow, bail};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+/// QEMU sends its greeting in this time, or is talking to another client.
+const GREETING_MAX: Duration = Duration::from_secs(5);
+/// Maximum time of one command. QEMU flushes the disks when it stops the VM.
+const ANSWER_MAX: Duration = Duration::from_secs(60);
+
+/// A command that QEMU refused.
+#[derive(Debug, thiserror::Error)]
+#[error("QEMU refuses {command}: {reason}")]
+pub(super) struct Refused {
+    command: String,
+    reason: String,
+}
+
+/// A connection to one VM.
+#[derive(Debug)]
+pub(super) enum Monitor {
+    /// A QMP socket.
+    Socket {
+        stream: BufReader<UnixStream>,
+        /// QEMU's process.
+        pid: Option<i32>,
+    },
+    /// libvirt has the socket, and forwards commands.
+    Libvirt { domain: String },
+    /// The VM does not run.
+    None,
+}
+
+impl Monitor {
+    /// Connects to a QMP socket.
+    ///
+    /// # Errors
+    /// QEMU does not answer, for example because another client is connected.
+    pub(super) async fn connect(path: &Path) -> anyhow::Result<Monitor> {
+        let at = path.display();
+        let stream = UnixStream::connect(path).await.with_context(|| format!("cannot reach QEMU at {at}"))?;
+        let pid = stream.peer_cred().ok().and_then(|cred| cred.pid());
+        let mut stream = BufReader::new(stream);
+        timeout(GREETING_MAX, line(&mut stream)).await.map_err(|_| {
+            anyhow!("QEMU does not answer at {at}; another program may be connected to this socket")
+        })??;
+        let mut monitor = Monitor::Socket { stream, pid };
+        monitor.ask("qmp_capabilities", json!({})).await?;
+        Ok(monitor)
+    }
+
+    /// Connects to a domain of libvirt.
+    ///
+    /// # Errors
+    /// It does not run.
+    pub(super) async fn of_domain(domain: &str) -> anyhow::Result<Monitor> {
+        let state = virsh(&["domstate", domain]).await?;
+        match state.trim() {
+            "running" | "paused" => Ok(Monitor::Libvirt { domain: domain.to_owned() }),
+            state => bail!("the domain {domain} is in the state '{state}'"),
+        }
+    }
+
+    /// The process of QEMU, if it is known.
+    pub(super) fn pid(&self) -> Option<i32> {
+        match self {
+            Monitor::None => None,
+            Monitor::Socket { pid, .. } => *pid,
+            Monitor::Libvirt { domain } => {
+                let pid = std::fs::read_to_string(format!("/run/libvirt/qemu/{domain}.pid")).ok()?;
+                pid.trim().parse().ok()
+            }
+        }
+    }
+
+    /// Runs a command and returns its result. Events are skipped.
+    ///
+    /// # Errors
+    /// [`Refused`] if QEMU refuses it; anything else if QEMU does not answer.
+    pub(super) async fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
+        let question = json!({ "execute": command, "arguments": arguments });
+        let answer = timeout(ANSWER_MAX, self.exchange(&question))
+            .await
+            .map_err(|_| anyhow!("QEMU did not answer {command} in {} s", ANSWER_MAX.as_secs()))??;
+        match (answer.get("return"), answer.pointer("/error/desc")) {
+            (Some(result), _) => Ok(result.clone()),
+            (None, reason) => {
+                let reason = reason.and_then(Value::as_str).unwrap_or("no reason given").to_owned();
+                Err(Refused { command: command.to_owned(), reason }.into())
+            }
+        }
+    }
+
+    async fn exchange(&mut self, question: &Value) -> anyhow::Result<Value> {
+        match self {
+            Monitor::None => bail!("the VM does not run"),
+            Monitor::Socket { stream, .. } => {
+                stream.write_all(format!("{question}\n").as_bytes()).await.context("QEMU ended")?;
+                loop {
+                    let answer = line(stream).await?;
+                    if answer.get("event").is_none() {
+                        return Ok(answer);
+                    }
+                }
+            }
+            Monitor::Libvirt { domain } => {
+                let text = virsh(&["qemu-monitor-command", domain, &question.to_string()]).await?;
+                serde_json::from_str(&text).with_context(|| format!("virsh answered {text:?}"))
+            }
+        }
+    }
+
+    /// Returns the names of QEMU's objects, as `object-add` names them.
+    pub(super) async fn objects(&mut self) -> anyhow::Result<Vec<String>> {
+        let list = self.ask("qom-list", json!({ "path": "/objects" })).await?;
+        let names = list.as_array().into_iter().flatten();
+        Ok(names.filter_map(|object| Some(object["name"].as_str()?.to_owned())).collect())
+    }
+}
+
+/// Runs `virsh` and returns what it prints.
+///
+/// # Errors
+/// What it says.
+pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
+    let mut command = std::process::Command::new("virsh");
+    command.arg("-q").args(args);
+    let output = tokio::task::spawn_blocking(move || command.output())
+        .await?
+        .context("cannot run virsh, which is in the package libvirt-clients")?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("virsh {}: {}", args[0], said.trim().trim_start_matches("error: "));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+async fn line(stream: &mut BufReader<UnixStream>) -> anyhow::Result<Value> {
+    let mut line = String::new();
+    let count = stream.read_line(&mut line).await.context("the connection to QEMU failed")?;
+    if count == 0 {
+        bail!("QEMU closed the connection");
+    }
+    serde_json::from_str(&line).with_context(|| format!("QEMU answered {line:?}"))
+}

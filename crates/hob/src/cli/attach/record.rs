@@ -1,0 +1,177 @@
+//! The record of an attachment: what was changed in QEMU, and how it is undone. One file per disk, written before the
+//! first change and deleted after the last.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use hob_control::CacheEnable;
+use rustix::fs::{FlockOperation, flock};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Version of the file.
+const VERSION: u32 = 1;
+
+/// How the VM's requests are sent elsewhere.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Method {
+    /// `blockdev-reopen` of a node with a name.
+    Reopen,
+    /// `blockdev-mirror` without copying, for raw images of `-drive`.
+    Mirror,
+    /// QEMU's `qemu-io … reopen`, for other images of `-drive`.
+    Device,
+}
+
+/// One attached disk.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Record {
+    pub(super) version: u32,
+    /// As it was given: `qmp:PATH` or `libvirt:NAME`.
+    pub(super) target: String,
+    /// hob's disk.
+    pub(super) disk: String,
+    /// The guest's device, by its short name, and by the name of its block backend.
+    pub(super) label: String,
+    pub(super) backend: String,
+    /// The image file, and its format.
+    pub(super) file: PathBuf,
+    pub(super) format: String,
+    pub(super) method: Method,
+    /// The cache that the disk gets.
+    pub(super) cache: CacheEnable,
+    /// The node that is connected to hob: arguments of `blockdev-add`.
+    pub(super) node: Value,
+    /// The nodes of the image that the VM does not use meanwhile, lowest first: arguments of `blockdev-add`.
+    pub(super) spare: Vec<Value>,
+    /// The node whose `file` is changed, for [`Method::Reopen`]: arguments of `blockdev-reopen`, without `file`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) parent: Option<Value>,
+    /// The disk's element in the persistent definition of a libvirt domain, as it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) definition: Option<String>,
+}
+
+impl Record {
+    pub(super) const VERSION: u32 = VERSION;
+
+    /// Name of the node that is connected to hob.
+    pub(super) fn node_name(&self) -> &str {
+        name_of(&self.node)
+    }
+
+    /// The domain of libvirt.
+    pub(super) fn domain(&self) -> Option<&str> {
+        self.target.strip_prefix("libvirt:")
+    }
+
+    /// hob's NBD socket.
+    pub(super) fn socket(&self) -> &str {
+        self.node["server"]["path"].as_str().unwrap_or_default()
+    }
+
+    /// Identifier of the block job.
+    pub(super) fn job(&self) -> String {
+        format!("{}-job", self.node_name())
+    }
+
+    /// Name of the node that the VM uses when it does not use hob: the parent's `file`, or the device's root.
+    pub(super) fn image_node(&self) -> &str {
+        self.spare.last().map(name_of).unwrap_or_default()
+    }
+}
+
+/// The name in a node's options.
+pub(super) fn name_of(options: &Value) -> &str {
+    options["node-name"].as_str().unwrap_or_default()
+}
+
+/// The directory with all records, locked against other commands.
+#[derive(Debug)]
+pub(super) struct Records {
+    directory: PathBuf,
+    _lock: File,
+}
+
+impl Records {
+    /// Opens the directory, and creates it if necessary.
+    ///
+    /// # Errors
+    /// Another `hob attach` or `hob detach` runs.
+    pub(super) fn open(directory: &Path) -> anyhow::Result<Records> {
+        let at = || directory.display().to_string();
+        fs::create_dir_all(directory).with_context(|| format!("cannot create {}", at()))?;
+        let lock =
+            File::create(directory.join("lock")).with_context(|| format!("cannot write to {}", at()))?;
+        if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            bail!("another 'hob attach' or 'hob detach' is running; repeat the command when it has ended");
+        }
+        Ok(Records { directory: directory.to_owned(), _lock: lock })
+    }
+
+    /// Reads all records, of whatever VM. Changes nothing.
+    pub(super) fn list(directory: &Path) -> anyhow::Result<Vec<Record>> {
+        let files = match fs::read_dir(directory) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            files => files.with_context(|| format!("cannot read {}", directory.display()))?,
+        };
+        let mut records = Vec::new();
+        for file in files {
+            let path = file?.path();
+            if path.extension().is_some_and(|extension| extension == "json") {
+                records.push(read(&path)?);
+            }
+        }
+        records.sort_by(|a, b| (&a.target, &a.disk).cmp(&(&b.target, &b.disk)));
+        Ok(records)
+    }
+
+    pub(super) fn all(&self) -> anyhow::Result<Vec<Record>> {
+        Records::list(&self.directory)
+    }
+
+    pub(super) fn path(&self, disk: &str) -> PathBuf {
+        self.directory.join(format!("{disk}.json"))
+    }
+
+    pub(super) fn has(&self, disk: &str) -> bool {
+        self.path(disk).exists()
+    }
+
+    /// Writes a record durably.
+    pub(super) fn save(&self, record: &Record) -> anyhow::Result<()> {
+        let (path, new) = (self.path(&record.disk), self.directory.join(format!("{}.new", record.disk)));
+        let write = || -> std::io::Result<()> {
+            let mut file = File::create(&new)?;
+            file.write_all(serde_json::to_string_pretty(record)?.as_bytes())?;
+            file.sync_all()?;
+            fs::rename(&new, &path)?;
+            File::open(&self.directory)?.sync_all()
+        };
+        write().with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Deletes a record durably.
+    pub(super) fn delete(&self, disk: &str) -> anyhow::Result<()> {
+        let path = self.path(disk);
+        let delete = || -> std::io::Result<()> {
+            fs::remove_file(&path)?;
+            File::open(&self.directory)?.sync_all()
+        };
+        delete().with_context(|| format!("cannot delete {}", path.display()))
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Record> {
+    let cannot = || format!("cannot read {}", path.display());
+    let text = fs::read_to_string(path).with_context(cannot)?;
+    let record: Record = serde_json::from_str(&text).with_context(cannot)?;
+    if record.version != VERSION {
+        bail!("{} has version {}; this hob knows version {VERSION}", path.display(), record.version);
+    }
+    Ok(record)
+}

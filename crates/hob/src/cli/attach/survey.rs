@@ -1,0 +1,289 @@
+//! What can be attached: the disks of a VM, and for each the record of its attachment, or why it cannot be attached.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, bail};
+use hob_control::{CacheEnable, check_name};
+use serde_json::{Value, json};
+
+use super::graph::{Device, Graph, is_made_up};
+use super::libvirt;
+use super::options::{drive_discards, name_or, node_name, of_hob, of_image, of_parent};
+use super::qmp::Monitor;
+use super::record::{Method, Record};
+
+/// States of a VM in which its disks can change.
+const STATES: [&str; 2] = ["running", "paused"];
+
+/// A VM, as it is found.
+pub(super) struct Vm {
+    /// Its name, for the names of hob's disks.
+    pub(super) name: String,
+    pub(super) graph: Graph,
+    command_line: Vec<String>,
+    directory: Option<PathBuf>,
+}
+
+/// What the user wants for each disk.
+pub(super) struct Wanted {
+    pub(super) target: String,
+    pub(super) method: Option<Method>,
+    pub(super) socket: PathBuf,
+    pub(super) cache: CacheEnable,
+    /// The persistent definition of a libvirt domain.
+    pub(super) definition: Option<String>,
+}
+
+impl Vm {
+    /// Looks at a VM.
+    pub(super) async fn look(monitor: &mut Monitor, default_name: &str) -> anyhow::Result<Vm> {
+        let graph = Graph::read(monitor).await?;
+        let name = monitor.ask("query-name", json!({})).await?;
+        let name = name["name"].as_str().unwrap_or(default_name).to_owned();
+        let process = monitor.pid().map(|pid| PathBuf::from(format!("/proc/{pid}")));
+        let command_line = process.as_ref().and_then(|process| std::fs::read(process.join("cmdline")).ok());
+        let command_line = command_line.unwrap_or_default();
+        let words =
+            command_line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned());
+        let directory = process.and_then(|process| std::fs::read_link(process.join("cwd")).ok());
+        Ok(Vm { name, graph, command_line: words.collect(), directory })
+    }
+
+    /// Refuses a VM that is busy with something that does not bear the change of a disk.
+    pub(super) async fn check(&self, monitor: &mut Monitor) -> anyhow::Result<()> {
+        let status = monitor.ask("query-status", json!({})).await?;
+        let status = status["status"].as_str().unwrap_or_default();
+        if !STATES.contains(&status) {
+            bail!("the VM is in the state '{status}'; disks are changed while it runs or is paused");
+        }
+        let migration = monitor.ask("query-migrate", json!({})).await?;
+        let migration = migration["status"].as_str().unwrap_or_default();
+        if matches!(
+            migration,
+            "setup" | "active" | "device" | "pre-switchover" | "wait-unplug" | "cancelling"
+        ) || migration.starts_with("postcopy")
+        {
+            bail!("the VM is migrating or being saved; repeat the command afterwards");
+        }
+        if let Some((id, kind)) = self.graph.jobs.iter().find(|(id, _)| !id.starts_with("hob-")) {
+            bail!(
+                "a block job is under way in the VM: {kind} '{id}' (a backup, snapshot or copy); repeat the command \
+                 when it has ended"
+            );
+        }
+        Ok(())
+    }
+
+    /// Returns the devices that the user names, or all that can be attached.
+    pub(super) fn choose(&self, names: &[String]) -> anyhow::Result<Vec<Device>> {
+        let devices = &self.graph.devices;
+        if names.is_empty() {
+            let usual = devices.iter().filter(|device| !device.read_only && !device.removable);
+            let usual: Vec<Device> = usual.cloned().collect();
+            if usual.is_empty() {
+                bail!("the VM has no disk that can be attached");
+            }
+            return Ok(usual);
+        }
+        let named = |name: &String| {
+            let is_it = |device: &&Device| {
+                device.label == *name
+                    || device.backend == *name
+                    || self.graph.chain(&device.backend).is_ok_and(|chain| {
+                        chain.iter().any(|node| node == name || self.graph.nodes[node].file == *name)
+                    })
+            };
+            let known = || devices.iter().map(|device| device.label.as_str()).collect::<Vec<_>>().join(", ");
+            devices
+                .iter()
+                .find(is_it)
+                .cloned()
+                .with_context(|| format!("the VM has no disk {name}; it has: {}", known()))
+        };
+        names.iter().map(named).collect()
+    }
+
+    /// Returns the name of hob's disk for a device.
+    pub(super) fn disk_name(&self, device: &Device) -> anyhow::Result<String> {
+        let plain = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '-' };
+        let name: String = format!("{}-{}", self.name, device.label).chars().map(plain).collect();
+        check_name(&name).with_context(|| format!("'{name}' cannot be the name of a disk of hob"))?;
+        Ok(name)
+    }
+
+    /// Returns the record for a device.
+    ///
+    /// # Errors
+    /// The reason why the device cannot be attached.
+    pub(super) fn record(&self, device: &Device, wanted: &Wanted) -> anyhow::Result<Record> {
+        let disk = self.disk_name(device)?;
+        let graph = &self.graph;
+        if device.read_only {
+            bail!("{} is read-only", device.label);
+        }
+        let chain = graph.chain(&device.backend)?;
+        let (image, parents) = chain.split_last().expect("a chain has a node");
+        let file = self.file(image)?;
+        if graph.users(image) != 1 {
+            bail!("{} is used by several nodes of QEMU", file.display());
+        }
+        let parent = parents.last();
+        let method = self.method(parent, parents.len(), device, wanted.method)?;
+        let text = file.to_str().context("the image file has a name that is not UTF-8")?;
+        let node = &graph.nodes[image];
+        let open = |name: &str| of_image(node, text, image, name, &self.command_line);
+        let (spare, options) = match (method, parent) {
+            (Method::Mirror, Some(root)) => {
+                self.check_replaceable(root)?;
+                let name = name_or(root, &disk, "-raw");
+                let mut below = open(image);
+                let lower = match is_made_up(image) || self.is_inline(root) {
+                    true => {
+                        below.as_object_mut().expect("options").remove("node-name");
+                        Vec::new()
+                    }
+                    false => vec![below.clone()],
+                };
+                let file = if lower.is_empty() { below } else { json!(image) };
+                let mut raw = json!({ "driver": "raw", "node-name": name, "file": file });
+                if self.discards(root, text) {
+                    raw["discard"] = json!("unmap");
+                }
+                ([lower, vec![raw]].concat(), None)
+            }
+            (Method::Mirror, None) => {
+                self.check_replaceable(image)?;
+                (vec![open(&name_or(image, &disk, "-image"))], None)
+            }
+            (_, Some(parent)) => {
+                let backing = graph.child(parent, "backing");
+                let options = of_parent(parent, &graph.nodes[parent], backing.as_deref(), &self.command_line);
+                (vec![open(&name_or(image, &disk, "-image"))], (method == Method::Reopen).then_some(options))
+            }
+            (_, None) => bail!("{}: QEMU has no node above the image file", device.label),
+        };
+        let top = parent.unwrap_or(image);
+        let discard = method != Method::Mirror || self.discards(top, text);
+        let socket = wanted.socket.to_str().context("the socket has a name that is not UTF-8")?;
+        Ok(Record {
+            version: Record::VERSION,
+            target: wanted.target.clone(),
+            label: device.label.clone(),
+            backend: device.backend.clone(),
+            file: file.clone(),
+            format: graph.nodes[top].driver.clone(),
+            method,
+            cache: wanted.cache.clone(),
+            node: of_hob(&node_name(&disk, ""), socket, &disk, discard),
+            spare,
+            parent: options,
+            definition: wanted.definition.as_deref().and_then(|xml| image_element(xml, &file, &disk)),
+            disk,
+        })
+    }
+
+    /// The image file of a node.
+    fn file(&self, node: &str) -> anyhow::Result<PathBuf> {
+        let node = &self.graph.nodes[node];
+        if !matches!(node.driver.as_str(), "file" | "host_device") {
+            bail!("{} is opened with '{}'; files and block devices can be attached", node.file, node.driver);
+        }
+        // With options that a name cannot express, QEMU shows JSON.
+        let file = match node.file.strip_prefix("json:").map(serde_json::from_str::<Value>) {
+            Some(Ok(options)) => options["filename"].as_str().unwrap_or_default().to_owned(),
+            _ => node.file.clone(),
+        };
+        if file.starts_with("/dev/fdset/") || file.is_empty() {
+            bail!("QEMU was given the image as an open file, so hob does not know its path");
+        }
+        let path = match &self.directory {
+            Some(directory) => directory.join(&file),
+            None => PathBuf::from(&file),
+        };
+        path.canonicalize().with_context(|| format!("cannot find {}", path.display()))
+    }
+
+    fn method(
+        &self,
+        parent: Option<&String>,
+        depth: usize,
+        device: &Device,
+        wanted: Option<Method>,
+    ) -> anyhow::Result<Method> {
+        let is_raw = parent.is_none_or(|parent| self.graph.nodes[parent].driver == "raw");
+        let is_named = parent.is_some_and(|parent| !is_made_up(parent));
+        let possible: Vec<Method> = [
+            (Method::Reopen, is_named),
+            (Method::Mirror, is_raw && depth <= 1),
+            (Method::Device, depth == 1 && !is_named && !device.backend.starts_with('/')),
+        ]
+        .into_iter()
+        .filter_map(|(method, is_possible)| is_possible.then_some(method))
+        .collect();
+        match wanted {
+            None => {
+                possible.first().copied().context("QEMU has this image below nodes that hob cannot change")
+            }
+            Some(method) if possible.contains(&method) => Ok(method),
+            Some(method) => {
+                bail!("{}: the method {method:?} is not possible; possible: {possible:?}", device.label)
+            }
+        }
+    }
+
+    /// Refuses to replace a node that other parts of QEMU depend on.
+    fn check_replaceable(&self, root: &str) -> anyhow::Result<()> {
+        if self.graph.users(root) != 1 {
+            bail!("the node {root} is also exported or used by another node of QEMU");
+        }
+        let bitmaps =
+            self.graph.nodes[root].info["dirty-bitmaps"].as_array().is_some_and(|list| !list.is_empty());
+        if bitmaps {
+            bail!("the node {root} has dirty bitmaps for backups, which would be lost; remove them first");
+        }
+        Ok(())
+    }
+
+    /// Was the file node given inside the options of its parent? Then it goes with it.
+    fn is_inline(&self, root: &str) -> bool {
+        super::options::given(&self.command_line, root).is_some_and(|options| options["file"].is_object())
+    }
+
+    fn discards(&self, node: &str, file: &str) -> bool {
+        let given = super::options::given(&self.command_line, node);
+        given.is_some_and(|options| options["discard"] == "unmap") || drive_discards(&self.command_line, file)
+    }
+}
+
+fn image_element(xml: &str, file: &Path, disk: &str) -> Option<String> {
+    match libvirt::find(xml, file, disk)? {
+        libvirt::Defined::Image(element) => Some(element),
+        libvirt::Defined::Hob(_) => None,
+    }
+}
+
+/// Returns how long a file must be so that an image in it can grow to its full size, in bytes: QEMU cannot make hob's disk
+/// larger. The additional room is a hole. `None` for formats that do not grow.
+pub(super) async fn room(record: &Record) -> anyhow::Result<Option<u64>> {
+    if matches!(record.format.as_str(), "raw" | "file" | "host_device") {
+        return Ok(None);
+    }
+    let length = std::fs::metadata(&record.file)?.len();
+    let full = measure(&record.file, &record.format).await?;
+    // Snapshots inside the image keep what it has now.
+    Ok(Some((length + full).next_multiple_of(1 << 20)))
+}
+
+/// Bytes of an image that is completely allocated.
+async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
+    let mut command = std::process::Command::new("qemu-img");
+    command.args(["measure", "-U", "--output=json", "-O", format, "-f", format]).arg(file);
+    let output = tokio::task::spawn_blocking(move || command.output())
+        .await?
+        .context("cannot run qemu-img, which is in the package qemu-utils")?;
+    if !output.status.success() {
+        bail!("qemu-img measure: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let sizes: Value = serde_json::from_slice(&output.stdout).context("qemu-img measure")?;
+    sizes["fully-allocated"].as_u64().context("qemu-img measure does not say how large the image can become")
+}

@@ -1,0 +1,343 @@
+package PVE::Storage::Custom::HobPlugin;
+
+# A storage of the type "hob": the volumes of another storage, with a cache on local flash by hob.
+#
+# Install it as /usr/share/perl5/PVE/Storage/Custom/HobPlugin.pm on each node, and restart pvedaemon, pveproxy and pvestatd.
+# In /etc/pve/storage.cfg:
+#
+#     hob: cached
+#         hob-base local-lvm
+#         hob-pool flash
+#         content images
+#
+# Volumes belong to the base storage, which allocates, lists, resizes and deletes them and takes their snapshots. While a
+# volume is active, hob serves it, and QEMU uses it over NBD. docs/ATTACH.md says what works and what does not.
+
+use strict;
+use warnings;
+
+use JSON;
+use PVE::Storage;
+use PVE::Storage::Plugin;
+use PVE::Tools qw(run_command);
+
+use base qw(PVE::Storage::Plugin);
+
+# hob's NBD socket.
+my $SOCKET = '/run/hob/nbd.sock';
+
+# Seconds for commands that do not drain.
+my $COMMAND_SECONDS_MAX = 60;
+
+# The smallest cache, in bytes.
+my $CACHE_MIN_BYTES = 64 * 1024 * 1024;
+
+sub api {
+    my $known = 15;
+    my $offered = PVE::Storage::APIVER();
+    return $offered < $known ? $offered : $known;
+}
+
+sub type { return 'hob'; }
+
+sub plugindata {
+    return {
+        content => [{ images => 1, none => 1 }, { images => 1 }],
+        format => [{ raw => 1 }, 'raw'],
+        'sensitive-properties' => {},
+    };
+}
+
+sub properties {
+    return {
+        'hob-base' => { description => "Storage that has the volumes.", type => 'string', format => 'pve-storage-id' },
+        'hob-pool' => { description => "hob's pool of flash.", type => 'string' },
+        'hob-percent' => {
+            description => "Size of a volume's cache, in percent of the volume.",
+            type => 'integer',
+            minimum => 1,
+            maximum => 100,
+            default => 10,
+        },
+        'hob-preset' => { description => "Preset of the caches; see hob's presets.", type => 'string' },
+    };
+}
+
+sub options {
+    return {
+        'hob-base' => { fixed => 1 },
+        'hob-pool' => { optional => 0 },
+        'hob-percent' => { optional => 1 },
+        'hob-preset' => { optional => 1 },
+        content => { optional => 1 },
+        nodes => { optional => 1 },
+        disable => { optional => 1 },
+        bwlimit => { optional => 1 },
+    };
+}
+
+# Returns the base storage: its plugin, configuration and identifier.
+my sub base {
+    my ($scfg) = @_;
+    my $storeid = $scfg->{'hob-base'};
+    my $base = PVE::Storage::storage_config(PVE::Storage::config(), $storeid);
+    die "the base storage '$storeid' is of the type 'hob' itself\n" if $base->{type} eq 'hob';
+    # Proxmox VE would start a migrated VM on another node, whose hob knows nothing of this one's dirty data.
+    my @shared_types = @PVE::Storage::Plugin::SHARED_STORAGE;
+    die "the base storage '$storeid' is shared between nodes; hob caches volumes of local storages\n"
+        if $base->{shared} || grep { $_ eq $base->{type} } @shared_types;
+    return (PVE::Storage::Plugin->lookup($base->{type}), $base, $storeid);
+}
+
+# The name of hob's disk: a volume's name is unique in its storage.
+my sub disk_name {
+    my ($storeid, $volname) = @_;
+    my $name = "$storeid-$volname";
+    $name =~ s![^A-Za-z0-9._-]!-!g;
+    return $name;
+}
+
+my sub hob {
+    my ($args, %options) = @_;
+    my $output = '';
+    my $collect = sub { $output .= "$_[0]\n"; };
+    run_command(['hob', @$args], outfunc => $collect, errmsg => "hob $args->[0] $args->[1]", %options);
+    return $output;
+}
+
+# Returns hob's disk of a volume, or undef.
+my sub served {
+    my ($storeid, $volname) = @_;
+    my $name = disk_name($storeid, $volname);
+    my $disks = decode_json(hob(['disk', 'list', '-o', 'json'], timeout => $COMMAND_SECONDS_MAX));
+    return (grep { $_->{name} eq $name } @$disks)[0];
+}
+
+sub parse_volname {
+    my ($class, $volname) = @_;
+    # Of directories, with the VM's number and an extension; of LVM, ZFS and others, without.
+    if ($volname =~ m!^(?:(\d+)/)?(vm-(\d+)-[^/\s]+?)(?:\.raw)?$!) {
+        my ($vmid, $name) = ($1 // $3, $2);
+        die "'$volname' is not a raw volume\n" if $name =~ m/\.(qcow2|vmdk|subvol)$/;
+        return ('images', $name, $vmid, undef, undef, 0, 'raw');
+    }
+    die "unable to parse the volume name '$volname'; hob caches raw volumes of VMs\n";
+}
+
+sub path {
+    my ($class, $scfg, $volname, $storeid, $snapname) = @_;
+    my ($vtype, undef, $vmid) = $class->parse_volname($volname);
+    my ($plugin, $base, $baseid) = base($scfg);
+    # Without hob's disk the volume is inactive, and its data are in the base volume.
+    if (defined($snapname) || !served($storeid, $volname)) {
+        my ($path) = $plugin->path($base, $volname, $baseid, $snapname);
+        return wantarray ? ($path, $vmid, $vtype) : $path;
+    }
+    my $path = "nbd+unix:///" . disk_name($storeid, $volname) . "?socket=$SOCKET";
+    return wantarray ? ($path, $vmid, $vtype) : $path;
+}
+
+sub filesystem_path {
+    my ($class, $scfg, $volname, $snapname) = @_;
+    my ($plugin, $base) = base($scfg);
+    return $plugin->filesystem_path($base, $volname, $snapname);
+}
+
+sub qemu_blockdev_options {
+    my ($class, $scfg, $storeid, $volname, $machine_version, $options) = @_;
+    if (defined($options->{'snapshot-name'})) {
+        my ($plugin, $base, $baseid) = base($scfg);
+        return $plugin->qemu_blockdev_options($base, $baseid, $volname, $machine_version, $options);
+    }
+    return {
+        driver => 'nbd',
+        server => { type => 'unix', path => $SOCKET },
+        export => disk_name($storeid, $volname),
+        'reconnect-delay' => 300,
+    };
+}
+
+sub volume_qemu_snapshot_method { return 'storage'; }
+
+sub activate_storage {
+    my ($class, $storeid, $scfg, $cache) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    hob(['pool', 'show', $scfg->{'hob-pool'}], timeout => $COMMAND_SECONDS_MAX);
+    return $plugin->activate_storage($baseid, $base, $cache);
+}
+
+# The base storage may have other users.
+sub deactivate_storage { return 1; }
+
+sub status {
+    my ($class, $storeid, $scfg, $cache) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->status($baseid, $base, $cache);
+}
+
+sub activate_volume {
+    my ($class, $storeid, $scfg, $volname, $snapname, $cache, $hints) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    $plugin->activate_volume($baseid, $base, $volname, $snapname, $cache);
+    return 1 if defined($snapname);
+    my $disk = served($storeid, $volname);
+    return 1 if $disk && $disk->{cache};
+
+    my $name = disk_name($storeid, $volname);
+    if (!$disk) {
+        my ($path) = $plugin->path($base, $volname, $baseid);
+        hob(['disk', 'add', $name, '--backing', $path, '--format', 'raw'], timeout => $COMMAND_SECONDS_MAX);
+    }
+    my ($size) = $plugin->volume_size_info($base, $baseid, $volname, 10);
+    my $bytes = int($size * ($scfg->{'hob-percent'} // 10) / 100);
+    $bytes = $CACHE_MIN_BYTES if $bytes < $CACHE_MIN_BYTES;
+    my @preset = $scfg->{'hob-preset'} ? ('--preset', $scfg->{'hob-preset'}) : ();
+    my @enable = ('cache', 'enable', $name, '--pool', $scfg->{'hob-pool'}, '--size', $bytes, @preset);
+    # A VM starts without a cache if the pool is full.
+    eval { hob(\@enable, timeout => $COMMAND_SECONDS_MAX); };
+    warn "$volname has no cache: $@" if $@;
+    return 1;
+}
+
+sub deactivate_volume {
+    my ($class, $storeid, $scfg, $volname, $snapname, $cache) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    # This drains the cache. If it fails, the volume stays active, with its dirty data.
+    hob(['disk', 'remove', disk_name($storeid, $volname)])
+        if !defined($snapname) && served($storeid, $volname);
+    return $plugin->deactivate_volume($baseid, $base, $volname, $snapname, $cache);
+}
+
+sub alloc_image {
+    my ($class, $storeid, $scfg, $vmid, $fmt, $name, $size) = @_;
+    die "hob caches raw volumes, not '$fmt'\n" if $fmt ne 'raw';
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->alloc_image($baseid, $base, $vmid, $fmt, $name, $size);
+}
+
+sub free_image {
+    my ($class, $storeid, $scfg, $volname, $isBase, $format) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    hob(['disk', 'remove', disk_name($storeid, $volname)]) if served($storeid, $volname);
+    return $plugin->free_image($baseid, $base, $volname, $isBase, $format);
+}
+
+sub list_images {
+    my ($class, $storeid, $scfg, $vmid, $vollist, $cache) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    my $wanted = $vollist ? [map { s/^\Q$storeid\E:/$baseid:/r } @$vollist] : undef;
+    my $images = $plugin->list_images($baseid, $base, $vmid, $wanted, $cache);
+    my @raw = grep { ($_->{format} // 'raw') eq 'raw' } @$images;
+    return [map { { %$_, volid => $_->{volid} =~ s/^\Q$baseid\E:/$storeid:/r } } @raw];
+}
+
+sub volume_size_info {
+    my ($class, $scfg, $storeid, $volname, $timeout) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->volume_size_info($base, $baseid, $volname, $timeout);
+}
+
+sub volume_resize {
+    my ($class, $scfg, $storeid, $volname, $size, $running, $snapname) = @_;
+    # QEMU learns the size of an NBD export when it connects.
+    die "stop the VM to resize a volume that hob caches\n" if $running;
+    my ($plugin, $base, $baseid) = base($scfg);
+    my $resized = $plugin->volume_resize($base, $baseid, $volname, $size, $running);
+    hob(['disk', 'resize', disk_name($storeid, $volname)]) if served($storeid, $volname);
+    return $resized;
+}
+
+# Runs code while the base volume has every acknowledged write: under write-back the cache writes through meanwhile.
+my sub written_through {
+    my ($storeid, $volname, $code) = @_;
+    my $disk = served($storeid, $volname);
+    my $mode = $disk && $disk->{cache} ? $disk->{cache}->{mode} : '';
+    return $code->() if $mode ne 'write-back';
+    my $name = disk_name($storeid, $volname);
+    hob(['cache', 'set', $name, '--mode', 'write-through']);
+    my $result = eval { $code->() };
+    my $error = $@;
+    eval { hob(['cache', 'set', $name, '--mode', $mode]); };
+    warn "$volname stays in write-through: $@" if $@;
+    die $error if $error;
+    return $result;
+}
+
+sub volume_snapshot {
+    my ($class, $scfg, $storeid, $volname, $snap) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return written_through($storeid, $volname, sub { $plugin->volume_snapshot($base, $baseid, $volname, $snap) });
+}
+
+sub volume_snapshot_delete {
+    my ($class, $scfg, $storeid, $volname, $snap, $running) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->volume_snapshot_delete($base, $baseid, $volname, $snap, $running);
+}
+
+sub volume_rollback_is_possible {
+    my ($class, $scfg, $storeid, $volname, $snap, $blockers) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->volume_rollback_is_possible($base, $baseid, $volname, $snap, $blockers);
+}
+
+sub volume_snapshot_rollback {
+    my ($class, $scfg, $storeid, $volname, $snap) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    # Nothing that was cached before is true afterwards.
+    hob(['disk', 'remove', disk_name($storeid, $volname)]) if served($storeid, $volname);
+    return $plugin->volume_snapshot_rollback($base, $baseid, $volname, $snap);
+}
+
+sub volume_snapshot_info {
+    my ($class, $scfg, $storeid, $volname) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->volume_snapshot_info($base, $baseid, $volname);
+}
+
+sub volume_has_feature {
+    my ($class, $scfg, $feature, $storeid, $volname, $snapname, $running, $opts) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return undef if $feature ne 'copy' && $feature ne 'snapshot' && $feature ne 'sparseinit' && $feature ne 'rename';
+    return undef if $feature eq 'rename' && served($storeid, $volname);
+    return $plugin->volume_has_feature($base, $feature, $baseid, $volname, $snapname, $running, $opts);
+}
+
+sub rename_volume {
+    my ($class, $scfg, $storeid, $source, $vmid, $target) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    my $renamed = $plugin->rename_volume($base, $baseid, $source, $vmid, $target);
+    return $renamed =~ s/^\Q$baseid\E:/$storeid:/r;
+}
+
+sub create_base { die "templates are not possible on a storage of the type 'hob'; make them on its base storage\n"; }
+
+sub clone_image { die "linked clones are not possible on a storage of the type 'hob'\n"; }
+
+sub volume_export_formats {
+    my ($class, $scfg, $storeid, $volname, $snapshot, $base_snapshot, $with_snapshots) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->volume_export_formats($base, $baseid, $volname, $snapshot, $base_snapshot, $with_snapshots);
+}
+
+sub volume_export {
+    my ($class, $scfg, $storeid, $fh, $volname, @more) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    my $export = sub { $plugin->volume_export($base, $baseid, $fh, $volname, @more) };
+    return written_through($storeid, $volname, $export);
+}
+
+sub volume_import_formats {
+    my ($class, $scfg, $storeid, $volname, @more) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    return $plugin->volume_import_formats($base, $baseid, $volname, @more);
+}
+
+sub volume_import {
+    my ($class, $scfg, $storeid, $fh, $volname, @more) = @_;
+    my ($plugin, $base, $baseid) = base($scfg);
+    my $volid = $plugin->volume_import($base, $baseid, $fh, $volname, @more);
+    return $volid =~ s/^\Q$baseid\E:/$storeid:/r;
+}
+
+1;

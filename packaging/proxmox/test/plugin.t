@@ -1,0 +1,115 @@
+#!/usr/bin/perl
+# Tests of HobPlugin.pm against stubs of Proxmox VE's modules: perl -I packaging/proxmox/test packaging/proxmox/test/plugin.t
+use strict;
+use warnings;
+
+use FindBin;
+use Test::More;
+
+use PVE::Tools;
+
+require "$FindBin::Bin/../HobPlugin.pm";
+
+my $plugin = 'PVE::Storage::Custom::HobPlugin';
+my $scfg = $PVE::Storage::config->{ids}->{cached};
+my $volume = 'vm-100-disk-0';
+
+# Returns the commands and calls since the last time, without looks at hob's disks.
+sub noted {
+    my @commands = grep { !m/^hob disk list/ } @PVE::Tools::commands;
+    my @calls = @PVE::Storage::Plugin::calls;
+    @PVE::Tools::commands = ();
+    @PVE::Storage::Plugin::calls = ();
+    return [@commands, @calls];
+}
+
+sub serve {
+    my ($mode) = @_;
+    $PVE::Tools::disks =
+        $mode ? qq([{"name":"cached-$volume","cache":{"mode":"$mode"}}]) : '[]';
+}
+
+is($plugin->api(), 12, 'an older Proxmox VE is offered its own version');
+is_deeply([$plugin->parse_volname($volume)], ['images', $volume, 100, undef, undef, 0, 'raw'], 'a volume of LVM');
+is_deeply([($plugin->parse_volname('100/vm-100-disk-1.raw'))[1, 2]], ['vm-100-disk-1', 100], 'a volume of a directory');
+ok(!eval { $plugin->parse_volname($_); 1 }, "'$_' is refused") for '100/vm-100-disk-1.qcow2', 'base-100-disk-0', 'x';
+
+serve('');
+is(scalar($plugin->path($scfg, $volume, 'cached')), "/srv/$volume", 'an inactive volume is its base volume');
+$plugin->activate_volume('cached', $scfg, $volume, undef, undef);
+is_deeply(
+    noted(),
+    [
+        "hob disk add cached-$volume --backing /srv/$volume --format raw",
+        "hob cache enable cached-$volume --pool flash --size " . int((1 << 30) / 5),
+        "activate_volume local - $volume - -",
+    ],
+    'an activated volume is served with a cache'
+);
+$PVE::Tools::fail = 'cache enable';
+{
+    my $warned = '';
+    local $SIG{__WARN__} = sub { $warned .= $_[0]; };
+    ok($plugin->activate_volume('cached', $scfg, $volume, undef, undef), 'a VM starts without a cache if there is no room');
+    like($warned, qr/has no cache/, 'and a warning says so');
+}
+$PVE::Tools::fail = '';
+noted();
+
+serve('write-back');
+$plugin->activate_volume('cached', $scfg, $volume, undef, undef);
+is_deeply(noted(), ["activate_volume local - $volume - -"], 'an active volume is left alone');
+is(
+    scalar($plugin->path($scfg, $volume, 'cached')),
+    "nbd+unix:///cached-$volume?socket=/run/hob/nbd.sock",
+    'an active volume is an export of hob'
+);
+my $options = $plugin->qemu_blockdev_options($scfg, 'cached', $volume, undef, {});
+is($options->{driver}, 'nbd', 'QEMU uses NBD');
+is($options->{export}, "cached-$volume", 'and the export of the volume');
+is($options->{'reconnect-delay'}, 300, 'and waits for hob to restart');
+noted();
+
+$plugin->volume_snapshot($scfg, 'cached', $volume, 'snap');
+is_deeply(
+    noted(),
+    [
+        "hob cache set cached-$volume --mode write-through",
+        "hob cache set cached-$volume --mode write-back",
+        "volume_snapshot - local $volume snap",
+    ],
+    'a snapshot has every acknowledged write'
+);
+serve('write-through');
+$plugin->volume_snapshot($scfg, 'cached', $volume, 'snap');
+is_deeply(noted(), ["volume_snapshot - local $volume snap"], 'under write-through nothing is switched');
+
+$plugin->volume_snapshot_rollback($scfg, 'cached', $volume, 'snap');
+is(noted()->[0], "hob disk remove cached-$volume", 'a rollback drops what was cached');
+ok(!eval { $plugin->volume_resize($scfg, 'cached', $volume, 1, 1); 1 }, 'a running volume is not resized');
+noted();
+
+$plugin->deactivate_volume('cached', $scfg, $volume, undef, undef);
+is_deeply(
+    noted(),
+    ["hob disk remove cached-$volume", "deactivate_volume local - $volume - -"],
+    'a volume is drained before it is deactivated'
+);
+$PVE::Tools::fail = 'disk remove';
+ok(!eval { $plugin->deactivate_volume('cached', $scfg, $volume, undef, undef); 1 }, 'a drain that fails is an error');
+is_deeply(noted(), ["hob disk remove cached-$volume"], 'and the base volume stays active');
+$PVE::Tools::fail = '';
+
+is($plugin->alloc_image('cached', $scfg, 100, 'raw', undef, 1), 'local:made', 'the base storage allocates');
+ok(!eval { $plugin->alloc_image('cached', $scfg, 100, 'qcow2', undef, 1); 1 }, 'raw volumes only');
+is_deeply(
+    [map { $_->{volid} } @{ $plugin->list_images('cached', $scfg, 100) }],
+    ['cached:vm-100-disk-0'],
+    "the base storage's raw volumes are listed as this storage's"
+);
+for my $storeid (qw(nested remote)) {
+    my $bad = $PVE::Storage::config->{ids}->{$storeid};
+    ok(!eval { $plugin->status($storeid, $bad); 1 }, "'$storeid' is refused: $@");
+}
+
+done_testing();
