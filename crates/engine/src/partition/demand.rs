@@ -1,4 +1,4 @@
-//! A disk's recent demand: how many accesses per second, and how many of them each size would serve.
+//! A disk's recent demand: how many reads per second, and what share of them each size would serve.
 //!
 //! The rate follows the load within seconds. The shape of the curve has a longer memory, because few
 //! accesses say little about it, and it keeps what it knows while the disk is idle.
@@ -16,10 +16,11 @@ const ACCESSES_MIN: f64 = 4096.0;
 /// Recent demand of one disk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demand {
-    /// Counts at the previous round: accesses, and hits at each grid point. Empty before the first.
+    /// Counts at the previous round: reads, accesses, and hits at each grid point. Empty before the first.
+    seen_reads: u64,
     seen_accesses: u64,
     seen_hits: Vec<f64>,
-    /// Accesses per second, averaged.
+    /// Reads per second, averaged.
     rate: f64,
     /// Recent accesses, and their hits at each grid point.
     accesses: f64,
@@ -35,13 +36,14 @@ impl Demand {
             GRID.iter().map(|size| total * (1.0 - member.curve.miss_ratio_at(blocks(*size)))).collect();
         if member.accesses < self.seen_accesses || self.seen_hits.is_empty() {
             // Counting began again; what was learnt stays.
-            self.seen_accesses = 0;
+            (self.seen_reads, self.seen_accesses) = (0, 0);
             self.seen_hits = vec![0.0; GRID.len()];
         }
         let accesses = (member.accesses - self.seen_accesses) as f64;
+        let reads = member.reads.saturating_sub(self.seen_reads) as f64;
         let elapsed = elapsed_ns as f64;
         let keeps = 0.5f64.powf(elapsed / RATE_HALF_NS);
-        self.rate = self.rate * keeps + accesses / (elapsed / 1e9) * (1.0 - keeps);
+        self.rate = self.rate * keeps + reads / (elapsed / 1e9) * (1.0 - keeps);
         if accesses > 0.0 {
             let ages = self.accesses > ACCESSES_MIN;
             let keeps = if ages { 0.5f64.powf(elapsed / CURVE_HALF_NS) } else { 1.0 };
@@ -55,7 +57,7 @@ impl Demand {
                 self.hits[i] = below;
             }
         }
-        self.seen_accesses = member.accesses;
+        (self.seen_reads, self.seen_accesses) = (member.reads, member.accesses);
         self.seen_hits = hits;
     }
 

@@ -2,7 +2,7 @@
 //!
 //! [`Partitioner::round`] runs every [`PERIOD_NS`]. Its inputs are each disk's counts and miss-ratio curve
 //! since counting began ([`crate::sizing`]). From the differences between rounds it keeps a recent curve
-//! and a recent rate of accesses per disk. The value of a size is
+//! and a recent rate of reads per disk. The value of a size is
 //! rate × hit ratio × cost of a miss × shares. [`allocate`] finds the sizes with the highest total value;
 //! the round returns the changes towards these sizes.
 //!
@@ -81,7 +81,9 @@ pub struct Member<'a> {
     pub limits: Limits,
     /// Time that a hit saves: latency of the backing minus that of flash, nanoseconds. 0 if unknown.
     pub miss_cost_ns: u64,
-    /// Accesses since counting began.
+    /// Reads since counting began. They give the rate: a miss costs the latency of a request.
+    pub reads: u64,
+    /// Accesses of the curve: reads, counted once for each block that they touch.
     pub accesses: u64,
     /// Their miss ratio.
     pub curve: &'a Curve,
@@ -105,7 +107,7 @@ pub struct Change {
 pub struct Status {
     /// The size with the highest total value, segments.
     pub target: u64,
-    /// Recent accesses per second.
+    /// Recent reads per second.
     pub rate: f64,
     /// Estimated recent hit ratio at its size.
     pub hit_ratio: f64,
