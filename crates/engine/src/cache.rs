@@ -169,10 +169,10 @@ impl Cache {
         self.directory.index.set_leaving(leaving);
     }
 
-    /// Returns the segments to remove when the cache gives back `count`: those that leave already
-    /// if their number matches, otherwise the emptiest.
+    /// Returns the segments that the cache gives back: those that leave already if they are `count`,
+    /// otherwise the coldest.
     pub(crate) fn segments_to_give(&self, count: usize) -> Vec<DataSegment> {
-        if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
+        if self.leaving.len() == count { self.leaving.clone() } else { self.coldest_segments(count) }
     }
 
     /// Returns true if a sector is dirty in a leaving segment and readable. `lost` are sectors that
@@ -297,15 +297,11 @@ impl Cache {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
 
-    /// Returns the `count` segments with the fewest blocks, the last ones first. Segments for
-    /// second copies only are chosen when no others are left.
-    fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
-        let mut blocks = vec![0u32; self.segments.len()];
-        for (frame, _) in self.directory.order() {
-            blocks[(self.index.first_sector(frame) >> self.segment_shift) as usize] += 1;
-        }
-        let mut order: Vec<usize> = (0..self.segments.len()).rev().collect();
-        order.sort_by_key(|&i| (self.segments[i].seconds_only, blocks[i]));
+    /// Returns the `count` emptiest and coldest segments. Segments for second copies only stay as long as
+    /// there are others.
+    fn coldest_segments(&self, count: usize) -> Vec<DataSegment> {
+        let frames = 1 << (self.segment_shift - self.block_shift());
+        let order = self.directory.coldest_groups(frames, |i| self.segments[i].seconds_only);
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 

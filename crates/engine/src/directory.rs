@@ -357,6 +357,24 @@ impl Directory {
         frames.filter(holds_data)
     }
 
+    /// Returns the groups of `frames_per_group` frames in the order in which the cache gives them away:
+    /// the emptiest first, then full ones, the coldest first; of equals the last. A group that is full to
+    /// 7/8 counts as full. `stays` are groups that go last. O(blocks).
+    pub(crate) fn coldest_groups(&self, frames_per_group: u32, stays: impl Fn(usize) -> bool) -> Vec<usize> {
+        let count = self.index.frames().div_ceil(frames_per_group) as usize;
+        // Number of blocks, and sum of their places in the order of use.
+        let mut groups = vec![(0, 0u64); count];
+        for (place, (frame, _)) in (1..).zip(self.order()) {
+            let (blocks, heat) = &mut groups[(frame.0 / frames_per_group) as usize];
+            *blocks += 1;
+            *heat += place;
+        }
+        let full = frames_per_group - frames_per_group / 8;
+        let mut order: Vec<usize> = (0..count).rev().collect();
+        order.sort_by_key(|&i| (stays(i), groups[i].0.min(full), groups[i].1));
+        order
+    }
+
     /// Moves blocks into this empty directory, with their contents and their place in the order: `(from,
     /// to, heat)`, coldest first. `seconds` are frames with second copies: `(from, to, frame of the first
     /// copy)`.

@@ -20,6 +20,7 @@ pub mod journal;
 mod memory;
 pub mod migration;
 pub mod outcome;
+pub mod partition;
 pub mod placement;
 pub mod policy;
 pub mod preset;

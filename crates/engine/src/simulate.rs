@@ -8,7 +8,7 @@ use crate::admission::{Admission, AdmissionEffect, Run};
 use crate::directory::{Directory, Placed, Refusal, whole_sectors};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
-use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, SECTOR_BYTES};
+use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, FrameNo, SECTOR_BYTES};
 
 /// Settings of a simulated cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -98,6 +98,7 @@ struct Found {
 
 /// A simulated cache. Offsets and lengths are bytes; offsets lie below 2³² blocks.
 pub struct CacheSim {
+    config: SimConfig,
     directory: Directory,
     stats: SimStats,
     /// Cache sectors of the current request's blocks; kept between calls to reuse its memory.
@@ -115,7 +116,7 @@ impl CacheSim {
         }
         let block_shift = (bytes / SECTOR_BYTES).ilog2();
         let directory = Directory::new(blocks, block_shift, policy, admission);
-        Ok(CacheSim { directory, stats: SimStats::default(), found: Vec::new() })
+        Ok(CacheSim { config: *config, directory, stats: SimStats::default(), found: Vec::new() })
     }
 
     /// Returns the counts so far.
@@ -126,6 +127,40 @@ impl CacheSim {
     /// Returns the memory of the cache's index, policy and admission, bytes.
     pub fn bytes(&self) -> u64 {
         self.directory.bytes()
+    }
+
+    /// Changes the number of segments of `segment_blocks` blocks each, as a cache of the daemon does: the
+    /// coldest segments go with their blocks, the others keep their blocks and their order. Returns how
+    /// many blocks were dropped.
+    ///
+    /// # Panics
+    /// If the cache is not made of whole segments, or `segments` is 0 or too large.
+    pub fn resize(&mut self, segment_blocks: u32, segments: u32) -> u64 {
+        assert!(self.config.blocks.is_multiple_of(segment_blocks) && segments > 0);
+        let coldest = self.directory.coldest_groups(segment_blocks, |_| false);
+        let mut leaves = vec![false; coldest.len()];
+        coldest.iter().take(leaves.len().saturating_sub(segments as usize)).for_each(|&i| leaves[i] = true);
+        // New numbers of the segments that stay.
+        let numbers: Vec<u32> = leaves
+            .iter()
+            .scan(0, |next, leaves| Some(std::mem::replace(next, *next + u32::from(!leaves))))
+            .collect();
+        self.config.blocks = segments.checked_mul(segment_blocks).expect("few enough blocks");
+        let SimConfig { blocks, policy, admission, .. } = self.config;
+        let mut directory = Directory::new(blocks, self.directory.block_shift(), policy, admission);
+        let (mut kept, mut dropped) = (Vec::new(), 0);
+        for (frame, heat) in self.directory.order() {
+            let segment = (frame.0 / segment_blocks) as usize;
+            if leaves[segment] {
+                dropped += 1;
+            } else {
+                let to = numbers[segment] * segment_blocks + frame.0 % segment_blocks;
+                kept.push((frame, FrameNo(to), heat));
+            }
+        }
+        directory.adopt(&self.directory, kept, Vec::new());
+        self.directory = directory;
+        dropped
     }
 
     /// Reads the index entry of an offset that will be accessed soon, to prefetch the cache line. Changes
@@ -230,7 +265,7 @@ impl CacheSim {
     #[inline]
     fn fill(&mut self, (first, end): (u64, u64), claim: (u64, u64), run: Run) -> Result<(), Refusal> {
         let is_busy = |first, end| first < claim.1 && claim.0 < end;
-        let CacheSim { directory, stats, found } = self;
+        let CacheSim { directory, stats, found, .. } = self;
         let mut result = Ok(());
         for (span, sector) in directory.spans(first, end).zip(found) {
             let brought = if sector.is_none() && result == Err(Refusal::NoBlock) {

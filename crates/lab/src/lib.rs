@@ -18,6 +18,7 @@ pub mod picture;
 pub mod prng;
 pub mod replay;
 pub mod scale;
+pub mod share;
 pub mod sim;
 pub mod summary;
 pub mod trace;

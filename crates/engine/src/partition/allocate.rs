@@ -1,0 +1,124 @@
+//! Sizes with the highest total value: greedy on concave hulls, then lookahead for the remainder.
+//!
+//! The value of a cache's size is read between the points of a fixed grid. Greedy on the upper hulls is
+//! optimal for concave values. The last hull edge may not fit, and inside an edge the true value is lower
+//! (a loop hits only when all of it fits). The remainder therefore goes to the steps with the highest true
+//! gain per segment (Qureshi and Patt, "Utility-based cache partitioning", MICRO 2006: lookahead).
+
+use std::sync::LazyLock;
+
+/// Sizes up to here are grid points each, segments.
+const FINE: u64 = 64;
+/// Largest grid point, segments.
+const LARGEST: u64 = 1 << 30;
+/// Steps of the remainder; each leaves less of it.
+const REMAINDER_STEPS_MAX: usize = 32;
+
+/// The grid: sizes in segments, rising. Steps above [`FINE`] are 1/32.
+pub(super) static GRID: LazyLock<Vec<u64>> = LazyLock::new(|| {
+    let coarse = std::iter::successors(Some(FINE), |size| Some(size + size / 32));
+    (0..FINE).chain(coarse.take_while(|size| *size < LARGEST)).chain([LARGEST]).collect()
+});
+
+/// A cache that takes part in an allocation.
+#[derive(Clone, Debug)]
+pub struct Bidder {
+    /// Smallest size, segments.
+    pub least: u64,
+    /// Largest size, segments; at least `least`.
+    pub most: u64,
+    /// Value at each grid point; never falls. Empty for a cache without value.
+    pub(super) values: Vec<f64>,
+}
+
+impl Bidder {
+    /// Creates a bidder whose value of each size is given by a function that never falls.
+    pub fn new(least: u64, most: u64, value: impl Fn(u64) -> f64) -> Bidder {
+        Bidder { least, most, values: GRID.iter().map(|size| value(*size)).collect() }
+    }
+
+    /// Returns the value of a size.
+    pub fn value_at(&self, size: u64) -> f64 {
+        interpolate(&self.values, size)
+    }
+
+    /// Returns sizes from `from` to `to`: both, and the grid points between them.
+    fn sizes(from: u64, to: u64) -> impl Iterator<Item = u64> {
+        let first = GRID.partition_point(|size| *size <= from);
+        let end = GRID.partition_point(|size| *size < to).max(first);
+        let last = (to > from).then_some(to);
+        std::iter::once(from).chain(GRID[first..end].iter().copied()).chain(last)
+    }
+
+    /// Returns the upper concave hull of the values from `least` to `most`.
+    fn hull(&self) -> Vec<(u64, f64)> {
+        let mut hull: Vec<(u64, f64)> = Vec::new();
+        for size in Self::sizes(self.least, self.most) {
+            let next = (size, self.value_at(size));
+            while let [.., a, b] = hull[..]
+                && slope(a, b) <= slope(b, next)
+            {
+                hull.pop();
+            }
+            hull.push(next);
+        }
+        hull
+    }
+}
+
+/// Returns the value of a size between grid points.
+pub(super) fn interpolate(values: &[f64], size: u64) -> f64 {
+    let Some(last) = values.last() else { return 0.0 };
+    let next = GRID.partition_point(|point| *point <= size);
+    let (Some(&right), Some(&right_value)) = (GRID.get(next), values.get(next)) else { return *last };
+    let (left, left_value) = (GRID[next - 1], values[next - 1]);
+    left_value + (right_value - left_value) * (size - left) as f64 / (right - left) as f64
+}
+
+fn slope(a: (u64, f64), b: (u64, f64)) -> f64 {
+    (b.1 - a.1) / (b.0 - a.0) as f64
+}
+
+/// Returns a size for each bidder. Their sum is at most `capacity`; what has no value for any bidder is
+/// left over. If not even the smallest sizes fit, they are cut in proportion.
+pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
+    let least: u64 = bidders.iter().fold(0, |sum, bidder| sum.saturating_add(bidder.least));
+    if least > capacity {
+        let part = |bidder: &Bidder| u128::from(bidder.least) * u128::from(capacity) / u128::from(least);
+        return bidders.iter().map(|bidder| part(bidder) as u64).collect();
+    }
+    let mut sizes: Vec<u64> = bidders.iter().map(|bidder| bidder.least).collect();
+    let mut spare = capacity - least;
+    let mut edges: Vec<(f64, usize, u64)> = Vec::new();
+    for (i, bidder) in bidders.iter().enumerate() {
+        let hull = bidder.hull();
+        edges.extend(hull.windows(2).map(|pair| (slope(pair[0], pair[1]), i, pair[1].0)));
+    }
+    // Slopes of one bidder fall, so that its edges stay in their order.
+    edges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
+    for (slope, i, to) in edges {
+        let width = to - sizes[i];
+        if slope <= 0.0 || width > spare {
+            break;
+        }
+        sizes[i] = to;
+        spare -= width;
+    }
+    for _ in 0..REMAINDER_STEPS_MAX {
+        let steps =
+            bidders.iter().enumerate().filter_map(|(i, bidder)| best_step(bidder, i, sizes[i], spare));
+        let Some((_, i, to)) = steps.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1))) else { break };
+        spare -= to - sizes[i];
+        sizes[i] = to;
+    }
+    sizes
+}
+
+/// Returns the step with the highest gain per segment that fits: gain, bidder, new size.
+fn best_step(bidder: &Bidder, i: usize, from: u64, spare: u64) -> Option<(f64, usize, u64)> {
+    let most = bidder.most.min(from.saturating_add(spare));
+    let present = (from, bidder.value_at(from));
+    let gain = |to: u64| (slope(present, (to, bidder.value_at(to))), i, to);
+    let steps = Bidder::sizes(from, most).skip(1).map(gain).filter(|(gain, ..)| *gain > 0.0);
+    steps.max_by(|a, b| a.0.total_cmp(&b.0).then(a.2.cmp(&b.2)))
+}

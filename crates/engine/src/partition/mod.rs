@@ -1,0 +1,274 @@
+//! Divides a pool's shared segments among caches by the hits that each would gain or lose.
+//!
+//! [`Partitioner::round`] runs every [`PERIOD_NS`]. Its inputs are each disk's counts and miss-ratio curve
+//! since counting began ([`crate::sizing`]). From the differences between rounds it keeps a recent curve
+//! and a recent rate of reads per disk. The value of a size is
+//! rate × hit ratio × cost of a miss × shares. [`allocate`] finds the sizes with the highest total value;
+//! the round returns the changes towards these sizes.
+//!
+//! Changes are bounded, because each one drops cached data and rebuilds an index:
+//! - free segments are handed out at once;
+//! - other segments move only if the total value rises by more than [`GAIN_MIN`];
+//! - a cache changes by at least 1/[`CHANGE_MIN_PART`] of its size;
+//! - a round moves at most 1/[`MOVE_MAX_PART`] of the capacity between caches.
+//!
+//! Sizes are segments. Limits of one cache go before values: `min` and the room of its dirty data, `max`,
+//! `pinned`. See `docs/decisions/0056-shared-capacity.md`.
+
+mod allocate;
+mod demand;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+pub use allocate::{Bidder, allocate};
+use demand::Demand;
+
+use crate::sizing::Curve;
+use crate::units::{DiskId, Instant};
+
+/// Time between two rounds, nanoseconds.
+pub const PERIOD_NS: u64 = 2_000_000_000;
+
+/// Segments move only for a larger rise of the total value, as a share of the present value.
+pub const GAIN_MIN: f64 = 0.02;
+
+/// The same if the caches that give lose nearly nothing: at most [`IDLE_LOSS_MAX`] of the gain.
+const IDLE_GAIN_MIN: f64 = 0.001;
+
+/// Caches that lose at most this share of what others gain are idle.
+const IDLE_LOSS_MAX: f64 = 0.05;
+
+/// A cache changes by at least this part of its size.
+pub const CHANGE_MIN_PART: u64 = 16;
+
+/// A round takes at most this part of the capacity from caches.
+pub const MOVE_MAX_PART: u64 = 12;
+
+/// Shares of a cache that names none, as in QoS.
+pub const SHARES_DEFAULT: u32 = 1000;
+
+/// Limits of one cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Smallest size, segments.
+    pub min: u64,
+    /// Largest size, segments.
+    pub max: u64,
+    /// Weight of its hits; at least 1.
+    pub shares: u32,
+    /// True if its size must not change.
+    pub pinned: bool,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits { min: 1, max: u64::MAX, shares: SHARES_DEFAULT, pinned: false }
+    }
+}
+
+/// A cache that shares the capacity.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// Its disk.
+    pub disk: DiskId,
+    /// Segments that it has.
+    pub segments: u64,
+    /// Segments that its dirty data needs.
+    pub dirty_segments: u64,
+    /// Its limits.
+    pub limits: Limits,
+    /// Time that a hit saves: latency of the backing minus that of flash, nanoseconds. 0 if unknown.
+    pub miss_cost_ns: u64,
+    /// Reads since counting began. They give the rate: a miss costs the latency of a request.
+    pub reads: u64,
+    /// Accesses of the curve: reads, counted once for each block that they touch.
+    pub accesses: u64,
+    /// Their miss ratio.
+    pub curve: &'a Curve,
+    /// Size of the curve's blocks, bytes.
+    pub block_bytes: u64,
+}
+
+/// A change of one cache's size.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The disk.
+    pub disk: DiskId,
+    /// Segments before.
+    pub from: u64,
+    /// Segments after.
+    pub to: u64,
+}
+
+/// What a round found out about a member.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Status {
+    /// The size with the highest total value, segments.
+    pub target: u64,
+    /// Recent reads per second.
+    pub rate: f64,
+    /// Estimated recent hit ratio at its size.
+    pub hit_ratio: f64,
+    /// Estimated additional hits per second with 1/[`CHANGE_MIN_PART`] more capacity, at least a segment.
+    pub more_hits: f64,
+    /// Estimated hits per second at its size minus those with an equal part of the capacity.
+    pub gained_hits: f64,
+}
+
+/// Result of a round.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Round {
+    /// Changes: first the caches that give segments, then those that receive some.
+    pub changes: Vec<Change>,
+    /// One entry per member, in their order.
+    pub members: Vec<Status>,
+}
+
+/// Divides the shared capacity of one pool; see the module documentation.
+#[derive(Clone, Debug)]
+pub struct Partitioner {
+    segment_bytes: u64,
+    last: Option<Instant>,
+    demands: BTreeMap<DiskId, Demand>,
+}
+
+impl Partitioner {
+    /// Creates the partitioner of a pool with segments of this size.
+    pub fn new(segment_bytes: u64) -> Partitioner {
+        Partitioner { segment_bytes, last: None, demands: BTreeMap::new() }
+    }
+
+    /// Decides on the next changes. `capacity`: free segments plus those of all members.
+    pub fn round(&mut self, now: Instant, capacity: u64, members: &[Member<'_>]) -> Round {
+        let elapsed_ns = self.last.map_or(PERIOD_NS, |last| now - last).max(1);
+        self.last = Some(now);
+        self.demands.retain(|disk, _| members.iter().any(|member| member.disk == *disk));
+        for member in members {
+            let demand = self.demands.entry(member.disk).or_default();
+            demand.update(elapsed_ns, self.segment_bytes, member);
+        }
+        let cost = typical_cost(members);
+        let bidders: Vec<Bidder> =
+            members.iter().map(|member| self.demands[&member.disk].bidder(member, capacity, cost)).collect();
+        let have: Vec<u64> = members.iter().map(|member| member.segments).collect();
+        let mut targets = allocate(capacity, &bidders);
+        keep_what_nobody_values(capacity, &have, &bidders, &mut targets);
+        self.share_spare(capacity, members, &bidders, &mut targets);
+        let part = capacity / members.len().max(1) as u64;
+        let status = |(member, target): (&Member<'_>, &u64)| {
+            self.demands[&member.disk].status(member.segments, *target, part)
+        };
+        let statuses = members.iter().zip(&targets).map(status).collect();
+        let sizes = steps(capacity, &have, &targets, &bidders);
+        let changed = |(member, to): (&Member<'_>, u64)| {
+            (to != member.segments).then_some(Change { disk: member.disk, from: member.segments, to })
+        };
+        let mut changes: Vec<Change> = members.iter().zip(sizes).filter_map(changed).collect();
+        changes.sort_by_key(|change| change.to > change.from);
+        Round { changes, members: statuses }
+    }
+
+    /// Hands out segments that no curve has a use for to caches with misses, by their misses and shares:
+    /// a new working set shows in no curve before it is read again.
+    fn share_spare(&self, capacity: u64, members: &[Member<'_>], bidders: &[Bidder], targets: &mut [u64]) {
+        let mut spare = capacity.saturating_sub(targets.iter().sum());
+        let weight = |i: usize, target: u64| {
+            let demand = &self.demands[&members[i].disk];
+            demand.misses(target) * f64::from(members[i].limits.shares)
+        };
+        for _ in 0..members.len() {
+            let open: Vec<(usize, f64)> = (0..members.len())
+                .filter(|&i| targets[i] < bidders[i].most)
+                .map(|i| (i, weight(i, targets[i])))
+                .filter(|(_, weight)| *weight > 0.0)
+                .collect();
+            let total: f64 = open.iter().map(|(_, weight)| weight).sum();
+            let before = spare;
+            for (i, weight) in open {
+                let part = (before as f64 * weight / total).ceil() as u64;
+                let more = part.min(spare).min(bidders[i].most - targets[i]);
+                targets[i] += more;
+                spare -= more;
+            }
+            if spare == 0 || spare == before {
+                return;
+            }
+        }
+    }
+}
+
+/// Mean cost of a miss of the members whose cost is known; those that have no backing I/O yet count so.
+fn typical_cost(members: &[Member<'_>]) -> f64 {
+    let known: Vec<u64> = members.iter().map(|member| member.miss_cost_ns).filter(|cost| *cost > 0).collect();
+    match known.len() {
+        0 => 1.0,
+        count => known.iter().sum::<u64>() as f64 / count as f64,
+    }
+}
+
+/// Lets caches keep capacity that is worth nothing to the others.
+fn keep_what_nobody_values(capacity: u64, have: &[u64], bidders: &[Bidder], targets: &mut [u64]) {
+    let mut spare = capacity.saturating_sub(targets.iter().sum());
+    for (i, target) in targets.iter_mut().enumerate() {
+        let kept = have[i].min(bidders[i].most).saturating_sub(*target).min(spare);
+        *target += kept;
+        spare -= kept;
+    }
+}
+
+/// Returns the sizes after this round: on the way from `have` to `targets`, within the bounds.
+fn steps(capacity: u64, have: &[u64], targets: &[u64], bidders: &[Bidder]) -> Vec<u64> {
+    let total = |sizes: &[u64]| -> f64 {
+        bidders.iter().zip(sizes).map(|(bidder, size)| bidder.value_at(*size)).sum()
+    };
+    let present = total(have);
+    let change = |grows: bool| -> f64 {
+        let is_meant = |&i: &usize| (targets[i] > have[i]) == grows;
+        let value = |i: usize| (bidders[i].value_at(targets[i]) - bidders[i].value_at(have[i])).abs();
+        (0..have.len()).filter(is_meant).map(value).sum()
+    };
+    let (gain, loss) = (change(true), change(false));
+    let is_worth_it =
+        gain - loss > GAIN_MIN * present || gain > IDLE_GAIN_MIN * present && loss < gain * IDLE_LOSS_MAX;
+    let must_grow = |i: usize| have[i] < bidders[i].least;
+    let must_shrink = |i: usize| have[i] > bidders[i].most;
+    let is_large = |i: usize| have[i].abs_diff(targets[i]) >= (have[i] / CHANGE_MIN_PART).max(1);
+    let slope = |i: usize| {
+        let change = (bidders[i].value_at(targets[i]) - bidders[i].value_at(have[i])).abs();
+        (change / have[i].abs_diff(targets[i]).max(1) as f64, i)
+    };
+    let mut receivers: Vec<usize> =
+        (0..have.len()).filter(|&i| targets[i] > have[i] && (must_grow(i) || is_large(i))).collect();
+    receivers.sort_by(|&a, &b| {
+        let order = slope(b).0.total_cmp(&slope(a).0);
+        must_grow(b).cmp(&must_grow(a)).then(order).then(a.cmp(&b))
+    });
+    let mut donors: Vec<usize> =
+        (0..have.len()).filter(|&i| targets[i] < have[i] && (must_shrink(i) || is_large(i))).collect();
+    donors.sort_by(|&a, &b| {
+        must_shrink(b).cmp(&must_shrink(a)).then(slope(a).0.total_cmp(&slope(b).0)).then(a.cmp(&b))
+    });
+    let mut sizes = have.to_vec();
+    let mut free = capacity.saturating_sub(have.iter().sum());
+    let missing: u64 = receivers.iter().map(|&i| targets[i] - have[i]).sum();
+    let required: u64 =
+        receivers.iter().filter(|&&i| must_grow(i)).map(|&i| bidders[i].least - have[i]).sum();
+    let wanted = if is_worth_it { missing } else { required };
+    let mut may_take = wanted.saturating_sub(free).min((capacity / MOVE_MAX_PART).max(1));
+    for i in donors {
+        let surplus = have[i] - targets[i];
+        let forced = have[i].saturating_sub(bidders[i].most);
+        let take = surplus.min(may_take).max(forced);
+        sizes[i] -= take;
+        free += take;
+        may_take = may_take.saturating_sub(take);
+    }
+    for i in receivers {
+        let more = (targets[i] - have[i]).min(free);
+        sizes[i] += more;
+        free -= more;
+    }
+    sizes
+}

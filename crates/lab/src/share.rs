@@ -1,0 +1,325 @@
+//! Several disks of one host on one pool: how its capacity is divided, and what that does to hits.
+//!
+//! All disks' requests are played in the order of time against caches without I/O ([`CacheSim`]). `auto`
+//! runs the daemon's partitioner with the daemon's samplers, and resizes caches as the daemon does:
+//! segments go with the blocks that they hold. A change takes no time.
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+
+use anyhow::{Context, Result, ensure};
+use hob_engine::admission::Admission;
+use hob_engine::io::{Durability, Op as EngineOp, PayloadMemory, Promote, Request};
+use hob_engine::partition::{Change, Limits, Member, PERIOD_NS, Partitioner};
+use hob_engine::policy::PolicyKind;
+use hob_engine::sizing::{BlockSizing, Live};
+use hob_engine::units::{BufferId, DiskId, Instant, RequestId};
+use hob_engine::{CacheSim, SimConfig, SimStats};
+
+use crate::mrc::{self, Mode};
+use crate::trace::{Op, Record};
+
+/// How the capacity is divided.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// Equal parts.
+    Static,
+    /// By the daemon's partitioner.
+    Auto,
+    /// One LRU cache for all disks.
+    OneLru,
+    /// The best fixed parts: by dynamic programming over exact LRU curves of the whole trace.
+    Optimum,
+}
+
+impl Share {
+    /// All, in the order of reports.
+    pub const ALL: [Share; 4] = [Share::Static, Share::Auto, Share::OneLru, Share::Optimum];
+
+    /// Returns the name that users type.
+    pub fn name(self) -> &'static str {
+        match self {
+            Share::Static => "static",
+            Share::Auto => "auto",
+            Share::OneLru => "one-lru",
+            Share::Optimum => "optimum",
+        }
+    }
+}
+
+/// Address bits of a chunk: disks are laid out in chunks, so that all fit into one cache's addresses.
+const CHUNK_BITS: u32 = 30;
+/// Maximum number of chunks with blocks of 4 KiB: a cache has 2³² block addresses.
+const CHUNKS_MAX: usize = 1 << (32 + 12 - CHUNK_BITS);
+
+/// Requests of the disks of one host, in the order of time.
+#[derive(Clone, Debug, Default)]
+pub struct Host {
+    records: Vec<Record>,
+    disks: u16,
+    chunks: HashMap<(u16, u64), u64>,
+}
+
+impl Host {
+    /// Adds a trace as a disk. With `duration_ns`, its times are stretched to take that long.
+    ///
+    /// # Errors
+    /// The disks do not fit into the addresses of one cache: 16 TiB.
+    pub fn add(&mut self, records: &[Record], duration_ns: Option<u64>) -> Result<()> {
+        let disk = self.disks;
+        let next = disk.checked_add(1).context("more than 65,535 disks")?;
+        let last = records.iter().map(|record| record.at_ns).max().unwrap_or(0).max(1);
+        for record in records {
+            let at_ns = match duration_ns {
+                Some(duration) => (u128::from(record.at_ns) * u128::from(duration) / u128::from(last)) as u64,
+                None => record.at_ns,
+            };
+            let chunks = self.chunks.len() as u64;
+            let chunk = *self.chunks.entry((disk, record.offset >> CHUNK_BITS)).or_insert(chunks);
+            let inside = record.offset & ((1 << CHUNK_BITS) - 1);
+            // A request that crosses the end of a chunk loses the rest.
+            let len = record.len.min((1 << CHUNK_BITS) - inside as u32);
+            self.records.push(Record { at_ns, offset: chunk << CHUNK_BITS | inside, len, disk, ..*record });
+        }
+        ensure!(self.chunks.len() <= CHUNKS_MAX, "the disks span more than 16 TiB");
+        self.disks = next;
+        Ok(())
+    }
+
+    /// Sorts the requests by time; to be called after the last disk was added.
+    pub fn sort(&mut self) {
+        self.records.sort_by_key(|record| record.at_ns);
+    }
+
+    /// Returns the number of disks.
+    pub fn disks(&self) -> u16 {
+        self.disks
+    }
+
+    /// Returns the requests of all disks.
+    pub fn records(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// Returns the bytes that requests touch, in blocks of `block_bytes`.
+    pub fn footprint(&self, block_bytes: u64) -> u64 {
+        let touched = self.records.iter().flat_map(|record| {
+            record.offset / block_bytes..(record.offset + u64::from(record.len)).div_ceil(block_bytes)
+        });
+        touched.collect::<std::collections::HashSet<u64>>().len() as u64 * block_bytes
+    }
+}
+
+/// The caches to simulate.
+#[derive(Clone, Copy, Debug)]
+pub struct Pool {
+    /// Capacity in segments: at least one per disk.
+    pub segments: u32,
+    /// Size of a segment in bytes.
+    pub segment_bytes: u64,
+    /// Size of a cache block in bytes.
+    pub block_bytes: u32,
+    /// Replacement policy.
+    pub policy: PolicyKind,
+    /// Admission.
+    pub admission: Admission,
+}
+
+/// Result of one division.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// The division.
+    pub share: Share,
+    /// Counts of each disk; with one cache for all, one entry.
+    pub disks: Vec<SimStats>,
+    /// Segments of each disk at the end.
+    pub segments: Vec<u32>,
+    /// Segments that went from one cache to another.
+    pub moved: u64,
+    /// Blocks dropped with them.
+    pub dropped: u64,
+}
+
+impl Shared {
+    /// Returns the read hit ratio of all disks together, by requests.
+    pub fn read_hit_ratio(&self) -> f64 {
+        let sum = |of: fn(&SimStats) -> u64| self.disks.iter().map(of).sum::<u64>() as f64;
+        sum(|stats| stats.read_hits) / sum(|stats| stats.reads).max(1.0)
+    }
+
+    /// Returns the bytes written to flash.
+    pub fn flash_write_bytes(&self) -> u64 {
+        self.disks.iter().map(|stats| stats.flash_write_bytes).sum()
+    }
+}
+
+/// Plays the host's requests against a pool that is divided this way.
+///
+/// # Errors
+/// The pool has fewer segments than the host has disks, or its caches are invalid.
+pub fn play(host: &Host, pool: &Pool, share: Share) -> Result<Shared> {
+    ensure!(pool.segments >= u32::from(host.disks), "a pool of {} segments is too small", pool.segments);
+    match share {
+        Share::OneLru => {
+            let policy = PolicyKind::from_name("lru").context("there is LRU")?;
+            let mut cache = cache(&Pool { policy, ..*pool }, pool.segments)?;
+            host.records.iter().for_each(|record| serve(&mut cache, record));
+            let (disks, segments) = (vec![cache.stats()], vec![pool.segments]);
+            Ok(Shared { share, disks, segments, moved: 0, dropped: 0 })
+        }
+        Share::Static => fixed(host, pool, share, &equal(pool.segments, host.disks)),
+        Share::Optimum => fixed(host, pool, share, &optimum(host, pool)?),
+        Share::Auto => auto(host, pool),
+    }
+}
+
+fn cache(pool: &Pool, segments: u32) -> Result<CacheSim> {
+    let blocks = u64::from(segments) * (pool.segment_bytes / u64::from(pool.block_bytes));
+    let blocks = u32::try_from(blocks).context("the cache has too many blocks")?;
+    let Pool { block_bytes, policy, admission, .. } = *pool;
+    CacheSim::new(&SimConfig { blocks, block_bytes, policy, admission })
+        .ok()
+        .context("a cache of no block, or of blocks that are no power of two from 4 KiB to 1 MiB")
+}
+
+fn serve(cache: &mut CacheSim, record: &Record) {
+    let Record { offset, len, op, .. } = *record;
+    match op {
+        _ if len == 0 => {}
+        Op::Flush => {}
+        Op::Read => _ = cache.read(offset, u64::from(len)),
+        Op::Write => _ = cache.write(offset, u64::from(len)),
+        Op::Discard => _ = cache.discard(offset, u64::from(len)),
+    }
+}
+
+fn equal(segments: u32, disks: u16) -> Vec<u32> {
+    let disks = u32::from(disks);
+    (0..disks).map(|i| segments / disks + u32::from(i < segments % disks)).collect()
+}
+
+fn fixed(host: &Host, pool: &Pool, share: Share, segments: &[u32]) -> Result<Shared> {
+    let mut caches = segments.iter().map(|count| cache(pool, *count)).collect::<Result<Vec<_>>>()?;
+    host.records.iter().for_each(|record| serve(&mut caches[usize::from(record.disk)], record));
+    let disks = caches.iter().map(CacheSim::stats).collect();
+    Ok(Shared { share, disks, segments: segments.to_vec(), moved: 0, dropped: 0 })
+}
+
+/// Returns the fixed sizes with the most read hits under LRU, at least a segment each.
+fn optimum(host: &Host, pool: &Pool) -> Result<Vec<u32>> {
+    let count = pool.segments as usize;
+    let blocks = pool.segment_bytes / u64::from(pool.block_bytes);
+    // Most hits of the disks so far with so many segments, and for each disk how many it has there.
+    let mut best = vec![0.0; count + 1];
+    let mut chosen: Vec<Vec<u32>> = Vec::new();
+    for disk in 0..host.disks {
+        let records = || host.records.iter().filter(move |record| record.disk == disk).copied();
+        let reads = records().filter(|record| record.op == Op::Read).count() as f64;
+        let misses = mrc::exact(records(), pool.block_bytes.into(), Mode::WriteThrough)?.read_misses();
+        let hits: Vec<f64> =
+            (0..=count as u64).map(|size| reads * (1.0 - misses.miss_ratio_at(size * blocks))).collect();
+        let mut next = vec![f64::NEG_INFINITY; count + 1];
+        let mut sizes = vec![0; count + 1];
+        for have in usize::from(disk) + 1..=count {
+            for size in 1..=have - usize::from(disk) {
+                let total = best[have - size] + hits[size];
+                if total > next[have] {
+                    (next[have], sizes[have]) = (total, size as u32);
+                }
+            }
+        }
+        best = next;
+        chosen.push(sizes);
+    }
+    let mut have = count;
+    let mut segments: Vec<u32> = Vec::new();
+    for sizes in chosen.iter().rev() {
+        segments.push(sizes[have]);
+        have -= sizes[have] as usize;
+    }
+    segments.reverse();
+    Ok(segments)
+}
+
+fn auto(host: &Host, pool: &Pool) -> Result<Shared> {
+    let segment_blocks = (pool.segment_bytes / u64::from(pool.block_bytes)) as u32;
+    let mut segments = vec![1; usize::from(host.disks)];
+    let mut caches = segments.iter().map(|count| cache(pool, *count)).collect::<Result<Vec<_>>>()?;
+    let mut samplers = vec![Live::new(Instant(0)); caches.len()];
+    let mut partitioner = Partitioner::new(pool.segment_bytes);
+    let (mut moved, mut dropped) = (0, 0);
+    let mut next_round = 0;
+    for record in &host.records {
+        if record.at_ns >= next_round {
+            // Rounds without a request in between decide nothing new.
+            let now = Instant(record.at_ns);
+            next_round = record.at_ns + PERIOD_NS;
+            for Change { disk, from, to } in round(&mut partitioner, now, pool, &segments, &samplers) {
+                let disk = disk.0 as usize;
+                moved += from.saturating_sub(to);
+                segments[disk] = to as u32;
+                dropped += caches[disk].resize(segment_blocks, segments[disk]);
+            }
+        }
+        let disk = usize::from(record.disk);
+        if let Some(request) = request(record) {
+            samplers[disk].note(&request);
+        }
+        serve(&mut caches[disk], record);
+    }
+    let disks = caches.iter().map(CacheSim::stats).collect();
+    Ok(Shared { share: Share::Auto, disks, segments, moved, dropped })
+}
+
+fn round(
+    partitioner: &mut Partitioner,
+    now: Instant,
+    pool: &Pool,
+    segments: &[u32],
+    samplers: &[Live],
+) -> Vec<Change> {
+    let sizings: Vec<_> = samplers.iter().map(|sampler| sampler.report(now)).collect();
+    let member = |(i, sizing): (u32, &hob_engine::sizing::Sizing)| -> Option<(u32, u64, BlockSizing)> {
+        let not_larger = |size: &&BlockSizing| size.block_bytes <= pool.block_bytes.into();
+        let size = sizing.block_sizes.iter().rfind(not_larger)?;
+        Some((i, sizing.seen.reads, size.clone()))
+    };
+    let curves: Vec<_> = (0..).zip(&sizings).filter_map(member).collect();
+    let members: Vec<Member<'_>> = curves
+        .iter()
+        .map(|(i, reads, size)| Member {
+            disk: DiskId(*i),
+            segments: segments[*i as usize].into(),
+            dirty_segments: 0,
+            limits: Limits::default(),
+            miss_cost_ns: 0,
+            reads: *reads,
+            accesses: size.accesses,
+            curve: &size.curve,
+            block_bytes: size.block_bytes,
+        })
+        .collect();
+    partitioner.round(now, pool.segments.into(), &members).changes
+}
+
+/// Returns the engine's request of a record.
+fn request(record: &Record) -> Option<Request> {
+    let op = match record.op {
+        Op::Read => EngineOp::Read,
+        Op::Write => EngineOp::Write(Durability::Volatile),
+        Op::Discard => EngineOp::Discard(Durability::Volatile),
+        Op::Flush => return None,
+    };
+    Some(Request {
+        id: RequestId(0),
+        disk: DiskId(record.disk.into()),
+        op,
+        offset: record.offset,
+        len: record.len.into(),
+        buffer: op.has_buffer().then_some(BufferId(0)),
+        promote: Promote::Usual,
+        memory: PayloadMemory::Daemon,
+    })
+}

@@ -1,0 +1,75 @@
+//! Disks whose best division is known.
+
+use super::*;
+use crate::prng::splitmix64;
+
+const BLOCK: u64 = 4096;
+
+/// Reads of `blocks` blocks at random, `per_second` each second, in `seconds`.
+fn random(blocks: u64, per_second: u64, seconds: std::ops::Range<u64>, seed: u64) -> Vec<Record> {
+    let mut seed = seed;
+    let record = |i: u64| Record {
+        at_ns: seconds.start * 1_000_000_000 + i * 1_000_000_000 / per_second,
+        offset: splitmix64(&mut seed) % blocks * BLOCK,
+        len: BLOCK as u32,
+        op: Op::Read,
+        disk: 0,
+    };
+    (0..(seconds.end - seconds.start) * per_second).map(record).collect()
+}
+
+fn host(disks: &[Vec<Record>]) -> Host {
+    let mut host = Host::default();
+    disks.iter().for_each(|disk| host.add(disk, None).unwrap());
+    host.sort();
+    host
+}
+
+fn pool(segments: u32) -> Pool {
+    Pool {
+        segments,
+        segment_bytes: 16 * BLOCK,
+        block_bytes: BLOCK as u32,
+        policy: PolicyKind::from_name("lru").unwrap(),
+        admission: Admission::default(),
+    }
+}
+
+#[test]
+fn the_optimum_serves_the_disk_that_reads_more() {
+    let host = host(&[random(800, 100, 0..100, 1), random(800, 300, 0..100, 2)]);
+    let ratio = |share| play(&host, &pool(52), share).unwrap();
+    let best = ratio(Share::Optimum);
+    assert_eq!(best.segments.iter().sum::<u32>(), 52);
+    assert!(best.segments[1] >= 50, "{:?}", best.segments);
+    let [equal, auto, one] = [Share::Static, Share::Auto, Share::OneLru].map(ratio);
+    assert_eq!(equal.segments, [26, 26]);
+    assert!(auto.segments[1] >= 47, "{:?}", auto.segments);
+    let [best, equal, auto, one] = [&best, &equal, &auto, &one].map(Shared::read_hit_ratio);
+    assert!(best > equal + 0.2 && auto > equal + 0.2 && best > one, "{best} {equal} {auto} {one}");
+}
+
+#[test]
+fn auto_follows_a_change_of_phase_that_no_fixed_size_can() {
+    let host = host(&[random(800, 200, 0..200, 1), random(800, 200, 200..400, 2)]);
+    let [equal, auto, best] =
+        [Share::Static, Share::Auto, Share::Optimum].map(|share| play(&host, &pool(54), share).unwrap());
+    assert!(auto.segments[1] >= 49, "{:?}", auto.segments);
+    assert!(auto.moved >= 40 && auto.moved < 80, "{} segments", auto.moved);
+    let [equal, auto, best] = [equal, auto, best].map(|shared| shared.read_hit_ratio());
+    assert!(auto > equal + 0.2 && auto > best + 0.2, "{equal} {auto} {best}");
+}
+
+#[test]
+fn disks_keep_apart_and_times_stretch() {
+    let mut host = Host::default();
+    let far = [Record { at_ns: 10, offset: 1 << 50, len: 4096, op: Op::Read, disk: 0 }];
+    host.add(&far, None).unwrap();
+    host.add(&far, Some(1000)).unwrap();
+    host.sort();
+    assert_eq!(host.footprint(4096), 8192);
+    assert_eq!(
+        host.records().iter().map(|record| (record.disk, record.at_ns)).collect::<Vec<_>>(),
+        [(0, 10), (1, 1000)]
+    );
+}
