@@ -159,14 +159,15 @@ impl Directory {
         (run, brings): (Run, Brings),
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
-        if run == Run::Sequential {
+        let room = self.index.room();
+        if run == Run::Sequential && !self.gate.is_filling(room) {
             return Err(Refusal::Sequential);
         }
         if self.index.takes_nothing() {
             return Err(Refusal::NoBlock);
         }
         // Both are asked: each learns from what it is asked.
-        let popular = self.gate.admit(span.block, brings, self.index.has_free());
+        let popular = self.gate.admit(span.block, brings, room);
         if !(popular && self.policy.admit(span.block)) && brings != Brings::Pulled {
             let waits_for_room = self.gate.only_while_free() && !popular;
             return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });

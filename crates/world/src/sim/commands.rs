@@ -364,6 +364,7 @@ impl World<'_> {
                 _ => Popularity::Always,
             },
             sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),
+            filling_percent: self.dice.chance(250).then(|| 1 + self.dice.below(100) as u8),
         }
     }
 
