@@ -6,6 +6,7 @@
 
 pub mod admission;
 mod cache;
+pub mod chooser;
 mod claims;
 pub mod cluster;
 pub mod command;

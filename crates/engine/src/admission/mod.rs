@@ -7,7 +7,7 @@
 //! `+while-filling:80%`.
 
 mod popularity;
-mod streams;
+pub(crate) mod streams;
 #[cfg(test)]
 mod tests;
 
@@ -45,6 +45,8 @@ pub enum Popularity {
     /// included, while at most as many other blocks as the cache holds were refused in between. EMC FAST
     /// Cache promotes at the third access.
     NthAccess(u8),
+    /// Chosen by miniature simulations; see [`chooser`](crate::chooser). Has no other parts.
+    Auto,
     /// The block must have been evicted or refused recently; every block is admitted while there are free
     /// frames.
     Ghost,
@@ -61,6 +63,7 @@ pub struct AdmissionInfo {
 
 /// The forms that [`Admission`] parses, for help and docs.
 pub const ADMISSIONS: &[AdmissionInfo] = &[
+    AdmissionInfo { form: "auto", summary: "simulations of several admissions beside the cache choose one" },
     AdmissionInfo { form: "always", summary: "every block that is asked for comes in" },
     AdmissionInfo {
         form: "while-free",
@@ -106,6 +109,7 @@ impl FromStr for Admission {
         for (index, part) in text.split('+').enumerate() {
             match part.split_once(':') {
                 None if index == 0 && part == "always" => {}
+                None if text == "auto" => admission.popularity = Popularity::Auto,
                 None if index == 0 && part == "while-free" => admission.popularity = Popularity::WhileFree,
                 None if index == 0 && part == "ghost" => admission.popularity = Popularity::Ghost,
                 Some(("nth-access", n)) if index == 0 => {
@@ -134,6 +138,7 @@ impl fmt::Display for Admission {
             Popularity::WhileFree => write!(f, "while-free")?,
             Popularity::NthAccess(n) => write!(f, "nth-access:{n}")?,
             Popularity::Ghost => write!(f, "ghost")?,
+            Popularity::Auto => write!(f, "auto")?,
         }
         match self.sequential_bytes_max {
             None => {}
@@ -209,9 +214,26 @@ impl Gate {
     /// Records a read or write of the disk's sectors `first..end`, hits included.
     #[inline]
     pub(crate) fn observe(&mut self, first: u64, end: u64) -> Run {
-        let Some((bytes_max, streams)) = &mut self.sequential else { return Run::Other };
+        let Some((_, streams)) = &mut self.sequential else { return Run::Other };
         let run_bytes = streams.observe(first, end) * SECTOR_BYTES;
-        if run_bytes >= *bytes_max { Run::Sequential } else { Run::Other }
+        self.judge(run_bytes)
+    }
+
+    /// Judges a request by the length of its sequential run, bytes, itself included.
+    #[inline]
+    pub(crate) fn judge(&self, run_bytes: u64) -> Run {
+        match &self.sequential {
+            Some((bytes_max, _)) if run_bytes >= *bytes_max => Run::Sequential,
+            _ => Run::Other,
+        }
+    }
+
+    /// Changes the admission of a cache of `frames` frames. Refused blocks stay remembered if both admissions do so.
+    pub(crate) fn set(&mut self, admission: Admission, frames: u32) {
+        let before = std::mem::replace(self, Gate::new(admission, frames));
+        if self.recent.is_some() && before.recent.is_some() {
+            self.recent = before.recent;
+        }
     }
 
     /// Returns true if this block, which was accessed and is not in the cache, is admitted.

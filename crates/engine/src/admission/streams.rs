@@ -14,7 +14,7 @@ struct Run {
 
 /// The runs of one disk.
 #[derive(Debug, Default)]
-pub(super) struct Streams {
+pub(crate) struct Streams {
     runs: [Run; RUNS],
     requests: u64,
 }
@@ -22,7 +22,7 @@ pub(super) struct Streams {
 impl Streams {
     /// Records a request for the sectors `first..end`. Returns the length of the run it belongs to, itself
     /// included, in sectors.
-    pub(super) fn observe(&mut self, first: u64, end: u64) -> u64 {
+    pub(crate) fn observe(&mut self, first: u64, end: u64) -> u64 {
         self.requests += 1;
         let sectors = end - first;
         // Requests smaller than a sector, or not aligned to one, touch the run's last sector again.

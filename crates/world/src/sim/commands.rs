@@ -231,6 +231,9 @@ impl World<'_> {
 
     fn tune(&mut self) -> CacheChange {
         let config = self.draw_config();
+        if self.commands.is_multiple_of(3) {
+            return CacheChange::Replace(config.policy, config.admission);
+        }
         CacheChange::Tune(config.mode, config.destage, config.copies)
     }
 
@@ -357,10 +360,11 @@ impl World<'_> {
 
     fn draw_admission(&mut self) -> Admission {
         Admission {
-            popularity: match self.dice.below(4) {
+            popularity: match self.dice.below(5) {
                 0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
                 1 => Popularity::Ghost,
                 2 => Popularity::WhileFree,
+                3 => Popularity::Auto,
                 _ => Popularity::Always,
             },
             sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),

@@ -134,7 +134,7 @@ impl Manager {
         Ok(self.restructure(name, segments.len() as u64, enable).await?)
     }
 
-    /// Applies block size, policy, admission and layout. The cache starts empty.
+    /// Applies block size and layout. The cache starts empty.
     pub(super) async fn configure(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
         let (pool, config, segments) = {
             let inner = self.inner();
