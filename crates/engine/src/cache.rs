@@ -3,9 +3,11 @@
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
 
+use crate::admission::Admission;
 use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
 use crate::directory::{Directory, Refusal};
 use crate::index::{Leaving, SegmentPlaces};
+use crate::policy::PolicyKind;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, DeviceId, FrameNo, SECTOR_BYTES};
 
 /// A run of a cache's sectors that is contiguous on flash. Sectors are numbered through all frames, as in
@@ -135,6 +137,14 @@ impl Cache {
     pub(crate) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
         (self.config.mode, self.config.destage, self.config.copies) = (mode, destage, copies);
         self.set_places();
+    }
+
+    /// Changes policy and admission; the contents stay. O(blocks).
+    pub(crate) fn replace(&mut self, policy: PolicyKind, admission: Admission) {
+        if (self.config.policy, self.config.admission) != (policy, admission) {
+            (self.config.policy, self.config.admission) = (policy, admission);
+            self.directory.set_combination(policy, admission);
+        }
     }
 
     /// Replaces the empty index by a recovered one of the same size.
@@ -313,6 +323,7 @@ impl Cache {
         disk_bytes: u64,
     ) -> Result<Cache, CommandError> {
         let mut new = Cache::new(self.config, segments, disk_bytes)?;
+        new.directory.follow(&self.directory);
         if self.index.keeps_marks() {
             new.index.keep_marks();
         }

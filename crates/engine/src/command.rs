@@ -320,13 +320,15 @@ pub enum CacheChange {
     /// stay. Bitmaps mark the new part as changed. A ring is given if, and only if, there is a persistent
     /// cache.
     GrowDisk(u64, Option<NewRing>),
-    /// Changes block size, policy or admission; the cache keeps its segments and is emptied. Refused while
+    /// Changes block size, layout, policy or admission; the cache keeps its segments and is emptied. Refused while
     /// there is dirty data.
     Configure(CacheConfig, Option<NewRing>),
     /// Invalidates the contents. Refused while there is dirty data.
     Clear(Option<NewRing>),
     /// Changes mode, destage or copies, immediately. Dirty data stays until it is destaged.
     Tune(Mode, Destage, Copies),
+    /// Changes policy and admission, immediately. Contents and eviction order stay, heats do not. O(blocks).
+    Replace(PolicyKind, Admission),
     /// Destages until nothing is dirty; meanwhile writes go to the backing.
     Drain,
     /// Destage the dirty data in these segments, and let no new data become dirty there; write-back

@@ -5,7 +5,8 @@ mod nodes;
 
 use nodes::Nodes;
 
-use crate::admission::{Admission, AdmissionEffect, Gate, Run};
+use crate::admission::{Admission, AdmissionEffect, Gate, Popularity, Run};
+use crate::chooser::{CacheAccess, Choice, Chooser, Combination};
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES, sector_ceil};
@@ -55,6 +56,8 @@ pub(crate) struct Directory {
     policy: Box<dyn Policy>,
     nodes: Nodes,
     gate: Gate,
+    /// Of a cache whose policy or admission is `auto`.
+    chooser: Option<Box<Chooser>>,
     block_shift: u32,
     /// Frames of a cache with a journal that blocks have left, until they are taken for the journal.
     gone: Vec<(FrameNo, BlockNo)>,
@@ -63,19 +66,71 @@ pub(crate) struct Directory {
 impl Directory {
     /// Creates an empty directory of `frames` frames (1 … 2³² − 2) of `1 << block_shift` sectors each.
     pub(crate) fn new(frames: u32, block_shift: u32, policy: PolicyKind, admission: Admission) -> Directory {
+        let chooser = Chooser::new(frames, block_shift, policy, admission);
+        let given = Combination { policy, admission };
+        let Combination { policy, admission } = chooser.as_ref().map_or(given, Chooser::current);
         Directory {
             index: Index::new(frames, block_shift),
-            policy: (policy.info().build)(frames),
+            policy: build(frames, policy, admission),
             nodes: Nodes::default(),
             gate: Gate::new(admission, frames),
+            chooser: chooser.map(Box::new),
             block_shift,
             gone: Vec::new(),
         }
     }
 
+    /// Returns what an automatic cache uses, and why.
+    pub(crate) fn choice(&self) -> Option<Choice> {
+        self.chooser.as_ref().map(|chooser| chooser.choice())
+    }
+
+    /// Uses another policy and admission from now on, or lets them be chosen. Contents and eviction order stay, heats do not.
+    /// O(frames).
+    pub(crate) fn set_combination(&mut self, policy: PolicyKind, admission: Admission) {
+        self.chooser = Chooser::new(self.index.frames(), self.block_shift, policy, admission).map(Box::new);
+        let given = Combination { policy, admission };
+        let combination = self.chooser.as_ref().map_or(given, |chooser| chooser.current());
+        self.use_combination(combination);
+    }
+
+    /// An automatic cache starts with the choice of another one.
+    pub(crate) fn follow(&mut self, other: &Directory) {
+        if let (Some(chooser), Some(other)) = (&mut self.chooser, &other.chooser) {
+            chooser.start_with(other.current());
+            let Combination { policy, admission } = chooser.current();
+            self.policy = build(self.index.frames(), policy, admission);
+            self.gate.set(admission, self.index.frames());
+        }
+    }
+
+    fn use_combination(&mut self, Combination { policy, admission }: Combination) {
+        let frames = self.index.frames();
+        let order = self.policy.order();
+        self.policy = build(frames, policy, admission);
+        order.into_iter().for_each(|(node, _)| self.policy.restore(node, 0));
+        self.gate.set(admission, frames);
+    }
+
+    #[cold]
+    fn choose(&mut self) {
+        let has_room = self.index.has_free();
+        let Some(chooser) = &mut self.chooser else { return };
+        let before = chooser.current();
+        match chooser.compare(has_room) {
+            Some(new) if new.policy == before.policy => self.gate.set(new.admission, self.index.frames()),
+            Some(new) => self.use_combination(new),
+            None => {}
+        }
+    }
+
     /// Returns the memory used, bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.index.bytes() + self.policy.bytes() + self.nodes.bytes() + self.gate.bytes()
+        self.index.bytes()
+            + self.policy.bytes()
+            + self.nodes.bytes()
+            + self.gate.bytes()
+            + self.chooser.as_ref().map_or(0, |chooser| chooser.bytes())
     }
 
     /// Splits a range of the disk's sectors at block boundaries.
@@ -103,8 +158,19 @@ impl Directory {
 
     /// Records a read or write of the disk's sectors `first..end`, before the look-up.
     #[inline]
-    pub(crate) fn observe(&mut self, first: u64, end: u64) -> Run {
-        self.gate.observe(first, end)
+    pub(crate) fn observe(&mut self, first: u64, end: u64, access: CacheAccess) -> Run {
+        let Some(chooser) = &mut self.chooser else { return self.gate.observe(first, end) };
+        let run_bytes = chooser.observe(first, end, access);
+        if chooser.is_due() {
+            self.choose();
+        }
+        self.gate.judge(run_bytes)
+    }
+
+    /// Judges a request by the length of its sequential run, bytes.
+    #[inline]
+    pub(crate) fn judge(&self, run_bytes: u64) -> Run {
+        self.gate.judge(run_bytes)
     }
 
     /// Returns true if clean data is never evicted for new data.
@@ -159,14 +225,15 @@ impl Directory {
         (run, effect): (Run, AdmissionEffect),
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
-        if run == Run::Sequential {
+        let room = self.index.room();
+        if run == Run::Sequential && !self.gate.is_filling(room) {
             return Err(Refusal::Sequential);
         }
         if self.index.takes_nothing() {
             return Err(Refusal::NoBlock);
         }
         // Both are called, because each learns from the call.
-        let popular = self.gate.admit(span.block, effect, self.index.has_free());
+        let popular = self.gate.admit(span.block, effect, room);
         if !(popular && self.policy.admit(span.block)) && effect != AdmissionEffect::Pulled {
             let waits_for_room = self.gate.only_while_free() && !popular;
             return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });
@@ -390,6 +457,13 @@ impl Directory {
         let mut moves: Vec<_> = firsts.chain(seconds).collect();
         moves.sort_unstable_by_key(|(_, to, _)| *to);
         self.index.adopt(&other.index, moves.into_iter());
+    }
+}
+
+fn build(frames: u32, policy: PolicyKind, admission: Admission) -> Box<dyn Policy> {
+    match admission.popularity {
+        Popularity::Ghost | Popularity::NthAccess(_) => policy.build_beside_admission(frames),
+        _ => (policy.info().build)(frames),
     }
 }
 

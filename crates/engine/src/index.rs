@@ -21,6 +21,7 @@ use table::Table;
 pub(crate) use table::hash;
 use unverified::Unverified;
 
+use crate::admission::Room;
 use crate::units::{BlockNo, FrameNo};
 
 const NO_FRAME: u32 = u32::MAX;
@@ -85,6 +86,12 @@ impl Index {
     #[inline]
     pub(crate) fn has_free(&self) -> bool {
         !self.free.is_empty()
+    }
+
+    /// Returns what admission knows of the frames.
+    #[inline]
+    pub(crate) fn room(&self) -> Room {
+        Room { has_free: self.has_free(), used: self.used }
     }
 
     /// Returns the number of frames that are assigned to a block.

@@ -6,6 +6,7 @@
 
 pub mod admission;
 mod cache;
+pub mod chooser;
 pub mod cluster;
 pub mod command;
 mod device;

@@ -248,7 +248,7 @@ pub const PRESETS: &[Preset] = &[
         persistent: false,
         layout: Layout::Unified,
         block_bytes: 4 << 10,
-        admission: ALWAYS,
+        admission: GHOST,
         policy: "s3-fifo",
         destage: DESTAGE,
         copies: Copies::One,
@@ -263,7 +263,11 @@ pub const PRESETS: &[Preset] = &[
         persistent: true,
         layout: Layout::Unified,
         block_bytes: 64 << 10,
-        admission: Admission { popularity: Popularity::NthAccess(3), sequential_bytes_max: Some(512 << 10) },
+        admission: Admission {
+            popularity: Popularity::NthAccess(3),
+            sequential_bytes_max: Some(512 << 10),
+            filling_percent: None,
+        },
         policy: "lru",
         destage: Destage {
             order: DestageOrder::Coldest,
@@ -307,7 +311,11 @@ pub const PRESETS: &[Preset] = &[
         persistent: true,
         layout: Layout::Unified,
         block_bytes: 4 << 10,
-        admission: Admission { popularity: Popularity::WhileFree, sequential_bytes_max: None },
+        admission: Admission {
+            popularity: Popularity::WhileFree,
+            sequential_bytes_max: None,
+            filling_percent: None,
+        },
         policy: "two-level-lru",
         destage: Destage {
             order: DestageOrder::Coldest,
@@ -329,7 +337,7 @@ pub const PRESETS: &[Preset] = &[
         persistent: true,
         layout: Layout::Unified,
         block_bytes: 4 << 10,
-        admission: ALWAYS,
+        admission: GHOST,
         policy: "s3-fifo",
         destage: DESTAGE,
         copies: Copies::TwoOfDirty,
@@ -338,7 +346,15 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-const ALWAYS: Admission = Admission { popularity: Popularity::Always, sequential_bytes_max: None };
+const ALWAYS: Admission =
+    Admission { popularity: Popularity::Always, sequential_bytes_max: None, filling_percent: None };
+
+/// The best of all admissions on real traces (docs/decisions/0052).
+const GHOST: Admission = Admission {
+    popularity: Popularity::Ghost,
+    sequential_bytes_max: Some(128 << 10),
+    filling_percent: Some(100),
+};
 
 /// Equal to [`Destage::default`], which a table cannot call.
 const DESTAGE: Destage = Destage {

@@ -5,6 +5,7 @@
 //! written through.
 
 use crate::admission::{Admission, AdmissionEffect, Run};
+use crate::chooser::{CacheAccess, Choice};
 use crate::directory::{Directory, Placed, Refusal, whole_sectors};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
@@ -124,6 +125,11 @@ impl CacheSim {
         self.stats
     }
 
+    /// Returns what an automatic cache uses, and why.
+    pub fn choice(&self) -> Option<Choice> {
+        self.directory.choice()
+    }
+
     /// Returns the memory of the cache's index, policy and admission, bytes.
     pub fn bytes(&self) -> u64 {
         self.directory.bytes()
@@ -175,9 +181,20 @@ impl CacheSim {
     #[inline]
     pub fn read(&mut self, offset: u64, len: u64) -> Outcome {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
+        let run = self.directory.observe(first, end, CacheAccess::Read);
+        self.read_sectors((first, end), len, run)
+    }
+
+    /// Handles a read of the sectors `first..end`, part of a sequential run of this many bytes.
+    pub(crate) fn read_of_run(&mut self, first: u64, end: u64, run_bytes: u64) {
+        let run = self.directory.judge(run_bytes);
+        self.read_sectors((first, end), (end - first) * SECTOR_BYTES, run);
+    }
+
+    #[inline]
+    fn read_sectors(&mut self, (first, end): (u64, u64), len: u64, run: Run) -> Outcome {
         self.stats.reads += 1;
         self.stats.read_bytes += len;
-        let run = self.directory.observe(first, end);
         let Found { valid, blocks, whole_blocks } = self.look_up(first, end);
         self.stats.read_blocks += blocks;
         self.stats.read_block_hits += whole_blocks;
@@ -203,9 +220,27 @@ impl CacheSim {
     #[inline]
     pub fn write(&mut self, offset: u64, len: u64) -> Outcome {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
+        let run = self.directory.observe(first, end, CacheAccess::Write);
+        self.write_sectors((first, end), (offset, len), run)
+    }
+
+    /// Handles a write of the sectors `first..end`, part of a sequential run of this many bytes.
+    pub(crate) fn write_of_run(&mut self, first: u64, end: u64, run_bytes: u64) {
+        let run = self.directory.judge(run_bytes);
+        self.write_sectors((first, end), (first * SECTOR_BYTES, (end - first) * SECTOR_BYTES), run);
+    }
+
+    /// Handles a write that only invalidates.
+    pub(crate) fn write_around(&mut self, first: u64, end: u64) {
+        self.stats.writes += 1;
+        self.stats.write_bytes += (end - first) * SECTOR_BYTES;
+        self.directory.invalidate(first, end);
+    }
+
+    #[inline]
+    fn write_sectors(&mut self, (first, end): (u64, u64), (offset, len): (u64, u64), run: Run) -> Outcome {
         self.stats.writes += 1;
         self.stats.write_bytes += len;
-        let run = self.directory.observe(first, end);
         let whole = self.merged_sectors(offset, len);
         self.look_up(first, end);
         self.stats.write_hits += u64::from(self.found[0].is_some());

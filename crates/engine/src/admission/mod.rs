@@ -1,12 +1,13 @@
 //! Admission: decides which blocks enter a cache that does not hold them. A refused block is served from
 //! the backing and costs no flash write and no eviction.
 //!
-//! An admission has two parts: how popular a block must be, and the length of a sequential run above which
-//! requests bypass the cache. Users write `always`, `while-free`, `nth-access:3` or `ghost`, each
-//! optionally with `+not-sequential:512K`.
+//! An admission has three parts: how popular a block must be, the length of a sequential run above which
+//! requests bypass the cache, and how full the cache must be before either counts. Users write
+//! `always`, `while-free`, `nth-access:3` or `ghost`, each optionally with `+not-sequential:512K` and
+//! `+while-filling:80%`.
 
 mod popularity;
-mod streams;
+pub(crate) mod streams;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,8 @@ pub struct Admission {
     pub popularity: Popularity,
     /// Requests of a sequential run of at least this many bytes are not admitted.
     pub sequential_bytes_max: Option<u64>,
+    /// Every request is admitted until this percentage of the blocks (1 to 100) holds data.
+    pub filling_percent: Option<u8>,
 }
 
 /// How popular a block must be to be admitted.
@@ -42,6 +45,8 @@ pub enum Popularity {
     /// included, while at most as many other blocks as the cache holds were refused in between. EMC FAST
     /// Cache promotes at the third access.
     NthAccess(u8),
+    /// Chosen by miniature simulations; see [`chooser`](crate::chooser). Has no other parts.
+    Auto,
     /// The block must have been evicted or refused recently; every block is admitted while there are free
     /// frames.
     Ghost,
@@ -58,6 +63,7 @@ pub struct AdmissionInfo {
 
 /// The forms that [`Admission`] parses, for help and docs.
 pub const ADMISSIONS: &[AdmissionInfo] = &[
+    AdmissionInfo { form: "auto", summary: "simulations of several admissions beside the cache choose one" },
     AdmissionInfo { form: "always", summary: "every block that is asked for comes in" },
     AdmissionInfo {
         form: "while-free",
@@ -74,6 +80,10 @@ pub const ADMISSIONS: &[AdmissionInfo] = &[
     AdmissionInfo {
         form: "…+not-sequential:BYTES",
         summary: "and nothing of a sequential run that has reached BYTES (a plain number, or with K or M)",
+    },
+    AdmissionInfo {
+        form: "…+while-filling:PERCENT%",
+        summary: "everything comes in until PERCENT of the blocks (1 to 100) hold data",
     },
 ];
 
@@ -99,6 +109,7 @@ impl FromStr for Admission {
         for (index, part) in text.split('+').enumerate() {
             match part.split_once(':') {
                 None if index == 0 && part == "always" => {}
+                None if text == "auto" => admission.popularity = Popularity::Auto,
                 None if index == 0 && part == "while-free" => admission.popularity = Popularity::WhileFree,
                 None if index == 0 && part == "ghost" => admission.popularity = Popularity::Ghost,
                 Some(("nth-access", n)) if index == 0 => {
@@ -107,6 +118,11 @@ impl FromStr for Admission {
                 }
                 Some(("not-sequential", bytes)) if admission.sequential_bytes_max.is_none() => {
                     admission.sequential_bytes_max = Some(parse_bytes(bytes).ok_or_else(unknown)?);
+                }
+                Some(("while-filling", percent)) if admission.filling_percent.is_none() => {
+                    let percent = percent.strip_suffix('%').and_then(|percent| percent.parse().ok());
+                    let percent = percent.filter(|percent| (1..=100).contains(percent));
+                    admission.filling_percent = Some(percent.ok_or_else(unknown)?);
                 }
                 _ => return Err(unknown()),
             }
@@ -122,13 +138,15 @@ impl fmt::Display for Admission {
             Popularity::WhileFree => write!(f, "while-free")?,
             Popularity::NthAccess(n) => write!(f, "nth-access:{n}")?,
             Popularity::Ghost => write!(f, "ghost")?,
+            Popularity::Auto => write!(f, "auto")?,
         }
         match self.sequential_bytes_max {
-            None => Ok(()),
-            Some(bytes) if bytes.is_multiple_of(1 << 20) => write!(f, "+not-sequential:{}M", bytes >> 20),
-            Some(bytes) if bytes.is_multiple_of(1 << 10) => write!(f, "+not-sequential:{}K", bytes >> 10),
-            Some(bytes) => write!(f, "+not-sequential:{bytes}"),
+            None => {}
+            Some(bytes) if bytes.is_multiple_of(1 << 20) => write!(f, "+not-sequential:{}M", bytes >> 20)?,
+            Some(bytes) if bytes.is_multiple_of(1 << 10) => write!(f, "+not-sequential:{}K", bytes >> 10)?,
+            Some(bytes) => write!(f, "+not-sequential:{bytes}")?,
         }
+        self.filling_percent.map_or(Ok(()), |percent| write!(f, "+while-filling:{percent}%"))
     }
 }
 
@@ -149,6 +167,8 @@ pub(crate) struct Gate {
     /// Recently refused blocks, and for `Ghost` also evicted ones.
     recent: Option<Recent>,
     sequential: Option<(u64, Streams)>,
+    /// Number of frames in use below which every request is admitted.
+    filled: u64,
 }
 
 /// The data that an admitted block will hold.
@@ -160,6 +180,14 @@ pub(crate) enum AdmissionEffect {
     Dirty,
     /// Data from the cache of another host: always admitted.
     Pulled,
+}
+
+/// The frames of a cache when a block asks for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Room {
+    pub(crate) has_free: bool,
+    /// Frames in use.
+    pub(crate) used: u32,
 }
 
 /// Result of the sequential run check.
@@ -179,25 +207,53 @@ impl Gate {
             popularity: admission.popularity,
             recent: remembers.then(|| Recent::new(frames)),
             sequential: admission.sequential_bytes_max.map(|bytes| (bytes, Streams::default())),
+            filled: u64::from(frames) * u64::from(admission.filling_percent.unwrap_or(0)) / 100,
         }
     }
 
     /// Records a read or write of the disk's sectors `first..end`, hits included.
     #[inline]
     pub(crate) fn observe(&mut self, first: u64, end: u64) -> Run {
-        let Some((bytes_max, streams)) = &mut self.sequential else { return Run::Other };
+        let Some((_, streams)) = &mut self.sequential else { return Run::Other };
         let run_bytes = streams.observe(first, end) * SECTOR_BYTES;
-        if run_bytes >= *bytes_max { Run::Sequential } else { Run::Other }
+        self.judge(run_bytes)
+    }
+
+    /// Judges a request by the length of its sequential run, bytes, itself included.
+    #[inline]
+    pub(crate) fn judge(&self, run_bytes: u64) -> Run {
+        match &self.sequential {
+            Some((bytes_max, _)) if run_bytes >= *bytes_max => Run::Sequential,
+            _ => Run::Other,
+        }
+    }
+
+    /// Changes the admission of a cache of `frames` frames. Refused blocks stay remembered if both admissions do so.
+    pub(crate) fn set(&mut self, admission: Admission, frames: u32) {
+        let before = std::mem::replace(self, Gate::new(admission, frames));
+        if self.recent.is_some() && before.recent.is_some() {
+            self.recent = before.recent;
+        }
     }
 
     /// Returns true if this block, which was accessed and is not in the cache, is admitted.
-    pub(crate) fn admit(&mut self, block: BlockNo, effect: AdmissionEffect, has_room: bool) -> bool {
+    pub(crate) fn admit(&mut self, block: BlockNo, effect: AdmissionEffect, room: Room) -> bool {
+        let has_free = room.has_free;
+        if self.is_filling(room) {
+            return true;
+        }
         match (self.popularity, &mut self.recent) {
-            (Popularity::WhileFree, _) => has_room || effect == AdmissionEffect::Dirty,
+            (Popularity::WhileFree, _) => has_free || effect == AdmissionEffect::Dirty,
             (Popularity::NthAccess(n), Some(recent)) => recent.count(block, n) >= n,
-            (Popularity::Ghost, Some(recent)) => has_room || recent.count(block, 2) >= 2,
+            (Popularity::Ghost, Some(recent)) => has_free || recent.count(block, 2) >= 2,
             _ => true,
         }
+    }
+
+    /// Returns true if every request is admitted because the cache is not full enough.
+    #[inline]
+    pub(crate) fn is_filling(&self, room: Room) -> bool {
+        room.has_free && u64::from(room.used) < self.filled
     }
 
     /// Returns true if clean data is never evicted for new data.

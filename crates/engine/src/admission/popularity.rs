@@ -12,9 +12,10 @@ const SPREAD: u32 = 0x9e37_79b9;
 pub(super) struct Recent(Ghost);
 
 impl Recent {
-    /// Remembers as many blocks as a cache of `frames` frames holds.
+    /// Remembers half as many blocks as a cache of `frames` frames holds. Twice as many would gain 0.1 points of
+    /// hits on real traces, and cost 2.5 bytes a frame.
     pub(super) fn new(frames: u32) -> Self {
-        Recent(Ghost::new(frames.max(64)))
+        Recent(Ghost::new((frames / 2).max(64)))
     }
 
     /// Counts an access and returns the count, this access included, at most `limit`. A block whose count

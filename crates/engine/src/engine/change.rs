@@ -68,6 +68,12 @@ impl Engine {
                     }
                 }
             }
+            (Command::Cache(CacheChange::Replace(policy, admission)), Some(disk))
+                if disk.changes.is_empty() && disk.opening.is_none() =>
+            {
+                let cache = disk.cache.as_mut().ok_or(CommandError::NoCache);
+                cache.map(|cache| cache.replace(policy, admission))
+            }
             (Command::Cache(CacheChange::Expect(expect)), Some(_)) => {
                 let result = self.expect(disk_id, expect);
                 self.done(id, disk_id, result.map(|()| Vec::new()));
@@ -328,6 +334,10 @@ impl Disk {
             (Some(_), CacheChange::Tune(Mode::WriteBack, ..)) => return Err(CommandError::NoJournal),
             (Some(_), CacheChange::Tune(mode, destage, copies)) => {
                 self.tune(mode, destage, copies);
+                return Ok(Vec::new());
+            }
+            (Some(cache), CacheChange::Replace(policy, admission)) => {
+                cache.replace(policy, admission);
                 return Ok(Vec::new());
             }
             (Some(cache), CacheChange::Clear(_)) => Cache::new(cache.config, cache.segments.clone(), size)?,

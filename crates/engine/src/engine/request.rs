@@ -5,6 +5,7 @@ use super::bulk::Bulk;
 use super::partial::Edges;
 use super::{Active, Engine, Phase, REQUEST_BYTES_MAX};
 use crate::admission::Run;
+use crate::chooser::CacheAccess;
 use crate::command::{Access, Role};
 use crate::io::{IoError, Op, PayloadMemory, Reply, Request};
 use crate::memory::Seen;
@@ -107,7 +108,11 @@ impl Engine {
             return (Run::Other, Seen::default());
         }
         let run = match (request.op, &mut disk.cache) {
-            (Op::Read | Op::Write(_), Some(cache)) => cache.observe(range.first, range.end),
+            (Op::Read, Some(cache)) => cache.observe(range.first, range.end, CacheAccess::Read),
+            (Op::Write(_), Some(cache)) => {
+                let access = CacheAccess::of_write(cache.config.mode);
+                cache.observe(range.first, range.end, access)
+            }
             _ => Run::Other,
         };
         let seen = match (request.op, &mut disk.memory) {

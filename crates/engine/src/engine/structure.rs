@@ -156,6 +156,11 @@ impl Engine {
             self.end_change_of_structure(id, command, Ok(Vec::new()));
             return Ok(());
         }
+        if let (CacheChange::Replace(policy, admission), Some(cache)) = (&change, &mut disk.cache) {
+            cache.replace(*policy, *admission);
+            self.end_change_of_structure(id, command, Ok(Vec::new()));
+            return Ok(());
+        }
         let kind = match change {
             CacheChange::Close => Some(Kind::Close),
             CacheChange::DiscardDirty(discard) => Some(Kind::Discard(discard)),
@@ -206,6 +211,7 @@ impl Engine {
             }
             CacheChange::Expect(_)
             | CacheChange::Tune(..)
+            | CacheChange::Replace(..)
             | CacheChange::Drain
             | CacheChange::StopDrain
             | CacheChange::Vacate(_) => panic!("these do not wait"),
@@ -675,6 +681,7 @@ impl Cache {
     fn given_up_by(&self, change: &CacheChange) -> Vec<DataSegment> {
         match change {
             CacheChange::Tune(..)
+            | CacheChange::Replace(..)
             | CacheChange::Expect(_)
             | CacheChange::Grow(..)
             | CacheChange::GrowDisk(..)

@@ -41,8 +41,18 @@ pub const POLICIES: &[PolicyInfo] = &[
     arc::INFO,
     lirs::INFO,
     larc::INFO,
+    AUTO,
     two_level_lru::INFO,
 ];
+
+/// Starts as the default policy; a cache with it has a [`chooser`](crate::chooser).
+const AUTO: PolicyInfo = PolicyInfo {
+    name: "auto",
+    summary: "simulations of several policies beside the cache choose one",
+    source: "Waldspurger et al., USENIX ATC 2017",
+    serves: true,
+    build: s3_fifo::INFO.build,
+};
 
 /// A row of [`POLICIES`].
 #[derive(Debug)]
@@ -73,6 +83,21 @@ impl PolicyKind {
     /// Returns the row of [`POLICIES`].
     pub fn info(self) -> &'static PolicyInfo {
         &POLICIES[self.0 as usize]
+    }
+
+    /// Returns true if the policy is chosen by simulations.
+    pub fn is_auto(self) -> bool {
+        self.info().name == AUTO.name
+    }
+
+    /// Creates the policy for a cache of `frames` frames whose admission remembers blocks too: `s3-fifo` remembers fewer
+    /// then, so that both stay within 24 bytes per block.
+    pub(crate) fn build_beside_admission(self, frames: u32) -> Box<dyn Policy> {
+        if self.info().name == s3_fifo::INFO.name {
+            s3_fifo::lean(frames)
+        } else {
+            (self.info().build)(frames)
+        }
     }
 
     /// Returns the policy of that name; hyphens may be omitted.

@@ -36,15 +36,29 @@ struct S3Fifo {
     small_max: u32,
 }
 
+/// The policy with a ghost of half the size.
+pub(super) fn lean(frames: u32) -> Box<dyn Policy> {
+    let ghosts = (frames - small_max(frames)).div_ceil(2);
+    Box::new(S3Fifo::with_ghost(frames, Ghost::new(ghosts)))
+}
+
+fn small_max(frames: u32) -> u32 {
+    (frames / 10).max(1)
+}
+
 impl S3Fifo {
     fn new(frames: u32) -> Self {
-        let small_max = (frames / 10).max(1);
+        Self::with_ghost(frames, Ghost::new(frames - small_max(frames)))
+    }
+
+    fn with_ghost(frames: u32, ghost: Ghost) -> Self {
+        let small_max = small_max(frames);
         S3Fifo {
             small: Queue::new(),
             main: Queue::new(),
             links: queue::links(frames),
             uses: vec![0; frames as usize],
-            ghost: Ghost::new(frames - small_max),
+            ghost,
             small_max,
         }
     }

@@ -73,7 +73,7 @@ fn vfrc_is_volatile() {
 /// and written into the cache at the same time": every accessed block is admitted.
 #[test]
 fn vfrc_lets_every_block_in() {
-    assert_eq!(row("vfrc").admission, Admission::default());
+    assert_eq!(row("vfrc").admission, GHOST);
 }
 
 /// SYSTEMS §2: "A read *and write* cache of 64 KB pages on **mirrored** flash (RAID 1 pairs)".
@@ -122,7 +122,7 @@ fn vsan_writes_back_through_an_elevator() {
 fn vsan_admits_everything_until_the_buffer_is_full() {
     let row = row("vsan");
     let Layout::Split { read_permille } = row.layout else { panic!("it is split") };
-    assert_eq!(row.admission, Admission::default());
+    assert_eq!(row.admission, ALWAYS);
     assert_eq!(row.destage.full_permille, 1000 - read_permille, "the buffer is all that can be dirty");
     assert!(
         row.destage.start_permille > (1000 - read_permille) / 2,

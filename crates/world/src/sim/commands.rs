@@ -231,6 +231,9 @@ impl Simulation<'_> {
 
     fn tune(&mut self) -> CacheChange {
         let config = self.draw_config();
+        if self.commands.is_multiple_of(3) {
+            return CacheChange::Replace(config.policy, config.admission);
+        }
         CacheChange::Tune(config.mode, config.destage, config.copies)
     }
 
@@ -357,13 +360,15 @@ impl Simulation<'_> {
 
     fn draw_admission(&mut self) -> Admission {
         Admission {
-            popularity: match self.rng.below(4) {
+            popularity: match self.rng.below(5) {
                 0 => Popularity::NthAccess(2 + self.rng.below(3) as u8),
                 1 => Popularity::Ghost,
                 2 => Popularity::WhileFree,
+                3 => Popularity::Auto,
                 _ => Popularity::Always,
             },
             sequential_bytes_max: self.rng.chance(250).then(|| 4096 << self.rng.below(6)),
+            filling_percent: self.rng.chance(250).then(|| 1 + self.rng.below(100) as u8),
         }
     }
 

@@ -219,6 +219,14 @@ impl Simulation<'_> {
                     disk.writes_through_since = (*mode != Mode::WriteBack).then_some(self.clock);
                     false
                 }
+                Command::Cache(CacheChange::Replace(policy, admission)) => {
+                    let configs =
+                        disk.config.iter_mut().chain(disk.owner.iter_mut().map(|owner| &mut owner.config));
+                    for config in configs {
+                        (config.policy, config.admission) = (*policy, *admission);
+                    }
+                    false
+                }
                 Command::Cache(CacheChange::Enable(_) | CacheChange::Configure(..)) => {
                     let config = asked.config().expect("brings one");
                     if let Some(owner) = disk.owner.as_mut().filter(|_| asked.is_volatile()) {

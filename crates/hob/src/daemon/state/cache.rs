@@ -56,7 +56,7 @@ impl CacheSpec {
     /// The parts that a cache cannot change and keep its contents.
     pub(crate) fn structure(&self) -> impl PartialEq + use<> {
         let owner = self.journal.as_ref().map(|journal| journal.owner);
-        (self.block_size, self.policy.clone(), self.admission, self.layout, owner)
+        (self.block_size, self.layout, owner)
     }
 
     /// Refuses numbers that no cache can have.

@@ -134,7 +134,7 @@ impl Pools {
         Ok(self.restructure(name, segments.len() as u64, enable).await?)
     }
 
-    /// Applies block size, policy, admission and layout. The cache starts empty.
+    /// Applies block size and layout. The cache starts empty.
     pub(in crate::daemon::manager) async fn configure(&self, name: &str) -> Result<(), ApiError> {
         let (pool, config, segments) = {
             let inner = self.registry.inner();

@@ -259,6 +259,7 @@ impl Pools {
             engine_config(spec, inner.pool(&spec.pool)?.segment_bytes)?
         };
         shard.change_cache(id, CacheChange::Tune(config.mode, config.destage, config.copies)).await?;
+        shard.change_cache(id, CacheChange::Replace(config.policy, config.admission)).await?;
         Ok(())
     }
 

@@ -1,0 +1,428 @@
+//! Chooses the policy and admission of a cache whose settings say `auto`.
+//!
+//! Each candidate, a combination of a policy and an admission, runs in a *miniature*: a simulated cache of
+//! at most [`MINIATURE_BLOCKS`] blocks beside the real one. Miniatures see a sample of the disk, smaller than the disk by
+//! the same factor as they are smaller than the cache (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and
+//! optimization using miniature simulations", USENIX ATC 2017). The unit of the sample is a region of 64 KiB, so
+//! that requests are counted whole: a request of several blocks hits only if all of them do.
+//!
+//! Several times per cache size of accesses the candidates are compared. A change of the choice costs hits, up to a
+//! cache full, because each candidate would hold other blocks. So a candidate must be ahead of the choice by
+//! [`PRICE_PERCENT`] of a cache full of hits, counted since the choice was made. Besides, a candidate whose hit ratio is
+//! within a point of the best takes over if it writes clearly less to flash.
+//!
+//! Memory: at most 400 KiB for each cache, whatever its size.
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+use crate::admission::streams::Streams;
+use crate::admission::{Admission, Popularity};
+use crate::command::Mode;
+use crate::index::hash;
+use crate::policy::PolicyKind;
+use crate::simulate::{CacheSim, SimConfig};
+use crate::units::{BlockNo, SECTOR_BYTES};
+
+/// Maximum number of blocks of a miniature.
+const MINIATURE_BLOCKS: u32 = 2048;
+/// log2 of the sectors of a region, the unit of the sample.
+const REGION_SHIFT: u32 = 4;
+/// Comparisons per miniature's worth of block accesses.
+const COMPARISONS: u64 = 8;
+/// A window loses one part in 2^n of its weight at each comparison: it spans about 16 cache sizes of accesses.
+const WINDOW_SHIFT: u32 = 7;
+/// Hits by which a candidate must be ahead of the choice, percent of the reads that would fill the cache. Of 25 to 300, 150
+/// gave the most hits on real traces: less follows each phase of a loop, more comes too late.
+const PRICE_PERCENT: i64 = 150;
+/// A candidate is behind the choice by at most this, percent of the same: the choice has earned no more.
+const BEHIND_PERCENT_MAX: i64 = 100;
+/// Hit ratios closer than this are equal, millionths.
+const EQUAL_PPM: i64 = 10_000;
+/// The choice changes for fewer flash writes only if they are below this, percent of the present ones, …
+const WRITES_PERCENT: i64 = 80;
+/// … and not before this many comparisons.
+const COMPARISONS_TO_SPARE: u64 = 4 * COMPARISONS;
+/// Caches with more frames keep their policy: to order so many frames anew would stop the shard for too long.
+const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
+
+/// The candidates; the first is used until the miniatures know better.
+const CANDIDATES: &[(&str, &str)] = &[
+    ("s3-fifo", "ghost+not-sequential:128K"),
+    ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%"),
+    ("s3-fifo", "always"),
+    ("s3-fifo", "always+not-sequential:128K+while-filling:100%"),
+    ("wtinylfu", "ghost+not-sequential:128K+while-filling:100%"),
+];
+
+/// The policies among which `auto` chooses for a given admission.
+const POLICIES: &[&str] = &["s3-fifo", "wtinylfu", "lru"];
+
+/// A policy and an admission.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Combination {
+    /// The policy, never `auto`.
+    pub policy: PolicyKind,
+    /// The admission, never `auto`.
+    pub admission: Admission,
+}
+
+impl fmt::Display for Combination {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.policy.info().name, self.admission)
+    }
+}
+
+/// What a request does with the cache.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum CacheAccess {
+    Read,
+    /// A write of which the cache may get a copy.
+    Write,
+    /// A write that only invalidates.
+    WriteAround,
+}
+
+impl CacheAccess {
+    /// Returns what a write does in a mode.
+    pub(crate) fn of_write(mode: Mode) -> CacheAccess {
+        match mode {
+            Mode::WriteThrough | Mode::WriteBack => CacheAccess::Write,
+            Mode::WriteAround | Mode::ReadOnlyCache | Mode::PassThrough => CacheAccess::WriteAround,
+        }
+    }
+}
+
+/// State of a cache with an automatic setting.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// The cache has not been full yet.
+    #[default]
+    Filling,
+    /// The choice is more than one cache size of accesses old, or the first.
+    Warm,
+    /// The choice has just changed: the contents are still those of the one before.
+    Changed,
+}
+
+impl fmt::Display for Phase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Phase::Filling => "filling",
+            Phase::Warm => "warm",
+            Phase::Changed => "changed",
+        })
+    }
+}
+
+/// A candidate's results, over about 16 cache sizes of accesses.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Alternative {
+    /// The candidate.
+    pub combination: Combination,
+    /// Expected hit ratio of reads, 0 to 1.
+    pub hit_ratio: f64,
+    /// Expected bytes written to flash per byte that guests read or write.
+    pub flash_write_ratio: f64,
+}
+
+/// What an automatic cache uses, and why.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Choice {
+    /// The combination in use.
+    pub current: Combination,
+    /// State of the cache.
+    pub phase: Phase,
+    /// Number of times that the choice changed.
+    pub changes: u64,
+    /// All candidates, the current one included.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// Sums over a window, of decaying weight.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    reads: i64,
+    hits: i64,
+    sectors: i64,
+    sectors_read: i64,
+    sectors_written: i64,
+}
+
+impl Window {
+    /// Fixed-point weight of one event, so that sums decay without floating point.
+    const UNIT: i64 = 256;
+
+    fn add(&mut self, since: &Window, shift: u32) {
+        let age = |sum: &mut i64, new: i64| *sum += new * Self::UNIT - (*sum >> shift);
+        age(&mut self.reads, since.reads);
+        age(&mut self.hits, since.hits);
+        age(&mut self.sectors, since.sectors);
+        age(&mut self.sectors_read, since.sectors_read);
+        age(&mut self.sectors_written, since.sectors_written);
+    }
+
+    /// Mean number of blocks of a read.
+    fn blocks_read(&self, block_shift: u32) -> i64 {
+        ((self.sectors_read / self.reads.max(1)) >> block_shift).max(1)
+    }
+
+    /// Hits per million reads.
+    fn hit_ppm(&self) -> i64 {
+        self.hits * 1_000_000 / self.reads.max(1)
+    }
+}
+
+struct Miniature {
+    combination: Combination,
+    cache: CacheSim,
+    /// Counts at the last comparison.
+    seen: Window,
+    window: Window,
+    /// Hits by which it is ahead of the current choice since that was made; limited below.
+    lead: i64,
+}
+
+impl Miniature {
+    fn counts(&self) -> Window {
+        let stats = self.cache.stats();
+        Window {
+            reads: stats.reads as i64,
+            hits: stats.read_hits as i64,
+            sectors: ((stats.read_bytes + stats.write_bytes) / SECTOR_BYTES) as i64,
+            sectors_read: (stats.read_bytes / SECTOR_BYTES) as i64,
+            sectors_written: (stats.flash_write_bytes / SECTOR_BYTES) as i64,
+        }
+    }
+
+    /// Returns the counts since the last call, and adds them to the window.
+    fn compare(&mut self) -> Window {
+        let now = self.counts();
+        let since = Window {
+            reads: now.reads - self.seen.reads,
+            hits: now.hits - self.seen.hits,
+            sectors: now.sectors - self.seen.sectors,
+            sectors_read: now.sectors_read - self.seen.sectors_read,
+            sectors_written: now.sectors_written - self.seen.sectors_written,
+        };
+        self.window.add(&since, WINDOW_SHIFT);
+        self.seen = now;
+        since
+    }
+}
+
+/// The miniatures of one cache, and the choice.
+pub(crate) struct Chooser {
+    miniatures: Vec<Miniature>,
+    /// Number of blocks of each.
+    blocks: i64,
+    block_shift: u32,
+    current: usize,
+    /// False once the cache has been full.
+    is_filling: bool,
+    changes: u64,
+    streams: Streams,
+    /// A region is sampled if the upper half of its hash is at most this.
+    threshold: u32,
+    region_shift: u32,
+    /// Sectors that miniatures have yet to see before the next comparison.
+    sectors_left: u64,
+    sectors_per_comparison: u64,
+    /// Comparisons since the choice was made.
+    comparisons: u64,
+}
+
+impl Chooser {
+    /// Creates the chooser of a cache, or `None` if neither setting is `auto`.
+    pub(crate) fn new(
+        frames: u32,
+        block_shift: u32,
+        policy: PolicyKind,
+        admission: Admission,
+    ) -> Option<Chooser> {
+        let combinations = combinations(frames, policy, admission)?;
+        let blocks = frames.min(MINIATURE_BLOCKS);
+        let config = |combination: &Combination| SimConfig {
+            blocks,
+            block_bytes: (SECTOR_BYTES as u32) << block_shift,
+            policy: combination.policy,
+            admission: combination.admission,
+        };
+        let miniature = |combination: Combination| {
+            let cache = CacheSim::new(&config(&combination)).ok().expect("smaller than the real cache");
+            let empty = Window::default();
+            Miniature { combination, cache, seen: empty, window: empty, lead: 0 }
+        };
+        let sectors_per_comparison = ((u64::from(blocks) << block_shift) / COMPARISONS).max(1);
+        Some(Chooser {
+            miniatures: combinations.into_iter().map(miniature).collect(),
+            blocks: i64::from(blocks),
+            block_shift,
+            current: 0,
+            is_filling: true,
+            changes: 0,
+            streams: Streams::default(),
+            threshold: (u64::from(u32::MAX) * u64::from(blocks) / u64::from(frames)) as u32,
+            region_shift: REGION_SHIFT.max(block_shift),
+            sectors_left: sectors_per_comparison,
+            sectors_per_comparison,
+            comparisons: 0,
+        })
+    }
+
+    /// Starts with this combination instead of the first, if it is a candidate.
+    pub(crate) fn start_with(&mut self, combination: Combination) {
+        if let Some(at) = self.miniatures.iter().position(|mini| mini.combination == combination) {
+            self.current = at;
+        }
+    }
+
+    pub(crate) fn current(&self) -> Combination {
+        self.miniatures[self.current].combination
+    }
+
+    /// Records a request for the disk's sectors `first..end`. Returns the length of its sequential run, bytes.
+    #[inline]
+    pub(crate) fn observe(&mut self, first: u64, end: u64, access: CacheAccess) -> u64 {
+        let run_bytes = self.streams.observe(first, end) * SECTOR_BYTES;
+        let mut at = first;
+        while at < end {
+            let region = at >> self.region_shift;
+            let stop = end.min((region + 1) << self.region_shift);
+            if (hash(BlockNo(region as u32)) >> 32) as u32 <= self.threshold {
+                self.simulate(at, stop, run_bytes, access);
+            }
+            at = stop;
+        }
+        run_bytes
+    }
+
+    #[cold]
+    fn simulate(&mut self, first: u64, end: u64, run_bytes: u64, access: CacheAccess) {
+        for mini in &mut self.miniatures {
+            match access {
+                CacheAccess::Read => mini.cache.read_of_run(first, end, run_bytes),
+                CacheAccess::Write => mini.cache.write_of_run(first, end, run_bytes),
+                CacheAccess::WriteAround => mini.cache.write_around(first, end),
+            }
+        }
+        self.sectors_left = self.sectors_left.saturating_sub(end - first);
+    }
+
+    /// Returns true if the candidates are to be compared.
+    #[inline]
+    pub(crate) fn is_due(&self) -> bool {
+        self.sectors_left == 0
+    }
+
+    /// Compares the candidates. Returns the new choice if it changed. `has_room` says whether the real cache has
+    /// free frames.
+    pub(crate) fn compare(&mut self, has_room: bool) -> Option<Combination> {
+        self.sectors_left = self.sectors_per_comparison;
+        self.comparisons += 1;
+        self.is_filling &= has_room;
+        let since: Vec<Window> = self.miniatures.iter_mut().map(Miniature::compare).collect();
+        let reads_to_fill = self.blocks / self.miniatures[self.current].window.blocks_read(self.block_shift);
+        let hits_of_choice = since[self.current].hits;
+        for (mini, since) in self.miniatures.iter_mut().zip(&since) {
+            let behind = -reads_to_fill * BEHIND_PERCENT_MAX / 100;
+            mini.lead = (mini.lead + since.hits - hits_of_choice).max(behind);
+        }
+        let leads = self.miniatures.iter().map(|mini| mini.lead);
+        let (leader, lead) = leads.enumerate().max_by_key(|(_, lead)| *lead)?;
+        if lead > 0 && lead >= reads_to_fill * PRICE_PERCENT / 100 {
+            return self.adopt(leader);
+        }
+        let sparing = self.most_sparing();
+        if sparing != self.current && self.comparisons >= COMPARISONS_TO_SPARE {
+            return self.adopt(sparing);
+        }
+        None
+    }
+
+    fn adopt(&mut self, at: usize) -> Option<Combination> {
+        self.current = at;
+        self.changes += 1;
+        self.comparisons = 0;
+        self.miniatures.iter_mut().for_each(|mini| mini.lead = 0);
+        Some(self.current())
+    }
+
+    /// Returns the candidate that writes clearly less than the choice and least of those that have about the most hits; the
+    /// choice if there is none.
+    fn most_sparing(&self) -> usize {
+        let window = |at: usize| &self.miniatures[at].window;
+        let all = 0..self.miniatures.len();
+        let most = all.clone().map(|at| window(at).hit_ppm()).max().unwrap_or(0);
+        let written_max = window(self.current).sectors_written * WRITES_PERCENT / 100;
+        all.filter(|at| {
+            window(*at).hit_ppm() + EQUAL_PPM >= most && window(*at).sectors_written < written_max
+        })
+        .min_by_key(|at| window(*at).sectors_written)
+        .unwrap_or(self.current)
+    }
+
+    fn phase(&self) -> Phase {
+        match self.comparisons {
+            _ if self.is_filling => Phase::Filling,
+            few if self.changes > 0 && few < COMPARISONS => Phase::Changed,
+            _ => Phase::Warm,
+        }
+    }
+
+    /// Returns the choice, its alternatives, and what each would give.
+    pub(crate) fn choice(&self) -> Choice {
+        let alternative = |mini: &Miniature| {
+            let window = &mini.window;
+            Alternative {
+                combination: mini.combination,
+                hit_ratio: window.hit_ppm() as f64 / 1e6,
+                flash_write_ratio: window.sectors_written as f64 / window.sectors.max(1) as f64,
+            }
+        };
+        Choice {
+            current: self.current(),
+            phase: self.phase(),
+            changes: self.changes,
+            alternatives: self.miniatures.iter().map(alternative).collect(),
+        }
+    }
+
+    /// Memory, bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.miniatures.iter().map(|mini| mini.cache.bytes() + size_of::<Miniature>() as u64).sum()
+    }
+}
+
+/// The candidates for these settings, the one to start with first; `None` if there is nothing to choose.
+fn combinations(frames: u32, policy: PolicyKind, admission: Admission) -> Option<Vec<Combination>> {
+    let named = |name: &&str| PolicyKind::from_name(name).expect("candidates name policies");
+    let may_reorder = frames <= FRAMES_MAX_TO_REORDER;
+    let parsed = CANDIDATES.iter().map(|(policy, admission)| Combination {
+        policy: named(policy),
+        admission: admission.parse().expect("candidates name admissions"),
+    });
+    match (policy.is_auto(), admission.popularity == Popularity::Auto) {
+        (false, false) => None,
+        (true, true) => {
+            let first = named(&CANDIDATES[0].0);
+            Some(parsed.filter(|found| may_reorder || found.policy == first).collect())
+        }
+        (true, false) => {
+            let policies = POLICIES.iter().take(if may_reorder { POLICIES.len() } else { 1 });
+            Some(policies.map(|name| Combination { policy: named(name), admission }).collect())
+        }
+        (false, true) => {
+            let mut found: Vec<Combination> = Vec::new();
+            for candidate in parsed {
+                let combination = Combination { policy, ..candidate };
+                if !found.contains(&combination) {
+                    found.push(combination);
+                }
+            }
+            Some(found)
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! Compares automatic caches with each candidate by itself, on workloads that suit different candidates.
+
+use super::*;
+use crate::SimStats;
+
+const BLOCK: u64 = SECTOR_BYTES;
+
+fn config(blocks: u32, policy: &str, admission: &str) -> SimConfig {
+    SimConfig {
+        blocks,
+        block_bytes: BLOCK as u32,
+        policy: PolicyKind::from_name(policy).expect("known"),
+        admission: admission.parse().expect("known"),
+    }
+}
+
+/// Pseudo-random numbers below `n`, the same in each run.
+fn rng(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed;
+    move |n| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % n
+    }
+}
+
+fn played(config: &SimConfig, blocks: &[u64]) -> CacheSim {
+    let mut cache = CacheSim::new(config).ok().expect("workable");
+    blocks.iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
+    cache
+}
+
+fn hits(stats: SimStats) -> f64 {
+    100.0 * stats.read_hit_ratio()
+}
+
+/// Plays blocks with `auto` and with each candidate. Returns the hit ratio of `auto`, and those of the candidates, percent.
+fn compared(frames: u32, blocks: &[u64]) -> (f64, Vec<f64>) {
+    let auto = played(&config(frames, "auto", "auto"), blocks);
+    let alone =
+        |(policy, admission): &(&str, &str)| hits(played(&config(frames, policy, admission), blocks).stats());
+    (hits(auto.stats()), CANDIDATES.iter().map(alone).collect())
+}
+
+/// A working set that moves on all the time: recency is everything.
+fn moving(accesses: u64, width: u64) -> Vec<u64> {
+    let mut rng = rng(7);
+    (0..accesses).map(|at| 1_000_000 + at / 4 + rng(width)).collect()
+}
+
+/// A loop, larger than the cache, over blocks that do not follow each other.
+fn looping(accesses: u64, length: u64) -> Vec<u64> {
+    (0..accesses).map(|at| at % length * 37).collect()
+}
+
+#[test]
+fn fixed_settings_have_no_chooser() {
+    let config = config(1000, "lru", "ghost");
+    assert!(Chooser::new(1000, 0, config.policy, config.admission).is_none());
+    assert_eq!(CacheSim::new(&config).ok().expect("workable").choice(), None);
+}
+
+#[test]
+fn each_setting_can_be_chosen_alone() {
+    let auto = PolicyKind::from_name("auto").expect("known");
+    let lru = PolicyKind::from_name("lru").expect("known");
+    let admission = |text: &str| text.parse::<Admission>().expect("known");
+    let policies = combinations(1000, auto, admission("nth-access:3")).expect("a choice");
+    assert!(policies.len() > 1 && policies.iter().all(|found| found.admission == admission("nth-access:3")));
+    let admissions = combinations(1000, lru, admission("auto")).expect("a choice");
+    assert!(admissions.len() > 1 && admissions.iter().all(|found| found.policy == lru));
+    let huge = combinations(FRAMES_MAX_TO_REORDER + 1, auto, admission("auto")).expect("a choice");
+    assert!(huge.iter().all(|found| found.policy == huge[0].policy), "nothing is ordered anew");
+}
+
+#[test]
+fn the_best_candidate_is_adopted_on_either_kind_of_workload() {
+    for (name, blocks) in [("moving", moving(400_000, 1500)), ("loop", looping(400_000, 3000))] {
+        let (auto, alone) = compared(2000, &blocks);
+        let best = alone.iter().copied().fold(0.0, f64::max);
+        let worst = alone.iter().copied().fold(100.0, f64::min);
+        assert!(best - worst > 10.0, "{name}: the candidates differ: {alone:?}");
+        assert!(best - auto < 3.0, "{name}: {auto} of {alone:?}");
+    }
+}
+
+#[test]
+fn a_change_of_phase_is_followed() {
+    let blocks = [looping(200_000, 3000), moving(100_000, 1500)].concat();
+    let mut cache = played(&config(2000, "auto", "auto"), &blocks[..200_000]);
+    // Ten cache sizes of accesses to notice and to fill.
+    blocks[200_000..220_000].iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
+    let before = cache.stats();
+    blocks[220_000..].iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
+    let after = cache.stats();
+    let ratio = (after.read_hits - before.read_hits) as f64 / (after.reads - before.reads) as f64;
+    let (_, alone) = compared(2000, &blocks[220_000..]);
+    let best = alone.iter().copied().fold(0.0, f64::max);
+    assert!(100.0 * ratio > best - 5.0, "{} of {alone:?}", 100.0 * ratio);
+}
+
+#[test]
+fn with_equal_hits_the_flash_is_spared() {
+    // Nothing is ever read twice.
+    let blocks: Vec<u64> = (0..100_000).map(|at| at * 37).collect();
+    let auto = played(&config(2000, "auto", "auto"), &blocks).stats();
+    let always = played(&config(2000, "s3-fifo", "always"), &blocks).stats();
+    assert!(auto.flash_write_bytes * 10 < always.flash_write_bytes, "{auto:?}");
+}
+
+#[test]
+fn miniatures_count_whole_requests() {
+    let blocks = 100_000;
+    let config = config(blocks, "auto", "auto");
+    let mut cache = CacheSim::new(&config).ok().expect("workable");
+    let mut rng = rng(3);
+    for _ in 0..1_500_000 {
+        cache.read(rng(12_000) * 16 * BLOCK, 16 * BLOCK);
+    }
+    let choice = cache.choice().expect("automatic");
+    assert_eq!(choice.phase, Phase::Warm);
+    let before = cache.stats();
+    for _ in 0..300_000 {
+        cache.read(rng(12_000) * 16 * BLOCK, 16 * BLOCK);
+    }
+    let after = cache.stats();
+    let real = (after.read_hits - before.read_hits) as f64 / (after.reads - before.reads) as f64;
+    let said = choice.alternatives.iter().find(|row| row.combination == choice.current).expect("listed");
+    assert!((real - said.hit_ratio).abs() < 0.08, "{real} is not {}", said.hit_ratio);
+}
+
+#[test]
+fn the_miniatures_are_small() {
+    let bytes = |frames| {
+        let config = config(frames, "auto", "auto");
+        Chooser::new(frames, 0, config.policy, config.admission).expect("automatic").bytes()
+    };
+    assert!(bytes(4 << 20) <= 400 << 10, "{}", bytes(4 << 20));
+    // Half a percent of 24 bytes for each block of a cache of 16 GiB.
+    assert!(bytes(4 << 20) * 200 <= (4 << 20) * 24, "{}", bytes(4 << 20));
+}
