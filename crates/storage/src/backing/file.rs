@@ -144,8 +144,9 @@ struct FileBacking {
     wait_ns: u64,
     /// I/Os that may occupy a worker, and those that wait until others have ended.
     working: BTreeSet<IoId>,
-    /// Durable writes in flight. One that failed, and nobody was told that others may be lost with it.
+    /// Durable writes in flight.
     durable: BTreeSet<IoId>,
+    /// One of them failed, and that was not reported: other writes may be lost with it.
     has_lost: bool,
     to_work: VecDeque<Io>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
