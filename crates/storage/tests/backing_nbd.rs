@@ -146,6 +146,35 @@ fn durable_writes_are_flushed_one_way_or_another() {
     rig.close();
 }
 
+/// The server has then failed a flush, and the next one that succeeds says nothing about what was written before.
+#[test]
+fn a_durable_write_that_fails_reports_a_loss_of_what_was_not_flushed() {
+    for can_fua in [true, false] {
+        let mut export = ExportInfo::new(MIB);
+        export.can_fua = can_fua;
+        let server = Server::start(export);
+        let set = |fails| {
+            server.set(|script| if can_fua { script.sick = fails } else { script.flush_fails = fails });
+        };
+        let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
+        rig.run(IoOp::Flush, 0, 0).unwrap();
+        for is_flushed in [false, true] {
+            rig.write(WRITE, 0, &[1; 4096]).unwrap();
+            if is_flushed {
+                rig.run(IoOp::Flush, 0, 0).unwrap();
+            }
+            set(true);
+            assert_eq!(rig.write(DURABLE, 8192, &[1; 4096]), Err(IoError::Failed));
+            // Without FUA the durable write itself was a change that is not flushed.
+            assert_eq!(rig.backing.take_loss(), !is_flushed || !can_fua, "{can_fua} {is_flushed}");
+            assert!(!rig.backing.take_loss(), "once");
+            set(false);
+            rig.run(IoOp::Flush, 0, 0).unwrap();
+        }
+        rig.close();
+    }
+}
+
 #[test]
 fn unanswered_requests_are_sent_again() {
     both_kinds(|kind| {

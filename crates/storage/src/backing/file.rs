@@ -150,6 +150,10 @@ struct FileBacking {
     wait_ns: u64,
     /// I/Os that may occupy a worker, and those that wait until others have ended.
     working: BTreeSet<IoId>,
+    /// Durable writes in flight.
+    durable: BTreeSet<IoId>,
+    /// One of them failed, and that was not reported: other writes may be lost with it.
+    has_lost: bool,
     to_work: VecDeque<Io>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
@@ -308,6 +312,8 @@ fn open_file(spec: &str, access: Access, options: &BackingOptions) -> Result<Fil
         is_lost: false,
         wait_ns: options.wait_max.as_nanos() as u64,
         working: BTreeSet::new(),
+        durable: BTreeSet::new(),
+        has_lost: false,
         to_work: VecDeque::new(),
         done: VecDeque::new(),
         statuses: VecDeque::new(),
@@ -569,6 +575,10 @@ impl FileBacking {
         if !self.working.is_empty() {
             self.working.remove(&io);
         }
+        // The kernel reports a failed writeback, or flush of the device, once for the file: the next flush succeeds.
+        if !self.durable.is_empty() && self.durable.remove(&io) {
+            self.has_lost |= matches!(result, Err(IoError::Failed | IoError::NoSpace));
+        }
         self.done.push_back((io, result));
     }
 
@@ -657,6 +667,9 @@ impl Driver for FileBacking {
     fn submit(&mut self, ring: &mut Ring, now: Instant, io: &Io) {
         assert!(io.id.0 < SEVERAL, "an engine has fewer than 2^31 I/Os in flight");
         self.in_flight += 1;
+        if io.op == IoOp::Write(Durability::Durable) {
+            self.durable.insert(io.id);
+        }
         if self.occupies_worker(io.op) {
             self.to_work.push_back(*io);
             return self.resume(ring, now);
@@ -671,6 +684,10 @@ impl Driver for FileBacking {
         self.io_ended(ring, now, &completion);
         self.resume(ring, now);
         self.end_if_idle(ring);
+    }
+
+    fn take_loss(&mut self) -> bool {
+        std::mem::take(&mut self.has_lost)
     }
 
     fn poll_done(&mut self) -> Option<(IoId, Result<(), IoError>)> {

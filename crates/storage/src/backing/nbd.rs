@@ -252,7 +252,7 @@ impl NbdBacking {
 
     fn end_request(&mut self, slot: u32, result: Result<(), IoError>) {
         match self.jobs.request(slot).what {
-            What::Flush { mark } if result.is_ok() => self.flushed = self.flushed.max(mark),
+            What::Flush { mark, .. } if result.is_ok() => self.flushed = self.flushed.max(mark),
             What::Write(_, flags) if flags.contains(CommandFlags::FUA) => {}
             What::Write(..) | What::WriteZeroData | What::WriteZeroes(_) | What::Trim => self.changes += 1,
             What::Read(_) | What::Flush { .. } | What::Status => {}
@@ -263,11 +263,24 @@ impl NbdBacking {
         }
     }
 
+    /// The server failed a request. If that was to make a durable write durable, it failed a flush: what is not flushed may be
+    /// lost, and the next flush that succeeds says nothing about it.
+    fn note_refused(&mut self, slot: u32) {
+        let is_durable = match self.jobs.request(slot).what {
+            What::Write(_, flags) => flags.contains(CommandFlags::FUA),
+            What::Flush { of_write, .. } => of_write,
+            _ => false,
+        };
+        if is_durable && self.changes > self.flushed {
+            (self.flushed, self.lost) = (self.changes, true);
+        }
+    }
+
     /// All requests of a job have ended.
     fn end_or_flush(&mut self, slot: u32) {
         let job = self.jobs.job(slot);
         if job.result.is_ok() && std::mem::take(&mut job.then_flush) {
-            return self.jobs.ask(slot, What::Flush { mark: 0 }, 0, 0);
+            return self.jobs.ask(slot, What::Flush { mark: 0, of_write: true }, 0, 0);
         }
         let job = self.jobs.end_job(slot);
         match job.asker {
@@ -416,7 +429,7 @@ impl Driver for NbdBacking {
                 self.ask_range(job, io, what, payload_max);
             }
             IoOp::Flush if self.can(TransmissionFlags::SEND_FLUSH) => {
-                self.jobs.ask(job, What::Flush { mark: 0 }, 0, 0);
+                self.jobs.ask(job, What::Flush { mark: 0, of_write: false }, 0, 0);
             }
             IoOp::Discard if self.can(TransmissionFlags::SEND_TRIM) => {
                 self.ask_range(job, io, |_, _, _| What::Trim, COMMAND_BYTES_MAX);

@@ -33,6 +33,8 @@ pub struct Script {
     pub silent: bool,
     /// Writes fail.
     pub sick: bool,
+    /// Flushes fail.
+    pub flush_fails: bool,
     /// Replies are these bytes instead.
     pub garbage: Option<Vec<u8>>,
     pub connections: usize,
@@ -71,6 +73,7 @@ impl Server {
             disconnects: 0,
             silent: false,
             sick: false,
+            flush_fails: false,
             garbage: None,
             connections: 0,
             seen: Vec::new(),
@@ -206,6 +209,7 @@ fn answer(
             let extents = [Extent { length, state: 0 }];
             reply::push_block_status(&mut out, cookie, BASE_ALLOCATION_ID, &extents, Position::Last);
         }
+        Command::Flush if script.flush_fails => reply::push_simple_error(&mut out, cookie, ErrorCode::Io),
         Command::Write if script.sick => reply::push_simple_error(&mut out, cookie, ErrorCode::Io),
         command => {
             match command {

@@ -140,6 +140,9 @@ impl NbdBacking {
             ReplyEvent::Done { cookie, error } => {
                 (self.pause, self.down_since) = (self.options.reconnect_min, None);
                 let request = self.jobs.find(cookie).expect(KNOWN);
+                if error.is_some() {
+                    self.note_refused(request);
+                }
                 self.end_request(request, error.map_or(Ok(()), |code| Err(io_error(code))));
             }
         }
@@ -163,7 +166,7 @@ fn push_request(gather: &mut Gather, jobs: &mut Jobs, slot: u32, ring: &Ring, ch
         What::WriteZeroData => request::write_header(cookie, offset, len, CommandFlags::NONE),
         What::WriteZeroes(flags) => request::write_zeroes(cookie, offset, len, *flags),
         What::Trim => request::trim(cookie, offset, len, CommandFlags::NONE),
-        What::Flush { mark } => {
+        What::Flush { mark, .. } => {
             *mark = changes;
             request::flush(cookie)
         }

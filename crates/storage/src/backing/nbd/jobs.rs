@@ -35,6 +35,8 @@ pub(super) enum What {
     /// Covers the changes acknowledged before it; `mark` counts them.
     Flush {
         mark: u64,
+        /// It makes a durable write durable, for a server without FUA.
+        of_write: bool,
     },
     Status,
 }
