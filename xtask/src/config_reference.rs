@@ -59,6 +59,9 @@ struct Section {
     keys: Vec<Key>,
 }
 
+/// A table of the file: its path, its keys, and its description.
+type Table<'a> = (String, &'a Section, String);
+
 /// Writes both files.
 pub(crate) fn run() -> Result<()> {
     let (page, manual) = files()?;
@@ -76,14 +79,16 @@ fn files() -> Result<(String, String)> {
         sections.extend(parse(&text));
     }
     let root = sections.first().context("the first source has a struct")?;
-    let mut all = vec![("".to_owned(), root)];
+    let mut all = vec![(String::new(), root, String::new())];
     let mut next = 0;
     while next < all.len() {
         let (path, section) = (all[next].0.clone(), all[next].1);
         for key in &section.keys {
             let Some(of) = sections.iter().find(|section| section.name == key.of) else { continue };
             let inner = if path.is_empty() { key.name.clone() } else { format!("{path}.{}", key.name) };
-            all.push((if key.is_list { format!("{inner}[]") } else { inner }, of));
+            // The text of a type of the API is about a request.
+            let text = if of.text.starts_with('`') { &key.text } else { &of.text };
+            all.push((if key.is_list { format!("{inner}[]") } else { inner }, of, text.clone()));
         }
         next += 1;
     }
@@ -95,6 +100,7 @@ fn files() -> Result<(String, String)> {
 fn parse(text: &str) -> Vec<Section> {
     let mut sections: Vec<Section> = Vec::new();
     let (mut doc, mut attributes, mut inside) = (String::new(), String::new(), false);
+    let mut has_defaults = false;
     for line in text.lines() {
         let trimmed = line.trim();
         if trimmed.starts_with("#[cfg(test)]") {
@@ -116,17 +122,19 @@ fn parse(text: &str) -> Vec<Section> {
             let name = declared
                 .map_or("CacheSettings".to_owned(), |rest| rest.trim_end_matches([' ', '{']).to_owned());
             sections.push(Section { name, text, keys: Vec::new() });
-            inside = true;
+            (inside, has_defaults) = (true, serde.contains("default)"));
         } else if trimmed == "}" {
             inside = false;
         } else if inside
-            && let Some(key) = key(trimmed, &serde, text)
+            && let Some(mut key) = key(trimmed, &serde, text)
             && let Some(section) = sections.last_mut()
         {
+            key.is_required &= !has_defaults;
             section.keys.push(key);
         }
     }
-    let settings = sections.iter().position(|section| section.name == "CacheSettings");
+    let settings =
+        sections.iter().position(|section| section.name == "CacheSettings" && !section.keys.is_empty());
     let settings = settings.map(|at| sections.remove(at).keys).unwrap_or_default();
     for section in sections.iter_mut().filter(|section| section.name == "CacheEnable") {
         let copied = settings.iter().map(|key| Key {
@@ -184,16 +192,16 @@ fn title(path: &str) -> String {
     }
 }
 
-fn page(all: &[(String, &Section)], sections: &[Section]) -> String {
+fn page(all: &[Table<'_>], sections: &[Section]) -> String {
     let mut page = "<!-- Written by `cargo xtask config-reference`; do not edit. -->\n# hob.toml\n\nThe daemon reads `/etc/hob/hob.toml`, or the file given with `--config`. Unknown keys are errors.\n\
         `hob daemon --check` checks the file, and `hob config apply` applies it to a running daemon. Sizes are\n\
         numbers of bytes or texts such as `\"64G\"`. This page is generated from the types of the configuration.\n"
         .to_owned();
-    for (path, section) in all {
+    for (path, section, text) in all {
         let heading = if path.is_empty() { "Top level".to_owned() } else { format!("`{}`", title(path)) };
         let _ = write!(page, "\n## {heading}\n\n");
         if !path.is_empty() {
-            let _ = write!(page, "{}\n\n", section.text);
+            let _ = write!(page, "{text}\n\n");
         }
         page.push_str("| key | value | meaning |\n|---|---|---|\n");
         for key in &section.keys {
@@ -206,7 +214,7 @@ fn page(all: &[(String, &Section)], sections: &[Section]) -> String {
 }
 
 /// The same as a manual page (man(7)).
-fn manual(all: &[(String, &Section)], sections: &[Section]) -> String {
+fn manual(all: &[Table<'_>], sections: &[Section]) -> String {
     let escape =
         |text: &str| text.replace('\\', "\\e").replace('`', "").replace('-', "\\-").replace("\n.", "\n\\&.");
     let mut manual =
@@ -215,11 +223,11 @@ fn manual(all: &[(String, &Section)], sections: &[Section]) -> String {
         .B hob daemon \\-\\-check\nchecks the file;\n.B hob config apply\napplies it to a running daemon.\n\
         Sizes are numbers of bytes or texts such as \"64G\".\n"
             .to_owned();
-    for (path, section) in all {
+    for (path, section, text) in all {
         let heading = if path.is_empty() { "TOP LEVEL".to_owned() } else { title(path) };
         let _ = writeln!(manual, ".SH \"{}\"", escape(&heading));
         if !path.is_empty() {
-            let _ = writeln!(manual, "{}", escape(&section.text));
+            let _ = writeln!(manual, "{}", escape(text));
         }
         for key in &section.keys {
             let _ = writeln!(

@@ -143,7 +143,7 @@ impl TryFrom<String> for ClientMatch {
     }
 }
 
-/// `[[allow]]` in hob.toml.
+/// Restricts disks to clients. A disk without an entry is visible to all clients.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct AllowEntry {

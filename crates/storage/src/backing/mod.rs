@@ -59,7 +59,7 @@ pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;
 pub use monitor::{Condition, Monitor, SLOW_AFTER};
-pub use overlay::{OwnMap, Part, Whose};
+pub use overlay::{BlockOrigin, OwnMap, Part};
 pub use parent::{Parent, ParentRead};
 pub use qemu_nbd::confine;
 pub use size_probe::SizeProbe;
