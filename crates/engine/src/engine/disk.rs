@@ -133,7 +133,7 @@ impl Disk {
             stranded: Stranded::default(),
             lost: BTreeSet::new(),
             flash_writes: 0,
-            backed: Backed::new(),
+            backed: Backed::new(config.size_bytes),
             zones: BTreeMap::new(),
             zones_due: None,
             edge_waiters: Vec::new(),

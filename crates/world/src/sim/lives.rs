@@ -177,6 +177,7 @@ impl World<'_> {
         disk.model.crash(loss);
         (disk.present, disk.leaving, disk.gated) = (false, false, false);
         disk.coming = None;
+        disk.lost_ring = false;
         disk.config = None;
         disk.writes_through_since = None;
         disk.fetches.clear();

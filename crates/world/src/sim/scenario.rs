@@ -219,6 +219,7 @@ fn flash_faults(dice: &mut Dice) -> FlashFaults {
         write_error: rate(),
         corruption: rate(),
         lost_write: rate(),
+        flush_error: 0,
         stuck: rate() / 5,
     }
 }
