@@ -317,6 +317,11 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Returns true if a recovered cache is being enabled for this disk.
+    pub(super) fn is_being_recovered(&self, index: usize) -> bool {
+        self.asked.values().any(|asked| asked.disk == index && asked.recovers())
+    }
+
     /// Returns true if a command with a ring is in progress for this disk.
     pub(super) fn brings_ring(&self, index: usize) -> bool {
         self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
