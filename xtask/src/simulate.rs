@@ -34,6 +34,12 @@ enum Kind {
     Qos,
     /// The same, with disks that get larger
     Growth,
+    /// The same, with backings that change silently while no engine runs
+    Silent,
+    /// Lives without faults of devices
+    Sound,
+    /// The same, but flash devices fail flushes
+    Flaky,
     /// Volatile caches, one life of the engine
     Single,
     /// Hosts that hand a disk over, across a bad network
@@ -49,6 +55,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Kind::Memory => "memory",
         Kind::Qos => "qos",
         Kind::Growth => "growth",
+        Kind::Silent => "silent",
+        Kind::Sound => "sound",
+        Kind::Flaky => "flaky",
         Kind::Single => "single",
         Kind::Hosts => "hosts",
         Kind::Cluster => "cluster",

@@ -4,7 +4,8 @@
 //! ```text
 //! simulate KIND FROM SEEDS MINUTES REQUESTS
 //! ```
-//! KIND is one of: `lives`; `sound` (lives without device failures); `memory` (lives with a memory tier
+//! KIND is one of: `lives`; `sound` (lives without device failures); `flaky` (the same, but flash
+//! devices fail flushes); `memory` (lives with a memory tier
 //! above every cache); `qos` (lives with shares, limits and windows); `single`; `hosts` (several hosts that
 //! hand a disk over); or `cluster` (several hosts that decide through etcd which of them serves a disk).
 //! MINUTES may be 0 for no limit. Progress goes to stderr. At the first violation, or panic of the engine,
@@ -79,7 +80,7 @@ fn main() -> ExitCode {
     let kind = arguments.first().map(String::as_str);
     let (
         Some(
-            kind @ ("lives" | "sound" | "memory" | "qos" | "growth" | "silent" | "single" | "hosts"
+            kind @ ("lives" | "sound" | "flaky" | "memory" | "qos" | "growth" | "silent" | "single" | "hosts"
             | "cluster"),
         ),
         Some(from),
@@ -89,13 +90,14 @@ fn main() -> ExitCode {
     ) = (kind, number(1), number(2), number(3), number(4))
     else {
         eprintln!(
-            "usage: simulate lives|sound|memory|qos|growth|silent|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
+            "usage: simulate lives|sound|flaky|memory|qos|growth|silent|single|hosts|cluster FROM SEEDS MINUTES REQUESTS"
         );
         return ExitCode::FAILURE;
     };
     let base = match kind {
         "lives" => Options::lives(),
         "sound" => Options { faults: false, ..Options::lives() },
+        "flaky" => Options { faults: false, flash_flush_permille: 1000, ..Options::lives() },
         "qos" => Options { qos_permille: 1000, ..Options::lives() },
         "silent" => Options { silent_permille: 1000, ..Options::lives() },
         "growth" => Options { growth_permille: 1000, ..Options::lives() },

@@ -116,6 +116,8 @@ pub struct Options {
     pub clones_permille: u32,
     /// Per mille of the histories with faults in which backings restart and lose unflushed data; 1000: all.
     pub restart_permille: u32,
+    /// Per mille of the histories of several lives in which sound flash devices fail flushes.
+    pub flash_flush_permille: u32,
     /// Per mille of the histories of several lives in which backings change while no engine runs, without a
     /// change of their identity.
     pub silent_permille: u32,
@@ -168,6 +170,7 @@ impl Default for Options {
             direct_permille: 500,
             clones_permille: 250,
             restart_permille: 300,
+            flash_flush_permille: 0,
             silent_permille: 300,
             shrink_permille: 300,
             lives: false,
@@ -273,6 +276,8 @@ enum Event {
     Recovering(usize, u64, Step),
     /// The backing of a disk is not away any more.
     Back(usize),
+    /// The journal of a disk's cache was lost, and another is to be made.
+    ReplaceRing(usize),
     /// A disk's cache is to give segments back.
     GiveBack(usize, Vacate),
 }
@@ -307,6 +312,8 @@ struct Disk {
     gated: bool,
     /// Its cache is being recovered while guests use it.
     recovering: Option<Recovering>,
+    /// Its journal was lost on a sound device, and the daemon has not made another yet.
+    lost_ring: bool,
     /// The dirty data of its recovered cache is given up when its new ring is complete.
     gives_up: bool,
     /// It is being removed, and requests that waited for its cache are refused.
@@ -441,6 +448,7 @@ impl<'a> Simulation<'a> {
                 plan.faults.flush_error = plan.faults.flush_error.max(losses::FLUSH_ERROR);
             }
         }
+        losses::draw_flash_flushes(&mut scenario, seed, options);
         let world = Self::of(scenario, rng, options);
         let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
         let mut world = Simulation { losses, shrinks, ..world };
@@ -472,6 +480,7 @@ impl<'a> Simulation<'a> {
             changed_behind: None,
             gated: false,
             recovering: None,
+            lost_ring: false,
             gives_up: false,
             refuses_waiting: false,
             attempts: 0,
@@ -677,6 +686,10 @@ impl<'a> Simulation<'a> {
             Event::End(end) => self.end(end),
             Event::Back(disk) => {
                 self.backing_is_back(disk);
+                Ok(())
+            }
+            Event::ReplaceRing(disk) => {
+                self.replace_ring(disk);
                 Ok(())
             }
             Event::GiveBack(disk, which) => self.give_back_vacated(disk, which),

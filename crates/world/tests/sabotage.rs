@@ -242,6 +242,26 @@ fn without_sabotage_the_same_losses_pass() {
     }
 }
 
+/// Promise 1: devices that are sound but for flushes that fail keep what was flushed.
+fn flaky() -> Options {
+    Options { faults: false, flash_flush_permille: 1000, ..Options::lives() }
+}
+
+#[test]
+fn without_sabotage_the_same_flushes_of_flash_fail_and_nothing_is_lost() {
+    let mut lost = 0;
+    for seed in 0..600 {
+        lost += run(seed, &flaky()).unwrap().journals_lost;
+    }
+    assert!(lost > 100, "only {lost} journals were lost");
+}
+
+#[test]
+fn a_failed_flush_of_flash_that_is_believed_is_noticed() {
+    let what = caught_with(Sabotage::TrustedFlashFlush, flaky());
+    assert!(LOST.iter().any(|reason| what.contains(reason)), "it was noticed as: {what}");
+}
+
 #[test]
 fn a_restart_of_a_backing_that_the_engine_is_not_told_of_is_noticed() {
     expect_where_flushes_fail(Sabotage::UntoldRestart, GONE);

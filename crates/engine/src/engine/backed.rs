@@ -25,9 +25,10 @@ use super::Engine;
 use crate::command::Event;
 use crate::io::IoError;
 use crate::range_locks::Range;
-use crate::units::{DiskId, Instant, RequestId, SessionId};
+use crate::regions::Regions;
+use crate::units::{DiskId, Instant, RequestId, SECTOR_BYTES, SessionId};
 
-/// Ranges of changes that are remembered one by one; with more of them, the whole disk counts as changed.
+/// Ranges of changes that are remembered one by one; with more of them, regions of the disk are.
 const RANGES_MAX: usize = 1024;
 
 /// Most failures that are kept for guests without a session.
@@ -38,6 +39,8 @@ pub(super) const RESENDS_MAX: u8 = 3;
 
 /// See the module's text.
 pub(super) struct Backed {
+    /// Size of the disk.
+    pub(super) disk_bytes: u64,
     /// Writes to the backing that ended.
     pub(super) writes: u64,
     /// How many of them a successful flush covers.
@@ -87,34 +90,63 @@ struct Told {
 #[derive(Default)]
 struct Ranges {
     list: Vec<(u64, u64)>,
+    /// In place of a list that is too long.
+    regions: Option<Box<Regions>>,
     is_everything: bool,
 }
 
 impl Ranges {
     fn is_empty(&self) -> bool {
-        self.list.is_empty() && !self.is_everything
+        self.list.is_empty() && self.regions.is_none() && !self.is_everything
     }
 
-    fn insert(&mut self, first: u64, end: u64) {
-        let has_room = self.list.len() < RANGES_MAX;
+    /// The whole of a disk whose size need not be known.
+    fn everything() -> Ranges {
+        Ranges { is_everything: true, ..Ranges::default() }
+    }
+
+    fn insert(&mut self, first: u64, end: u64, disk_bytes: u64) {
+        if self.is_everything {
+            return;
+        }
+        if let Some(regions) = &mut self.regions {
+            if regions.disk_bytes() < disk_bytes {
+                **regions = regions.grown(disk_bytes);
+            }
+            return regions.insert(first, end);
+        }
         match self.list.last_mut() {
-            _ if self.is_everything => {}
             Some((_, before)) if *before == first => *before = end,
             Some(last) if last.0 <= first && end <= last.1 => {}
-            _ if has_room => self.list.push((first, end)),
-            _ => *self = Ranges { list: Vec::new(), is_everything: true },
+            _ => self.list.push((first, end)),
+        }
+        if self.list.len() > RANGES_MAX {
+            let mut regions = Regions::new(disk_bytes);
+            self.list.drain(..).for_each(|(first, end)| regions.insert(first, end));
+            self.regions = Some(Box::new(regions));
         }
     }
 
-    fn append(&mut self, other: Ranges) {
+    fn append(&mut self, other: Ranges, disk_bytes: u64) {
         self.is_everything |= other.is_everything;
-        other.list.into_iter().for_each(|(first, end)| self.insert(first, end));
+        other.to_list(disk_bytes).into_iter().for_each(|(first, end)| self.insert(first, end, disk_bytes));
+    }
+
+    /// The ranges as `first..end`, inside a disk of this size.
+    fn to_list(&self, disk_bytes: u64) -> Vec<(u64, u64)> {
+        let sectors = disk_bytes.div_ceil(SECTOR_BYTES);
+        if self.is_everything {
+            return vec![(0, sectors)];
+        }
+        let regions = self.regions.iter().flat_map(|regions| regions.ranges());
+        self.list.iter().copied().chain(regions.map(|(first, end)| (first, end.min(sectors)))).collect()
     }
 }
 
 impl Backed {
-    pub(super) fn new() -> Backed {
+    pub(super) fn new(disk_bytes: u64) -> Backed {
         Backed {
+            disk_bytes,
             // Changes made before the engine had the disk may not be durable either.
             writes: 1,
             flushed: 0,
@@ -128,7 +160,7 @@ impl Backed {
             absent: Vec::new(),
             last_changer: None,
             sessions: BTreeMap::new(),
-            newer: Ranges { list: Vec::new(), is_everything: true },
+            newer: Ranges::everything(),
             older: Ranges::default(),
             older_upto: None,
         }
@@ -144,7 +176,7 @@ impl Backed {
         self.writes += 1;
         if first < end {
             self.bypassed = self.writes;
-            self.newer.insert(first, end);
+            self.newer.insert(first, end, self.disk_bytes);
         }
     }
 
@@ -174,7 +206,7 @@ impl Backed {
         // They stay in doubt until a flush that begins from now on succeeds: the next doubt may take what this one left.
         let newer = std::mem::take(&mut self.newer);
         self.newer = std::mem::take(&mut self.older);
-        self.newer.append(newer);
+        self.newer.append(newer, self.disk_bytes);
         self.older_upto = None;
         let is_new = self.bypassed > self.flushed.max(self.failed_upto);
         if is_new {
@@ -199,6 +231,11 @@ impl Backed {
         if let Some(told) = self.sessions.get_mut(&session) {
             (told.has_changed, self.last_changer) = (true, Some(session));
         }
+    }
+
+    /// Notes that dirty sectors are discarded. Their destaged data shows, and is not durable on the backing.
+    pub(super) fn note_given_up(&mut self, sectors: impl Iterator<Item = u64>) {
+        sectors.for_each(|sector| self.newer.insert(sector, sector + 1, self.disk_bytes));
     }
 
     /// Acknowledged changes that only flash had are discarded. Current sessions are told; later
@@ -353,9 +390,7 @@ impl Engine {
     /// before the loss, but neither memory nor flash keeps what such a read returned.
     fn forget_changes(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
-        let sectors = disk.config.size_bytes.div_ceil(crate::units::SECTOR_BYTES);
-        let ranges = &disk.backed.newer;
-        let list = if ranges.is_everything { vec![(0, sectors)] } else { ranges.list.clone() };
+        let list = disk.backed.newer.to_list(disk.config.size_bytes);
         if let Some(opening) = &mut disk.opening {
             opening.forget_if_abandoned(&list);
         }

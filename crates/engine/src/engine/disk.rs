@@ -136,7 +136,7 @@ impl Disk {
             awaiting_journal: AwaitingJournal::default(),
             lost: BTreeSet::new(),
             flash_writes: 0,
-            backed: Backed::new(),
+            backed: Backed::new(config.size_bytes),
             zones: BTreeMap::new(),
             zones_due: None,
             edge_waiters: Vec::new(),

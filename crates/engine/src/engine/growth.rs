@@ -69,6 +69,7 @@ impl Disk {
         if before == size_bytes {
             return;
         }
+        self.backed.disk_bytes = size_bytes;
         if let Some(cache) = &mut self.cache {
             cache.forget_end(before);
         }

@@ -576,7 +576,8 @@ impl Disk {
         self.note_everything();
         let (journal, index) = self.journal_and_index().expect("only a persistent cache has dirty data");
         let is_any = index.dirty_sectors() > 0;
-        drop_dirty(now, journal, index);
+        let dropped = drop_dirty(now, journal, index);
+        self.backed.note_given_up(dropped.into_iter());
         if is_any && discard == Discard::Told {
             self.backed.give_up();
         }
@@ -635,13 +636,17 @@ fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
     }
 }
 
-/// Drops all dirty sectors.
-fn drop_dirty(now: Instant, journal: &mut Journal, index: &mut Index) {
-    for sector in index.all_dirty() {
+/// Drops all dirty sectors. Returns where on the disk they are.
+fn drop_dirty(now: Instant, journal: &mut Journal, index: &mut Index) -> Vec<u64> {
+    let dirty = index.all_dirty();
+    let shift = index.block_shift();
+    let drop = |sector| {
         let (frame, block, first) = index.locate(sector);
         journal.record(now, Change::Drop { frame, block, first, count: 1 }, Some(sector));
         index.clear_valid(sector, 1);
-    }
+        (u64::from(block.0) << shift) + u64::from(first)
+    };
+    dirty.into_iter().map(drop).collect()
 }
 
 fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal, CommandError> {

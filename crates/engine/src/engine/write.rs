@@ -26,7 +26,11 @@ impl Engine {
         let disk = self.disk_mut(request.disk);
         disk.ownership.note_change(range.first, range.end);
         let (doubts, is_persistent) = (disk.backed.doubts, disk.journal.is_some());
-        self.requests[slot].doubts = doubts;
+        let active = &mut self.requests[slot];
+        if std::mem::replace(&mut active.doubts, doubts) != doubts {
+            // The backing may have lost edges that were read before.
+            active.forget_edges();
+        }
         if is_persistent {
             return self.change_persistent(now, slot);
         }

@@ -83,6 +83,7 @@ impl Plan {
             flush_error: rate(150, &[100]),
         };
         let flash_faults = FlashFaults {
+            flush_error: 0,
             read_error: rate(150, &[30]),
             write_error: rate(150, &[30]),
             corruption: rate(150, &[30]),

@@ -22,6 +22,9 @@ pub struct FlashFaults {
     pub corruption: u32,
     /// A write is acknowledged without effect.
     pub lost_write: u32,
+    /// A flush fails: part of what is volatile stays so until the next power cut, and no flush makes it
+    /// durable.
+    pub flush_error: u32,
     /// An I/O takes longer than the stall limit.
     pub stuck: u32,
 }
@@ -184,8 +187,10 @@ impl Flash {
         let out = self.dead || transfer.units().end > self.end || changes && self.read_only;
         let error = if changes { self.faults.write_error } else { self.faults.read_error };
         let doomed = self.doomed.extract_if(.., |other| *other == id).count() > 0;
-        let failed = out || doomed || rng.chance(error);
+        let refused = op == IoOp::Flush && self.faults.flush_error > 0 && rng.chance(self.faults.flush_error);
+        let failed = out || doomed || refused || rng.chance(error);
         match op {
+            IoOp::Flush if refused => self.medium.forget_dirty(rng),
             IoOp::Flush if failed && self.loses => match rng.chance(500) {
                 true => self.medium.lose(rng),
                 false => self.medium.forget_dirty(rng),

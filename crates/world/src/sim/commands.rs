@@ -196,7 +196,7 @@ impl Simulation<'_> {
             _ => {
                 let (config, segments) = (self.draw_config(), self.take_free());
                 // While the old cache is being opened, no other may replace it.
-                if self.asked.values().any(|asked| asked.disk == disk && asked.recovers()) {
+                if self.is_being_recovered(disk) {
                     return self.give(disk, segments);
                 }
                 CacheChange::enable_volatile(config, segments)

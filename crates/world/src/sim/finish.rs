@@ -12,8 +12,9 @@ use crate::{Violation, ensure};
 /// Size of a read at the end, bytes.
 const READ_BYTES: u64 = 64 << 10;
 
-/// Number of attempts to open a disk before it counts as lost.
-const OPENINGS_MAX: u32 = 4;
+/// Number of attempts to open a disk before it counts as lost. Each disk has twice as many: enough for the
+/// operator to give up a clean cache for which the pool has no room.
+const OPENINGS_MAX: u32 = super::recovery::ATTEMPTS_MAX / 2 + 1;
 
 impl Simulation<'_> {
     /// Runs the end of the history.

@@ -54,7 +54,8 @@ impl Simulation<'_> {
         let units = if shrinks { state.size.saturating_sub(1) } else { state.units() };
         let config = state.owner.as_ref().map(|owner| owner.config);
         let ring: Option<NewRing> = match config {
-            Some(config) if !errs => match self.make_ring(disk, &config) {
+            // A daemon that is recovering the cache knows that it needs a ring.
+            Some(config) if !errs || self.is_being_recovered(disk) => match self.make_ring(disk, &config) {
                 Some(ring) => Some(ring),
                 None => return Ok(()),
             },

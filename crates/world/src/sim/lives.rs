@@ -192,6 +192,7 @@ impl Simulation<'_> {
         disk.model.crash(loss);
         (disk.present, disk.leaving, disk.gated) = (false, false, false);
         disk.recovering = None;
+        disk.lost_ring = false;
         disk.config = None;
         disk.writes_through_since = None;
         disk.fetches.clear();

@@ -3,8 +3,10 @@
 //! A failed flush loses any part of them, and one flush gets the error though others are in flight. A
 //! restart loses any part of them too, and the engine is told. Guests have separate sessions.
 
+use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};
 
+use super::scenario::Scenario;
 use super::{Event, Options, Sabotage, Side, Simulation, trace};
 use crate::Violation;
 use crate::media::Done;
@@ -12,6 +14,26 @@ use crate::rng::SimRng;
 
 /// Separates these random numbers from all others.
 const SALT: u64 = 0x6c6f_7373;
+
+const FLASH_SALT: u64 = 0x666c_7573;
+
+/// Pause between two attempts to replace a lost journal, nanoseconds.
+const REPLACE_NS: u64 = 2_000_000_000;
+
+/// Lets sound flash devices fail flushes, if the history of this seed has that. A device's data can be read
+/// until the power fails: nothing that was flushed before may be lost.
+pub(super) fn draw_flash_flushes(scenario: &mut Scenario, seed: u64, options: &Options) {
+    let mut rng = SimRng::new(seed ^ FLASH_SALT);
+    if scenario.lives.is_none() || !rng.chance(options.flash_flush_permille) {
+        return;
+    }
+    for plan in &mut scenario.devices {
+        plan.faults.flush_error = rng.pick(&[0, 5, 30, 100]);
+    }
+}
+
+/// Maximum number of restarts in a history: while a backing restarts again and again, nothing becomes clean.
+const RESTARTS_MAX: u64 = 500;
 
 /// Minimum rate of failing flushes, per mille.
 pub(super) const FLUSH_ERROR: u32 = 60;
@@ -42,9 +64,8 @@ impl Simulation<'_> {
     /// Schedules a restart of a backing.
     pub(super) fn schedule_restart(&mut self) {
         let (now, disks) = (self.now, self.disks.len() as u64);
-        let Some(Losses { rng, mean_ns, is_due }) = self.losses.as_mut().filter(|_| self.left > 0) else {
-            return;
-        };
+        let goes_on = self.left > 0 && self.report.restarts < RESTARTS_MAX;
+        let Some(Losses { rng, mean_ns, is_due }) = self.losses.as_mut().filter(|_| goes_on) else { return };
         *is_due = true;
         let at = Instant(now.0 + rng.between(1, 2 * *mean_ns));
         let disk = rng.below(disks) as usize;
@@ -77,6 +98,38 @@ impl Simulation<'_> {
         if self.options.sabotage == Some(trusted) {
             done.result = Ok(());
         }
+    }
+
+    /// A cache reported its journal lost.
+    pub(super) fn journal_is_lost(&mut self, disk: usize) {
+        if !self.any_bad() {
+            // The ring stays valid up to what was durable; the daemon makes another one.
+            self.disks[disk].lost_ring = true;
+            self.queue.push(self.now, Event::ReplaceRing(disk));
+        } else if let Some(owner) = &mut self.disks[disk].owner {
+            owner.journal_lost = true;
+        }
+    }
+
+    /// Tries to replace a lost journal as the daemon does: at once, or when the cache is drained.
+    pub(super) fn replace_ring(&mut self, disk: usize) {
+        let state = &mut self.disks[disk];
+        let is_there = state.config.is_some() && state.owner.is_some() && (state.present || state.leaving);
+        state.lost_ring &= is_there;
+        if !state.lost_ring {
+            return;
+        }
+        self.queue.push(self.now + REPLACE_NS, Event::ReplaceRing(disk));
+        let state = &self.disks[disk];
+        if state.leaving || state.recovering.is_some() || self.stopping || self.brings_ring(disk) {
+            return;
+        }
+        let config = state.config.expect("looked at");
+        match self.make_ring(disk, &config) {
+            Some(ring) => self.command(disk, Command::Cache(CacheChange::Shrink(0, Some(ring)))),
+            None => self.command(disk, Command::Cache(CacheChange::Disable)),
+        };
+        self.command(disk, Command::Cache(CacheChange::Drain));
     }
 
     /// Restarts a backing.

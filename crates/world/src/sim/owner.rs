@@ -79,8 +79,10 @@ impl Owner {
     }
 
     /// Records that its journal was closed, so that recovery finds it closed, unless it is lost.
-    pub(super) fn close(&mut self) {
-        (self.closed, self.closed_at) = (!self.journal_lost, self.number);
+    /// Rings `pending` are being written for later commands, and may be complete before these end.
+    pub(super) fn close(&mut self, pending: &[u32]) {
+        let in_service = self.rings.keys().rev().find(|number| !pending.contains(number));
+        (self.closed, self.closed_at) = (!self.journal_lost, in_service.copied().unwrap_or(0));
         self.left_unclean = false;
     }
 

@@ -137,9 +137,7 @@ impl Simulation<'_> {
                     injection.lost_journals += 1;
                     return Ok(());
                 }
-                if let Some(owner) = &mut self.disks[disk.0 as usize].owner {
-                    owner.journal_lost = true;
-                }
+                self.journal_is_lost(disk.0 as usize);
                 Ok(())
             }
         }
@@ -151,7 +149,8 @@ impl Simulation<'_> {
 
     /// Returns true if a device refuses writes, or has failed a flush.
     pub(super) fn any_refuses(&self) -> bool {
-        self.scenario.devices.iter().any(|plan| plan.refuses) || self.failed_a_flush()
+        let refuses = |plan: &super::scenario::DevicePlan| plan.refuses || plan.faults.flush_error > 0;
+        self.scenario.devices.iter().any(refuses) || self.failed_a_flush()
     }
 
     fn done(&mut self, asked: &Asked, result: Result<Vec<Segment>, CommandError>) -> Result<(), Violation> {
@@ -190,6 +189,8 @@ impl Simulation<'_> {
     /// Records the success of a command, as the daemon does.
     fn succeeded(&mut self, asked: &Asked) -> Result<(), Violation> {
         let has_outages = self.has_outages();
+        let of_disk = self.asked.values().filter(|other| other.disk == asked.disk);
+        let pending: Vec<u32> = of_disk.filter_map(Asked::ring).collect();
         if let Command::Cache(CacheChange::Vacate(which)) = asked.command {
             self.is_vacated(asked.disk, which);
         }
@@ -204,7 +205,7 @@ impl Simulation<'_> {
                     if disk.config.is_some()
                         && let Some(owner) = &mut disk.owner
                     {
-                        owner.close();
+                        owner.close(&pending);
                         owner.left_unclean = disk.backing.may_refuse_flushes() || has_outages;
                         self.record_evidence_at_end(asked.disk);
                     }
@@ -237,7 +238,7 @@ impl Simulation<'_> {
                     false
                 }
                 Command::Cache(CacheChange::Close) => {
-                    disk.owner.iter_mut().for_each(Owner::close);
+                    disk.owner.iter_mut().for_each(|owner| owner.close(&pending));
                     self.record_evidence(asked.disk);
                     false
                 }
@@ -284,6 +285,7 @@ impl Simulation<'_> {
         };
         (owner.exists, owner.closed) = (true, false);
         self.disks[asked.disk].changed_behind = None;
+        self.disks[asked.disk].lost_ring = false;
         let Some(owner) = &mut self.disks[asked.disk].owner else { return Ok(()) };
         let older: Vec<u32> = owner.rings.keys().copied().filter(|other| *other < number).collect();
         let kept: usize = older.iter().flat_map(|other| &owner.rings[other]).map(Vec::len).sum();
@@ -323,8 +325,13 @@ impl Simulation<'_> {
         Ok(())
     }
 
+    /// Returns true if a recovered cache is being enabled for this disk.
+    pub(super) fn is_being_recovered(&self, index: usize) -> bool {
+        self.asked.values().any(|asked| asked.disk == index && asked.recovers())
+    }
+
     /// Returns true if a command with a ring is in progress for this disk.
-    fn brings_ring(&self, index: usize) -> bool {
+    pub(super) fn brings_ring(&self, index: usize) -> bool {
         self.asked.values().any(|asked| asked.disk == index && asked.ring().is_some())
     }
 

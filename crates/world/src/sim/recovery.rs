@@ -17,7 +17,7 @@ use crate::media::Flash;
 use crate::{Violation, ensure};
 
 /// Number of rings that a daemon tries before it gives a disk up for this life.
-const ATTEMPTS_MAX: u32 = 8;
+pub(super) const ATTEMPTS_MAX: u32 = 8;
 
 /// Number of clean sectors that are compared with the backing: nearly all of such a small cache.
 const SAMPLES: usize = 64;

@@ -222,6 +222,7 @@ fn flash_faults(rng: &mut SimRng) -> FlashFaults {
         write_error: rate(),
         corruption: rate(),
         lost_write: rate(),
+        flush_error: 0,
         stuck: rate() / 5,
     }
 }

@@ -279,6 +279,22 @@ fn clean_copies_of_changes_in_doubt_are_forgotten() {
     }
 }
 
+/// More changes than are remembered one by one do not empty the rest of the cache.
+#[test]
+fn many_changes_in_doubt_leave_the_rest_of_the_cache() {
+    let mut bench = Bench::cached(4096, 4 * KIB);
+    bench.write_alone(60 * MIB, 4 * KIB);
+    bench.flush();
+    for i in 0..1500 {
+        bench.write_alone(i * 8 * KIB, 4 * KIB);
+    }
+    bench.engine.handle_loss(bench.now, DISK);
+    for i in [0, 700, 1499] {
+        assert_eq!(bench.read_alone(i * 8 * KIB, 4 * KIB), Outcome::MissFilled, "write {i}");
+    }
+    assert_eq!(bench.read_alone(60 * MIB, 4 * KIB), Outcome::Hit);
+}
+
 #[test]
 fn a_fill_that_meets_a_loss_leaves_nothing_valid() {
     let mut bench = Bench::cached(16, 4 * KIB);
@@ -313,11 +329,29 @@ fn a_second_copy_that_meets_a_loss_is_not_valid() {
     assert_eq!(bench.stats().sectors_valid, 0);
 }
 
+/// What was destaged of a discarded sector is read from the backing, which may lose it yet.
+#[test]
+fn a_clean_copy_of_what_a_discard_uncovered_is_forgotten_after_a_loss() {
+    let (mut bench, flush) = destaged();
+    let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
+    bench.fail(flush);
+    while let Some(io) = bench.ios.pop_front() {
+        assert_ne!((io.target, io.op), (backing(), IoOp::Flush), "nothing becomes durable there");
+        bench.end(io);
+    }
+    assert_eq!(bench.result(discard), Some(Ok(vec![])));
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::Hit);
+    bench.engine.handle_loss(bench.now, DISK);
+    assert_eq!(bench.read_alone(0, 4 * KIB), Outcome::MissFilled);
+}
+
 /// A change that fails leaves no I/O of its new journal behind: the journal of before would get its completion.
 #[test]
 fn a_change_that_the_backing_fails_waits_for_what_its_journal_writes() {
     let mut bench = Bench::persistent(4 * KIB, Mode::WriteThrough, lazy());
-    bench.write_alone(0, 4 * KIB);
+    // So many sectors are forgotten that their records fill a page.
+    bench.write_alone(0, 960 * KIB);
     let more = vec![DataSegment { place: segment(1, 0), ordinal: 1, seconds_only: false }];
     let grow = bench.start_change(CacheChange::Grow(more, Some(ring(2))));
     let mut page = None;
