@@ -13,23 +13,28 @@ struct Rule {
 }
 
 const RULES: &[Rule] = &[
-    // Entries of disks have parts of services that are not taken out yet: exports to resize.
+    // Entries of disks have fields whose types belong to the services disks, exports, observe and pools.
     Rule {
         name: "registry",
-        may_use: &[
-            "api_error",
-            "flash",
-            "stalls",
-            "exports",
-            "parents",
-            "pools",
-            "observe",
-            "recovering",
-            "resize",
-        ],
+        may_use: &["api_error", "disks", "exports", "flash", "observe", "pools", "stalls"],
     },
     Rule { name: "tasks", may_use: &["api_error"] },
     Rule { name: "qos", may_use: &["api_error", "registry", "tasks", "definitions"] },
+    Rule {
+        name: "disks",
+        may_use: &[
+            "api_error",
+            "exports",
+            "flash",
+            "observe",
+            "peer_access",
+            "pools",
+            "qos",
+            "registry",
+            "settings",
+            "tasks",
+        ],
+    },
     Rule { name: "exports", may_use: &["api_error", "flash", "registry", "tasks"] },
     Rule { name: "peer_access", may_use: &["api_error"] },
     Rule {
@@ -58,7 +63,7 @@ const RULES: &[Rule] = &[
 ];
 
 /// `impl Manager` blocks that are left. Lower this number when a service is taken out.
-const MANAGER_BLOCKS_MAX: usize = 37;
+const MANAGER_BLOCKS_MAX: usize = 22;
 
 /// Names of modules and items directly below `manager` that the code of a file uses. `path` is relative to `manager/`.
 fn used(path: &str, text: &str) -> Vec<String> {

@@ -9,44 +9,38 @@
 //! A change runs as a [task](Tasks) of its own, to its end, even if its client has disconnected. Changes to one disk, and to one
 //! pool, follow each other: a second one is refused while the first is under way ([`registry::OperationGuard`]).
 
-mod abandon;
 mod adopt;
 mod api_error;
-mod backing_timeout;
 mod cluster;
 mod config_diff;
 pub(crate) mod definitions;
-mod dirty;
-mod dirty_rescue;
 mod disks;
 mod events;
-mod export;
 mod exports;
-mod fencing;
 mod flash;
+<<<<<<< HEAD
 mod foreign_writer;
 mod heartbeat;
 mod image;
 mod image_lock;
+=======
+>>>>>>> rn-structure
 mod leave;
-mod life_cycle;
 mod migration;
 mod moves;
 mod observe;
+<<<<<<< HEAD
 mod owed;
 mod parents;
+=======
+>>>>>>> rn-structure
 mod peer_access;
 mod placement;
-mod pool_preview;
 mod pools;
-mod preview;
 mod qos;
 mod qos_peers;
-mod recover;
-mod recovering;
 mod registry;
 mod remote_flash;
-mod resize;
 mod settings;
 mod stalls;
 mod start;
@@ -58,7 +52,7 @@ use std::ops::Deref;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 
-use hob_control::Disk;
+use hob_control::{Disk, DiskChanged};
 
 use super::config::Config;
 use super::exports::Exports;
@@ -67,6 +61,7 @@ use super::shard_api::ShardHandle;
 use super::state::Store;
 use super::swap::{HostKernel, SwapKernel};
 pub(crate) use api_error::{ApiError, ErrorKind};
+use disks::{DiskOwner, Disks, Open, Opened};
 use exports::ExportService;
 pub(crate) use exports::InheritedFile;
 pub(crate) use backing_timeout::wait_max;
@@ -76,10 +71,9 @@ pub(crate) use observe::Recording;
 use observe::{DiskDetail, Observe};
 use peer_access::PeerAccess;
 pub(crate) use peer_access::{MigrationTls, MigrationTransport};
-use owed::Owed;
 use pools::Pools;
 use qos::QosService;
-use registry::{DISKS_MAX, DeviceEntry, DiskEntry, DiskPhase, Inner, Registry, SaveObserver};
+use registry::{DeviceEntry, DiskEntry, DiskPhase, Inner, Registry, SaveObserver};
 use remote_flash::RemoteFlash;
 pub(crate) use remote_flash::{Ended, FlashExports};
 pub(crate) use settings::simulated as simulated_cache;
@@ -95,6 +89,7 @@ pub(crate) struct Manager {
     pub(crate) observe: Observe,
     pub(crate) remote_flash: RemoteFlash,
     pub(crate) pools: Pools,
+    pub(crate) disks: Disks,
     tasks: Tasks,
     peers: Arc<PeerAccess>,
     pub(crate) exports: ExportService,
@@ -152,7 +147,21 @@ impl Manager {
             observe.clone(),
             peers.clone(),
         );
+<<<<<<< HEAD
         let parts = vec![qos.state_part(), swap.state_part(), Arc::new(tasks.clone()) as _];
+=======
+        let disks = Disks::new(
+            registry.clone(),
+            tasks.clone(),
+            exports.clone(),
+            qos.clone(),
+            pools.clone(),
+            observe.clone(),
+            peers.clone(),
+            backing_options.clone(),
+        );
+        let parts = vec![qos.state_part(), swap.state_part()];
+>>>>>>> rn-structure
         let manager = Arc::new(Manager {
             registry,
             qos,
@@ -160,6 +169,7 @@ impl Manager {
             observe,
             remote_flash,
             pools,
+            disks,
             tasks,
             peers,
             exports,
@@ -171,7 +181,8 @@ impl Manager {
         });
         let observer: Weak<Manager> = Arc::downgrade(&manager);
         manager.registry.connect(parts, observer.clone());
-        manager.observe.connect(observer);
+        manager.observe.connect(observer.clone());
+        manager.disks.connect(observer);
         manager
     }
 
@@ -193,6 +204,23 @@ impl Deref for Manager {
 
     fn deref(&self) -> &Arc<Registry> {
         &self.registry
+    }
+}
+
+impl DiskOwner for Manager {
+    fn open(
+        self: Arc<Self>,
+        disk: String,
+        when: Open,
+    ) -> Pin<Box<dyn Future<Output = Result<Opened, ApiError>> + Send>> {
+        Box::pin(async move { self.open_disk(&disk, when).await })
+    }
+
+    fn remove_absent(
+        self: Arc<Self>,
+        disk: String,
+    ) -> Pin<Box<dyn Future<Output = Result<Option<DiskChanged>, ApiError>> + Send>> {
+        Box::pin(async move { self.remove_absent_disk(&disk).await })
     }
 }
 

@@ -112,7 +112,7 @@ pub(super) async fn pool_preview(
     Path(pool): Path<String>,
     Body(change): Body<PlannedPoolChange>,
 ) -> Answer<Preview> {
-    manager.pool_preview(&pool, &change).await.into()
+    manager.disks.pool_preview(&pool, &change).await.into()
 }
 
 /// Selects a device of a pool.
@@ -171,7 +171,7 @@ pub(super) async fn device_remove(
 ) -> Answer<PoolChanged> {
     let Ok(Query(DeviceRemoval { path, discard_dirty })) = query else { return no_path("DELETE") };
     let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-    if let Err(error) = manager.check_pool_discard(&pool, &change, discard_dirty).await {
+    if let Err(error) = manager.disks.check_pool_discard(&pool, &change, discard_dirty).await {
         return Answer::from(Err(error));
     }
     manager.pools.device_remove(pool, path).await.into()
@@ -196,7 +196,7 @@ pub(super) async fn disks(State(manager): App) -> Answer<Vec<Disk>> {
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn disk_add(State(manager): App, Body(add): Body<DiskAdd>) -> Answer<DiskChanged> {
-    manager.disk_add(add).await.into()
+    manager.disks.disk_add(add).await.into()
 }
 
 /// One disk.
@@ -260,11 +260,11 @@ pub(super) async fn disk_remove(
         return Answer::No(StatusCode::BAD_REQUEST, problem);
     };
     let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
-    if let Err(error) = manager.check_unused(&disk, clients).await {
+    if let Err(error) = manager.disks.check_unused(&disk, clients).await {
         return Answer::from(Err(error));
     }
     let dirty = if discard_dirty { OnDirty::Discard } else { OnDirty::Drain };
-    manager.disk_remove_from(disk, dirty, clients).await.into()
+    manager.disks.disk_remove_from(disk, dirty, clients).await.into()
 }
 
 /// Says what a change would do to cached data, dirty data and clients, without making it.
@@ -280,7 +280,7 @@ pub(super) async fn preview(
     Path(disk): Path<String>,
     Body(change): Body<PlannedChange>,
 ) -> Answer<Preview> {
-    manager.preview(&disk, &change).await.into()
+    manager.disks.preview(&disk, &change).await.into()
 }
 
 /// Begins to bring a disk's dirty data to its backing; clean data stays in flash. The disk shows how far it is. Goes on
@@ -308,7 +308,7 @@ pub(super) async fn disk_patch(
     Path(disk): Path<String>,
     Body(patch): Body<DiskPatch>,
 ) -> Answer<DiskChanged> {
-    manager.disk_patch(disk, patch).await.into()
+    manager.disks.disk_patch(disk, patch).await.into()
 }
 
 /// Lets a disk be larger while it is served: as large as its backing is now, or a raw file is made as large as is said.
@@ -324,7 +324,7 @@ pub(super) async fn disk_resize(
     Path(disk): Path<String>,
     Body(resize): Body<DiskResize>,
 ) -> Answer<DiskChanged> {
-    manager.disk_resize(disk, resize).await.into()
+    manager.disks.disk_resize(disk, resize).await.into()
 }
 
 /// Reports an event of a disk's VM: its cache is drained or emptied, or stays as it is. A drain
@@ -342,10 +342,12 @@ pub(super) async fn disk_event(
     Body(report): Body<EventReport>,
 ) -> Answer<DiskChanged> {
     let EventReport { event, discard_dirty } = report;
-    if let Err(error) = manager.check_discard(&disk, &PlannedChange::Event { event }, discard_dirty).await {
+    if let Err(error) =
+        manager.disks.check_discard(&disk, &PlannedChange::Event { event }, discard_dirty).await
+    {
         return Answer::from(Err(error));
     }
-    manager.disk_event(disk, event).await.into()
+    manager.disks.disk_event(disk, event).await.into()
 }
 
 /// Stops a drain before it is done.
@@ -376,10 +378,10 @@ pub(super) async fn discard_dirty(
         Ok(dirty) => dirty == OnDirty::Discard,
         Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
     };
-    if let Err(error) = manager.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
+    if let Err(error) = manager.disks.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
         return Answer::from(Err(error));
     }
-    manager.discard_dirty(disk).await.into()
+    manager.disks.discard_dirty(disk).await.into()
 }
 
 /// Writes the dirty data of an offline disk to a sparse file on the daemon's host. The file
@@ -397,7 +399,7 @@ pub(super) async fn export_dirty(
     Path(disk): Path<String>,
     Body(export): Body<ExportDirty>,
 ) -> Answer<DiskChanged> {
-    manager.export_dirty(disk, export).await.into()
+    manager.disks.export_dirty(disk, export).await.into()
 }
 
 /// Frees the room of a persistent cache that belongs to no disk. What is in it is lost. Refused without
@@ -422,10 +424,10 @@ pub(super) async fn orphan_discard(
         Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
     };
     let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
-    if let Err(error) = manager.check_pool_discard(&pool, &change, may_lose).await {
+    if let Err(error) = manager.disks.check_pool_discard(&pool, &change, may_lose).await {
         return Answer::from(Err(error));
     }
-    manager.orphan_discard(pool, owner).await.into()
+    manager.disks.orphan_discard(pool, owner).await.into()
 }
 
 /// A disk's cache; null if it has none.
@@ -484,7 +486,7 @@ pub(super) async fn cache_disable(
     query: Result<Query<WhatOfDirty>, QueryRejection>,
 ) -> Answer<DiskChanged> {
     match WhatOfDirty::read(query) {
-        Ok(dirty) => manager.cache_disable(disk, dirty).await.into(),
+        Ok(dirty) => manager.disks.cache_disable(disk, dirty).await.into(),
         Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
     }
 }

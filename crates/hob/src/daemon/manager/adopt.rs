@@ -26,7 +26,7 @@ use hob_storage::pool::{OwnerId, Pool};
 use tokio::time::Instant;
 
 use super::api_error::{ApiError, open_error};
-use super::dirty::{Dirty, Source};
+use super::disks::{Dirty, Source};
 use super::flash::blocking;
 use super::{DiskPhase, Manager};
 use crate::daemon::cluster::{Cluster, FailoverCandidate, LeaseClock, Taken, now};
@@ -96,7 +96,7 @@ impl Manager {
         let path = self.remote_flash.end_for_failover(&from.id, &copy.loan).await.map_err(unusable)?;
         let spec = self.inner().disk(name)?.wanted.backing.clone();
         let (manager, disk) = (self.clone(), name.to_owned());
-        let options = self.image_options(name).await?;
+        let options = self.disks.image_options(name).await?;
         let checked = blocking(move || {
             let (pool, mut dirty, bytes) = manager.check_copy(&disk, &path, &copy)?;
             let backing =

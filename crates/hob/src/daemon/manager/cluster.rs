@@ -11,11 +11,11 @@ use hob_engine::migration::Record;
 
 use super::api_error::ApiError;
 use super::disks::Open;
+use super::disks::RecoveringCache;
 use super::leave::Ending;
-use super::recovering::RecoveringCache;
 use super::registry::ClusterWait;
 use super::{DiskPhase, Manager};
-use crate::daemon::cluster::{Cluster, OtherOwner, TakeError, Taken, Took};
+use crate::daemon::cluster::{Cluster, OtherOwner, TakeError, Took};
 
 /// How often it is looked which disks are waited for, or have to be taken again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -85,7 +85,7 @@ impl Manager {
         self.tasks
             .run("cluster take", disk.clone(), async move {
                 loop {
-                    manager.bring_online(&disk).await;
+                    manager.disks.bring_online(&disk).await;
                     if manager.inner().disk(&disk)?.cluster_wait != ClusterWait::Settles {
                         return manager.observe.disk(&disk);
                     }
@@ -96,14 +96,14 @@ impl Manager {
     }
 
     /// Opens a disk's backing, gives it to a shard and offers it to clients; takes it first, where there is a cluster. The caller has claimed the
-    /// disk, which is offline. See [`Manager::open_owned`].
+    /// disk, which is offline. See `Disks::open_owned`.
     pub(super) async fn open_disk(
         self: &Arc<Self>,
         name: &str,
         when: Open,
     ) -> Result<(Vec<String>, Option<RecoveringCache>), ApiError> {
         let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else {
-            return self.open_owned(name, when, None).await;
+            return self.disks.open_owned(name, when, None).await;
         };
         let taken = match self.take_disk(cluster, name).await? {
             Took::Taken(taken) => taken,
@@ -115,7 +115,7 @@ impl Manager {
                 }
             },
         };
-        let opened = self.open_owned(name, when, Some(&taken)).await;
+        let opened = self.disks.open_owned(name, when, Some(&taken)).await;
         if opened.is_err() {
             cluster.leave(name, &taken).await;
         }
@@ -139,11 +139,6 @@ impl Manager {
             };
         }
         taken.map_err(refuse)
-    }
-
-    /// Could it not be had because another host of the cluster serves it?
-    pub(super) fn is_served_elsewhere(&self, name: &str) -> bool {
-        self.inner().disk(name).is_ok_and(|disk| disk.cluster_wait == ClusterWait::Served)
     }
 
     /// A disk that came from another host of the cluster is this one's, before it is served.
@@ -203,23 +198,6 @@ impl Manager {
             (true, Some(theirs)) if ours.as_deref() == Some(theirs) => Ok(()),
             (true, Some(_)) => Err(ApiError::conflict("the disk belongs to another cluster than this host")),
         }
-    }
-
-    /// The generation that is kept with what flash has of a disk, and whether anything may be dirty.
-    pub(super) fn wish(&self, name: &str) -> Result<(Option<u64>, bool), ApiError> {
-        let inner = self.inner();
-        let disk = inner.disk(name)?;
-        let dirty = disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack);
-        Ok((disk.wanted.generation, dirty))
-    }
-
-    /// What flash has of the disk counts as of this generation. Before it is served.
-    pub(super) async fn keep_generation(self: &Arc<Self>, name: &str, taken: &Taken) -> Result<(), ApiError> {
-        if let Some(why) = &taken.foreign {
-            self.exports.all_is_changed(name, why).await?;
-        }
-        let known = self.inner().disk_mut(name)?.wanted.generation.replace(taken.generation);
-        if known == Some(taken.generation) { Ok(()) } else { self.save_first().await }
     }
 
     /// Before something may become dirty in flash, etcd says so.
@@ -352,7 +330,7 @@ impl Manager {
             Err(error @ TakeError::OtherOwner { .. }) => {
                 tracing::error!("{name} is lost: {error}");
                 shard.lose(id);
-                self.lost(id, refuse(error)).await;
+                self.disks.lost(id, refuse(error)).await;
             }
         }
     }
@@ -366,7 +344,7 @@ impl Manager {
         };
         for name in cluster.to_try(&waiting) {
             let manager = self.clone();
-            tokio::spawn(async move { manager.bring_online(&name).await });
+            tokio::spawn(async move { manager.disks.bring_online(&name).await });
         }
     }
 
@@ -399,15 +377,6 @@ impl Manager {
             && let Err(why) = cluster.unmark(name, is_clean).await
         {
             tracing::debug!("{name}: {why}");
-        }
-    }
-
-    /// A disk is not this host's to serve any more, and nothing of it is in flash that matters.
-    pub(super) async fn leave_disk(&self, name: &str) {
-        let Some(cluster) = self.cluster() else { return };
-        let (known, _) = self.wish(name).unwrap_or((None, false));
-        if let Err(why) = cluster.give_up(name, known).await {
-            tracing::warn!("{name} was not given back: {why}; that happens when the lease ends");
         }
     }
 

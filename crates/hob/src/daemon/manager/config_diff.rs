@@ -193,25 +193,25 @@ impl Manager {
             Change::AddDevice(pool, add) => self.pools.device_add(pool, add).await.map(drop),
             Change::RemoveDevice(pool, path) => {
                 let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-                self.check_pool_discard(&pool, &change, false).await?;
+                self.disks.check_pool_discard(&pool, &change, false).await?;
                 self.pools.device_remove(pool, path).await.map(drop)
             }
             Change::RemovePool(pool) => self.pools.pool_remove(pool).await.map(drop),
             Change::AddDisk(disk) => self.add_defined(*disk).await,
             Change::RemoveDisk(disk) => {
-                self.check_unused(&disk, OnClients::Refuse).await?;
-                self.disk_remove(disk, OnDirty::Drain).await.map(drop)
+                self.disks.check_unused(&disk, OnClients::Refuse).await?;
+                self.disks.disk_remove(disk, OnDirty::Drain).await.map(drop)
             }
             Change::EnableCache(disk, enable) => self.pools.cache_enable(disk, enable).await.map(drop),
-            Change::DisableCache(disk) => self.cache_disable(disk, OnDirty::Drain).await.map(drop),
+            Change::DisableCache(disk) => self.disks.cache_disable(disk, OnDirty::Drain).await.map(drop),
             Change::MoveCache(disk, enable) => {
-                self.cache_disable(disk.clone(), OnDirty::Drain).await?;
+                self.disks.cache_disable(disk.clone(), OnDirty::Drain).await?;
                 self.pools.cache_enable(disk, enable).await.map(drop)
             }
             Change::PatchCache(disk, patch) => self.pools.cache_patch(disk, *patch).await.map(drop),
-            Change::AddExport(disk, export) => self.export_add(disk, export).await.map(drop),
-            Change::RemoveExport(disk, export) => self.export_remove(disk, export).await.map(drop),
-            Change::PatchDisk(disk, patch) => self.disk_patch(disk, patch).await.map(drop),
+            Change::AddExport(disk, export) => self.disks.export_add(disk, export).await.map(drop),
+            Change::RemoveExport(disk, export) => self.disks.export_remove(disk, export).await.map(drop),
+            Change::PatchDisk(disk, patch) => self.disks.disk_patch(disk, patch).await.map(drop),
             Change::Qos(disk, patch) => self.qos.set(disk, patch).await.map(drop),
             Change::Policy(name, patch) => self.qos.policy_set(name, patch).await.map(drop),
             Change::RemovePolicy(name) => self.qos.policy_remove(name).await.map(drop),
@@ -249,9 +249,9 @@ impl Manager {
             parent_cache,
             unlocked: false,
         };
-        self.disk_add(add).await?;
+        self.disks.disk_add(add).await?;
         for export in exports {
-            self.export_add(name.clone(), export).await?;
+            self.disks.export_add(name.clone(), export).await?;
         }
         if let Some(qos) = qos {
             self.qos.set(name.clone(), qos).await?;

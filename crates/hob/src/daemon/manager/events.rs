@@ -32,7 +32,7 @@ impl Manager {
         judge.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut count = tokio::time::interval(COUNT_EVERY);
         count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let evidence = self.clone().record_evidence();
+        let evidence = self.disks.clone().record_evidence();
         tokio::pin!(evidence);
         loop {
             tokio::select! {
@@ -51,8 +51,8 @@ impl Manager {
     }
 
     fn retry(self: &Arc<Self>) {
-        self.link_parents();
-        self.drop_idle_parents();
+        self.disks.link_parents();
+        self.disks.drop_idle_parents();
         let (disks, pools, roomy, lenders) = {
             let inner = self.inner();
             let now = tokio::time::Instant::now();
@@ -80,7 +80,7 @@ impl Manager {
         // Each by itself: one that hangs holds up no other. The operation guard keeps attempts from piling up.
         for name in disks {
             let manager = self.clone();
-            tokio::spawn(async move { manager.bring_online(&name).await });
+            tokio::spawn(async move { manager.disks.bring_online(&name).await });
         }
         for name in pools {
             let manager = self.clone();
@@ -168,7 +168,7 @@ impl Manager {
             ShardEvent::ChangeWaits(disk) if self.note_wanted(disk) => {}
             ShardEvent::ChangeWaits(disk) => {
                 let manager = self.clone();
-                tokio::spawn(async move { manager.let_changes_pass(disk).await });
+                tokio::spawn(async move { manager.disks.let_changes_pass(disk).await });
             }
             ShardEvent::WritesInDoubt(disk) => {
                 let inner = self.inner();
@@ -182,9 +182,9 @@ impl Manager {
             ShardEvent::FailuresOwed { disk, count } => self.note_owed(disk, count),
             ShardEvent::BackingLost(disk) => {
                 let manager = self.clone();
-                tokio::spawn(async move { manager.backing_lost(disk).await });
+                tokio::spawn(async move { manager.disks.backing_lost(disk).await });
             }
-            ShardEvent::BackingClosed(disk) => self.backing_closed(disk),
+            ShardEvent::BackingClosed(disk) => self.disks.backing_closed(disk),
             ShardEvent::JournalLost(disk) => {
                 self.note_cache(disk, JOURNAL_LOST);
                 let manager = self.clone();

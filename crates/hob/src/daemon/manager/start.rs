@@ -14,8 +14,8 @@ use hob_storage::pool::{
 };
 
 use super::api_error::ApiError;
+use super::disks::image_asked;
 use super::flash::{Flash, Opened, are_pool_devices};
-use super::image::image_asked;
 use super::pools::AllocationRule;
 use super::pools::device_spec;
 use super::pools::journal_room;
@@ -91,7 +91,7 @@ impl Manager {
                 self.exports.table().begin_opening(&name, names.into_iter().chain([name.clone()]));
             opening.push(tokio::spawn(async move {
                 let started = tokio::time::Instant::now();
-                manager.bring_online(&name).await;
+                manager.disks.bring_online(&name).await;
                 if started.elapsed() > OPENING_MAX {
                     tracing::info!(
                         "{name} took {} s to open; its clients waited",
@@ -263,9 +263,9 @@ impl Manager {
                 let DiskAdd { name, backing, format, read_only, datastore, fuse, vhost_user, .. } = disk;
                 let image = Some(image_asked(&backing, format.as_deref())?);
                 let state = DiskState::new(name, backing, read_only);
-                self.add_state(DiskState { image, cache, datastore, fuse, vhost_user, ..state }).await?
+                self.disks.add_state(DiskState { image, cache, datastore, fuse, vhost_user, ..state }).await?
             }
-            None => self.add(disk).await?,
+            None => self.disks.add(disk).await?,
         };
         changed.notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
         Ok(())

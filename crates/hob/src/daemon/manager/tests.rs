@@ -76,6 +76,7 @@ impl Bench {
     async fn disk(&self, name: &str) {
         let backing = self.image(&format!("{name}.img"), 64);
         self.manager
+            .disks
             .disk_add(DiskAdd { name: name.into(), backing, read_only: false, ..DiskAdd::default() })
             .await
             .unwrap();
@@ -148,11 +149,11 @@ fn a_cache_comes_grows_shrinks_and_goes_and_all_room_comes_back() {
         bench.manager.pools.cache_clear("vm".into()).await.unwrap();
         let stats = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!((stats.blocks, stats.block_size), (256, Size(4096)));
-        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
         assert!(bench.manager.observe.disk("vm").unwrap().cache.is_none());
         assert_eq!(bench.free(), 16);
         bench.cache("vm", 16).await.unwrap();
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
         assert!(bench.manager.observe.disks().is_empty());
         bench.manager.pools.pool_remove("p".into()).await.unwrap();
@@ -199,11 +200,19 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
             assert_eq!(error.kind, kind, "{error}");
             assert!(error.to_string().contains(part), "{error}");
         };
-        is(manager.disk_add(add("vm", image.clone())).await, ErrorKind::Conflict, "already");
-        is(manager.disk_add(add("a b", image)).await, ErrorKind::Invalid, "'a b'");
-        is(manager.disk_add(add("new", "/nonexistent/x".into())).await, ErrorKind::Invalid, "/nonexistent/x");
-        is(manager.disk_add(add("new", String::new())).await, ErrorKind::Invalid, "backing");
-        is(manager.disk_remove("none".into(), OnDirty::Drain).await, ErrorKind::NotFound, "hob disk list");
+        is(manager.disks.disk_add(add("vm", image.clone())).await, ErrorKind::Conflict, "already");
+        is(manager.disks.disk_add(add("a b", image)).await, ErrorKind::Invalid, "'a b'");
+        is(
+            manager.disks.disk_add(add("new", "/nonexistent/x".into())).await,
+            ErrorKind::Invalid,
+            "/nonexistent/x",
+        );
+        is(manager.disks.disk_add(add("new", String::new())).await, ErrorKind::Invalid, "backing");
+        is(
+            manager.disks.disk_remove("none".into(), OnDirty::Drain).await,
+            ErrorKind::NotFound,
+            "hob disk list",
+        );
         is(bench.cache("none", 1).await, ErrorKind::NotFound, "'none'");
         is(bench.cache("vm", 0).await, ErrorKind::Invalid, "size 0");
         is(bench.cache("vm", 5).await, ErrorKind::Conflict, "4M free and 5M are needed");
@@ -217,7 +226,7 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
         is(enable(with(policy)).await, ErrorKind::Invalid, "s3-fifo, lru");
         is(enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await, ErrorKind::Invalid, "bounds");
         is(bench.resize("vm", 1).await, ErrorKind::Conflict, "no cache");
-        is(manager.cache_disable("vm".into(), OnDirty::Drain).await, ErrorKind::Conflict, "no cache");
+        is(manager.disks.cache_disable("vm".into(), OnDirty::Drain).await, ErrorKind::Conflict, "no cache");
         is(manager.pools.cache_clear("vm".into()).await, ErrorKind::Conflict, "no cache");
         assert!(manager.observe.disk("vm").unwrap().cache.is_none());
         assert_eq!((manager.observe.disks().len(), bench.free()), (1, 4));
@@ -386,7 +395,7 @@ fn what_was_changed_is_there_after_a_restart() {
         }
         bench.cache("vm", 6).await.unwrap();
         bench.cache("gone", 1).await.unwrap();
-        bench.manager.disk_remove("gone".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("gone".into(), OnDirty::Drain).await.unwrap();
         let before = (bench.manager.observe.disks(), bench.manager.observe.pools());
         bench.shard.stop();
         drop(bench.manager);
@@ -489,7 +498,7 @@ fn hob_toml_makes_what_is_not_there_and_commands_have_the_last_word() {
         assert_eq!(bench.room("vm"), 2);
         assert_eq!(bench.manager.observe.disk("bad").unwrap().state, DiskLife::Offline);
         bench.resize("vm", 3).await.unwrap();
-        bench.manager.disk_remove("bad".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("bad".into(), OnDirty::Drain).await.unwrap();
         bench.shard.stop();
         drop(bench.manager);
         let (manager, shard) = restart(&state_dir, &toml).await;

@@ -10,10 +10,10 @@ use hob_engine::units::DiskId;
 use hob_storage::backing::Format;
 
 use super::super::api_error::{ApiError, open_error};
+use super::super::disks::Measure;
 use super::super::disks::{Open, open_gateway};
 use super::super::flash::blocking;
 use super::super::qos::datastore_of;
-use super::super::resize::Measure;
 use super::super::{DiskPhase, Manager};
 use super::hook::{Hook, Ready};
 use crate::daemon::exports::export_info;
@@ -113,7 +113,7 @@ impl Manager {
         } else {
             self.qos.apply_control_of(name);
         }
-        self.fit_opened(name).await;
+        self.disks.fit_opened(name).await;
         if let Some(path) = &wanted.vhost_user {
             let gateway =
                 open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce)
@@ -168,7 +168,7 @@ impl Manager {
     ) -> Result<Backing, ApiError> {
         self.check_two_can_open(spec).await?;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let options = BackingOptions { locked: false, ..self.image_options(name).await? };
+        let options = BackingOptions { locked: false, ..self.disks.image_options(name).await? };
         let spec = spec.to_owned();
         blocking(move || Backing::open(&spec, access, &options)).await?.map_err(|error| open_error(&error))
     }

@@ -240,7 +240,7 @@ impl Manager {
                     disk.busy = None;
                 }
                 manager.save().await?;
-                manager.bring_online(&name).await;
+                manager.disks.bring_online(&name).await;
                 let note = format!(
                     "{} must never serve it again: what it has of it is not {name} any more",
                     spec.peer
@@ -252,7 +252,7 @@ impl Manager {
 
     /// A disk that is away, or has not come, is removed: the tombstone goes, or the other host keeps the disk. `None` if it is
     /// neither.
-    pub(in super::super) async fn remove_absent(
+    pub(in super::super) async fn remove_absent_disk(
         self: &Arc<Self>,
         name: &str,
     ) -> Result<Option<DiskChanged>, ApiError> {

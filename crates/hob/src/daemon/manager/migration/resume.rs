@@ -22,7 +22,7 @@ impl Manager {
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {
-            self.enter(disk, None)?;
+            self.disks.enter(disk, None)?;
             return Ok(true);
         };
         let why = match spec.record.record() {
@@ -39,7 +39,7 @@ impl Manager {
             Record::Away { .. } => Some(format!("it is at {}", spec.peer)),
             Record::Awaiting(_) => Some("it has not come yet".to_owned()),
         };
-        self.enter(disk, None)?;
+        self.disks.enter(disk, None)?;
         let is_here = why.is_none();
         if let Some(why) = why {
             self.show_away(&name, why);

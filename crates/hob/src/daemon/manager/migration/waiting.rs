@@ -55,7 +55,7 @@ impl Manager {
         if let Some(cache) = waited.cache.as_mut().filter(|cache| cache.journal.is_some()) {
             cache.journal = Some(JournalSpec::new());
         }
-        if let Err(error) = self.enter(waited, None) {
+        if let Err(error) = self.disks.enter(waited, None) {
             return tracing::warn!("{name} does not wait here any more: {error}");
         }
         if let Ok(disk) = self.inner().disk_mut(name) {

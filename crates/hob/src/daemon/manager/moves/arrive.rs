@@ -60,7 +60,7 @@ impl Manager {
             true => (self.inner().disk(&found.disk)?.wanted.clone(), arrival.size_bytes),
             false => (self.awaited_state(&found.disk, arrival)?, arrival.size_bytes),
         };
-        let (options, ..) = self.options_of(&wanted).await?;
+        let (options, ..) = self.disks.options_of(&wanted).await?;
         let options = BackingOptions { locked: false, ..options };
         let backing = wanted.backing;
         let of = backing.clone();
@@ -121,12 +121,12 @@ impl Manager {
             false => {
                 let wanted = self.awaited_state(name, arrival)?;
                 self.inner().gone.retain(|gone| gone.name != *name);
-                self.add_state(wanted).await?;
+                self.disks.add_state(wanted).await?;
             }
         }
         let until = Instant::now() + TAKE_MAX;
         loop {
-            self.bring_online(name).await;
+            self.disks.bring_online(name).await;
             let why = match &self.inner().disk(name)?.phase {
                 DiskPhase::Online(_) => break,
                 DiskPhase::Offline(why) | DiskPhase::Away(why) => why.clone(),

@@ -194,7 +194,7 @@ impl Manager {
                 if let Err(error) = self.pools.tune(&name, shard, id).await {
                     tracing::warn!("{name}: {error}");
                 }
-                self.fit_opened(&name).await;
+                self.disks.fit_opened(&name).await;
                 let _ = self.exports.show_file(&name).await;
                 return Err(error);
             }
@@ -266,7 +266,7 @@ impl Manager {
         let reason = ApiError::conflict(format!("it is on its way to {to}"));
         // It is no fault that it is offline.
         self.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
-        self.take_offline(&name, &reason).await;
+        self.disks.take_offline(&name, &reason).await;
         self.wait_again(&name).await?;
         work.cluster
             .give_back(&name, false)

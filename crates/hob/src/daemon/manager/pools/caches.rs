@@ -11,7 +11,7 @@ use super::Pools;
 use super::allocation::AllocationRule;
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::registry::{Inner, OperationGuard};
-use crate::daemon::manager::settings::{CacheContext, changed_spec, engine_config, new_spec, preset_of};
+use crate::daemon::manager::settings::{CacheContext, changed_spec, engine_config, new_spec};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheSpec;
 
@@ -292,11 +292,6 @@ impl Inner {
         let (peers, devices): (Vec<_>, Vec<_>) = gives.partition(|device| device.peer.is_some());
         Ok(CacheContext { segment_bytes: entry.segment_bytes, devices: devices.len(), peers: peers.len() })
     }
-}
-
-/// The preset that a cache shows.
-pub(in crate::daemon::manager) fn shown_preset(spec: &CacheSpec) -> Option<String> {
-    preset_of(spec).map(str::to_owned)
 }
 
 pub(in crate::daemon::manager) fn no_cache(name: &str) -> ApiError {

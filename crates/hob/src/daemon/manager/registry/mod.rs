@@ -24,8 +24,12 @@ use hob_storage::pool::OwnerId;
 
 use super::api_error::ApiError;
 use super::flash::{self, Flash};
+<<<<<<< HEAD
 use super::owed::Owed;
 use super::{exports, observe, parents, pools, recovering, resize, stalls};
+=======
+use super::{disks, exports, observe, pools, stalls};
+>>>>>>> rn-structure
 use crate::daemon::hardware::Lock;
 use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::ShardHandle;
@@ -174,7 +178,7 @@ pub(in crate::daemon::manager) struct DiskEntry {
     /// The shard has a cache for it.
     pub(in crate::daemon::manager) has_cache: bool,
     /// Its cache is being recovered while it is served.
-    pub(in crate::daemon::manager) recovering: Option<recovering::OldRings>,
+    pub(in crate::daemon::manager) recovering: Option<disks::OldRings>,
     /// Segments of the cache's data, by their ids on the shards.
     pub(in crate::daemon::manager) held: Vec<Segment>,
     /// Segments for its second copies on another host, likewise.
@@ -192,13 +196,13 @@ pub(in crate::daemon::manager) struct DiskEntry {
     /// What the backing is known by, since it was last opened.
     pub(in crate::daemon::manager) identity: [u8; 32],
     /// Its backing, since it was last opened.
-    pub(in crate::daemon::manager) measure: Option<resize::Measure>,
+    pub(in crate::daemon::manager) measure: Option<disks::Measure>,
     /// The backing's lock.
     pub(in crate::daemon::manager) lock: Option<Lock>,
     /// What a backing that never changes is called by its clones, since it was last opened.
     pub(in crate::daemon::manager) constant: Option<String>,
     /// What it shares with other clones, since it was last opened.
-    pub(in crate::daemon::manager) parent: Option<parents::ParentLink>,
+    pub(in crate::daemon::manager) parent: Option<disks::ParentLink>,
     /// What was last seen of its dirty data.
     pub(in crate::daemon::manager) watch: pools::Watch,
     /// A cache that was refused is not read again before.

@@ -124,7 +124,7 @@ fn a_disk_that_was_given_up_before_anybody_called_leaves_its_name_free() {
         let bench = prepare(bench).await;
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         let bench = crash(bench).await;
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         while bench.manager.observe.disk("vm").is_ok() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
@@ -139,7 +139,7 @@ fn a_disk_that_was_given_up_and_is_handed_over_nevertheless_is_taken() {
     run(async |bench| {
         let bench = prepare(bench).await;
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         // Until that is on record: who calls before is heard by whoever gives it up.
         while bench.manager.observe.disk("vm").is_ok() || bench.manager.is_migrating("vm") {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -52,7 +52,7 @@ fn what_was_noted_is_kept_over_a_restart_and_taken_for_everything_after_a_crash(
         let into = BitmapMerge { into: "b".into() };
         bench.manager.exports.bitmap_merge("vm".into(), "b1".into(), into).await.unwrap();
         assert_eq!(state(&bench, "b").await, (Recording, GRANULE, false));
-        bench.manager.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
         assert!(!bench.dir.path().join("state/bitmaps/vm").exists());
     });
 }
@@ -82,7 +82,7 @@ fn discarded_data_is_changed_data() {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..10);
         bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap();
-        bench.manager.discard_dirty("vm".into()).await.unwrap();
+        bench.manager.disks.discard_dirty("vm".into()).await.unwrap();
         let bitmap = found(&bench, "b").await;
         assert_eq!(bitmap.dirty, Some(Size(64 * MIB)));
         assert!(bitmap.everything_because.unwrap().contains("discarded"));

@@ -97,11 +97,12 @@ async fn carry_out(bench: &Bench, order: Order) -> Result<(), ApiError> {
         Order::BlockSize => set(r#"{"block_size":16384}"#).await.map(drop),
         Order::TwoCopies => set(r#"{"copies":"2-dirty"}"#).await.map(drop),
         Order::Volatile => set(r#"{"preset":"vfrc"}"#).await.map(drop),
-        Order::Disable => manager.cache_disable("vm".into(), OnDirty::Drain).await.map(drop),
-        Order::RemoveDisk => manager.disk_remove("vm".into(), OnDirty::Drain).await.map(drop),
+        Order::Disable => manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.map(drop),
+        Order::RemoveDisk => manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.map(drop),
         Order::AddDisk => {
             let backing = bench.path("new.img");
             manager
+                .disks
                 .disk_add(DiskAdd { name: "new".into(), backing, read_only: false, ..DiskAdd::default() })
                 .await
                 .map(drop)
@@ -172,12 +173,13 @@ async fn take_all(bench: &Bench, what: &str) {
     let manager = &bench.manager;
     for disk in manager.observe.disks() {
         manager
+            .disks
             .disk_remove(disk.name.clone(), OnDirty::Drain)
             .await
             .unwrap_or_else(|error| panic!("{what}: {}: {error}", disk.name));
     }
     for orphan in manager.observe.pool("p").unwrap().orphans {
-        manager.orphan_discard("p".into(), orphan.owner).await.unwrap();
+        manager.disks.orphan_discard("p".into(), orphan.owner).await.unwrap();
     }
     let pool = manager.observe.pool("p").unwrap();
     assert_eq!(pool.free, pool.size, "{what}: {pool:?}");

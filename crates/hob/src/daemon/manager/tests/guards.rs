@@ -12,18 +12,18 @@ fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
         let manager = &bench.manager;
         let revert = PlannedChange::Event { event: LifeEvent::SnapshotRevert };
         for change in [&revert, &PlannedChange::DiscardDirty] {
-            let error = manager.check_discard("vm", change, false).await.unwrap_err();
+            let error = manager.disks.check_discard("vm", change, false).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Conflict);
             let said = error.to_string();
             assert!(said.contains("80 KiB of dirty data is lost") && said.contains("--yes"), "{said}");
-            manager.check_discard("vm", change, true).await.unwrap();
+            manager.disks.check_discard("vm", change, true).await.unwrap();
         }
         let suspend = PlannedChange::Event { event: LifeEvent::Suspend };
-        manager.check_discard("vm", &suspend, false).await.unwrap();
+        manager.disks.check_discard("vm", &suspend, false).await.unwrap();
         manager.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".into());
-        let error = manager.check_discard("vm", &revert, false).await.unwrap_err().to_string();
+        let error = manager.disks.check_discard("vm", &revert, false).await.unwrap_err().to_string();
         assert!(error.contains("cannot be told while the disk is offline"), "{error}");
-        let missing = manager.check_discard("none", &revert, false).await.unwrap_err();
+        let missing = manager.disks.check_discard("none", &revert, false).await.unwrap_err();
         assert_eq!(missing.kind, ErrorKind::NotFound);
     });
 }
@@ -33,7 +33,7 @@ fn what_a_change_does_is_said_and_not_done() {
     run(async |bench| {
         prepare(&bench, &["a"], 20).await;
         bench.shard.take_changes();
-        let preview = async |change: PlannedChange| bench.manager.preview("vm", &change).await.unwrap();
+        let preview = async |change: PlannedChange| bench.manager.disks.preview("vm", &change).await.unwrap();
         let set = |json: &str| PlannedChange::Set { patch: Box::new(serde_json::from_str(json).unwrap()) };
         for change in [
             PlannedChange::Clear,
@@ -55,7 +55,7 @@ fn what_a_change_does_is_said_and_not_done() {
         let smaller = preview(set(r#"{"size":1048576}"#)).await;
         assert!(smaller.effects[0].contains("shrinks from 4M to 1M"), "{smaller:?}");
         assert!(preview(set(r#"{"dirty_full":90}"#)).await.effects.is_empty());
-        let wrong = bench.manager.preview("vm", &set(r#"{"policy":"best"}"#)).await.unwrap_err();
+        let wrong = bench.manager.disks.preview("vm", &set(r#"{"policy":"best"}"#)).await.unwrap_err();
         assert_eq!(wrong.kind, ErrorKind::Invalid);
         assert!(bench.shard.take_changes().is_empty(), "nothing was changed");
     });
@@ -65,7 +65,7 @@ fn what_a_change_does_is_said_and_not_done() {
 fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
     run(async |bench| {
         bench.disk("vm").await;
-        let check = async |clients| bench.manager.check_unused("vm", clients).await;
+        let check = async |clients| bench.manager.disks.check_unused("vm", clients).await;
         check(OnClients::Refuse).await.unwrap();
         bench.shard.set_users(2);
         let error = check(OnClients::Refuse).await.unwrap_err();
@@ -73,7 +73,7 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
         assert!(error.to_string().contains("vm has 2 clients connected"), "{error}");
         check(OnClients::Disconnect).await.unwrap();
         let preview =
-            bench.manager.preview("vm", &PlannedChange::Remove { discard_dirty: false }).await.unwrap();
+            bench.manager.disks.preview("vm", &PlannedChange::Remove { discard_dirty: false }).await.unwrap();
         assert_eq!(
             (preview.clients, preview.effects.as_slice()),
             (2, &["vm: 2 clients are disconnected".to_owned()][..])
@@ -128,7 +128,7 @@ fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
         let first = bench.manager.inner().disks["vm"].held[0].device;
         let path = bench.manager.inner().device_on_shards(first).unwrap().1.path.clone();
         let change = PlannedPoolChange::RemoveDevice { path: path.to_string_lossy().into_owned() };
-        let preview = async || bench.manager.pool_preview("p", &change).await.unwrap();
+        let preview = async || bench.manager.disks.pool_preview("p", &change).await.unwrap();
         let moves = preview().await;
         assert_eq!(moves.effects, ["vm: its cache moves to other devices of pool p"]);
         assert_eq!((moves.cached, moves.loses_dirty()), (Size(0), false));
@@ -148,7 +148,7 @@ fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
             bench.path("b")
         };
         let last = PlannedPoolChange::RemoveDevice { path };
-        let empties = bench.manager.pool_preview("p", &last).await.unwrap();
+        let empties = bench.manager.disks.pool_preview("p", &last).await.unwrap();
         assert!(empties.effects[0].contains("vm: the cache is emptied"), "{empties:?}");
     });
 }

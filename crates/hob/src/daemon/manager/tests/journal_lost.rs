@@ -139,7 +139,7 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
         assert!(dirty.draining && dirty.why.unwrap().contains(&path));
         bench.manager.pools.drain_stop("vm".into()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let error = bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
+        let error = bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Busy, "{error}");
         assert!(bench.manager.observe.disk("vm").unwrap().cache.is_some(), "it goes on in the background");
         bench.shard.set_silent(None);

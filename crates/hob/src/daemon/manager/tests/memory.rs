@@ -41,7 +41,7 @@ fn memory_comes_changes_and_goes_with_the_cache() {
         set(&bench, ram("0")).await.unwrap();
         assert_eq!(memory(&bench).await, (0, 0));
         set(&bench, ram("1M")).await.unwrap();
-        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(memory(&bench).await, (0, 0), "it goes with the cache");
     });
 }
@@ -55,7 +55,7 @@ fn a_cache_can_begin_with_memory_and_a_disk_takes_it_along() {
         bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
         assert_eq!(memory(&bench).await, (MIB, MIB));
         let id = bench.manager.inner().disk("vm").unwrap().id;
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.shard.area_bytes(id), 0);
     });
 }

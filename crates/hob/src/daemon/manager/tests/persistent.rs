@@ -64,7 +64,7 @@ fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
         assert_eq!(bench.free(), 12);
         bench.set("vm", r#"{"copies":"1"}"#).await.unwrap();
         assert_eq!(bench.free(), 13);
-        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
         assert!(bench.manager.observe.pool("p").unwrap().orphans.is_empty());
     });
@@ -246,7 +246,7 @@ fn a_volatile_cache_has_nothing_to_drain() {
         assert!(changed.notes[0].contains("the backing has everything"), "{:?}", changed.notes);
         assert!(changed.disk.unwrap().cache.unwrap().dirty.is_none());
         assert_eq!(bench.manager.pools.drain_stop("vm".into()).await.unwrap().notes.len(), 0);
-        let notes = bench.manager.discard_dirty("vm".into()).await.unwrap().notes;
+        let notes = bench.manager.disks.discard_dirty("vm".into()).await.unwrap().notes;
         assert!(notes[0].contains("the backing has everything"), "{notes:?}");
     });
 }
@@ -262,16 +262,16 @@ fn a_disk_is_removed_after_its_dirty_data_has_reached_the_backing_or_is_discarde
         }
         let before = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!((before.dirty_bytes, before.destaged_bytes), (BLOCK, 0));
-        assert!(bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap().notes.is_empty());
+        assert!(bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap().notes.is_empty());
         bench.shard.set_backings_fail(true);
-        let changed = bench.manager.discard_dirty("other".into()).await.unwrap();
+        let changed = bench.manager.disks.discard_dirty("other".into()).await.unwrap();
         assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
         assert_eq!(bench.dirty("other").await, 0);
         bench.shard.set_backings_fail(false);
         let flushed = bench.shard.write(bench.id("other"), 4 * BLOCK, BLOCK);
         assert!(flushed.is_err(), "the guest hears that acknowledged writes are lost");
         bench.write("other", 4);
-        let changed = bench.manager.disk_remove("other".into(), OnDirty::Discard).await.unwrap();
+        let changed = bench.manager.disks.disk_remove("other".into(), OnDirty::Discard).await.unwrap();
         assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
         assert_eq!(bench.free(), 8);
         assert!(

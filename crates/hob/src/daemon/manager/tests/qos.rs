@@ -13,6 +13,7 @@ impl Bench {
         let backing = self.image(&format!("{name}.img"), 64);
         let datastore = Some(datastore.to_owned());
         self.manager
+            .disks
             .disk_add(DiskAdd { name: name.into(), backing, datastore, ..DiskAdd::default() })
             .await
             .unwrap();
@@ -159,7 +160,7 @@ fn all_of_it_is_there_after_a_restart() {
         let backing = bench.image("vm.img", 64);
         let add =
             DiskAdd { name: "vm".into(), backing, datastore: Some("array".into()), ..DiskAdd::default() };
-        manager.disk_add(add).await.unwrap();
+        manager.disks.disk_add(add).await.unwrap();
         manager.qos.policy_set("gold".into(), reserves(300)).await.unwrap();
         let gold = QosPatch { policy: Some("gold".into()), ..QosPatch::default() };
         manager.qos.set("vm".into(), gold).await.unwrap();

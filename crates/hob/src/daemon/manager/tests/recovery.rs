@@ -103,7 +103,7 @@ fn flushed_writes_survive_a_crash_of_the_daemon() {
         // And once more, without a change in between.
         let bench = crash(bench).await;
         assert_eq!((sectors(&bench).await.1, bench.free()), (300, free));
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
     });
 }
@@ -179,7 +179,7 @@ async fn heartbeat(bench: &Bench) {
     let recorded = || bench.manager.inner().disks["vm"].cache().unwrap().journal.unwrap().evidence;
     let before = recorded();
     for _ in 0..500 {
-        bench.manager.record_evidence_now().await;
+        bench.manager.disks.record_evidence_now().await;
         if recorded() != before {
             return;
         }
@@ -264,18 +264,18 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             assert!(why.contains(part), "{why}");
         }
         for dirty in [
-            bench.manager.cache_disable("vm".into(), OnDirty::Drain).await,
-            bench.manager.disk_remove("vm".into(), OnDirty::Drain).await,
+            bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await,
+            bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await,
         ] {
             let error = dirty.unwrap_err().to_string();
             assert!(error.contains("--discard-dirty") && error.contains("export-dirty vm"), "{error}");
         }
         // It is not read again and again, and stays refused.
-        bench.manager.bring_online("vm").await;
+        bench.manager.disks.bring_online("vm").await;
         assert!(reason(&bench).contains("its backing was changed"));
         let path = bench.path("rescue");
         let export = hob_control::ExportDirty { path: path.clone() };
-        let notes = bench.manager.export_dirty("vm".into(), export.clone()).await.unwrap().notes;
+        let notes = bench.manager.disks.export_dirty("vm".into(), export.clone()).await.unwrap().notes;
         assert!(notes[0].contains("44 KiB"), "{notes:?}");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 * MIB);
         for path in [path.clone(), format!("{path}.map")] {
@@ -287,9 +287,9 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             std::fs::read_to_string(format!("{path}.map")).unwrap(),
             "data 20480 40960\ndata 81920 4096\n"
         );
-        let error = bench.manager.export_dirty("vm".into(), export).await.unwrap_err();
+        let error = bench.manager.disks.export_dirty("vm".into(), export).await.unwrap_err();
         assert!(error.to_string().contains("exists"), "{error}");
-        let changed = bench.manager.discard_dirty("vm".into()).await.unwrap();
+        let changed = bench.manager.disks.discard_dirty("vm".into()).await.unwrap();
         assert!(changed.notes[0].contains("is lost"), "{:?}", changed.notes);
         assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
         assert_eq!((sectors(&bench).await, bench.room("vm")), ((0, 0), 4));
@@ -312,7 +312,7 @@ fn an_export_does_not_keep_the_pool() {
         let busy = tokio::task::spawn_blocking(move || waits.recv());
         let export = hob_control::ExportDirty { path: path.clone() };
         let manager = bench.manager.clone();
-        let export = tokio::spawn(async move { manager.export_dirty("vm".into(), export).await });
+        let export = tokio::spawn(async move { manager.disks.export_dirty("vm".into(), export).await });
         while bench.manager.inner().disks["vm"].busy.is_none() {
             tokio::task::yield_now().await;
         }
@@ -399,18 +399,18 @@ fn a_cache_of_no_disk_is_shown_and_discarded_by_name() {
         let bench = end(bench, false, forget).await;
         let orphans = bench.manager.observe.pool("p").unwrap().orphans;
         assert_eq!((orphans.len(), orphans[0].size.bytes() / MIB), (1, 16 - free));
-        let discard = |owner: &str| bench.manager.orphan_discard("p".into(), owner.into());
+        let discard = |owner: &str| bench.manager.disks.orphan_discard("p".into(), owner.into());
         let error = discard("00000000000000000000000000000001").await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
         assert_eq!(discard("xyz").await.unwrap_err().kind, ErrorKind::Invalid);
         let change = PlannedPoolChange::DiscardOrphan { owner: orphans[0].owner.clone() };
-        let preview = bench.manager.pool_preview("p", &change).await.unwrap();
+        let preview = bench.manager.disks.pool_preview("p", &change).await.unwrap();
         assert_eq!((preview.cached, preview.dirty_lost), (orphans[0].size, Size(10 * BLOCK)), "{preview:?}");
         assert!(preview.effects[1].contains("40 KiB of dirty data is lost"), "{preview:?}");
-        let error = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
+        let error = bench.manager.disks.check_pool_discard("p", &change, false).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Conflict);
         assert!(error.to_string().contains("--yes"), "{error}");
-        bench.manager.check_pool_discard("p", &change, true).await.unwrap();
+        bench.manager.disks.check_pool_discard("p", &change, true).await.unwrap();
         let pool = discard(&orphans[0].owner).await.unwrap().pool.unwrap();
         assert!(pool.orphans.is_empty());
         assert_eq!(bench.free(), 16);
@@ -522,14 +522,14 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
         assert!(reason(&bench).contains("may hold dirty data"), "{}", reason(&bench));
         let path = bench.path(name);
         let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-        let error = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
+        let error = bench.manager.disks.check_pool_discard("p", &change, false).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Conflict);
         let said = error.to_string();
         assert!(said.contains("dirty data of its cache") && said.contains("--yes"), "{said}");
         std::fs::rename(bench.dir.path().join("away"), bench.dir.path().join(name)).unwrap();
         bench.manager.pools.retry_devices("p").await;
-        bench.manager.bring_online("vm").await;
+        bench.manager.disks.bring_online("vm").await;
         assert_eq!(sectors(&bench).await.1, 10);
-        bench.manager.check_pool_discard("p", &change, false).await.unwrap();
+        bench.manager.disks.check_pool_discard("p", &change, false).await.unwrap();
     });
 }

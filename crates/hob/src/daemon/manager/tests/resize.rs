@@ -10,7 +10,7 @@ use super::*;
 
 impl Bench {
     async fn resize_disk(&self, disk: &str, size: Option<u64>) -> Result<DiskChanged, ApiError> {
-        self.manager.disk_resize(disk.into(), DiskResize { size: size.map(Size) }).await
+        self.manager.disks.disk_resize(disk.into(), DiskResize { size: size.map(Size) }).await
     }
 
     fn img(&self, disk: &str) -> PathBuf {
@@ -78,7 +78,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         bench.disk("vm").await;
         let backing = bench.image("ro.img", 64);
         let add = DiskAdd { name: "ro".into(), backing, read_only: true, ..DiskAdd::default() };
-        bench.manager.disk_add(add).await.unwrap();
+        bench.manager.disks.disk_add(add).await.unwrap();
         let refused = async |disk: &str, size: Option<u64>, kind: ErrorKind, part: &str| {
             let error = bench.resize_disk(disk, size).await.unwrap_err();
             assert_eq!(error.kind, kind, "{error}");
@@ -122,7 +122,7 @@ fn a_persistent_cache_knows_the_new_size_over_crashes_and_ends() {
         assert_eq!(sectors(&bench).await, (201, 101));
         let bench = end(bench, false, |_| ()).await;
         assert_eq!((bench.size("vm"), sectors(&bench).await), (96, (201, 101)));
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
     });
 }

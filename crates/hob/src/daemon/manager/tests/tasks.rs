@@ -45,8 +45,8 @@ async fn look(bench: &Bench) {
 fn a_change_whose_asker_hears_how_it_ends_leaves_no_task() {
     run(async |bench| {
         bench.disk("vm").await;
-        assert!(bench.manager.disk_remove("none".into(), OnDirty::Drain).await.is_err());
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        assert!(bench.manager.disks.disk_remove("none".into(), OnDirty::Drain).await.is_err());
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(tasks(&bench), []);
     });
 }
@@ -55,7 +55,7 @@ fn a_change_whose_asker_hears_how_it_ends_leaves_no_task() {
 fn a_removal_that_drains_to_a_failing_backing_is_a_task_that_can_be_cancelled() {
     run(async |bench| {
         stuck(&bench).await;
-        let error = bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap_err();
+        let error = bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap_err();
         assert!(error.to_string().contains("as task "), "{error}");
         look(&bench).await;
         assert_eq!(tasks(&bench), [is("disk remove", TaskState::Running, true)]);
@@ -80,7 +80,7 @@ fn a_drain_is_a_task_that_ends_with_it() {
         bench.manager.pools.drain("vm".into()).await.unwrap();
         assert_eq!(tasks(&bench), [is("drain", TaskState::Running, true)]);
         // A change that discards what is dirty does not wait for it.
-        bench.manager.discard_dirty("vm".into()).await.unwrap();
+        bench.manager.disks.discard_dirty("vm".into()).await.unwrap();
         assert_eq!(tasks(&bench), [is("drain", TaskState::Cancelled, false)]);
     });
 }

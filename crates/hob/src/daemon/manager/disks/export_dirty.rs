@@ -8,45 +8,45 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use hob_control::{DiskChanged, ExportDirty, Size};
 use hob_storage::pool::OwnerId;
 
-use super::api_error::ApiError;
+use super::Disks;
 use super::dirty::{Dirty, Source};
-use super::flash::blocking;
-use super::pools::no_cache;
-use super::{DiskPhase, Manager};
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash::blocking;
+use crate::daemon::manager::pools::no_cache;
+use crate::daemon::manager::registry::DiskPhase;
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Exported {
-    pub(super) bytes: u64,
-    pub(super) lost_bytes: u64,
+pub(in crate::daemon::manager) struct Exported {
+    pub(in crate::daemon::manager) bytes: u64,
+    pub(in crate::daemon::manager) lost_bytes: u64,
 }
 
-impl Manager {
+impl Disks {
     /// Writes what is dirty in the cache of a disk that is offline into a file on this host.
     pub(crate) async fn export_dirty(
-        self: &Arc<Self>,
+        &self,
         disk: String,
         export: ExportDirty,
     ) -> Result<DiskChanged, ApiError> {
-        let manager = self.clone();
+        let service = self.clone();
         self.tasks
-            .run("cache export-dirty", disk.clone(), async move { manager.export(&disk, &export.path).await })
+            .run("cache export-dirty", disk.clone(), async move { service.export(&disk, &export.path).await })
             .await
     }
 
-    async fn export(self: &Arc<Self>, name: &str, path: &str) -> Result<DiskChanged, ApiError> {
+    async fn export(&self, name: &str, path: &str) -> Result<DiskChanged, ApiError> {
         let path = PathBuf::from(path);
         if !path.is_absolute() {
             return Err(ApiError::invalid(format!("{} is not an absolute path", path.display())));
         }
-        let guard = self.guard_disk_for_command(name, "exported").await?;
+        let guard = self.registry.guard_disk_for_command(name, "exported").await?;
         let (flash, owner) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
             if !matches!(disk.phase, DiskPhase::Offline(_)) {

@@ -9,46 +9,45 @@
 //! A change that waits makes the old rings void, if nothing can be dirty, and passes; a crash before the new ring is there then costs
 //! the cache its contents.
 
-use std::sync::Arc;
-
 use hob_engine::command::{CacheChange, CommandError, Expect};
 use hob_engine::regions::Regions;
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 
-use super::api_error::ApiError;
-use super::pools::Restructure;
+use super::Disks;
 use super::recover::{Reading, Served, Source};
-use super::registry::OperationGuard;
-use super::{DiskPhase, Manager};
 use crate::daemon::hardware::{BackingInfo, Reader};
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::pools::Restructure;
+use crate::daemon::manager::registry::DiskPhase;
+use crate::daemon::manager::registry::OperationGuard;
 use crate::daemon::shard_api::ShardError;
 
 /// A disk that can be served before its cache is there.
-pub(super) struct Early {
+pub(in crate::daemon::manager) struct Early {
     info: BackingInfo,
     reader: Box<dyn Reader>,
     doubtful: Regions,
 }
 
 /// A disk that is served, and whose cache is not there yet.
-pub(super) struct RecoveringCache {
+pub(in crate::daemon::manager) struct RecoveringCache {
     reading: Reading,
     served: Served,
 }
 
 /// The rings from which a cache is being recovered.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct OldRings {
+pub(in crate::daemon::manager) struct OldRings {
     owner: OwnerId,
     /// All up to this number.
     upto: u32,
 }
 
-impl Manager {
+impl Disks {
     /// May a disk be served now, whose journal is being read, and what may be dirty of it? Waits for the first reading if need be.
-    pub(super) async fn early(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn early(
+        &self,
         name: &str,
         info: &BackingInfo,
         reader: Option<Box<dyn Reader>>,
@@ -61,7 +60,7 @@ impl Manager {
         }
         let doubtful = if reading.may_be_dirty() {
             // A disk that comes and goes is worse than one that comes late.
-            if self.inner().disk(name).ok()?.offline_reason.is_some() {
+            if self.registry.inner().disk(name).ok()?.offline_reason.is_some() {
                 return None;
             }
             let surveyed = (&mut reading.surveyed).await.ok()?;
@@ -77,17 +76,17 @@ impl Manager {
     }
 
     /// Tells the shard, which has the disk, what to expect.
-    pub(super) async fn expect_cache(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn expect_cache(
+        &self,
         name: &str,
         early: Early,
         reading: Reading,
     ) -> Result<RecoveringCache, ApiError> {
         let Early { info, reader, doubtful } = early;
-        let (shard, id) = self.shard_of(name)?;
+        let (shard, id) = self.registry.shard_of(name)?;
         let waits = doubtful.permille();
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let journal = disk.cache().and_then(|spec| spec.journal);
             let owner = journal.map(|journal| OwnerId(journal.owner.0));
@@ -107,14 +106,14 @@ impl Manager {
     }
 
     /// Waits for the cache of a disk that is served, and gives it to it.
-    pub(super) async fn await_cache(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn await_cache(
+        &self,
         name: &str,
         recovering: RecoveringCache,
         guard: OperationGuard,
     ) {
         let result = self.bring_cache(name, recovering).await;
-        if let Ok(disk) = self.inner().disk_mut(name) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.recovering = None;
             disk.cache_reason = None;
         }
@@ -129,11 +128,7 @@ impl Manager {
         drop(guard);
     }
 
-    async fn bring_cache(
-        self: &Arc<Self>,
-        name: &str,
-        recovering: RecoveringCache,
-    ) -> Result<Vec<String>, Restructure> {
+    async fn bring_cache(&self, name: &str, recovering: RecoveringCache) -> Result<Vec<String>, Restructure> {
         let RecoveringCache { reading, served } = recovering;
         let (shard, id, upto) = (served.shard.clone(), served.id, reading.upto);
         let may_be_dirty = reading.may_be_dirty();
@@ -146,7 +141,7 @@ impl Manager {
             },
             Err(error) => Err(error.into()),
         };
-        let is_served = matches!(self.inner().disk(name)?.phase, DiskPhase::Online(_));
+        let is_served = matches!(self.registry.inner().disk(name)?.phase, DiskPhase::Online(_));
         let notes = match found {
             Ok(notes) => notes,
             Err(error) if may_be_dirty || !is_served => return Err(error),
@@ -156,9 +151,9 @@ impl Manager {
             }
         };
         // Nothing of it is used, and writes pass from here on: nothing of it may be believed later.
-        let spec = self.inner().disk(name)?.cache().cloned();
+        let spec = self.registry.inner().disk(name)?.cache().cloned();
         if let Some((spec, journal)) = spec.and_then(|spec| spec.journal.map(|journal| (spec, journal))) {
-            let flash = self.inner().pool(&spec.pool)?.flash.clone();
+            let flash = self.registry.inner().pool(&spec.pool)?.flash.clone();
             flash.make_void(OwnerId(journal.owner.0), upto).await?;
             self.pools.forget_owner(&spec).await;
         }
@@ -167,9 +162,9 @@ impl Manager {
     }
 
     /// A change waits for a cache that is being recovered.
-    pub(super) async fn let_changes_pass(self: &Arc<Self>, id: DiskId) {
+    pub(in crate::daemon::manager) async fn let_changes_pass(&self, id: DiskId) {
         let (name, rings, flash, size_bytes, shard) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             let (Some(rings), Ok(shard), Some(spec)) = (disk.recovering, disk.shard(), disk.cache()) else {
                 return;
@@ -190,17 +185,17 @@ impl Manager {
     }
 
     /// A disk that is served cannot be any more.
-    pub(super) async fn take_offline(self: &Arc<Self>, name: &str, error: &ApiError) {
+    pub(in crate::daemon::manager) async fn take_offline(&self, name: &str, error: &ApiError) {
         self.exports.table().remove_disk(name);
         // It is mounted anew when the disk is back.
         self.exports.hide_file_at_end(name).await;
-        if let Ok((shard, id)) = self.shard_of(name)
+        if let Ok((shard, id)) = self.registry.shard_of(name)
             && let Err(error) = self.exports.take_from_shard(name, &shard, id).await
         {
             tracing::warn!("{name}: {error}");
         }
         let is_served = matches!(
-            self.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Online(_))),
+            self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Online(_))),
             Ok(true)
         );
         if is_served {

@@ -1,15 +1,15 @@
 //! What a change would do to cached data, dirty data and clients; and the guards that keep a call from doing so by accident.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{CachePatch, Effect, LifeEvent, OnClients, PlannedChange, Preview, Size};
 use hob_engine::units::SECTOR_BYTES;
 
-use super::api_error::ApiError;
-use super::pools::no_cache;
-use super::settings::changed_spec;
-use super::{DiskPhase, Manager};
+use super::Disks;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::pools::no_cache;
+use crate::daemon::manager::registry::DiskPhase;
+use crate::daemon::manager::settings::changed_spec;
 use crate::daemon::state::CacheSpec;
 
 /// A shard learns of a client's end a moment later: users are counted so often before a disk counts as used.
@@ -38,14 +38,10 @@ struct Holds {
     dirty: Option<u64>,
 }
 
-impl Manager {
+impl Disks {
     /// Says what a change would do, without making it.
-    pub(crate) async fn preview(
-        self: &Arc<Self>,
-        disk: &str,
-        change: &PlannedChange,
-    ) -> Result<Preview, ApiError> {
-        let spec = self.inner().disk(disk)?.cache().cloned();
+    pub(crate) async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview, ApiError> {
+        let spec = self.registry.inner().disk(disk)?.cache().cloned();
         let mut preview = Preview::default();
         let fate = match change {
             PlannedChange::Remove { discard_dirty } | PlannedChange::Disable { discard_dirty } => {
@@ -78,11 +74,7 @@ impl Manager {
     }
 
     /// Refuses to remove a disk that clients use, unless they may be disconnected.
-    pub(crate) async fn check_unused(
-        self: &Arc<Self>,
-        disk: &str,
-        on_clients: OnClients,
-    ) -> Result<(), ApiError> {
+    pub(crate) async fn check_unused(&self, disk: &str, on_clients: OnClients) -> Result<(), ApiError> {
         let users = self.settled_users(disk).await;
         if users == 0 || on_clients == OnClients::Disconnect {
             return Ok(());
@@ -93,7 +85,7 @@ impl Manager {
 
     /// Refuses to lose dirty data by a call that does not say that it may be lost.
     pub(crate) async fn check_discard(
-        self: &Arc<Self>,
+        &self,
         disk: &str,
         change: &PlannedChange,
         may_lose: bool,
@@ -122,7 +114,7 @@ impl Manager {
 
     /// Connected clients and guests; none of a disk that is not served.
     async fn users_of_disk(&self, disk: &str) -> u64 {
-        match self.shard_of(disk) {
+        match self.registry.shard_of(disk) {
             Ok((shard, id)) => shard.users(id).await.unwrap_or(0),
             Err(_) => 0,
         }
@@ -130,9 +122,9 @@ impl Manager {
 
     async fn holds(&self, disk: &str, spec: &CacheSpec) -> Holds {
         let is_offline =
-            self.inner().disk(disk).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)));
+            self.registry.inner().disk(disk).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)));
         let nothing = Holds { cached: 0, dirty: Some(0).filter(|_| spec.journal.is_none() || !is_offline) };
-        let Ok((shard, id)) = self.shard_of(disk) else { return nothing };
+        let Ok((shard, id)) = self.registry.shard_of(disk) else { return nothing };
         match shard.stats(id).await {
             Ok(stats) => Holds {
                 cached: stats.blocks_cached * spec.block_size.bytes(),
@@ -149,7 +141,7 @@ impl Manager {
         patch: &CachePatch,
     ) -> Result<(Fate, Option<String>), ApiError> {
         let before = spec.ok_or_else(|| no_cache(disk))?;
-        let context = self.inner().context(&before.pool)?;
+        let context = self.registry.inner().context(&before.pool)?;
         let (wanted, _) = changed_spec(before, patch.size, &patch.settings, context)?;
         if before.structure() != wanted.structure() {
             return Ok((Fate::Emptied, None));

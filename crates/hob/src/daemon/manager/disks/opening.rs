@@ -1,7 +1,5 @@
 //! Disks: opened, given to a shard, offered to clients, and taken back.
 
-use std::sync::Arc;
-
 use hob_control::{DiskAdd, DiskChanged, Export, OnClients, OnDirty, Size, check_name};
 use hob_engine::command::{Access, DiskConfig};
 use hob_engine::io::Promote;
@@ -9,21 +7,31 @@ use hob_engine::units::DiskId;
 use hob_frontends::vhost_user::block::Info;
 use hob_storage::backing::BackingInfo;
 
-use super::api_error::{ApiError, open_error};
+use super::Disks;
 use super::dirty_rescue::Afterwards;
 use super::image::image_asked;
-use super::pools::AllocationRule;
-use super::pools::REMOVING;
-use super::qos::datastore_of;
 use super::recover::Source;
 use super::recovering::RecoveringCache;
-use super::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
 use super::resize::Measure;
+<<<<<<< HEAD:crates/hob/src/daemon/manager/disks.rs
 use super::{DISKS_MAX, DiskEntry, DiskPhase, Manager, Owed, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
 use crate::daemon::exports::export_info;
 use crate::daemon::hardware::{Backing, BackingOptions};
+=======
+use crate::daemon::cluster::Taken;
+use crate::daemon::descriptors;
+use crate::daemon::exports::export_info;
+use crate::daemon::hardware::Backing;
+use crate::daemon::manager::api_error::{ApiError, open_error};
+use crate::daemon::manager::flash;
+use crate::daemon::manager::pools::AllocationRule;
+use crate::daemon::manager::pools::REMOVING;
+use crate::daemon::manager::qos::datastore_of;
+use crate::daemon::manager::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
+use crate::daemon::manager::registry::{DISKS_MAX, DiskEntry, DiskPhase};
+>>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/opening.rs
 use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};
@@ -31,7 +39,7 @@ use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_pat
 
 /// When is a disk offered to clients?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Open {
+pub(in crate::daemon::manager) enum Open {
     /// As soon as that is safe, even if its cache is still being recovered.
     AtOnce,
     /// When its cache is there.
@@ -39,38 +47,56 @@ pub(super) enum Open {
 }
 
 /// Longest specification of a backing, bytes.
-pub(super) const BACKING_CHARS_MAX: usize = 4096;
+pub(in crate::daemon::manager) const BACKING_CHARS_MAX: usize = 4096;
 
-impl Manager {
+impl Disks {
+    /// What flash has of the disk counts as of this generation. Before it is served.
+    pub(in crate::daemon::manager) async fn keep_generation(
+        &self,
+        name: &str,
+        taken: &Taken,
+    ) -> Result<(), ApiError> {
+        if let Some(why) = &taken.foreign {
+            self.exports.all_is_changed(name, why).await?;
+        }
+        let known = self.registry.inner().disk_mut(name)?.wanted.generation.replace(taken.generation);
+        if known == Some(taken.generation) { Ok(()) } else { self.registry.save_first().await }
+    }
+
+    /// A disk is not this host's to serve any more, and nothing of it is in flash that matters.
+    pub(in crate::daemon::manager) async fn leave_disk(&self, name: &str) {
+        let Some(cluster) = self.peers.cluster() else { return };
+        let (known, _) = self.registry.wish(name).unwrap_or((None, false));
+        if let Err(why) = cluster.give_up(name, known).await {
+            tracing::warn!("{name} was not given back: {why}; that happens when the lease ends");
+        }
+    }
+
     /// Serves a disk.
-    pub(crate) async fn disk_add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, ApiError> {
-        let manager = self.clone();
-        self.tasks.run("disk add", add.name.clone(), async move { manager.add(add).await }).await
+    pub(crate) async fn disk_add(&self, add: DiskAdd) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("disk add", add.name.clone(), async move { service.add(add).await }).await
     }
 
     /// Stops serving a disk whose files nobody has open.
-    pub(crate) async fn disk_remove(
-        self: &Arc<Self>,
-        disk: String,
-        dirty: OnDirty,
-    ) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn disk_remove(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
         self.disk_remove_from(disk, dirty, OnClients::Refuse).await
     }
 
     /// Stops serving a disk. With what is dirty in it discarded, programs that have its file open may lose that; otherwise they keep it.
     pub(crate) async fn disk_remove_from(
-        self: &Arc<Self>,
+        &self,
         disk: String,
         dirty: OnDirty,
         clients: OnClients,
     ) -> Result<DiskChanged, ApiError> {
-        let (manager, name) = (self.clone(), disk.clone());
-        let removal = async move { manager.remove(&disk, dirty, clients).await };
+        let (service, name) = (self.clone(), disk.clone());
+        let removal = async move { service.remove(&disk, dirty, clients).await };
         self.tasks.run("disk remove", name, removal).await
     }
 
     /// As `disk_add`, however long it takes.
-    pub(super) async fn add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, ApiError> {
+    pub(in crate::daemon::manager) async fn add(&self, add: DiskAdd) -> Result<DiskChanged, ApiError> {
         let name = add.name.clone();
         check_name(&name)
             .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
@@ -104,23 +130,26 @@ impl Manager {
     }
 
     /// Serves a disk, with a persistent cache of earlier if it is to have one.
-    pub(super) async fn add_state(self: &Arc<Self>, wanted: DiskState) -> Result<DiskChanged, ApiError> {
+    pub(in crate::daemon::manager) async fn add_state(
+        &self,
+        wanted: DiskState,
+    ) -> Result<DiskChanged, ApiError> {
         let name = wanted.name.clone();
         let guard =
             self.enter(wanted, Some(ADDING))?.ok_or_else(|| ApiError::failed("the disk was not claimed"))?;
-        let notes = match self.open_disk(&name, Open::WithCache).await {
+        let notes = match self.open_by_owner(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
             // It is added all the same, and comes when that host gives it back.
-            Err(error) if self.is_served_elsewhere(&name) => {
+            Err(error) if self.registry.is_served_elsewhere(&name) => {
                 self.note_offline(&name, &error);
-                self.inner().disks_removed.retain(|removed| *removed != name);
+                self.registry.inner().disks_removed.retain(|removed| *removed != name);
                 return self
                     .pools
                     .finish_disk(&name, guard, vec![format!("it is not served here: {error}")])
                     .await;
             }
             Err(error) => {
-                self.inner().disks.remove(&name);
+                self.registry.inner().disks.remove(&name);
                 return Err(error);
             }
         };
@@ -128,38 +157,33 @@ impl Manager {
             self.take_back(&name).await;
             return Err(error);
         }
-        self.inner().disks_removed.retain(|removed| *removed != name);
+        self.registry.inner().disks_removed.retain(|removed| *removed != name);
         self.pools.finish_disk(&name, guard, notes).await
     }
 
     /// Takes a disk back that was added and cannot be all that was asked for.
-    async fn take_back(self: &Arc<Self>, name: &str) {
+    async fn take_back(&self, name: &str) {
         self.exports.table().remove_disk(name);
-        if let Ok((shard, id)) = self.shard_of(name)
+        if let Ok((shard, id)) = self.registry.shard_of(name)
             && let Err(error) = shard.remove_disk(id).await
         {
             tracing::warn!("{name}: {error}");
         }
         self.exports.forget_bitmaps(name).await;
         self.leave_disk(name).await;
-        self.inner().disks.remove(name);
+        self.registry.inner().disks.remove(name);
     }
 
-    async fn remove(
-        self: &Arc<Self>,
-        name: &str,
-        dirty: OnDirty,
-        clients: OnClients,
-    ) -> Result<DiskChanged, ApiError> {
-        if let Some(changed) = self.remove_absent(name).await? {
+    async fn remove(&self, name: &str, dirty: OnDirty, clients: OnClients) -> Result<DiskChanged, ApiError> {
+        if let Some(changed) = self.owner()?.remove_absent(name.to_owned()).await? {
             return Ok(changed);
         }
         self.check_no_clones(name)?;
         let guard = match dirty {
-            OnDirty::Drain => self.guard_disk_for_command(name, REMOVING).await?,
+            OnDirty::Drain => self.registry.guard_disk_for_command(name, REMOVING).await?,
             OnDirty::Discard => match self.pools.guard_to_discard(name, REMOVING).await {
                 // A removal that was under way has got on.
-                Err(_) if self.inner().disk(name).is_err() => {
+                Err(_) if self.registry.inner().disk(name).is_err() => {
                     return Ok(DiskChanged { disk: None, notes: Vec::new() });
                 }
                 guard => guard?,
@@ -170,7 +194,7 @@ impl Manager {
             OnDirty::Discard => self.hide_file_soon(name, clients).await?,
         }
         let removed = self.remove_hidden(name, dirty, guard).await;
-        if removed.is_err() && self.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
+        if removed.is_err() && self.registry.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
             // It stays, and so does its file.
             let _ = self.exports.show_file(name).await;
         }
@@ -178,13 +202,13 @@ impl Manager {
     }
 
     async fn remove_hidden(
-        self: &Arc<Self>,
+        &self,
         name: &str,
         dirty: OnDirty,
         guard: OperationGuard,
     ) -> Result<DiskChanged, ApiError> {
-        let cache = self.inner().disk(name)?.cache().cloned();
-        let is_online = self.inner().disk(name)?.shard().is_ok();
+        let cache = self.registry.inner().disk(name)?.cache().cloned();
+        let is_online = self.registry.inner().disk(name)?.shard().is_ok();
         let notes = match (dirty, is_online) {
             (OnDirty::Discard, true) => {
                 let notes = self.take_abandoned(name).await?;
@@ -196,7 +220,7 @@ impl Manager {
         };
         self.leave_disk(name).await;
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             inner.disks.remove(name);
             inner.caches_refused.remove(name);
             if inner.defined.contains(name) {
@@ -205,7 +229,7 @@ impl Manager {
         }
         drop(guard);
         tracing::info!("{name} is not served any more");
-        self.save().await?;
+        self.registry.save().await?;
         self.exports.forget_bitmaps(name).await;
         if let Some(spec) = &cache {
             self.pools.forget_owner(spec).await;
@@ -216,13 +240,9 @@ impl Manager {
     }
 
     /// Takes a disk that is to be removed from its shard. What is dirty goes to the backing first; of a disk that is offline it may be given up.
-    async fn take_with_its_data(
-        self: &Arc<Self>,
-        name: &str,
-        dirty: OnDirty,
-    ) -> Result<Vec<String>, ApiError> {
+    async fn take_with_its_data(&self, name: &str, dirty: OnDirty) -> Result<Vec<String>, ApiError> {
         let mut notes = Vec::new();
-        let cache = self.inner().disk(name)?.cache().cloned();
+        let cache = self.registry.inner().disk(name)?.cache().cloned();
         if dirty == OnDirty::Discard && cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
             notes.extend(self.discard(name, Afterwards::TakenAway).await?);
         }
@@ -233,7 +253,7 @@ impl Manager {
         }
         self.exports.table().remove_disk(name);
         let (shard, id) = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let shard = match std::mem::replace(&mut disk.phase, DiskPhase::Removing) {
                 DiskPhase::Online(shard) => Some(shard),
@@ -250,20 +270,20 @@ impl Manager {
             flash::blocking(move || drop(memory)).await?;
             let free = self.pools.let_go(name, &released, |_| true);
             if let Some(spec) = &cache {
-                self.give_back(&spec.pool, &free).await;
+                self.registry.give_back(&spec.pool, &free).await;
             }
         }
         Ok(notes)
     }
 
     /// Makes the entry of a disk that is not open yet, claimed if `busy` says for what.
-    pub(super) fn enter(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) fn enter(
+        &self,
         wanted: DiskState,
         busy: Option<&'static str>,
     ) -> Result<Option<OperationGuard>, ApiError> {
         let name = wanted.name.clone();
-        let mut inner = self.inner();
+        let mut inner = self.registry.inner();
         inner.check_stays()?;
         inner.check_export_name(&name)?;
         wanted.exports.iter().try_for_each(|export| inner.check_export_name(&export.name))?;
@@ -286,7 +306,7 @@ impl Manager {
             ring_copies: 0,
             memory: None,
             identity: [0; 32],
-            watch: super::pools::Watch::default(),
+            watch: crate::daemon::manager::pools::Watch::default(),
             retry_after: None,
             offline_reason: None,
             content_noted: false,
@@ -294,7 +314,7 @@ impl Manager {
             cluster_wait: ClusterWait::No,
             drained_at_end: false,
             cache_reason: None,
-            quality: super::observe::Quality::default(),
+            quality: crate::daemon::manager::observe::Quality::default(),
             files: std::collections::BTreeMap::new(),
             busy,
             measure: None,
@@ -305,20 +325,20 @@ impl Manager {
         };
         inner.disks.insert(name.clone(), entry);
         drop(inner);
-        Ok(busy.map(|_| self.guard_new_disk(&name)))
+        Ok(busy.map(|_| self.registry.guard_new_disk(&name)))
     }
 
     /// Opens a disk's backing, gives it to a shard and offers it to clients. The caller has
     /// claimed the disk, which is offline. Where the cache is still on its way then, that goes on with
-    /// [`Manager::await_cache`].
-    pub(super) async fn open_owned(
-        self: &Arc<Self>,
+    /// [`Disks::await_cache`].
+    pub(in crate::daemon::manager) async fn open_owned(
+        &self,
         name: &str,
         when: Open,
         taken: Option<&Taken>,
     ) -> Result<(Vec<String>, Option<RecoveringCache>), ApiError> {
         let (wanted, id) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             (disk.wanted.clone(), disk.id)
         };
@@ -337,7 +357,7 @@ impl Manager {
         let (backing, home) = self.share(&wanted, backing, &mut notes).await?;
         let info = backing.info().clone();
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             (disk.identity, disk.lock) = (info.identity, backing.lock());
             disk.constant = backing.constant().map(str::to_owned);
@@ -378,7 +398,7 @@ impl Manager {
         }
         self.forget_foreign(name).await?;
         shard.add_disk(id, config, backing).await?;
-        shard.owe_failures(id, self.inner().disk(name)?.wanted.flush_failures_owed)?;
+        shard.owe_failures(id, self.registry.inner().disk(name)?.wanted.flush_failures_owed)?;
         if let Some(taken) = taken {
             shard.set_lease(id, taken.clock.clone())?;
         }
@@ -387,7 +407,7 @@ impl Manager {
             return Err(error);
         }
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.phase = DiskPhase::Online(shard.clone());
             disk.memory = None;
@@ -411,13 +431,13 @@ impl Manager {
             let error = ApiError::from(error);
             // Without its dirty data the disk is not what its guest knows.
             shard.remove_disk(id).await?;
-            self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+            self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
             return Err(error);
         }
         // From here on the disk may be changed.
         if let Err(error) = self.exports.begin_recording(name).await {
             self.exports.take_from_shard(name, &shard, id).await?;
-            self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+            self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
             return Err(error);
         }
         let gateway = match &wanted.vhost_user {
@@ -428,7 +448,8 @@ impl Manager {
                     Err(error) => {
                         self.exports.take_from_shard(name, &shard, id).await?;
                         let error = ApiError::failed(format!("machines cannot come in at {path}: {error}"));
-                        self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+                        self.registry.inner().disk_mut(name)?.phase =
+                            DiskPhase::Offline(error.problem.error.clone());
                         return Err(error);
                     }
                 }
@@ -451,15 +472,15 @@ impl Manager {
     }
 
     /// Opens a disk that was to be there from the start, or that was offline, with its cache.
-    pub(super) async fn bring_online(self: &Arc<Self>, name: &str) {
-        let Ok(guard) = self.guard_disk(name, "opened") else { return };
+    pub(in crate::daemon::manager) async fn bring_online(&self, name: &str) {
+        let Ok(guard) = self.registry.guard_disk(name, "opened") else { return };
         if !matches!(
-            self.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
+            self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
             Ok(true)
         ) {
             return;
         }
-        let recovering = match self.open_disk(name, Open::AtOnce).await {
+        let recovering = match self.open_by_owner(name, Open::AtOnce).await {
             Ok((notes, recovering)) => {
                 notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
                 if let Err(error) = self.exports.show_file(name).await {
@@ -472,20 +493,20 @@ impl Manager {
         match recovering {
             // Whoever waits for the disk has it.
             Some(recovering) => {
-                let (manager, name) = (self.clone(), name.to_owned());
-                tokio::spawn(async move { manager.await_cache(&name, recovering, guard).await });
+                let (service, name) = (self.clone(), name.to_owned());
+                tokio::spawn(async move { service.await_cache(&name, recovering, guard).await });
             }
             None => self.fit_opened(name).await,
         }
     }
 
     /// Gives a disk that has just been opened as much of its cache as can be had.
-    pub(super) async fn fit_opened(self: &Arc<Self>, name: &str) {
+    pub(in crate::daemon::manager) async fn fit_opened(&self, name: &str) {
         match self.pools.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
             Err(error) => {
                 tracing::warn!("{name} has no cache: {error}");
-                if let Ok(disk) = self.inner().disk_mut(name) {
+                if let Ok(disk) = self.registry.inner().disk_mut(name) {
                     disk.cache_reason = Some(error.problem.error);
                 }
             }
@@ -493,9 +514,9 @@ impl Manager {
     }
 
     /// Says so once for each new reason.
-    pub(super) fn note_offline(&self, name: &str, error: &ApiError) {
+    pub(in crate::daemon::manager) fn note_offline(&self, name: &str, error: &ApiError) {
         let reason = error.to_string();
-        if let Ok(disk) = self.inner().disk_mut(name) {
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
             let news = disk.offline_reason.as_ref() != Some(&reason);
             if news && disk.cluster_wait == ClusterWait::Served {
                 tracing::info!("{name} is not served here: {error}");
@@ -511,37 +532,29 @@ impl Manager {
     }
 
     /// Gives a disk another export.
-    pub(crate) async fn export_add(
-        self: &Arc<Self>,
-        disk: String,
-        export: Export,
-    ) -> Result<DiskChanged, ApiError> {
-        let manager = self.clone();
+    pub(crate) async fn export_add(&self, disk: String, export: Export) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
         self.tasks
             .run("export add", disk.clone(), async move {
-                manager.exports.add(&disk, export).await?;
-                manager.observe.disk_changed(&disk, Vec::new())
+                service.exports.add(&disk, export).await?;
+                service.observe.disk_changed(&disk, Vec::new())
             })
             .await
     }
 
     /// Takes an export away, with the connections of its clients.
-    pub(crate) async fn export_remove(
-        self: &Arc<Self>,
-        disk: String,
-        export: String,
-    ) -> Result<DiskChanged, ApiError> {
-        let manager = self.clone();
+    pub(crate) async fn export_remove(&self, disk: String, export: String) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
         self.tasks
             .run("export remove", disk.clone(), async move {
-                manager.exports.remove(&disk, export).await?;
-                manager.observe.disk_changed(&disk, Vec::new())
+                service.exports.remove(&disk, export).await?;
+                service.observe.disk_changed(&disk, Vec::new())
             })
             .await
     }
 }
 
-pub(super) fn open_gateway(
+pub(in crate::daemon::manager) fn open_gateway(
     name: &str,
     place: &SocketPlace,
     disk: DiskId,
@@ -567,12 +580,15 @@ pub(super) fn open_gateway(
 }
 
 /// May it be changed?
-pub(super) fn access_of(wanted: &DiskState, info: &BackingInfo) -> Access {
+pub(in crate::daemon::manager) fn access_of(wanted: &DiskState, info: &BackingInfo) -> Access {
     if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
 /// What was asked for about a clone's parent.
-pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option<ShareSpec>, ApiError> {
+pub(in crate::daemon::manager) fn share_of(
+    share_parent: bool,
+    cache: Option<Size>,
+) -> Result<Option<ShareSpec>, ApiError> {
     match (share_parent, cache) {
         (false, Some(_)) => Err(ApiError::invalid("a cache for its parent is made where that is shared")
             .hint("say --share-parent too, or share_parent = true")),

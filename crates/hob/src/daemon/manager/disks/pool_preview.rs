@@ -1,7 +1,6 @@
 //! What a change of a pool would do to caches and dirty data; and the guard that keeps a call from losing dirty data by accident.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{PlannedPoolChange, Preview, Size};
@@ -10,31 +9,34 @@ use hob_engine::units::{DeviceId, SECTOR_BYTES};
 use hob_storage::pool::OwnerId;
 use hob_storage::pool::recovery::Found;
 
-use super::api_error::ApiError;
-use super::pools::no_device;
-use super::{DiskEntry, DiskPhase, Inner, Manager};
+use super::Disks;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::pools::no_device;
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase, Inner};
 use crate::daemon::state::CacheOwner;
 use crate::daemon::watchdog::contained;
 
 /// Longest time that the journal of a cache without a disk is read to tell how much is dirty in it.
 const READ_MAX: Duration = Duration::from_secs(10);
 
-impl Manager {
+impl Disks {
     /// Says what a change of a pool would do, without making it.
     pub(crate) async fn pool_preview(
-        self: &Arc<Self>,
+        &self,
         pool: &str,
         change: &PlannedPoolChange,
     ) -> Result<Preview, ApiError> {
         match change {
-            PlannedPoolChange::RemoveDevice { path } => self.inner().without_device(pool, Path::new(path)),
+            PlannedPoolChange::RemoveDevice { path } => {
+                self.registry.inner().without_device(pool, Path::new(path))
+            }
             PlannedPoolChange::DiscardOrphan { owner } => self.without_orphan(pool, owner).await,
         }
     }
 
     /// Refuses to lose dirty data by a call that does not say that it may be lost.
     pub(crate) async fn check_pool_discard(
-        self: &Arc<Self>,
+        &self,
         pool: &str,
         change: &PlannedPoolChange,
         may_lose: bool,
@@ -54,9 +56,9 @@ impl Manager {
             .hint(format!("nothing was changed; {command} --yes' loses it (API: discard_dirty=true)")))
     }
 
-    async fn without_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<Preview, ApiError> {
+    async fn without_orphan(&self, pool: &str, owner: &str) -> Result<Preview, ApiError> {
         let (owner, size, flash) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let owner = inner.orphan(pool, owner)?;
             let entry = inner.pool(pool)?;
             let segments = entry.owners.iter().find(|(other, _)| other.0 == owner.0);
@@ -78,7 +80,7 @@ impl Manager {
             _ => None,
         };
         // What is on a device that is away cannot be counted.
-        let is_whole = self.inner().pool(pool)?.devices.iter().all(|device| device.ids.is_some());
+        let is_whole = self.registry.inner().pool(pool)?.devices.iter().all(|device| device.ids.is_some());
         match dirty.filter(|_| is_whole) {
             Some(dirty) => {
                 preview.dirty_lost = Size(dirty);
@@ -99,7 +101,7 @@ impl Manager {
 
 impl Inner {
     /// An owner that has a cache in a pool and belongs to no disk.
-    pub(super) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner, ApiError> {
+    pub(in crate::daemon::manager) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner, ApiError> {
         let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         let entry = self.pool(pool)?;
         if self.known_owners().contains(&OwnerId(owner.0)) {

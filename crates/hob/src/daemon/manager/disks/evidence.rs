@@ -2,14 +2,14 @@
 //! as it is (docs/decisions/0033).
 
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hob_engine::units::DiskId;
 use tokio::task::JoinSet;
 
-use super::{DiskEntry, DiskPhase, Manager};
+use super::Disks;
 use crate::daemon::hardware::{ChangeDetector, ChangeToken};
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 use crate::daemon::shard_api::ShardHandle;
 
 /// Pause between looks.
@@ -53,22 +53,22 @@ impl Look {
     }
 }
 
-impl Manager {
+impl Disks {
     /// Looks at all backings that can tell every few seconds, and saves what is new, until dropped.
-    pub(super) async fn record_evidence(self: Arc<Self>) -> Infallible {
+    pub(in crate::daemon::manager) async fn record_evidence(self) -> Infallible {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;
             self.record_evidence_now().await;
         }
     }
 
-    pub(super) async fn record_evidence_now(self: &Arc<Self>) {
-        let looks: Vec<Look> = self.inner().disks.values().filter_map(Look::of).collect();
+    pub(in crate::daemon::manager) async fn record_evidence_now(&self) {
+        let looks: Vec<Look> = self.registry.inner().disks.values().filter_map(Look::of).collect();
         let mut all: JoinSet<_> = looks.into_iter().map(Look::evidence).collect();
         let mut is_new = false;
         while let Some(found) = all.join_next().await {
             let Ok(Some((look, evidence))) = found else { continue };
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let Ok(disk) = inner.disk_mut(&look.name) else { continue };
             let is_same = disk.id == look.id && disk.has_cache && matches!(disk.phase, DiskPhase::Online(_));
             if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut())
@@ -79,7 +79,7 @@ impl Manager {
                 is_new = true;
             }
         }
-        if is_new && let Err(error) = self.save().await {
+        if is_new && let Err(error) = self.registry.save().await {
             tracing::warn!("evidence that backings are unchanged is not saved: {error}");
         }
     }

@@ -9,7 +9,7 @@ use hob_engine::preset::Verify;
 
 /// Is it the backing that the cache was of?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Same {
+pub(in crate::daemon::manager) enum Same {
     /// Size and identity are.
     Yes,
     /// It is larger, and its identity is that of the same backing with the size that it had.
@@ -20,7 +20,7 @@ pub(super) enum Same {
 
 /// Has anybody changed it since the cache was closed?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Changed {
+pub(in crate::daemon::manager) enum Changed {
     /// No.
     No,
     /// Yes.
@@ -31,7 +31,7 @@ pub(super) enum Changed {
 
 /// Does it hold what the cache remembers of it?
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sample {
+pub(in crate::daemon::manager) enum Sample {
     /// As far as it was looked at.
     Fits,
     /// No.
@@ -40,7 +40,7 @@ pub(super) enum Sample {
 
 /// What is done with the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Verdict {
+pub(in crate::daemon::manager) enum Verdict {
     /// It is used as it is.
     Believe,
     /// It is used, and its clean sectors are compared with the backing before they are served.
@@ -52,7 +52,7 @@ pub(super) enum Verdict {
 }
 
 /// The table. `sample` is asked for where it matters only.
-pub(super) fn judge<E>(
+pub(in crate::daemon::manager) fn judge<E>(
     same: Same,
     changed: Changed,
     has_dirty: bool,

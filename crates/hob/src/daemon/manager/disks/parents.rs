@@ -6,18 +6,19 @@
 //! not to be had.
 
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{CacheSettings, NAME_CHARS_MAX, OnDirty, Size};
 use hob_engine::units::DiskId;
 use hob_storage::backing::Parent;
 
-use super::api_error::ApiError;
-use super::qos::plain;
-use super::settings::new_spec;
-use super::{DiskEntry, DiskPhase, Inner, Manager, flash};
+use super::Disks;
 use crate::daemon::hardware::Backing;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash;
+use crate::daemon::manager::qos::plain;
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase, Inner};
+use crate::daemon::manager::settings::new_spec;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, DiskState, ShareSpec};
 
@@ -29,7 +30,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// What is known of a clone's parent since the clone was opened.
 #[derive(Debug, Default)]
-pub(super) struct ParentLink {
+pub(in crate::daemon::manager) struct ParentLink {
     /// What the backing calls it.
     constant: Option<String>,
     /// The disk that serves it.
@@ -38,11 +39,11 @@ pub(super) struct ParentLink {
     reason: Option<String>,
 }
 
-impl Manager {
+impl Disks {
     /// Makes a backing that has just been opened one that shares, if that is wanted and can be. Returns the shard on which it is to be
     /// served, if that matters.
-    pub(super) async fn share(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn share(
+        &self,
         wanted: &DiskState,
         backing: Backing,
         notes: &mut Vec<String>,
@@ -63,13 +64,13 @@ impl Manager {
         self.await_parent(&disk).await;
         let of_parent = Size(parent.own.parent_bytes()).human();
         tracing::info!("{name} has {of_parent} in common with {disk}");
-        let inner = self.inner();
+        let inner = self.registry.inner();
         let online = inner.disk(&disk).ok().and_then(|disk| disk.shard().ok());
         Ok((backing, online))
     }
 
     fn note_parent(&self, name: &str, disk: Option<&str>, link: ParentLink) -> Result<(), ApiError> {
-        let mut inner = self.inner();
+        let mut inner = self.registry.inner();
         let entry = inner.disk_mut(name)?;
         entry.parent = Some(link);
         if let Some(share) = &mut entry.wanted.share_parent {
@@ -80,20 +81,20 @@ impl Manager {
 
     /// The disk of a clone's parent, which is made if there is none.
     fn parent_disk(
-        self: &Arc<Self>,
+        &self,
         wanted: &DiskState,
         share: &ShareSpec,
         parent: &Parent,
         link: ParentLink,
         notes: &mut Vec<String>,
     ) -> Result<String, ApiError> {
-        let found = self.inner().find_parent(parent);
+        let found = self.registry.inner().find_parent(parent);
         if let Some(disk) = found {
             self.note_parent(&wanted.name, Some(&disk), link)?;
             return Ok(disk);
         }
-        let cache = self.inner().parent_cache(wanted, share)?;
-        let disk = self.inner().parent_name(&parent.spec);
+        let cache = self.registry.inner().parent_cache(wanted, share)?;
+        let disk = self.registry.inner().parent_name(&parent.spec);
         if let Some((_, more)) = &cache {
             notes.extend(more.iter().map(|note| format!("{disk}: {note}")));
         } else {
@@ -112,29 +113,30 @@ impl Manager {
         match self.enter(state, None) {
             Ok(_) => Ok(disk),
             // Another clone was faster.
-            Err(error) => self.inner().find_parent(parent).ok_or(error),
+            Err(error) => self.registry.inner().find_parent(parent).ok_or(error),
         }
     }
 
     /// Waits until a parent's disk is online, or has failed to be, or for long enough.
-    async fn await_parent(self: &Arc<Self>, name: &str) {
+    async fn await_parent(&self, name: &str) {
         let opening = tokio::spawn(self.clone().bring_parent_online(name.to_owned()));
         let over = tokio::time::Instant::now() + OPENING_MAX;
-        let is_pending =
-            || self.inner().disk(name).is_ok_and(|disk| disk.shard().is_err() && disk.busy.is_some());
+        let is_pending = || {
+            self.registry.inner().disk(name).is_ok_and(|disk| disk.shard().is_err() && disk.busy.is_some())
+        };
         while (!opening.is_finished() || is_pending()) && tokio::time::Instant::now() < over {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
 
-    /// [`Manager::bring_online`], which calls this in turn.
-    fn bring_parent_online(self: Arc<Self>, name: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+    /// [`Disks::bring_online`], which calls this in turn.
+    fn bring_parent_online(self, name: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move { self.bring_online(&name).await })
     }
 
     /// Tells the shards of clones which disks their parents are; again and again, for disks come and go.
-    pub(super) fn link_parents(&self) {
-        let mut inner = self.inner();
+    pub(in crate::daemon::manager) fn link_parents(&self) {
+        let mut inner = self.registry.inner();
         let parents: Vec<(String, String, DiskId, ShardHandle)> = inner
             .disks
             .values()
@@ -166,9 +168,9 @@ impl Manager {
     }
 
     /// Takes disks away that were made for clones which have gone.
-    pub(super) fn drop_idle_parents(self: &Arc<Self>) {
+    pub(in crate::daemon::manager) fn drop_idle_parents(&self) {
         let idle: Vec<String> = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let is_idle = |disk: &&DiskEntry| {
                 let name = &disk.wanted.name;
                 disk.wanted.for_clones && disk.busy.is_none() && inner.clones_of(name).is_empty()
@@ -176,9 +178,9 @@ impl Manager {
             inner.disks.values().filter(is_idle).map(|disk| disk.wanted.name.clone()).collect()
         };
         for name in idle {
-            let manager = self.clone();
+            let service = self.clone();
             tokio::spawn(async move {
-                match manager.disk_remove(name.clone(), OnDirty::Drain).await {
+                match service.disk_remove(name.clone(), OnDirty::Drain).await {
                     Ok(_) => tracing::info!("{name} is gone with the last clone that used it"),
                     Err(error) => tracing::warn!("{name}, which no clone uses any more, stays: {error}"),
                 }
@@ -187,8 +189,8 @@ impl Manager {
     }
 
     /// A disk that was made for clones stays as long as they use it.
-    pub(super) fn check_no_clones(&self, name: &str) -> Result<(), ApiError> {
-        let inner = self.inner();
+    pub(in crate::daemon::manager) fn check_no_clones(&self, name: &str) -> Result<(), ApiError> {
+        let inner = self.registry.inner();
         let clones = inner.clones_of(name);
         if !inner.disk(name)?.wanted.for_clones || clones.is_empty() {
             return Ok(());
@@ -200,7 +202,7 @@ impl Manager {
 
 impl Inner {
     /// The names of the clones that use a disk, or will when they are online.
-    pub(super) fn clones_of(&self, name: &str) -> Vec<String> {
+    pub(in crate::daemon::manager) fn clones_of(&self, name: &str) -> Vec<String> {
         let uses = |disk: &&DiskEntry| {
             disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_deref()) == Some(name)
         };
@@ -239,7 +241,7 @@ impl Inner {
     }
 
     /// A free name for the disk of a parent.
-    pub(super) fn parent_name(&self, spec: &str) -> String {
+    pub(in crate::daemon::manager) fn parent_name(&self, spec: &str) -> String {
         // Options follow; names may have a colon behind a backslash, which is as good as none.
         let place = spec.split_once(':').map_or(spec, |(_, rest)| rest);
         let place = place.replace("\\:", "-");
@@ -253,7 +255,7 @@ impl Inner {
 
 impl DiskEntry {
     /// The disk that serves what it has of its parent, and why none does.
-    pub(super) fn parent_view(&self) -> (Option<String>, Option<String>) {
+    pub(in crate::daemon::manager) fn parent_view(&self) -> (Option<String>, Option<String>) {
         if self.wanted.share_parent.is_none() || !matches!(self.phase, DiskPhase::Online(_)) {
             return (None, None);
         }

@@ -1,9 +1,9 @@
 //! What an earlier daemon left in a persistent cache: read, compared with the backing, and used, given up or refused.
 //!
-//! Meanwhile the disk waits, or is served already ([`coming`](super::coming)). A
+//! Meanwhile the disk waits, or is served already ([`recovering`](super::recovering)). A
 //! cache that is refused stays as it is until somebody decides ([`fencing`](super::fencing)).
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use hob_control::Size;
@@ -18,13 +18,14 @@ use hob_storage::pool::recovery::Found;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::api_error::ApiError;
+use super::Disks;
 use super::fencing::{Changed, Same, Sample, Verdict, judge};
-use super::flash::blocking;
-use super::pools::{Restructure, places};
-use super::settings::engine_config;
-use super::{DeviceEntry, DiskPhase, Manager};
 use crate::daemon::hardware::{Backing, BackingInfo, ChangeMark, Reader};
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash::blocking;
+use crate::daemon::manager::pools::{Restructure, places};
+use crate::daemon::manager::registry::{DeviceEntry, DiskPhase};
+use crate::daemon::manager::settings::engine_config;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
 use crate::daemon::watchdog::contained;
@@ -39,14 +40,14 @@ const RETRY_MIN: Duration = Duration::from_secs(5);
 const RETRY_TIMES: u32 = 20;
 
 /// A cache that is to go on.
-pub(super) struct Kept {
+pub(in crate::daemon::manager) struct Kept {
     recovered: Box<Recovered>,
     /// Its data segments, as the shards call them, in the order in which its frames are numbered.
     data: Vec<DataSegment>,
 }
 
 /// Where the backing is compared with what a cache remembers of it.
-pub(super) enum Source {
+pub(in crate::daemon::manager) enum Source {
     /// Nobody serves it yet.
     Own(Backing),
     /// A shard does, and others may change it meanwhile.
@@ -54,16 +55,16 @@ pub(super) enum Source {
 }
 
 /// A backing that is served.
-pub(super) struct Served {
-    pub(super) info: BackingInfo,
-    pub(super) reader: Box<dyn Reader>,
-    pub(super) shard: ShardHandle,
-    pub(super) id: DiskId,
+pub(in crate::daemon::manager) struct Served {
+    pub(in crate::daemon::manager) info: BackingInfo,
+    pub(in crate::daemon::manager) reader: Box<dyn Reader>,
+    pub(in crate::daemon::manager) shard: ShardHandle,
+    pub(in crate::daemon::manager) id: DiskId,
 }
 
 impl Source {
     /// The backing that nobody serves.
-    pub(super) fn own(self) -> Backing {
+    pub(in crate::daemon::manager) fn own(self) -> Backing {
         match self {
             Source::Own(backing) => backing,
             Source::Served(_) => panic!("the caller has the backing"),
@@ -86,62 +87,62 @@ impl Source {
 }
 
 /// A journal that is being read.
-pub(super) struct Reading {
+pub(in crate::daemon::manager) struct Reading {
     spec: CacheSpec,
     journal: JournalSpec,
     began: Instant,
     /// Another host has had the disk since: nothing of it counts.
-    pub(super) foreign: Option<String>,
+    pub(in crate::daemon::manager) foreign: Option<String>,
     /// What is dirty in it has reached the backing from its second copy, thanks to that host.
-    pub(super) outdated_by: Option<String>,
+    pub(in crate::daemon::manager) outdated_by: Option<String>,
     /// Devices of the pool that are not there.
     missing: Vec<String>,
     /// The highest number of a ring when it began.
-    pub(super) upto: u32,
+    pub(in crate::daemon::manager) upto: u32,
     /// What the first reading told, if that is ever known.
-    pub(super) surveyed: oneshot::Receiver<Surveyed>,
+    pub(in crate::daemon::manager) surveyed: oneshot::Receiver<Surveyed>,
     found: oneshot::Receiver<Result<Found, ApiError>>,
 }
 
 /// What the first reading of a journal told.
-pub(super) struct Surveyed {
+pub(in crate::daemon::manager) struct Surveyed {
     identity: [u8; 32],
     disk_bytes: u64,
     clean: bool,
     /// Whatever may be dirty is in here.
-    pub(super) doubtful: Regions,
+    pub(in crate::daemon::manager) doubtful: Regions,
 }
 
 impl Reading {
     /// May flash hold what the backing does not?
-    pub(super) fn may_be_dirty(&self) -> bool {
+    pub(in crate::daemon::manager) fn may_be_dirty(&self) -> bool {
         self.outdated_by.is_none() && may_be_dirty(&self.spec, self.journal)
     }
 
     /// Can everything be read that there may be?
-    pub(super) fn is_complete(&self) -> bool {
+    pub(in crate::daemon::manager) fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.journal.ring > 0
     }
 
     /// As far as is known now, is it a cache of this backing as it is?
-    pub(super) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
+    pub(in crate::daemon::manager) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
         self.foreign.is_none()
             && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
             && changed_since(surveyed.clean, self.journal, info) != Changed::Yes
     }
 }
 
-impl Manager {
+impl Disks {
     /// Begins to read the journal of a disk's cache, which is persistent.
-    pub(super) async fn begin_recovery(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn begin_recovery(
+        &self,
         name: &str,
         spec: &CacheSpec,
     ) -> Result<Reading, ApiError> {
         let journal = spec.journal.ok_or_else(|| ApiError::failed("its cache has no journal"))?;
         let began = Instant::now();
         let (flash, missing) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let entry = inner.pool(&spec.pool)?;
             let missing = entry.devices.iter().filter(|device| device.ids.is_none());
             (entry.flash.clone(), missing.map(|device| device.path.display().to_string()).collect::<Vec<_>>())
@@ -150,8 +151,8 @@ impl Manager {
         let (both, found) = oneshot::channel();
         let upto = match flash.recovery(OwnerId(journal.owner.0)).await {
             Ok((recovery, upto)) => {
-                let (manager, of) = (self.clone(), name.to_owned());
-                let report = move |done: u64, all: u64| manager.note_recovery(&of, done, all);
+                let (service, of) = (self.clone(), name.to_owned());
+                let report = move |done: u64, all: u64| service.note_recovery(&of, done, all);
                 let mut first = Some(first);
                 let tell = move |plan: &Plan| {
                     let surveyed = Surveyed {
@@ -188,8 +189,8 @@ impl Manager {
     }
 
     /// Finds out what a disk's persistent cache holds and whether that is to be believed. The backing is read for it.
-    pub(super) async fn recover(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn recover(
+        &self,
         name: &str,
         reading: Reading,
         source: Source,
@@ -199,13 +200,13 @@ impl Manager {
         if let Err(error) = &result {
             tracing::debug!("{name}: {error}");
             let pause = (began.elapsed() * RETRY_TIMES).max(RETRY_MIN);
-            self.inner().disk_mut(name)?.retry_after = Some(Instant::now() + pause);
+            self.registry.inner().disk_mut(name)?.retry_after = Some(Instant::now() + pause);
         }
         result
     }
 
     async fn recover_now(
-        self: &Arc<Self>,
+        &self,
         name: &str,
         reading: Reading,
         source: Source,
@@ -230,7 +231,7 @@ impl Manager {
             }
         };
         // A device that failed meanwhile was read as if it were empty.
-        if let Ok(entry) = self.inner().pool(&spec.pool) {
+        if let Ok(entry) = self.registry.inner().pool(&spec.pool) {
             let unread = &found.remains().unread;
             let is_unread =
                 |device: &&DeviceEntry| device.ids.is_some_and(|ids| unread.contains(&ids.in_pool));
@@ -325,7 +326,7 @@ impl Manager {
                         bytes(recovered.sectors_unverified())
                     );
                 }
-                let inner = self.inner();
+                let inner = self.registry.inner();
                 let entry = inner.pool(&spec.pool)?;
                 let on_shards = |segment: DataSegment| {
                     let place = entry.on_shards(segment.place)?;
@@ -367,7 +368,7 @@ impl Manager {
     fn note_recovery(&self, name: &str, done: u64, all: u64) {
         let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
         let reason = format!("it is being recovered, {percent} % of its journal is read");
-        let mut inner = self.inner();
+        let mut inner = self.registry.inner();
         let Ok(disk) = inner.disk_mut(name) else { return };
         match &mut disk.phase {
             DiskPhase::Online(_) if disk.recovering.is_some() => disk.cache_reason = Some(reason),
@@ -377,14 +378,19 @@ impl Manager {
     }
 
     /// Gives a shard's disk the cache that was kept. The caller holds the operation guard of the disk.
-    pub(super) async fn enable_kept(self: &Arc<Self>, name: &str, kept: Kept) -> Result<(), Restructure> {
+    pub(in crate::daemon::manager) async fn enable_kept(
+        &self,
+        name: &str,
+        kept: Kept,
+    ) -> Result<(), Restructure> {
         let Kept { recovered, data } = kept;
         let was_block_bytes = recovered.summary.block_bytes;
         let is_verified = recovered.sectors_unverified() == 0;
         let (spec, config) = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let segment_bytes = {
-                let spec = inner.disk(name)?.cache().ok_or_else(|| super::pools::no_cache(name))?;
+                let spec =
+                    inner.disk(name)?.cache().ok_or_else(|| crate::daemon::manager::pools::no_cache(name))?;
                 inner.pool(&spec.pool)?.segment_bytes
             };
             let disk = inner.disk_mut(name)?;
@@ -411,7 +417,7 @@ impl Manager {
         };
         self.pools.restructure(name, data.len() as u64, enable).await?;
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let (apart, here): (Vec<DataSegment>, Vec<DataSegment>) =
                 data.iter().copied().partition(|segment| segment.seconds_only);
@@ -429,10 +435,12 @@ impl Manager {
     /// Frees what a cache has in its pool and does not use: old rings, and what a crash left of changes.
     async fn release_leftovers(&self, name: &str, spec: &CacheSpec) {
         let Some(journal) = spec.journal else { return };
-        let Ok(flash) = self.inner().pool(&spec.pool).map(|entry| entry.flash.clone()) else { return };
+        let Ok(flash) = self.registry.inner().pool(&spec.pool).map(|entry| entry.flash.clone()) else {
+            return;
+        };
         let leftovers = match flash.segments_of(OwnerId(journal.owner.0)).await {
             Ok(all) => {
-                let inner = self.inner();
+                let inner = self.registry.inner();
                 let (Ok(entry), Ok(disk)) = (inner.pool(&spec.pool), inner.disk(name)) else { return };
                 let is_used = |segment: &hob_engine::command::Segment| {
                     [&disk.held, &disk.apart, &disk.ring].iter().any(|list| list.contains(segment))
@@ -444,7 +452,7 @@ impl Manager {
             }
             Err(error) => return tracing::warn!("pool {}: {error}", spec.pool),
         };
-        self.give_back(&spec.pool, &leftovers).await;
+        self.registry.give_back(&spec.pool, &leftovers).await;
     }
 }
 

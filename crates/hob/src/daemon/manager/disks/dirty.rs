@@ -6,17 +6,17 @@ use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::recovery::{Found, Recovery, Remains};
 use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
-use super::api_error::ApiError;
+use crate::daemon::manager::api_error::ApiError;
 
 /// Where it is. Made with the pool at hand; reading takes long, and needs the pool no more.
-pub(super) struct Source {
+pub(in crate::daemon::manager) struct Source {
     recovery: Recovery,
     reader: SectorReader,
 }
 
 impl Source {
     /// Of a cache in a pool.
-    pub(super) fn of(pool: &Pool, owner: OwnerId) -> Result<Source, ApiError> {
+    pub(in crate::daemon::manager) fn of(pool: &Pool, owner: OwnerId) -> Result<Source, ApiError> {
         let failed = |error: PoolError| ApiError::failed(error.to_string());
         let recovery = Recovery::of(pool, owner).map_err(failed)?;
         Ok(Source { recovery, reader: SectorReader::new(pool).map_err(failed)? })
@@ -24,7 +24,7 @@ impl Source {
 }
 
 /// All of it.
-pub(super) struct Dirty {
+pub(in crate::daemon::manager) struct Dirty {
     recovered: Box<hob_engine::journal::Recovered>,
     remains: Remains,
     reader: SectorReader,
@@ -32,7 +32,10 @@ pub(super) struct Dirty {
 
 impl Dirty {
     /// Reads the journal. `progress` is told bytes of it that are read, and that are to be read.
-    pub(super) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty, ApiError> {
+    pub(in crate::daemon::manager) fn of(
+        source: Source,
+        progress: impl FnMut(u64, u64),
+    ) -> Result<Dirty, ApiError> {
         let Source { recovery, reader } = source;
         let found = recovery.run(progress, |_| ()).map_err(|error| ApiError::failed(error.to_string()))?;
         let (recovered, remains) = match found {
@@ -48,13 +51,13 @@ impl Dirty {
     }
 
     /// What the journal says of the whole.
-    pub(super) fn summary(&self) -> hob_engine::journal::Summary {
+    pub(in crate::daemon::manager) fn summary(&self) -> hob_engine::journal::Summary {
         self.recovered.summary
     }
 
     /// Reads each dirty sector, in the order of the disk: where it lies there, and its bytes, or why there are none. The first error of
     /// `take` ends it.
-    pub(super) fn each<E>(
+    pub(in crate::daemon::manager) fn each<E>(
         &mut self,
         mut take: impl FnMut(Range<u64>, Result<&[u8], SectorLost>) -> Result<(), E>,
     ) -> Result<(), E> {

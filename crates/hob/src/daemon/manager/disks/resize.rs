@@ -12,10 +12,10 @@ use hob_control::{DiskChanged, DiskResize, Size};
 use hob_engine::command::{CacheChange, NewRing};
 use hob_engine::units::DiskId;
 
-use super::Manager;
-use super::api_error::ApiError;
-use super::flash::blocking;
-use crate::daemon::hardware::{BackingInfo, ChangeDetector, Monitor, SizeProbe};
+use super::Disks;
+use crate::daemon::hardware::{BackingInfo, ChangeDetector, Gauge, Monitor};
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash::blocking;
 use crate::daemon::shard_api::ShardHandle;
 
 /// Sizes of disks are multiples of this, bytes.
@@ -23,37 +23,37 @@ const UNIT_BYTES: u64 = 512;
 
 /// What is known of a backing that is served.
 #[derive(Debug)]
-pub(super) struct Measure {
+pub(in crate::daemon::manager) struct Measure {
     /// Tells how large it is now.
-    pub(super) gauge: Option<SizeProbe>,
+    pub(in crate::daemon::manager) gauge: Option<Gauge>,
     /// Tells whether it was changed.
-    pub(super) witness: Option<ChangeDetector>,
+    pub(in crate::daemon::manager) witness: Option<ChangeDetector>,
     /// Tells whether it is connected and answers.
-    pub(super) monitor: Arc<Monitor>,
+    pub(in crate::daemon::manager) monitor: Arc<Monitor>,
     /// As its disk is.
-    pub(super) info: BackingInfo,
+    pub(in crate::daemon::manager) info: BackingInfo,
 }
 
-impl Manager {
+impl Disks {
     /// Lets a disk be as large as its backing is, or as is said, which is made so first.
     pub(crate) async fn disk_resize(
-        self: &Arc<Self>,
+        &self,
         disk: String,
         resize: DiskResize,
     ) -> Result<DiskChanged, ApiError> {
-        let manager = self.clone();
+        let service = self.clone();
         self.tasks
             .run("disk resize", disk.clone(), async move {
-                manager.resize_to(&disk, resize.size.map(Size::bytes)).await
+                service.resize_to(&disk, resize.size.map(Size::bytes)).await
             })
             .await
     }
 
-    async fn resize_to(self: &Arc<Self>, name: &str, wanted: Option<u64>) -> Result<DiskChanged, ApiError> {
-        let guard = self.guard_disk_for_command(name, "resized").await?;
-        let (shard, id) = self.shard_of(name)?;
+    async fn resize_to(&self, name: &str, wanted: Option<u64>) -> Result<DiskChanged, ApiError> {
+        let guard = self.registry.guard_disk_for_command(name, "resized").await?;
+        let (shard, id) = self.registry.shard_of(name)?;
         let (before, gauge, read_only) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let measure = disk.measure.as_ref();
             let gauge = measure.and_then(|measure| measure.gauge.clone());
@@ -69,7 +69,7 @@ impl Manager {
         let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
         if size == before {
             let mut notes = vec![format!("it has {} already", Size(size))];
-            if self.inner().disk(name)?.wanted.backing.starts_with("nbd") {
+            if self.registry.inner().disk(name)?.wanted.backing.starts_with("nbd") {
                 notes.push(
                     "an NBD server tells a new size only to connections that begin later: have it close hob's connection, \
                      which hob makes again by itself, and repeat this"
@@ -92,7 +92,7 @@ impl Manager {
         before: u64,
         wanted: Option<u64>,
         read_only: bool,
-        gauge: SizeProbe,
+        gauge: Gauge,
     ) -> Result<u64, ApiError> {
         let cannot = |what: &str, error: &std::io::Error| {
             ApiError::failed(format!("the backing of {name} cannot be {what}: {error}"))
@@ -155,7 +155,7 @@ impl Manager {
 
     /// A cache numbers the blocks of its disk.
     fn check_blocks(&self, name: &str, size: u64) -> Result<(), ApiError> {
-        let inner = self.inner();
+        let inner = self.registry.inner();
         let Some(spec) = inner.disk(name)?.cache() else { return Ok(()) };
         if size.div_ceil(spec.block_size.bytes()) <= u64::from(u32::MAX) {
             return Ok(());
@@ -170,14 +170,14 @@ impl Manager {
 
     /// Takes a disk to a size that its backing has already.
     async fn grow_disk(
-        self: &Arc<Self>,
+        &self,
         name: &str,
         shard: &ShardHandle,
         id: DiskId,
         size: u64,
     ) -> Result<(), ApiError> {
         let (identity, before, persistent) = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             let measure = disk.measure.as_ref();
             let before = disk.identity;
@@ -197,12 +197,12 @@ impl Manager {
         let released = match grown {
             Ok(released) => released,
             Err(error) => {
-                self.inner().disk_mut(name)?.identity = before;
+                self.registry.inner().disk_mut(name)?.identity = before;
                 return Err(error);
             }
         };
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.size_bytes = size;
             if let Some(measure) = &mut disk.measure {
@@ -213,7 +213,7 @@ impl Manager {
         self.exports.table().grow(name, size);
         if let Some((pool, _)) = persistent {
             let free = self.pools.let_go(name, &released, |_| false);
-            self.give_back(&pool, &free).await;
+            self.registry.give_back(&pool, &free).await;
         }
         Ok(())
     }

@@ -6,20 +6,18 @@
 //! the disk goes offline. It is opened again every few seconds. That succeeds when the other has gone, and it begins with an empty cache; with
 //! dirty data it is refused until that was given up.
 
-use std::sync::Arc;
-
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 
-use super::Manager;
-use super::api_error::ApiError;
+use super::Disks;
+use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::state::JournalSpec;
 
-impl Manager {
+impl Disks {
     /// See the module's text.
-    pub(super) async fn backing_lost(self: &Arc<Self>, id: DiskId) {
+    pub(in crate::daemon::manager) async fn backing_lost(&self, id: DiskId) {
         let backing = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             disk.wanted.backing.clone()
         };
@@ -29,9 +27,9 @@ impl Manager {
     }
 
     /// A disk whose shard refuses everything already, because somebody else has it.
-    pub(super) async fn lost(self: &Arc<Self>, id: DiskId, mut error: ApiError) {
+    pub(in crate::daemon::manager) async fn lost(&self, id: DiskId, mut error: ApiError) {
         let (name, spec, flash, shard, is_coming) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             let Ok(shard) = disk.shard() else { return };
             let spec = disk.cache().cloned();
@@ -41,7 +39,7 @@ impl Manager {
         };
         let dirty = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_dirty);
         let journal = spec.and_then(|spec| spec.journal);
-        if journal.is_some() && self.cluster().is_none() {
+        if journal.is_some() && self.peers.cluster().is_none() {
             self.keep_foreign(&name).await;
         }
         match (journal, flash) {
@@ -64,16 +62,16 @@ impl Manager {
     }
 
     /// Keeps that nothing of a disk in flash counts from now on.
-    async fn keep_foreign(self: &Arc<Self>, name: &str) {
+    async fn keep_foreign(&self, name: &str) {
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name).ok();
             let Some(journal) = disk.and_then(|disk| disk.wanted.cache.as_mut()?.journal.as_mut()) else {
                 return;
             };
             journal.foreign = true;
         }
-        if let Err(error) = self.save().await {
+        if let Err(error) = self.registry.save().await {
             tracing::error!(
                 "{name}: after a restart its cache may be believed, though somebody else had the disk: {error}"
             );
@@ -81,15 +79,15 @@ impl Manager {
     }
 
     /// What flash had of a disk is given up, if somebody else has had it: the next cache is one of this disk again. Before that is served.
-    pub(super) async fn forget_foreign(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+    pub(in crate::daemon::manager) async fn forget_foreign(&self, name: &str) -> Result<(), ApiError> {
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let cache = inner.disk_mut(name)?.wanted.cache.as_mut();
             let foreign = cache.and_then(|spec| spec.journal.as_mut()).filter(|journal| journal.foreign);
             let Some(journal) = foreign else { return Ok(()) };
             // What may be on devices that are away is nobody's from now on.
             *journal = JournalSpec::new();
         }
-        self.save_first().await
+        self.registry.save_first().await
     }
 }

@@ -1,21 +1,20 @@
 //! Ways out for dirty data that cannot or need not go to the backing: it is given up, or the cache of a disk that is not
 //! there any more is.
 
-use std::sync::Arc;
-
 use hob_control::{DiskChanged, OnDirty, PoolChanged, Size};
 use hob_engine::command::{CacheChange, Discard, Mode};
 use hob_engine::units::SECTOR_BYTES;
 
-use super::api_error::ApiError;
-use super::pools::no_cache;
-use super::pools::release_owner;
-use super::{DiskPhase, Manager};
+use super::Disks;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::pools::no_cache;
+use crate::daemon::manager::pools::release_owner;
+use crate::daemon::manager::registry::DiskPhase;
 use crate::daemon::state::{CacheOwner, JournalSpec};
 
 /// What becomes of a cache whose dirty data was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Afterwards {
+pub(in crate::daemon::manager) enum Afterwards {
     /// It goes on as before.
     GoesOn,
     /// The same, and no guest counts on that data any more: its disk was put back to a snapshot.
@@ -24,25 +23,21 @@ pub(super) enum Afterwards {
     TakenAway,
 }
 
-impl Manager {
+impl Disks {
     /// Takes a cache away.
-    pub(crate) async fn cache_disable(
-        self: &Arc<Self>,
-        disk: String,
-        dirty: OnDirty,
-    ) -> Result<DiskChanged, ApiError> {
-        let manager = self.clone();
+    pub(crate) async fn cache_disable(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
         self.tasks
-            .run("cache disable", disk.clone(), async move { manager.disable(&disk, dirty).await })
+            .run("cache disable", disk.clone(), async move { service.disable(&disk, dirty).await })
             .await
     }
 
-    async fn disable(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
+    async fn disable(&self, name: &str, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
         let guard = match dirty {
-            OnDirty::Drain => self.guard_disk_for_command(name, "changed").await?,
+            OnDirty::Drain => self.registry.guard_disk_for_command(name, "changed").await?,
             OnDirty::Discard => self.pools.guard_to_discard(name, "changed").await?,
         };
-        let spec = self.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
+        let spec = self.registry.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
         let mut notes = Vec::new();
         if dirty == OnDirty::Discard {
             notes.extend(self.discard(name, Afterwards::TakenAway).await?);
@@ -53,7 +48,7 @@ impl Manager {
             OnDirty::Discard => self.pools.take_discarded_cache(name).await?,
         }
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.wanted.cache = None;
             disk.cache_reason = None;
@@ -65,29 +60,29 @@ impl Manager {
     }
 
     /// Gives up what is dirty in a cache. Of a cache that is refused, everything is given up.
-    pub(crate) async fn discard_dirty(self: &Arc<Self>, disk: String) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn discard_dirty(&self, disk: String) -> Result<DiskChanged, ApiError> {
         self.give_dirty_up(disk, Afterwards::GoesOn).await
     }
 
     /// The same; `afterwards` is not [`Afterwards::TakenAway`].
-    pub(super) async fn give_dirty_up(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn give_dirty_up(
+        &self,
         disk: String,
         afterwards: Afterwards,
     ) -> Result<DiskChanged, ApiError> {
-        let manager = self.clone();
+        let service = self.clone();
         self.tasks
             .run("cache discard-dirty", disk.clone(), async move {
-                let guard = manager.pools.guard_to_discard(&disk, "changed").await?;
-                let notes = manager.discard(&disk, afterwards).await?;
-                let changed = manager.pools.finish_disk(&disk, guard, notes).await?;
+                let guard = service.pools.guard_to_discard(&disk, "changed").await?;
+                let notes = service.discard(&disk, afterwards).await?;
+                let changed = service.pools.finish_disk(&disk, guard, notes).await?;
                 let is_to_open = {
-                    let inner = manager.inner();
+                    let inner = service.registry.inner();
                     matches!(inner.disk(&disk)?.phase, DiskPhase::Offline(_)) && !inner.is_abandoned(&disk)
                 };
                 if is_to_open {
-                    manager.bring_online(&disk).await;
-                    return manager.observe.disk_changed(&disk, changed.notes);
+                    service.bring_online(&disk).await;
+                    return service.observe.disk_changed(&disk, changed.notes);
                 }
                 Ok(changed)
             })
@@ -95,13 +90,13 @@ impl Manager {
     }
 
     /// As `discard_dirty`; the caller holds the operation guard of the disk.
-    pub(super) async fn discard(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn discard(
+        &self,
         name: &str,
         afterwards: Afterwards,
     ) -> Result<Vec<String>, ApiError> {
         let (spec, is_online) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().cloned().ok_or_else(|| no_cache(name))?;
             (spec, matches!(disk.phase, DiskPhase::Online(_)))
@@ -113,7 +108,7 @@ impl Manager {
         if !is_online {
             return self.discard_offline(name, &spec.pool, journal).await;
         }
-        let (shard, id) = self.shard_of(name)?;
+        let (shard, id) = self.registry.shard_of(name)?;
         let dirty = shard.stats(id).await?.sectors_dirty * SECTOR_BYTES;
         if afterwards == Afterwards::TakenAway {
             let destage = spec.destage.engine();
@@ -130,15 +125,15 @@ impl Manager {
 
     /// The cache is forgotten as a whole: whatever it held, the disk begins again with what its backing has.
     async fn discard_offline(
-        self: &Arc<Self>,
+        &self,
         name: &str,
         pool: &str,
         journal: JournalSpec,
     ) -> Result<Vec<String>, ApiError> {
-        let flash = self.inner().pool(pool)?.flash.clone();
+        let flash = self.registry.inner().pool(pool)?.flash.clone();
         release_owner(&flash, journal).await?;
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.retry_after = None;
             if let Some(spec) = disk.wanted.cache.as_mut() {
@@ -146,15 +141,15 @@ impl Manager {
                 spec.journal = Some(JournalSpec::new());
             }
         }
-        self.save().await?;
+        self.registry.save().await?;
         self.pools.refresh_owners(pool).await;
         tracing::warn!("{name}: its cache was discarded by command, with what was dirty in it");
         Ok(vec!["what only flash had is lost; the cache starts empty".to_owned()])
     }
 
     /// Refuses to give up a cache of which nobody knows whether it holds dirty data.
-    pub(super) fn check_given_up(&self, name: &str) -> Result<(), ApiError> {
-        let inner = self.inner();
+    pub(in crate::daemon::manager) fn check_given_up(&self, name: &str) -> Result<(), ApiError> {
+        let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         let DiskPhase::Offline(_) = &disk.phase else { return Ok(()) };
         match disk.cache().and_then(|spec| spec.journal) {
@@ -171,27 +166,23 @@ impl Manager {
     }
 
     /// Frees the room of a persistent cache that belongs to no disk.
-    pub(crate) async fn orphan_discard(
-        self: &Arc<Self>,
-        pool: String,
-        owner: String,
-    ) -> Result<PoolChanged, ApiError> {
-        let manager = self.clone();
+    pub(crate) async fn orphan_discard(&self, pool: String, owner: String) -> Result<PoolChanged, ApiError> {
+        let service = self.clone();
         self.tasks
             .run(
                 "pool discard-orphan",
                 pool.clone(),
-                async move { manager.discard_orphan(&pool, &owner).await },
+                async move { service.discard_orphan(&pool, &owner).await },
             )
             .await
     }
 
-    async fn discard_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<PoolChanged, ApiError> {
+    async fn discard_orphan(&self, pool: &str, owner: &str) -> Result<PoolChanged, ApiError> {
         // What is no owner at all is told first, whatever is being done to the pool.
         let _: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
-        let guard = self.guard_pool(pool, "changed")?;
+        let guard = self.registry.guard_pool(pool, "changed")?;
         let (owner, flash) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             (inner.orphan(pool, owner)?, inner.pool(pool)?.flash.clone())
         };
         let journal = JournalSpec { owner, ..JournalSpec::new() };

@@ -1,23 +1,17 @@
 //! What the life of a machine means for its disk's cache: the table in `hob_control::EVENTS`, carried out.
 
-use std::sync::Arc;
-
 use hob_control::{DiskChanged, Effect, LifeEvent};
 
-use super::Manager;
-use super::api_error::ApiError;
+use super::Disks;
 use super::dirty_rescue::Afterwards;
+use crate::daemon::manager::api_error::ApiError;
 
-impl Manager {
+impl Disks {
     /// Takes note of an event. Where something has to be drained, that has begun when this answers, and may go on: whoever
     /// reports the event waits for its end.
-    pub(crate) async fn disk_event(
-        self: &Arc<Self>,
-        disk: String,
-        event: LifeEvent,
-    ) -> Result<DiskChanged, ApiError> {
+    pub(crate) async fn disk_event(&self, disk: String, event: LifeEvent) -> Result<DiskChanged, ApiError> {
         let (name, has_cache, is_persistent) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let entry = inner.disk(&disk)?;
             let cache = entry.cache();
             (event.info().name, cache.is_some(), cache.is_some_and(|spec| spec.journal.is_some()))

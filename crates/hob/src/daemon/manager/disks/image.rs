@@ -4,16 +4,23 @@
 //! when it is added, the operator is asked. The content is never asked again: from then on the guest may have written it.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use hob_storage::backing::{Format, ImageFile};
 
+<<<<<<< HEAD:crates/hob/src/daemon/manager/image.rs
 use super::Manager;
 use super::api_error::{ApiError, open_error};
 use super::flash::blocking;
 use super::registry::ADDING;
+=======
+use super::Disks;
+use super::backing_timeout::wait_max;
+>>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/image.rs
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::image::{check_format, files_of};
+use crate::daemon::manager::api_error::{ApiError, open_error};
+use crate::daemon::manager::flash::blocking;
+use crate::daemon::manager::registry::ADDING;
 use crate::daemon::state::{DiskState, FileSpec, FormatName, ImageSpec};
 use crate::daemon::watchdog::contained;
 
@@ -27,15 +34,21 @@ struct Settled {
 }
 
 /// The image of a disk that an operator asks for.
-pub(super) fn image_asked(backing: &str, format: Option<&str>) -> Result<ImageSpec, ApiError> {
+pub(in crate::daemon::manager) fn image_asked(
+    backing: &str,
+    format: Option<&str>,
+) -> Result<ImageSpec, ApiError> {
     check_format(backing, format).map(ImageSpec::of).map_err(ApiError::invalid)
 }
 
-impl Manager {
+impl Disks {
     /// How the backing of a disk is to be opened. What is decided or recorded now is kept.
-    pub(super) async fn image_options(self: &Arc<Self>, name: &str) -> Result<BackingOptions, ApiError> {
+    pub(in crate::daemon::manager) async fn image_options(
+        &self,
+        name: &str,
+    ) -> Result<BackingOptions, ApiError> {
         let (wanted, is_noted, is_new) = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             (disk.wanted.clone(), disk.content_noted, disk.busy == Some(ADDING))
         };
@@ -44,7 +57,7 @@ impl Manager {
             notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
         }
         let is_changed = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.content_noted = true;
             let is_changed = disk.wanted.image != image;
@@ -52,13 +65,13 @@ impl Manager {
             is_changed
         };
         if is_changed && !is_new {
-            self.save().await?;
+            self.registry.save().await?;
         }
         Ok(options)
     }
 
     /// The same of a disk that may not be here yet; with what is to be kept, and what is to be logged.
-    pub(super) async fn options_of(
+    pub(in crate::daemon::manager) async fn options_of(
         &self,
         wanted: &DiskState,
     ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>), ApiError> {

@@ -6,7 +6,6 @@
 //! called back; then this disk is abandoned too, goes offline, and comes back when the last of them has ended. Until then its id is not used
 //! again, its file stays locked, and the memory of those requests stays out of use.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use hob_control::{OnClients, Size};
@@ -14,8 +13,10 @@ use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::timeout;
 
-use super::api_error::ApiError;
-use super::{DiskPhase, Inner, Manager, flash};
+use super::Disks;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash;
+use crate::daemon::manager::registry::{DiskPhase, Inner};
 use crate::daemon::shard_api::{Gone, ShardError, ShardHandle};
 use crate::daemon::state::JournalSpec;
 
@@ -28,9 +29,9 @@ const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 /// A request that began later may make data dirty once more.
 const DISABLE_TRIES: usize = 3;
 
-impl Manager {
+impl Disks {
     /// Takes a disk from its shard. A backing that does not let it go is abandoned.
-    pub(super) async fn leave_shard(
+    pub(in crate::daemon::manager) async fn leave_shard(
         &self,
         name: &str,
         shard: &ShardHandle,
@@ -42,21 +43,21 @@ impl Manager {
             Ok(gone) => gone?,
             Err(_) => {
                 tracing::warn!("{name}: its backing does not answer; it is left without waiting for it");
-                self.inner().abandoned.insert(id, name.to_owned());
+                self.registry.inner().abandoned.insert(id, name.to_owned());
                 shard.abandon(id);
                 removal.await?
             }
         };
         if !gone.is_closing {
-            self.inner().abandoned.remove(&id);
+            self.registry.inner().abandoned.remove(&id);
         }
         Ok(gone)
     }
 
     /// Unmounts a disk's files as [`hide_file`](Self::hide_file) does, but does not wait for long: what programs have written to a mapped file may
     /// wait for the backing. One that is open keeps the disk, unless clients are to be disconnected.
-    pub(super) async fn hide_file_soon(
-        self: &Arc<Self>,
+    pub(in crate::daemon::manager) async fn hide_file_soon(
+        &self,
         name: &str,
         clients: OnClients,
     ) -> Result<(), ApiError> {
@@ -71,22 +72,28 @@ impl Manager {
     }
 
     /// Takes a disk that is to be removed from its shard, without its dirty data.
-    pub(super) async fn take_abandoned(self: &Arc<Self>, name: &str) -> Result<Vec<String>, ApiError> {
-        let (shard, id) = self.shard_of(name)?;
+    pub(in crate::daemon::manager) async fn take_abandoned(
+        &self,
+        name: &str,
+    ) -> Result<Vec<String>, ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
         self.exports.table().remove_disk(name);
-        self.inner().disk_mut(name)?.phase = DiskPhase::Removing;
+        self.registry.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
         Ok(dirty.map(|dirty| format!("{} that only flash had is lost", dirty.human())).into_iter().collect())
     }
 
     /// Gives up what is dirty, and takes the disk offline: requests to its backing cannot be called back.
-    pub(super) async fn discard_abandoned(self: &Arc<Self>, name: &str) -> Result<Vec<String>, ApiError> {
-        let (shard, id) = self.shard_of(name)?;
+    pub(in crate::daemon::manager) async fn discard_abandoned(
+        &self,
+        name: &str,
+    ) -> Result<Vec<String>, ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when they have ended");
         self.exports.table().remove_disk(name);
         let pool = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let new_id = inner.new_disk_id();
             let disk = inner.disk_mut(name)?;
             disk.id = new_id;
@@ -96,10 +103,10 @@ impl Manager {
         let dirty = self.leave_backing(name, &shard, id).await?;
         self.exports.hide_file_at_end(name).await;
         if let Some((spec, pool)) = pool {
-            if let Some(spec) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
+            if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
                 spec.journal = Some(JournalSpec::new());
             }
-            self.save().await?;
+            self.registry.save().await?;
             self.pools.forget_owner(&spec).await;
             self.pools.refresh_owners(&pool).await;
         }
@@ -113,13 +120,13 @@ impl Manager {
     /// Abandons a disk and takes it from its shard, with its cache, whose room is free afterwards. Returns how much was dirty, if
     /// something could be.
     async fn leave_backing(
-        self: &Arc<Self>,
+        &self,
         name: &str,
         shard: &ShardHandle,
         id: DiskId,
     ) -> Result<Option<Size>, ApiError> {
         let (spec, has_cache) = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             inner.abandoned.insert(id, name.to_owned());
             let disk = inner.disk(name)?;
             (disk.cache().cloned(), disk.has_cache)
@@ -145,19 +152,24 @@ impl Manager {
             }
         };
         let Gone { released: more, memory, failures_owed, .. } = gone;
+<<<<<<< HEAD:crates/hob/src/daemon/manager/abandon.rs
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.set_owed(failures_owed);
+=======
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.wanted.flush_failures_owed = failures_owed;
+>>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/abandon.rs
         }
         released.extend(more);
         flash::blocking(move || drop(memory)).await?;
         let free = self.pools.let_go(name, &released, |_| true);
         {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             (disk.has_cache, disk.memory) = (false, None);
         }
         if let Some(spec) = &spec {
-            self.give_back(&spec.pool, &free).await;
+            self.registry.give_back(&spec.pool, &free).await;
         }
         Ok(dirty)
     }
@@ -186,22 +198,22 @@ impl Manager {
     }
 
     /// The last request of an abandoned backing has ended.
-    pub(super) fn backing_closed(self: &Arc<Self>, id: DiskId) {
-        let Some(name) = self.inner().abandoned.remove(&id) else { return };
+    pub(in crate::daemon::manager) fn backing_closed(&self, id: DiskId) {
+        let Some(name) = self.registry.inner().abandoned.remove(&id) else { return };
         tracing::info!("{name}: the last request to the backing that it left has ended");
         if matches!(
-            self.inner().disk(&name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
+            self.registry.inner().disk(&name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
             Ok(true)
         ) {
-            let manager = self.clone();
-            tokio::spawn(async move { manager.bring_online(&name).await });
+            let service = self.clone();
+            tokio::spawn(async move { service.bring_online(&name).await });
         }
     }
 }
 
 impl Inner {
     /// Does a backing that this disk left still have requests of it?
-    pub(super) fn is_abandoned(&self, name: &str) -> bool {
+    pub(in crate::daemon::manager) fn is_abandoned(&self, name: &str) -> bool {
         self.abandoned.values().any(|of| of == name)
     }
 }
