@@ -18,22 +18,11 @@ mod disks;
 mod events;
 mod exports;
 mod flash;
-<<<<<<< HEAD
-mod foreign_writer;
-mod heartbeat;
-mod image;
-mod image_lock;
-=======
->>>>>>> rn-structure
 mod leave;
 mod migration;
 mod moves;
 mod observe;
-<<<<<<< HEAD
 mod owed;
-mod parents;
-=======
->>>>>>> rn-structure
 mod peer_access;
 mod placement;
 mod pools;
@@ -64,7 +53,7 @@ pub(crate) use api_error::{ApiError, ErrorKind};
 use disks::{DiskOwner, Disks, Open, Opened};
 use exports::ExportService;
 pub(crate) use exports::InheritedFile;
-pub(crate) use backing_timeout::wait_max;
+pub(crate) use disks::wait_max;
 pub(crate) use leave::Ending;
 pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn};
 pub(crate) use observe::Recording;
@@ -147,9 +136,6 @@ impl Manager {
             observe.clone(),
             peers.clone(),
         );
-<<<<<<< HEAD
-        let parts = vec![qos.state_part(), swap.state_part(), Arc::new(tasks.clone()) as _];
-=======
         let disks = Disks::new(
             registry.clone(),
             tasks.clone(),
@@ -160,8 +146,7 @@ impl Manager {
             peers.clone(),
             backing_options.clone(),
         );
-        let parts = vec![qos.state_part(), swap.state_part()];
->>>>>>> rn-structure
+        let parts = vec![qos.state_part(), swap.state_part(), Arc::new(tasks.clone()) as _];
         let manager = Arc::new(Manager {
             registry,
             qos,

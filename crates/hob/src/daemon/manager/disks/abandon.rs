@@ -152,13 +152,8 @@ impl Disks {
             }
         };
         let Gone { released: more, memory, failures_owed, .. } = gone;
-<<<<<<< HEAD:crates/hob/src/daemon/manager/abandon.rs
-        if let Ok(disk) = self.inner().disk_mut(name) {
-            disk.set_owed(failures_owed);
-=======
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
-            disk.wanted.flush_failures_owed = failures_owed;
->>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/abandon.rs
+            disk.set_owed(failures_owed);
         }
         released.extend(more);
         flash::blocking(move || drop(memory)).await?;

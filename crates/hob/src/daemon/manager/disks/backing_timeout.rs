@@ -5,13 +5,9 @@ use std::time::Duration;
 use hob_control::{BackingTimeout, BackingTimeoutChange, DiskChanged, DiskPatch};
 use hob_storage::backing::WAIT_FOREVER;
 
-<<<<<<< HEAD:crates/hob/src/daemon/manager/backing_timeout.rs
-use super::api_error::ApiError;
-use super::{Inner, Manager};
-=======
 use super::Disks;
 use crate::daemon::manager::api_error::ApiError;
->>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/backing_timeout.rs
+use crate::daemon::manager::registry::Inner;
 
 impl Disks {
     /// Changes a disk's own settings.
@@ -20,13 +16,12 @@ impl Disks {
         self.tasks.run("disk set", disk.clone(), async move { service.patch_disk(&disk, patch).await }).await
     }
 
-<<<<<<< HEAD:crates/hob/src/daemon/manager/backing_timeout.rs
-    async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
+    async fn patch_disk(&self, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
         if patch == DiskPatch::default() {
             return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
                 .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
         }
-        let guard = self.guard_disk_for_command(name, "changed").await?;
+        let guard = self.registry.guard_disk_for_command(name, "changed").await?;
         match patch.locked {
             Some(true) => self.lock_backing(name).await?,
             Some(false) => self.unlock_backing(name).await?,
@@ -36,30 +31,13 @@ impl Disks {
             Some(BackingTimeoutChange::Default) => self.set_backing_timeout(name, None)?,
             Some(BackingTimeoutChange::Set(timeout)) => self.set_backing_timeout(name, Some(timeout))?,
             None => {}
-=======
-    async fn patch_disk(&self, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
-        let Some(timeout) = patch.backing_timeout else {
-            return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
-                .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
-        };
-        let guard = self.registry.guard_disk_for_command(name, "changed").await?;
-        let (shard, id) = {
-            let mut inner = self.registry.inner();
-            let disk = inner.disk_mut(name)?;
-            disk.wanted.backing_timeout = Some(timeout);
-            (disk.shard().ok(), disk.id)
-        };
-        if let Some(shard) = shard {
-            shard.set_wait_max(id, wait_max(Some(timeout), self.backing_options.wait_max));
->>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/backing_timeout.rs
         }
         self.pools.finish_disk(name, guard, Vec::new()).await
     }
 
-<<<<<<< HEAD:crates/hob/src/daemon/manager/backing_timeout.rs
     fn set_backing_timeout(&self, name: &str, timeout: Option<BackingTimeout>) -> Result<(), ApiError> {
         let (shard, id) = {
-            let mut inner = self.inner();
+            let mut inner = self.registry.inner();
             let disk = inner.disk_mut(name)?;
             disk.wanted.backing_timeout = timeout;
             (disk.shard().ok(), disk.id)
@@ -78,7 +56,7 @@ impl Disks {
 
 impl Inner {
     /// The limit that is in effect for a disk with this one of its own.
-    pub(super) fn backing_timeout_in_effect(&self, own: Option<BackingTimeout>) -> BackingTimeout {
+    pub(in crate::daemon::manager) fn backing_timeout_in_effect(&self, own: Option<BackingTimeout>) -> BackingTimeout {
         own.unwrap_or(match self.wait_max {
             WAIT_FOREVER => BackingTimeout::Forever,
             limit => BackingTimeout::Limit(limit),
@@ -91,13 +69,5 @@ pub(crate) fn wait_max(timeout: BackingTimeout) -> Duration {
     match timeout {
         BackingTimeout::Limit(limit) => limit,
         BackingTimeout::Forever => WAIT_FOREVER,
-=======
-/// The time that requests of a disk wait for its backing: `timeout`, or `default` for a disk without the setting.
-pub(in crate::daemon::manager) fn wait_max(timeout: Option<BackingTimeout>, default: Duration) -> Duration {
-    match timeout {
-        None => default,
-        Some(BackingTimeout::Limit(limit)) => limit,
-        Some(BackingTimeout::Forever) => WAIT_FOREVER,
->>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/backing_timeout.rs
     }
 }

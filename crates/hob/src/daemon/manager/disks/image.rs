@@ -7,15 +7,7 @@ use std::path::Path;
 
 use hob_storage::backing::{Format, ImageFile};
 
-<<<<<<< HEAD:crates/hob/src/daemon/manager/image.rs
-use super::Manager;
-use super::api_error::{ApiError, open_error};
-use super::flash::blocking;
-use super::registry::ADDING;
-=======
 use super::Disks;
-use super::backing_timeout::wait_max;
->>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/image.rs
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::image::{check_format, files_of};
 use crate::daemon::manager::api_error::{ApiError, open_error};

@@ -13,25 +13,18 @@ use super::image::image_asked;
 use super::recover::Source;
 use super::recovering::RecoveringCache;
 use super::resize::Measure;
-<<<<<<< HEAD:crates/hob/src/daemon/manager/disks.rs
-use super::{DISKS_MAX, DiskEntry, DiskPhase, Manager, Owed, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
 use crate::daemon::exports::export_info;
 use crate::daemon::hardware::{Backing, BackingOptions};
-=======
-use crate::daemon::cluster::Taken;
-use crate::daemon::descriptors;
-use crate::daemon::exports::export_info;
-use crate::daemon::hardware::Backing;
 use crate::daemon::manager::api_error::{ApiError, open_error};
 use crate::daemon::manager::flash;
+use crate::daemon::manager::owed::Owed;
 use crate::daemon::manager::pools::AllocationRule;
 use crate::daemon::manager::pools::REMOVING;
 use crate::daemon::manager::qos::datastore_of;
 use crate::daemon::manager::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
 use crate::daemon::manager::registry::{DISKS_MAX, DiskEntry, DiskPhase};
->>>>>>> rn-structure:crates/hob/src/daemon/manager/disks/opening.rs
 use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};

@@ -24,12 +24,8 @@ use hob_storage::pool::OwnerId;
 
 use super::api_error::ApiError;
 use super::flash::{self, Flash};
-<<<<<<< HEAD
 use super::owed::Owed;
-use super::{exports, observe, parents, pools, recovering, resize, stalls};
-=======
 use super::{disks, exports, observe, pools, stalls};
->>>>>>> rn-structure
 use crate::daemon::hardware::Lock;
 use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::ShardHandle;

@@ -3,21 +3,19 @@
 //! `hob attach` puts a disk below a running QEMU. Until QEMU has closed the image, hob has it open without a lock, and
 //! without a cache: requests pass through.
 
-use std::sync::Arc;
+use super::Disks;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash::blocking;
 
-use super::Manager;
-use super::api_error::ApiError;
-use super::flash::blocking;
-
-impl Manager {
+impl Disks {
     /// Locks the backing. Writes that its previous owner made are durable then, or this fails.
     ///
     /// # Errors
     /// A conflict if another program still has the backing.
-    pub(super) async fn lock_backing(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        let (shard, id) = self.shard_of(name)?;
+    pub(super) async fn lock_backing(&self, name: &str) -> Result<(), ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
         let lock = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             if !disk.wanted.unlocked {
                 return Ok(());
@@ -33,13 +31,13 @@ impl Manager {
         // The record is last: a daemon that is killed before it opens the disk without a lock again.
         let recorded = match shard.flush(id).await {
             Ok(()) => {
-                self.inner().disk_mut(name)?.wanted.unlocked = false;
-                self.save_first().await
+                self.registry.inner().disk_mut(name)?.wanted.unlocked = false;
+                self.registry.save_first().await
             }
             Err(error) => Err(error.into()),
         };
         if let Err(reason) = recorded {
-            self.inner().disk_mut(name)?.wanted.unlocked = true;
+            self.registry.inner().disk_mut(name)?.wanted.unlocked = true;
             blocking(move || lock.release()).await?.map_err(|error| ApiError::failed(error.to_string()))?;
             return Err(reason);
         }
@@ -51,10 +49,10 @@ impl Manager {
     ///
     /// # Errors
     /// A conflict if the disk has a cache.
-    pub(super) async fn unlock_backing(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        let (shard, id) = self.shard_of(name)?;
+    pub(super) async fn unlock_backing(&self, name: &str) -> Result<(), ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
         let lock = {
-            let inner = self.inner();
+            let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             if disk.cache().is_some() {
                 return Err(ApiError::conflict(format!("{name} has a cache, so its backing stays locked"))
@@ -64,9 +62,9 @@ impl Manager {
         };
         let lock = lock.ok_or_else(|| ApiError::conflict(format!("the backing of {name} has no lock")))?;
         shard.flush(id).await?;
-        self.inner().disk_mut(name)?.wanted.unlocked = true;
-        if let Err(reason) = self.save_first().await {
-            self.inner().disk_mut(name)?.wanted.unlocked = false;
+        self.registry.inner().disk_mut(name)?.wanted.unlocked = true;
+        if let Err(reason) = self.registry.save_first().await {
+            self.registry.inner().disk_mut(name)?.wanted.unlocked = false;
             return Err(reason);
         }
         blocking(move || lock.release()).await?.map_err(|error| ApiError::failed(error.to_string()))?;
