@@ -361,8 +361,8 @@ impl Inner {
         {
             let now = served.wanted.backing_timeout;
             let now = self.backing_timeout_in_effect(now).to_string();
-            let timeout = Some(BackingTimeoutChange::Set(timeout));
-            let patch = DiskPatch { backing_timeout: timeout, ..DiskPatch::default() };
+            let change = Some(BackingTimeoutChange::Set(timeout));
+            let patch = DiskPatch { backing_timeout: change, ..DiskPatch::default() };
             let change = Change::PatchDisk(name.clone(), patch);
             found.push(apply(
                 &subject,

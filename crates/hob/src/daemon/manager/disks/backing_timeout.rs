@@ -56,7 +56,10 @@ impl Disks {
 
 impl Inner {
     /// The limit that is in effect for a disk with this one of its own.
-    pub(in crate::daemon::manager) fn backing_timeout_in_effect(&self, own: Option<BackingTimeout>) -> BackingTimeout {
+    pub(in crate::daemon::manager) fn backing_timeout_in_effect(
+        &self,
+        own: Option<BackingTimeout>,
+    ) -> BackingTimeout {
         own.unwrap_or(match self.wait_max {
             WAIT_FOREVER => BackingTimeout::Forever,
             limit => BackingTimeout::Limit(limit),

@@ -37,7 +37,7 @@ use super::qos::QosService;
 use super::registry::Registry;
 use super::tasks::Tasks;
 use crate::daemon::hardware::BackingOptions;
-pub(in crate::daemon) use backing_timeout::wait_max;
+pub(crate) use backing_timeout::wait_max;
 pub(super) use dirty::{Dirty, Source};
 pub(super) use image::image_asked;
 pub(super) use opening::{BACKING_CHARS_MAX, Open, access_of, open_gateway};

@@ -13,7 +13,7 @@ use hob_engine::command::{CacheChange, NewRing};
 use hob_engine::units::DiskId;
 
 use super::Disks;
-use crate::daemon::hardware::{BackingInfo, ChangeDetector, Gauge, Monitor};
+use crate::daemon::hardware::{BackingInfo, ChangeDetector, Monitor, SizeProbe};
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::flash::blocking;
 use crate::daemon::shard_api::ShardHandle;
@@ -25,7 +25,7 @@ const UNIT_BYTES: u64 = 512;
 #[derive(Debug)]
 pub(in crate::daemon::manager) struct Measure {
     /// Tells how large it is now.
-    pub(in crate::daemon::manager) gauge: Option<Gauge>,
+    pub(in crate::daemon::manager) gauge: Option<SizeProbe>,
     /// Tells whether it was changed.
     pub(in crate::daemon::manager) witness: Option<ChangeDetector>,
     /// Tells whether it is connected and answers.
@@ -92,7 +92,7 @@ impl Disks {
         before: u64,
         wanted: Option<u64>,
         read_only: bool,
-        gauge: Gauge,
+        gauge: SizeProbe,
     ) -> Result<u64, ApiError> {
         let cannot = |what: &str, error: &std::io::Error| {
             ApiError::failed(format!("the backing of {name} cannot be {what}: {error}"))
