@@ -85,7 +85,7 @@ impl DryRun {
         if preview.effects.is_empty() {
             let _ = writeln!(std::io::stderr(), "{subject}: no cached or dirty data is lost");
         }
-        Err(DryRun.into())
+        Err(DryRunEnded.into())
     }
 }
 
