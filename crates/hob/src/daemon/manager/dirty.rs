@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use hob_engine::units::SECTOR_BYTES;
-use hob_storage::pool::recovery::{Found, Recovery, RecoveredPool};
+use hob_storage::pool::recovery::{Found, RecoveredPool, Recovery};
 use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use super::api_error::ApiError;
