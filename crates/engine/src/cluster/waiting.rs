@@ -58,7 +58,7 @@ pub enum Tried {
     /// This host has the disk.
     Taken,
     /// Another host has it, or data that this host needs.
-    Elsewhere,
+    OtherOwner,
     /// It can be taken at that instant.
     Settles(Instant),
     /// The result is unknown.
@@ -183,8 +183,8 @@ impl Waiting {
         let Some(wait) = self.disks.get(disk) else { return };
         match tried {
             // An event heard meanwhile has already scheduled the next attempt.
-            Tried::Elsewhere if wait.heard() > wait.looked => {}
-            Tried::Elsewhere => self.check_later(now, disk),
+            Tried::OtherOwner if wait.heard() > wait.looked => {}
+            Tried::OtherOwner => self.check_later(now, disk),
             Tried::Taken => self.forget(disk),
             Tried::Settles(at) => self.try_within(at, disk, SPREAD_NS),
             Tried::Unknown => self.try_within(now + AGAIN_NS, disk, AGAIN_NS),
@@ -288,7 +288,7 @@ mod tests {
         for _ in disks {
             let disk = waiting.poll(at(1)).expect("each is looked at once");
             waiting.handle_look(&disk, &held(3));
-            waiting.handle_tried(at(1), &disk, Tried::Elsewhere);
+            waiting.handle_tried(at(1), &disk, Tried::OtherOwner);
         }
         assert_eq!(waiting.poll(at(1)), None);
         waiting
@@ -369,7 +369,7 @@ mod tests {
         let disk = waiting.poll(at(21)).unwrap();
         waiting.handle_look(&disk, &held(6));
         waiting.handle_news(at(21), "d", 7, ClusterEvent::OwnershipRecord { taken: false });
-        waiting.handle_tried(at(22), "d", Tried::Elsewhere);
+        waiting.handle_tried(at(22), "d", Tried::OtherOwner);
         assert!(waiting.poll(at(22)).is_some(), "it was given back after the look");
     }
 
@@ -400,7 +400,7 @@ mod tests {
             while let Some(disk) = waiting.poll(at(second)) {
                 looks += 1;
                 waiting.handle_look(&disk, &held(3));
-                waiting.handle_tried(at(second), &disk, Tried::Elsewhere);
+                waiting.handle_tried(at(second), &disk, Tried::OtherOwner);
             }
         }
         let first = names.len() as u64;

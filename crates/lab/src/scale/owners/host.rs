@@ -285,7 +285,7 @@ impl Play {
             Some(Verdict::Mine(_)) => self.took(number, disk),
             Some(Verdict::Wait(at)) => self.tried(number, disk, Tried::Settles(at)),
             // There is no dirty data here, so there is no failover from a replica.
-            Some(Verdict::Refused(_) | Verdict::Adopt(_)) => self.tried(number, disk, Tried::Elsewhere),
+            Some(Verdict::Refused(_) | Verdict::Adopt(_)) => self.tried(number, disk, Tried::OtherOwner),
             None => self.tried(number, disk, Tried::Unknown),
         }
     }
