@@ -31,7 +31,7 @@ use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 pub(super) use operation_guard::{
-    ADDING, CLAIM_EVERY, COPYING, DRAINING, ENLARGING, MIGRATING, OperationGuard, SHRINKING, SPREADING,
+    ADDING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, MIGRATING, OperationGuard, SHRINKING, SPREADING,
 };
 pub(super) use segments::Wanted;
 
