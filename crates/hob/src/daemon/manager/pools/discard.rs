@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::Pools;
 use crate::daemon::manager::api_error::ApiError;
-use crate::daemon::manager::registry::{CLAIM_EVERY, DRAINING, MIGRATING, OperationGuard};
+use crate::daemon::manager::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
 use crate::daemon::shard_api::{ShardError, ShardHandle};
 
 /// Requests have that long to end by themselves.
@@ -22,7 +22,7 @@ const EXPIRE_EVERY: Duration = Duration::from_millis(250);
 const DISCARD_MAX: Duration = Duration::from_millis(3500);
 
 /// Changes under way are waited for that long.
-const CLAIM_MAX: Duration = Duration::from_secs(4);
+const GUARD_MAX: Duration = Duration::from_secs(4);
 
 /// What is being done to a disk that is removed.
 pub(in crate::daemon::manager) const REMOVING: &str = "removed";
@@ -47,11 +47,11 @@ impl Pools {
             };
             let waited = began.elapsed();
             let Some((shard, id)) = online else { return Err(error) };
-            if busy == Some(MIGRATING) || waited >= CLAIM_MAX {
+            if busy == Some(MIGRATING) || waited >= GUARD_MAX {
                 return Err(error);
             }
             if busy == Some(DRAINING) || waited >= GRACE {
-                let _ = timeout(CLAIM_EVERY, shard.change_cache(id, CacheChange::StopDrain)).await;
+                let _ = timeout(GUARD_EVERY, shard.change_cache(id, CacheChange::StopDrain)).await;
             }
             if waited >= GRACE {
                 shard.expire_requests(id);
@@ -61,7 +61,7 @@ impl Pools {
                 self.registry.inner().abandoned.insert(id, name.to_owned());
                 shard.abandon(id);
             }
-            sleep(CLAIM_EVERY).await;
+            sleep(GUARD_EVERY).await;
         }
     }
 

@@ -30,7 +30,7 @@ use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
 use crate::daemon::tape::Counter;
 pub(super) use operation_guard::{
-    ADDING, CLAIM_EVERY, COPYING, DRAINING, ENLARGING, MIGRATING, OperationGuard, SHRINKING, SPREADING,
+    ADDING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, MIGRATING, OperationGuard, SHRINKING, SPREADING,
 };
 pub(super) use segments::Wanted;
 

@@ -8,16 +8,16 @@ use tokio::time::Instant;
 use super::{DiskPhase, Registry, away};
 use crate::daemon::manager::api_error::ApiError;
 
-/// The operation "it is being ‥": a drain.
+/// The operation of a drain. Like all of these it completes "it is being …".
 pub(in crate::daemon::manager) const DRAINING: &str = "drained";
 
-/// The same: what does not fit into a smaller cache goes to the backing.
+/// The operation of a cache that gets smaller: what does not fit goes to the backing first.
 pub(in crate::daemon::manager) const SHRINKING: &str = "shrunk";
 
-/// The same: a migration.
+/// The operation of a migration.
 pub(in crate::daemon::manager) const MIGRATING: &str = "migrated";
 
-/// The same: a disk that was asked for and has never been online.
+/// The operation of a disk that was asked for and has never been online.
 pub(in crate::daemon::manager) const ADDING: &str = "added";
 
 /// What hob does to a disk by itself: its caches are balanced and enlarged without a command.
@@ -32,10 +32,10 @@ const OWN_WORK_MAX: Duration = Duration::from_secs(10);
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// Pause between attempts to take the guard of a disk for something that cannot be refused.
-pub(in crate::daemon::manager) const CLAIM_EVERY: Duration = Duration::from_millis(200);
+pub(in crate::daemon::manager) const GUARD_EVERY: Duration = Duration::from_millis(200);
 
-/// So many of them.
-const CLAIM_TRIES: u32 = 20;
+/// Number of these attempts.
+const GUARD_TRIES: u32 = 20;
 
 /// The right to change one disk or one pool.
 #[derive(Debug)]
@@ -88,10 +88,10 @@ impl Registry {
         name: &str,
         doing: &'static str,
     ) -> Option<OperationGuard> {
-        for _ in 0..CLAIM_TRIES {
+        for _ in 0..GUARD_TRIES {
             match self.guard_disk(name, doing) {
                 Ok(guard) => return Some(guard),
-                Err(_) => tokio::time::sleep(CLAIM_EVERY).await,
+                Err(_) => tokio::time::sleep(GUARD_EVERY).await,
             }
         }
         None
