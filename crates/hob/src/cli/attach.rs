@@ -30,7 +30,7 @@ use super::output::{print, table, word, words};
 use super::pool::absolute;
 use super::remote::{converse, explain};
 use super::settings::Settings;
-use super::{DryRun, Global};
+use super::{DryRunEnded, Global};
 
 /// Smallest cache without `--size`.
 const CACHE_MIN_BYTES: u64 = 64 << 20;
@@ -302,7 +302,7 @@ async fn dry_run(work: &mut Work<'_>, goal: Goal) -> anyhow::Result<()> {
 }
 
 fn end(is_dry: bool) -> anyhow::Result<()> {
-    if is_dry { Err(DryRun.into()) } else { Ok(()) }
+    if is_dry { Err(DryRunEnded.into()) } else { Ok(()) }
 }
 
 fn list(directory: &Path, global: &Global) -> anyhow::Result<()> {
