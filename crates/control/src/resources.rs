@@ -449,6 +449,7 @@ mod tests {
             format: None,
             size: Size(1 << 30),
             read_only: true,
+            unlocked: true,
             parent: Some("golden".into()),
             parent_reason: None,
             clones: vec!["vm2".into()],

@@ -28,6 +28,10 @@ const DAEMON_MAX: Duration = Duration::from_secs(30);
 const JOB_MAX: Duration = Duration::from_secs(20);
 /// How long hob may take to notice that QEMU has disconnected.
 const DISCONNECT_MAX: Duration = Duration::from_secs(10);
+/// How long QEMU may take to connect to hob.
+const CONNECT_MAX: Duration = Duration::from_secs(5);
+/// Pause between two attempts.
+const CONNECT_EVERY: Duration = Duration::from_millis(100);
 /// Pause between two looks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -179,7 +183,17 @@ impl Work<'_> {
         match (to, libvirt::find(&xml, &record.file, &record.disk)) {
             (Definition::Hob, Some(libvirt::Defined::Image(old))) => {
                 let new = libvirt::with_hob(&old, &record.disk, record.socket())?;
-                libvirt::replace(domain, &old, &new).await
+                libvirt::replace(domain, &old, &new).await?;
+                let xml = libvirt::definition(domain).await?.unwrap_or_default();
+                let defined = libvirt::find(&xml, &record.file, &record.disk);
+                if !matches!(defined, Some(libvirt::Defined::Hob(element)) if element.contains("<reconnect"))
+                {
+                    tell(&format!(
+                        "warning: this libvirt does not keep <reconnect> for NBD disks: after the next start of {domain}, \
+                         a crash of hob fails the guest's I/O. 'hob detach --stopped' before that start avoids it"
+                    ));
+                }
+                Ok(())
             }
             (Definition::Image, Some(libvirt::Defined::Hob(old))) => {
                 libvirt::replace(domain, &old, image).await
@@ -195,7 +209,7 @@ impl Work<'_> {
         match step {
             Step::Record => self.records.save(record),
             Step::AddDisk => self.add_disk().await,
-            Step::AddNode => self.ask("blockdev-add", record.node.clone()).await,
+            Step::AddNode => self.add_node().await,
             Step::Mark => self.ask("object-add", json!({ "qom-type": "throttle-group", "id": MARK })).await,
             Step::Pause => {
                 // What the guest wrote reaches the disk now, and not during the pause.
@@ -255,6 +269,17 @@ impl Work<'_> {
             ..DiskAdd::default()
         };
         self.client.disk_add(&add).await.map(|_| ()).map_err(explain)
+    }
+
+    /// Connects QEMU to hob. A daemon that is being restarted answers at its control socket first.
+    async fn add_node(&mut self) -> anyhow::Result<()> {
+        let deadline = Instant::now() + CONNECT_MAX;
+        loop {
+            match self.ask("blockdev-add", self.record.node.clone()).await {
+                Err(_) if Instant::now() < deadline => tokio::time::sleep(CONNECT_EVERY).await,
+                result => return result,
+            }
+        }
     }
 
     async fn set_lock(&self, is_locked: bool) -> anyhow::Result<()> {

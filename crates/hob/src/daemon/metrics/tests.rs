@@ -26,6 +26,7 @@ fn disk(name: &str) -> Disk {
         format: None,
         size: Size(1 << 30),
         read_only: false,
+        unlocked: false,
         vhost_user: None,
         cache: None,
         exports: vec![],

@@ -36,6 +36,7 @@ fn example() -> State {
                 }]),
             }),
             read_only: false,
+            unlocked: true,
             vhost_user: Some("/run/vm.sock".into()),
             exports: vec![Export {
                 name: "vm-backup".into(),

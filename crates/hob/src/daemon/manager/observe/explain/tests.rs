@@ -27,6 +27,7 @@ fn disk(state: CacheState, reason: Option<&str>) -> Disk {
         format: None,
         size: Size(1 << 30),
         read_only: false,
+        unlocked: false,
         vhost_user: None,
         cache: Some(Cache {
             pool: "p".into(),
