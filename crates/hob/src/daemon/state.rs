@@ -72,21 +72,6 @@ pub(crate) struct State {
     /// Why caches that hob.toml defines could not be created, by disk.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) caches_refused: BTreeMap<String, String>,
-    /// Changes that failed in the background, and that nobody has acknowledged.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(crate) failed_tasks: Vec<FailedTask>,
-}
-
-/// A change that failed in the background.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct FailedTask {
-    /// The command.
-    pub(crate) what: String,
-    /// Its subject.
-    pub(crate) subject: String,
-    /// Why it failed.
-    pub(crate) error: String,
 }
 
 /// A pool and where it lies.
@@ -303,7 +288,6 @@ impl Default for State {
             swaps: Vec::new(),
             definitions: BTreeMap::new(),
             caches_refused: BTreeMap::new(),
-            failed_tasks: Vec::new(),
         }
     }
 }

@@ -72,7 +72,9 @@ impl Hub {
             if self.is_alone() {
                 return;
             }
-            let event = event(number, &self.manager.snapshot().await);
+            let mut snapshot = self.manager.observe.snapshot().await;
+            snapshot.tasks = self.manager.pools.tasks_view();
+            let event = event(number, &snapshot);
             self.news.send_replace(Some(event));
         }
     }

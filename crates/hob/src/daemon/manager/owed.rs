@@ -20,7 +20,7 @@ const LOWERED_MAX: u32 = 8;
 
 /// The number as the engine last reported it; the one that is kept is in the disk's state.
 #[derive(Debug, Default)]
-pub(super) struct Owed {
+pub(in crate::daemon::manager) struct Owed {
     now: u32,
     /// A lower number is saved soon.
     is_lowered_soon: bool,
@@ -84,7 +84,7 @@ impl Manager {
 
 impl DiskEntry {
     /// The disk has left its shard, which reports no more numbers.
-    pub(super) fn set_owed(&mut self, count: u32) {
+    pub(in crate::daemon::manager) fn set_owed(&mut self, count: u32) {
         self.owed = Owed { now: count, ..Owed::default() };
         self.wanted.flush_failures_owed = count;
     }

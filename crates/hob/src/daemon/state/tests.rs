@@ -76,11 +76,6 @@ fn example() -> State {
             qos: Some(DiskQosSpec { policy: Some("gold".into()), own: Qos::default() }),
         }],
         policies: vec![PolicyState { name: "gold".into(), qos: Qos { shares: 2000, ..Qos::default() } }],
-        failed_tasks: vec![FailedTask {
-            what: "disk resize".into(),
-            subject: "vm".into(),
-            error: "no luck".into(),
-        }],
         datastores: vec![DatastoreState { control: ControlSpec::Auto, ..DatastoreState::new("array1") }],
         disks_removed: vec!["old".into()],
         ..State::default()

@@ -1,0 +1,66 @@
+//! How long requests of a disk wait for its backing, changed while the disk is served.
+
+use std::time::Duration;
+
+use hob_control::{BackingTimeout, BackingTimeoutChange, DiskChanged, DiskPatch};
+use hob_storage::backing::WAIT_FOREVER;
+
+use super::Disks;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::registry::Inner;
+
+impl Disks {
+    /// Changes a disk's own settings.
+    pub(crate) async fn disk_patch(&self, disk: String, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("disk set", disk.clone(), async move { service.patch_disk(&disk, patch).await }).await
+    }
+
+    async fn patch_disk(&self, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
+        let timeout = match patch.backing_timeout {
+            None => {
+                return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
+                    .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
+            }
+            Some(BackingTimeoutChange::Default) => None,
+            Some(BackingTimeoutChange::Set(timeout)) => Some(timeout),
+        };
+        let guard = self.registry.guard_disk_for_command(name, "changed").await?;
+        let (shard, id) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.wanted.backing_timeout = timeout;
+            (disk.shard().ok(), disk.id)
+        };
+        if let Some(shard) = shard {
+            shard.set_wait_max(id, self.wait_max_of(timeout));
+        }
+        self.pools.finish_disk(name, guard, Vec::new()).await
+    }
+
+    /// The time that requests of a disk wait for its backing: `own`, or the daemon's for a disk without a limit of its own.
+    pub(super) fn wait_max_of(&self, own: Option<BackingTimeout>) -> Duration {
+        own.map_or(self.backing_options.wait_max, wait_max)
+    }
+}
+
+impl Inner {
+    /// The limit that is in effect for a disk with this one of its own.
+    pub(in crate::daemon::manager) fn backing_timeout_in_effect(
+        &self,
+        own: Option<BackingTimeout>,
+    ) -> BackingTimeout {
+        own.unwrap_or(match self.wait_max {
+            WAIT_FOREVER => BackingTimeout::Forever,
+            limit => BackingTimeout::Limit(limit),
+        })
+    }
+}
+
+/// A limit as storage knows it.
+pub(crate) fn wait_max(timeout: BackingTimeout) -> Duration {
+    match timeout {
+        BackingTimeout::Limit(limit) => limit,
+        BackingTimeout::Forever => WAIT_FOREVER,
+    }
+}
