@@ -5,7 +5,7 @@ use hob_engine::command::{CacheChange, Command, CommandError, Discard};
 use hob_engine::io::Op;
 use hob_engine::units::{CommandId, DiskId};
 
-use super::World;
+use super::Simulation;
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
@@ -16,7 +16,7 @@ const READ_BYTES: u64 = 64 << 10;
 /// operator to give up a clean cache for which the pool has no room.
 const OPENINGS_MAX: u32 = super::recovery::ATTEMPTS_MAX / 2 + 1;
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Runs the end of the history.
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         self.losses = None;
@@ -107,7 +107,7 @@ impl World<'_> {
     /// Returns true if a disk is present, with its cache if it can have one.
     fn is_back(&self, disk: usize) -> bool {
         let state = &self.disks[disk];
-        state.present && !state.gated && state.coming.is_none()
+        state.present && !state.gated && state.recovering.is_none()
     }
 
     /// Drains a disk's cache completely.

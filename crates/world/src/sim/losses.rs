@@ -7,10 +7,10 @@ use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{DiskId, Instant};
 
 use super::scenario::Scenario;
-use super::{Event, Options, Sabotage, Side, World, trace};
+use super::{Event, Options, Sabotage, Side, Simulation, trace};
 use crate::Violation;
-use crate::dice::Dice;
 use crate::media::Done;
+use crate::rng::SimRng;
 
 /// Separates these random numbers from all others.
 const SALT: u64 = 0x6c6f_7373;
@@ -23,12 +23,12 @@ const REPLACE_NS: u64 = 2_000_000_000;
 /// Lets sound flash devices fail flushes, if the history of this seed has that. A device's data can be read
 /// until the power fails: nothing that was flushed before may be lost.
 pub(super) fn draw_flash_flushes(scenario: &mut Scenario, seed: u64, options: &Options) {
-    let mut dice = Dice::new(seed ^ FLASH_SALT);
-    if scenario.lives.is_none() || !dice.chance(options.flash_flush_permille) {
+    let mut rng = SimRng::new(seed ^ FLASH_SALT);
+    if scenario.lives.is_none() || !rng.chance(options.flash_flush_permille) {
         return;
     }
     for plan in &mut scenario.devices {
-        plan.faults.flush_error = dice.pick(&[0, 5, 30, 100]);
+        plan.faults.flush_error = rng.pick(&[0, 5, 30, 100]);
     }
 }
 
@@ -40,7 +40,7 @@ pub(super) const FLUSH_ERROR: u32 = 60;
 
 /// State of a history with losses; see the module documentation.
 pub(super) struct Losses {
-    dice: Dice,
+    rng: SimRng,
     /// Mean time between two restarts, nanoseconds.
     mean_ns: u64,
     /// A restart is scheduled.
@@ -52,23 +52,23 @@ impl Losses {
     /// backing: between two restarts there is sometimes time to copy dirty data and flush the backing, or
     /// nothing would ever become clean.
     pub(super) fn draw(seed: u64, options: &Options, io_ns: u64) -> Option<Losses> {
-        let mut dice = Dice::new(seed ^ SALT);
+        let mut rng = SimRng::new(seed ^ SALT);
         let may = options.faults && !options.sound_backings || options.restart_permille == 1000;
-        let is_one = dice.chance(options.restart_permille);
-        let mean_ns = io_ns * dice.pick(&[4, 20, 100]);
-        (may && is_one).then_some(Losses { dice, mean_ns, is_due: false })
+        let is_one = rng.chance(options.restart_permille);
+        let mean_ns = io_ns * rng.pick(&[4, 20, 100]);
+        (may && is_one).then_some(Losses { rng, mean_ns, is_due: false })
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Schedules a restart of a backing.
     pub(super) fn schedule_restart(&mut self) {
         let (now, disks) = (self.now, self.disks.len() as u64);
         let goes_on = self.left > 0 && self.report.restarts < RESTARTS_MAX;
-        let Some(Losses { dice, mean_ns, is_due }) = self.losses.as_mut().filter(|_| goes_on) else { return };
+        let Some(Losses { rng, mean_ns, is_due }) = self.losses.as_mut().filter(|_| goes_on) else { return };
         *is_due = true;
-        let at = Instant(now.0 + dice.between(1, 2 * *mean_ns));
-        let disk = dice.below(disks) as usize;
+        let at = Instant(now.0 + rng.between(1, 2 * *mean_ns));
+        let disk = rng.below(disks) as usize;
         self.queue.push(at, Event::Restart(disk));
     }
 
@@ -121,7 +121,7 @@ impl World<'_> {
         }
         self.queue.push(self.now + REPLACE_NS, Event::ReplaceRing(disk));
         let state = &self.disks[disk];
-        if state.leaving || state.coming.is_some() || self.stopping || self.brings_ring(disk) {
+        if state.leaving || state.recovering.is_some() || self.stopping || self.brings_ring(disk) {
             return;
         }
         let config = state.config.expect("looked at");
@@ -141,7 +141,7 @@ impl World<'_> {
         }
         trace!(self, "the backing of {disk} restarts");
         self.report.restarts += 1;
-        self.disks[disk].backing.lose(&mut self.dice);
+        self.disks[disk].backing.lose(&mut self.rng);
         self.disks[disk].model.lose();
         if self.options.sabotage != Some(Sabotage::UntoldRestart) {
             self.engine.handle_loss(self.now, DiskId(disk as u32));
