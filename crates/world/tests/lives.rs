@@ -197,7 +197,7 @@ fn what_was_mended_stays_so() {
 }
 
 /// Fixed errors of histories with all options: the kind, the seed, and a description.
-const FOUND: [(&str, u64, &str); 15] = [
+const FOUND: [(&str, u64, &str); 16] = [
     ("memory", 20_001_295, "memory kept what a hit had read before the backing lost it"),
     ("lives", 22_010_660, "a change was given up with a page of its new journal in flight"),
     ("memory", 30_003_434, "an edge that was merged before a loss went to flash and not to the backing"),
@@ -210,6 +210,7 @@ const FOUND: [(&str, u64, &str); 15] = [
     ("lives", 20_004_027, "the model: a write that overlapped another was not the last"),
     ("qos", 5_001_913, "the model: guests waited for a cache that had been given up"),
     ("qos", 30_003_954, "the model: a backing restarted again and again until nothing could become clean"),
+    ("qos", 40_009_195, "the model: nobody noticed a change of the backing of an empty cache"),
     ("growth", 20_006_086, "the model: a disk grew between two attempts to enable its recovered cache"),
     ("lives", 22_005_478, "the model: restarts of a backing kept a history from its end"),
     ("lives", 22_014_575, "the model: a backing restarted faster than anything could be written to it"),

@@ -114,7 +114,9 @@ impl Simulation<'_> {
         // data.
         let differing = differing.filter(|_| !(silently && is_early && summary.sectors_dirty > 0));
         let noticed = summary.identity != identity || differing.is_some();
-        ensure!(noticed || !changed, "disk {index}: its backing changed, and nobody noticed");
+        // An empty cache has nothing that could be older than the backing.
+        let is_empty = summary.sectors_valid + summary.sectors_dirty == 0;
+        ensure!(noticed || !changed || is_empty, "disk {index}: its backing changed, and nobody noticed");
         let clean = if summary.identity == identity { differing } else { None };
         let right = changed || !noticed || doubtful || silently;
         ensure!(right, "disk {index}: a recovered clean sector ({clean:?}) is not the backing's");
