@@ -100,7 +100,7 @@ fn a_failed_write_of_a_part_leaves_no_sector_in_memory() {
     bench.engine.lend_for_edges(BufferId(3 << 20), 64 << 10);
     bench.write_alone(0, 512);
     bench.write(512, 512);
-    while bench.ios[0].target == flash(RING_DEVICE) {
+    while bench.ios[0].op != VOLATILE {
         let io = bench.ios.pop_front().expect("looked at");
         bench.end(io);
     }
