@@ -14,14 +14,14 @@
 //!
 //! The last sector of a disk whose size is no multiple of a sector is never merged and never dirty (`growth.rs`).
 
+use super::destage_buffers::Piece;
 use super::jobs::{Job, JobKind, Step};
-use super::lent::Piece;
 use super::{Active, Engine, Owner, Pending, Phase};
 use crate::cache::push_run;
-use crate::claims::Range;
 use crate::command::Mode;
 use crate::directory::whole_sectors;
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Op, Target};
+use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
 /// Where edges may be read from.
@@ -187,7 +187,7 @@ impl Engine {
         let Job { disk: id, range, buffer, kind, step, .. } = self.jobs[job];
         let JobKind::ReadEdge(_, source) = kind else { panic!("{kind:?} reads no edge") };
         let mut buffer = buffer.expect("a transfer has a buffer");
-        self.lent.shorten(&mut buffer, SECTOR_BYTES);
+        self.destage_buffers.shorten(&mut buffer, SECTOR_BYTES);
         self.jobs[job].buffer = Some(buffer);
         let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
         disk.jobs += u32::from(step == Step::Waiting);

@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 use super::Engine;
 use super::partial::Edge;
-use crate::claims::Range;
 use crate::io::{BufferCopy, CopyEnd};
+use crate::range_locks::Range;
 use crate::units::{BufferId, DiskId, SECTOR_BYTES};
 
 /// Most sectors that are kept.
