@@ -100,8 +100,12 @@ fn a_failed_write_of_a_part_leaves_no_sector_in_memory() {
     bench.engine.lend_for_edges(BufferId(3 << 20), 64 << 10);
     bench.write_alone(0, 512);
     bench.write(512, 512);
+    while bench.ios[0].op != VOLATILE {
+        let io = bench.ios.pop_front().expect("looked at");
+        bench.end(io);
+    }
     let io = bench.only_io();
-    assert_eq!(io.target, flash(0));
+    assert_eq!((io.target, io.op), (flash(0), VOLATILE));
     bench.fail(io);
     let moved: Vec<_> = bench.moved().into_iter().map(|(what, _)| what).collect();
     assert_eq!(moved, ["backing write"]);
