@@ -63,7 +63,7 @@ settings! {
     preset: String,
     /// Unit of fill and eviction, a power of two from 4K to 1M. A change empties the cache.
     block_size: Size,
-    /// A policy's name. A change empties the cache.
+    /// A policy's name, or `auto`. A change keeps the contents.
     policy: String,
     /// `write-through`, `write-back`, `write-around`, `read-only-cache` or `pass-through`. A change away from
     /// `write-back` drains the cache first.
@@ -72,8 +72,8 @@ settings! {
     persistent: bool,
     /// `unified`, or `split:70` for 70 % read cache and 30 % write buffer. A change empties the cache.
     layout: String,
-    /// What may come in: `always`, `while-free`, `nth-access:N` or `ghost`, each with `+not-sequential:BYTES`. A change
-    /// empties the cache.
+    /// What may come in: `auto`, or `always`, `while-free`, `nth-access:N` or `ghost`, each with `+not-sequential:BYTES` and
+    /// `+while-filling:PERCENT%`. A change keeps the contents.
     admission: String,
     /// In which order dirty data goes to the backing: `elevator` or `coldest`.
     destage_order: String,

@@ -120,7 +120,8 @@ pub enum Copies {
     Peer,
 }
 
-/// Settings of one cache. Its contents survive only changes of `mode`, `destage` and `copies`.
+/// Settings of one cache. Its contents survive only changes of `policy`, `admission`, `mode`,
+/// `destage` and `copies`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
     /// Size of a cache block in bytes: a power of two, 4 KiB to 1 MiB, at most `segment_bytes`.

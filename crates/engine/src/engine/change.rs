@@ -330,8 +330,8 @@ impl Disk {
                 self.tune(mode, destage, copies);
                 return Ok(Vec::new());
             }
-            (Some(cache), CacheChange::Replace(policy, admission)) => {
-                cache.replace(policy, admission);
+            (Some(_), CacheChange::Replace(policy, admission)) => {
+                self.cache.as_mut().expect("matched").replace(policy, admission);
                 return Ok(Vec::new());
             }
             (Some(cache), CacheChange::Clear(_)) => Cache::new(cache.config, cache.segments.clone(), size)?,

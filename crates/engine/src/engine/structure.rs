@@ -152,8 +152,8 @@ impl Engine {
             self.end_change_of_structure(id, command, Ok(Vec::new()));
             return Ok(());
         }
-        if let (CacheChange::Replace(policy, admission), Some(cache)) = (&change, &mut disk.cache) {
-            cache.replace(*policy, *admission);
+        if let CacheChange::Replace(policy, admission) = change {
+            disk.cache.as_mut().expect("matched").replace(policy, admission);
             self.end_change_of_structure(id, command, Ok(Vec::new()));
             return Ok(());
         }

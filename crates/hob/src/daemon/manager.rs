@@ -7,23 +7,25 @@
 //! # Changes
 //! A change runs as a task of its own, to its end, even if whoever asked has gone; the asker waits
 //! for it no longer than [`PATIENCE`]. Changes to one disk, and to one pool, follow each other: a
-//! second one is refused while the first is under way ([`Claim`]).
+//! second one is refused while the first is under way ([`OperationGuard`]).
 
 mod abandon;
+mod additional_exports;
 mod adopt;
+mod allocation;
+mod api_error;
 mod backing_state;
 mod backing_timeout;
 mod balance;
 mod bitmaps;
 mod borrowing;
 mod caches;
-mod claim;
 mod cluster;
-mod coming;
 mod config_diff;
 mod datastores;
 pub(crate) mod definitions;
 mod dirty;
+mod dirty_rescue;
 mod disks;
 mod drain;
 mod events;
@@ -32,8 +34,8 @@ mod export;
 mod fellows;
 mod fencing;
 mod files;
-mod fit;
 mod flash;
+mod foreign_writer;
 mod heartbeat;
 mod image;
 mod journal_lost;
@@ -45,6 +47,7 @@ mod memory;
 mod migration;
 mod moves;
 mod observe;
+mod operation_guard;
 mod parents;
 mod peer_copy;
 mod persist;
@@ -56,7 +59,7 @@ mod qos;
 mod quality;
 mod record;
 mod recover;
-mod refusal;
+mod recovering;
 mod report;
 mod resize;
 mod room;
@@ -66,11 +69,8 @@ mod snapshot;
 mod stalls;
 mod start;
 mod swap;
-mod taken_over;
 mod tasks;
 mod view;
-mod ways_in;
-mod ways_out;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -92,13 +92,13 @@ use super::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State,
 use super::swap::{HostKernel, SwapKernel};
 use super::tape::Counter;
 use super::vhost_user::SocketPlace;
+pub(crate) use api_error::{ApiError, ErrorKind};
 use datastores::DatastoreEntry;
 use flash::Flash;
 pub(crate) use leave::{Ending, InheritedFile};
 pub(crate) use lending::{Ended, Lending};
-pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, Carriage, CarriageTls};
+pub(crate) use migration::{CHANGED_BYTES_MAX, CallIn, MigrationTls, MigrationTransport};
 pub(crate) use record::Recording;
-pub(crate) use refusal::{Kind, Refusal};
 pub(crate) use settings::simulated as simulated_cache;
 use swap::SwapEntry;
 
@@ -121,7 +121,7 @@ pub(crate) struct Manager {
     tasks: Mutex<tasks::Tasks>,
     /// By the names of their disks.
     migrations: Mutex<BTreeMap<String, migration::Handle>>,
-    carriage: OnceLock<Carriage>,
+    migration_transport: OnceLock<MigrationTransport>,
     /// Orders to move disks within the cluster.
     moves: moves::Moves,
     rates: placement::Rates,
@@ -225,14 +225,14 @@ struct DeviceIds {
 struct DiskEntry {
     id: DiskId,
     wanted: DiskState,
-    life: Life,
+    phase: DiskPhase,
     size_bytes: u64,
     /// What its backing lies on, since it was last opened.
     datastore: Option<String>,
     /// The shard has a cache for it.
     has_cache: bool,
     /// Its cache is being recovered while it is served.
-    coming: Option<coming::OldRings>,
+    recovering: Option<recovering::OldRings>,
     /// Segments of the cache's data, by their ids on the shards.
     held: Vec<Segment>,
     /// Segments for its second copies on another host, likewise.
@@ -283,7 +283,7 @@ struct DiskEntry {
 
 /// Is a disk served?
 #[derive(Debug)]
-enum Life {
+enum DiskPhase {
     /// By that shard.
     Online(ShardHandle),
     /// No, because of that.
@@ -312,7 +312,7 @@ impl Manager {
             inner: Mutex::new(Inner::default()),
             tasks: Mutex::default(),
             migrations: Mutex::default(),
-            carriage: OnceLock::new(),
+            migration_transport: OnceLock::new(),
             moves: moves::Moves::default(),
             rates: placement::Rates::default(),
             cluster: OnceLock::new(),
@@ -347,8 +347,8 @@ impl Manager {
         self: &Arc<Self>,
         what: &'static str,
         subject: String,
-        change: impl Future<Output = Result<T, Refusal>> + Send + 'static,
-    ) -> Result<T, Refusal> {
+        change: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let (done, result) = tokio::sync::oneshot::channel();
         let task = self.begin_task(what, subject);
         let id = task.id();
@@ -357,9 +357,9 @@ impl Manager {
             match done.send(result) {
                 Ok(()) => task.forget(),
                 Err(Ok(_)) => task.end(Ok(())),
-                Err(Err(refusal)) => {
-                    tracing::warn!("task {id}, a change that nobody waited for any more, failed: {refusal}");
-                    task.end(Err(refusal.to_string()));
+                Err(Err(error)) => {
+                    tracing::warn!("task {id}, a change that nobody waited for any more, failed: {error}");
+                    task.end(Err(error.to_string()));
                 }
             }
         };
@@ -367,8 +367,8 @@ impl Manager {
         tokio::spawn(run.in_current_span());
         match tokio::time::timeout(PATIENCE, result).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(Refusal::failed("the change broke off; the log says why")),
-            Err(_) => Err(Refusal::busy(format!(
+            Ok(Err(_)) => Err(ApiError::failed("the change broke off; the log says why")),
+            Err(_) => Err(ApiError::busy(format!(
                 "the change is not finished after {} s",
                 PATIENCE.as_secs()
             ))
@@ -379,17 +379,17 @@ impl Manager {
     }
 
     /// Keeps what is wanted now, and is in effect.
-    async fn save(self: &Arc<Self>) -> Result<(), Refusal> {
+    async fn save(self: &Arc<Self>) -> Result<(), ApiError> {
         Ok(self.keep().await??)
     }
 
     /// Keeps what is wanted before it is in effect.
-    async fn save_first(self: &Arc<Self>) -> Result<(), Refusal> {
+    async fn save_first(self: &Arc<Self>) -> Result<(), ApiError> {
         self.mark_dirty().await?;
-        self.keep().await?.map_err(|error| Refusal::not_begun(&error))
+        self.keep().await?.map_err(|error| ApiError::not_begun(&error))
     }
 
-    async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>, Refusal> {
+    async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>, ApiError> {
         let manager = self.clone();
         flash::blocking(move || {
             // The lock comes first, so that a later state is never replaced by an earlier one.
@@ -414,8 +414,10 @@ impl Inner {
             uuid: pool.uuid.clone(),
         });
         // A disk that is on its way in is kept when it has arrived, and out when it has begun to leave.
-        let kept =
-            self.disks.values().filter(|disk| !matches!(disk.life, Life::Removing) && !disk.is_arriving());
+        let kept = self
+            .disks
+            .values()
+            .filter(|disk| !matches!(disk.phase, DiskPhase::Removing) && !disk.is_arriving());
         State {
             pools: pools.collect(),
             disks: kept.map(|disk| disk.wanted.clone()).collect(),
@@ -432,19 +434,19 @@ impl Inner {
         }
     }
 
-    fn pool(&self, name: &str) -> Result<&PoolEntry, Refusal> {
+    fn pool(&self, name: &str) -> Result<&PoolEntry, ApiError> {
         self.pools.get(name).ok_or_else(|| no_pool(name))
     }
 
-    fn pool_mut(&mut self, name: &str) -> Result<&mut PoolEntry, Refusal> {
+    fn pool_mut(&mut self, name: &str) -> Result<&mut PoolEntry, ApiError> {
         self.pools.get_mut(name).ok_or_else(|| no_pool(name))
     }
 
-    fn disk(&self, name: &str) -> Result<&DiskEntry, Refusal> {
+    fn disk(&self, name: &str) -> Result<&DiskEntry, ApiError> {
         self.disks.get(name).ok_or_else(|| no_disk(name))
     }
 
-    fn disk_mut(&mut self, name: &str) -> Result<&mut DiskEntry, Refusal> {
+    fn disk_mut(&mut self, name: &str) -> Result<&mut DiskEntry, ApiError> {
         self.disks.get_mut(name).ok_or_else(|| no_disk(name))
     }
 }
@@ -454,15 +456,15 @@ impl DiskEntry {
         self.wanted.cache.as_ref()
     }
 
-    fn shard(&self) -> Result<ShardHandle, Refusal> {
-        match &self.life {
-            Life::Online(shard) => Ok(shard.clone()),
-            Life::Offline(reason) => {
-                Err(Refusal::conflict(format!("{} is offline: {reason}", self.wanted.name))
+    fn shard(&self) -> Result<ShardHandle, ApiError> {
+        match &self.phase {
+            DiskPhase::Online(shard) => Ok(shard.clone()),
+            DiskPhase::Offline(reason) => {
+                Err(ApiError::conflict(format!("{} is offline: {reason}", self.wanted.name))
                     .hint("repair its backing; it is tried again every few seconds"))
             }
-            Life::Away(why) => Err(away(&self.wanted.name, why)),
-            Life::Removing => Err(Refusal::conflict(format!("{} is being removed", self.wanted.name))),
+            DiskPhase::Away(why) => Err(away(&self.wanted.name, why)),
+            DiskPhase::Removing => Err(ApiError::conflict(format!("{} is being removed", self.wanted.name))),
         }
     }
 
@@ -472,17 +474,17 @@ impl DiskEntry {
     }
 }
 
-fn away(name: &str, why: &str) -> Refusal {
-    Refusal::conflict(format!("{name} is not this host's: {why}"))
+fn away(name: &str, why: &str) -> ApiError {
+    ApiError::conflict(format!("{name} is not this host's: {why}"))
         .hint(format!("'hob migrate {name}' tells more"))
 }
 
-fn no_pool(name: &str) -> Refusal {
-    Refusal::not_found(format!("there is no pool '{name}'")).hint("'hob pool list' shows all")
+fn no_pool(name: &str) -> ApiError {
+    ApiError::not_found(format!("there is no pool '{name}'")).hint("'hob pool list' shows all")
 }
 
-fn no_disk(name: &str) -> Refusal {
-    Refusal::not_found(format!("there is no disk '{name}'")).hint("'hob disk list' shows all")
+fn no_disk(name: &str) -> ApiError {
+    ApiError::not_found(format!("there is no disk '{name}'")).hint("'hob disk list' shows all")
 }
 
 #[cfg(test)]

@@ -51,7 +51,7 @@ use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use lifecycle::{Lifecycle, Signals};
 pub(crate) use manager::simulated_cache;
-use manager::{Carriage, Lending, Manager};
+use manager::{Lending, Manager, MigrationTransport};
 use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls};
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
@@ -275,7 +275,7 @@ async fn serve(
             let _ = lifecycle.manager.set(manager.clone());
             manager.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
-            manager.set_carriage(Carriage { tls, directory: config.state_dir.clone() });
+            manager.set_migration_transport(MigrationTransport { tls, directory: config.state_dir.clone() });
             if let Some(directory) = &config.peers.lend {
                 let lending = Lending::open(directory, config.peers.lend_max.bytes());
                 let lending =

@@ -25,10 +25,10 @@ pub(crate) fn order(options: &VolatileOptions) -> String {
 pub(super) fn obey() -> anyhow::Result<()> {
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(()) };
     let text = text.to_string_lossy();
-    let refusal = || format!("{VARIABLE} is for hob's own use in `hob selftest`; unset it");
-    let (parent, options) = parse(&text).with_context(refusal)?;
+    let error = || format!("{VARIABLE} is for hob's own use in `hob selftest`; unset it");
+    let (parent, options) = parse(&text).with_context(error)?;
     let actual = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
-    ensure!(actual == Some(parent), refusal());
+    ensure!(actual == Some(parent), error());
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .context("cannot bind to selftest")?;
     Ok(volatile::switch_on(options)?)

@@ -6,7 +6,7 @@ use serde::Deserialize;
 
 use super::ControlConfig;
 use super::check::Findings;
-use crate::daemon::manager::CarriageTls;
+use crate::daemon::manager::MigrationTls;
 
 /// What this host shows as a client of other daemons. What is absent is as in `[control.tls]`.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -22,14 +22,14 @@ pub(crate) struct MigrateConfig {
 
 impl MigrateConfig {
     /// Certificates to use, if all parts are there.
-    pub(crate) fn tls(&self, control: &ControlConfig) -> Option<CarriageTls> {
+    pub(crate) fn tls(&self, control: &ControlConfig) -> Option<MigrationTls> {
         let files = control.tls.as_ref();
         let (cert, key) = match (&self.cert, &self.key) {
             (Some(cert), Some(key)) => (cert.clone(), key.clone()),
             _ => files.map(|files| (files.cert.clone(), files.key.clone()))?,
         };
         let ca = self.ca.clone().or_else(|| files.and_then(|files| files.client_ca.clone()))?;
-        Some(CarriageTls { cert, key, ca })
+        Some(MigrationTls { cert, key, ca })
     }
 
     /// What can be said without looking at files.

@@ -15,7 +15,7 @@ use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::daemon::manager::{Kind, Refusal};
+use crate::daemon::manager::{ApiError, ErrorKind};
 
 /// A JSON body of type `T`, whatever the content type says.
 pub(super) struct Body<T>(pub(super) T);
@@ -89,22 +89,22 @@ impl Answer<()> {
     }
 }
 
-impl<T> From<Result<T, Refusal>> for Answer<T> {
-    fn from(result: Result<T, Refusal>) -> Answer<T> {
+impl<T> From<Result<T, ApiError>> for Answer<T> {
+    fn from(result: Result<T, ApiError>) -> Answer<T> {
         match result {
             Ok(value) => Answer::Yes(value),
-            Err(Refusal { kind, problem }) => Answer::No(status_of(kind), problem),
+            Err(ApiError { kind, problem }) => Answer::No(status_of(kind), problem),
         }
     }
 }
 
-fn status_of(kind: Kind) -> StatusCode {
+fn status_of(kind: ErrorKind) -> StatusCode {
     match kind {
-        Kind::NotFound => StatusCode::NOT_FOUND,
-        Kind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
-        Kind::Conflict => StatusCode::CONFLICT,
-        Kind::Busy => StatusCode::SERVICE_UNAVAILABLE,
-        Kind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
+        ErrorKind::NotFound => StatusCode::NOT_FOUND,
+        ErrorKind::Invalid => StatusCode::UNPROCESSABLE_ENTITY,
+        ErrorKind::Conflict => StatusCode::CONFLICT,
+        ErrorKind::Busy => StatusCode::SERVICE_UNAVAILABLE,
+        ErrorKind::Failed => StatusCode::INTERNAL_SERVER_ERROR,
     }
 }
 

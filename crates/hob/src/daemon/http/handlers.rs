@@ -171,8 +171,8 @@ pub(super) async fn device_remove(
 ) -> Answer<PoolChanged> {
     let Ok(Query(DeviceRemoval { path, discard_dirty })) = query else { return no_path("DELETE") };
     let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-    if let Err(refusal) = manager.check_pool_discard(&pool, &change, discard_dirty).await {
-        return Answer::from(Err(refusal));
+    if let Err(error) = manager.check_pool_discard(&pool, &change, discard_dirty).await {
+        return Answer::from(Err(error));
     }
     manager.device_remove(pool, path).await.into()
 }
@@ -260,8 +260,8 @@ pub(super) async fn disk_remove(
         return Answer::No(StatusCode::BAD_REQUEST, problem);
     };
     let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
-    if let Err(refusal) = manager.check_unused(&disk, clients).await {
-        return Answer::from(Err(refusal));
+    if let Err(error) = manager.check_unused(&disk, clients).await {
+        return Answer::from(Err(error));
     }
     let dirty = if discard_dirty { OnDirty::Discard } else { OnDirty::Drain };
     manager.disk_remove_from(disk, dirty, clients).await.into()
@@ -342,8 +342,8 @@ pub(super) async fn disk_event(
     Body(report): Body<EventReport>,
 ) -> Answer<DiskChanged> {
     let EventReport { event, discard_dirty } = report;
-    if let Err(refusal) = manager.check_discard(&disk, &PlannedChange::Event { event }, discard_dirty).await {
-        return Answer::from(Err(refusal));
+    if let Err(error) = manager.check_discard(&disk, &PlannedChange::Event { event }, discard_dirty).await {
+        return Answer::from(Err(error));
     }
     manager.disk_event(disk, event).await.into()
 }
@@ -376,8 +376,8 @@ pub(super) async fn discard_dirty(
         Ok(dirty) => dirty == OnDirty::Discard,
         Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
     };
-    if let Err(refusal) = manager.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
-        return Answer::from(Err(refusal));
+    if let Err(error) = manager.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
+        return Answer::from(Err(error));
     }
     manager.discard_dirty(disk).await.into()
 }
@@ -421,8 +421,8 @@ pub(super) async fn orphan_discard(
         Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
     };
     let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
-    if let Err(refusal) = manager.check_pool_discard(&pool, &change, may_lose).await {
-        return Answer::from(Err(refusal));
+    if let Err(error) = manager.check_pool_discard(&pool, &change, may_lose).await {
+        return Answer::from(Err(error));
     }
     manager.orphan_discard(pool, owner).await.into()
 }
@@ -543,6 +543,6 @@ pub(super) async fn trace(State(manager): App, Path(disk): Path<String>) -> Resp
             let headers = [(CONTENT_TYPE, "application/octet-stream"), (CACHE_CONTROL, "no-store")];
             (headers, HttpBody::new(TraceBody::new(recording))).into_response()
         }
-        Err(refusal) => Answer::<()>::from(Err(refusal)).into_response(),
+        Err(error) => Answer::<()>::from(Err(error)).into_response(),
     }
 }

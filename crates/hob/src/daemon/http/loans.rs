@@ -106,7 +106,7 @@ pub(super) async fn data(
 ) -> Response {
     let admitted = match manager.admit_borrower(&borrower, &epoch, name_of(shown)) {
         Ok(admitted) => admitted,
-        Err(refusal) => return Answer::<()>::from(Err(refusal)).into_response(),
+        Err(error) => return Answer::<()>::from(Err(error)).into_response(),
     };
     connection.switch(move |connection| async move {
         let served = match connection {

@@ -235,7 +235,7 @@ pub(super) async fn data(
 ) -> Response {
     let taker = match manager.data_in(&disk, &session, former) {
         Ok(taker) => taker,
-        Err(refusal) => return Answer::<()>::from(Err(refusal)).into_response(),
+        Err(error) => return Answer::<()>::from(Err(error)).into_response(),
     };
     connection.switch(move |connection| async move {
         match connection {

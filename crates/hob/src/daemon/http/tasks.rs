@@ -8,7 +8,7 @@ use axum::routing::{delete, get, post};
 use hob_control::{Problem, Task};
 
 use super::extract::Answer;
-use crate::daemon::manager::{Manager, Refusal};
+use crate::daemon::manager::{ApiError, Manager};
 
 type App = State<Arc<Manager>>;
 
@@ -19,8 +19,8 @@ pub(super) fn routes() -> Router<Arc<Manager>> {
         .route("/v1/tasks/{task}/acknowledge", post(acknowledge))
 }
 
-fn number(task: &str) -> Result<u64, Refusal> {
-    task.parse().map_err(|_| Refusal::not_found(format!("there is no task '{task}': tasks have numbers")))
+fn number(task: &str) -> Result<u64, ApiError> {
+    task.parse().map_err(|_| ApiError::not_found(format!("there is no task '{task}': tasks have numbers")))
 }
 
 /// Changes that are under way, and those that ended after their request was answered: failed ones until they are acknowledged, of the others
@@ -40,7 +40,7 @@ pub(super) async fn list(State(manager): App) -> Answer<Vec<Task>> {
 pub(super) async fn cancel(State(manager): App, Path(task): Path<String>) -> Answer<Vec<Task>> {
     match number(&task) {
         Ok(id) => manager.task_cancel(id).await.into(),
-        Err(refusal) => Answer::from(Err(refusal)),
+        Err(error) => Answer::from(Err(error)),
     }
 }
 

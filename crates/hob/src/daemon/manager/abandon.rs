@@ -14,12 +14,12 @@ use hob_engine::command::{CacheChange, CommandError, Discard, Mode, Segment};
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::{Instant, sleep, timeout};
 
-use super::claim::Claim;
+use super::api_error::ApiError;
 use super::drain::DRAINING;
 use super::events::CLAIM_EVERY;
 use super::migration::MIGRATING;
-use super::refusal::Refusal;
-use super::{Inner, Life, Manager, flash};
+use super::operation_guard::OperationGuard;
+use super::{DiskPhase, Inner, Manager, flash};
 use crate::daemon::shard_api::{Gone, ShardError, ShardHandle};
 use crate::daemon::state::JournalSpec;
 
@@ -48,17 +48,17 @@ const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 const DISABLE_TRIES: usize = 3;
 
 impl Manager {
-    /// Claims a disk for a change that gives its dirty data up. Ends what waits for the backing, which may be dead: a drain, other changes.
-    pub(super) async fn claim_to_discard(
+    /// Takes the operation guard of a disk for a change that gives its dirty data up. Ends what waits for the backing, which may be dead: a drain, other changes.
+    pub(super) async fn guard_to_discard(
         self: &Arc<Self>,
         name: &str,
         doing: &'static str,
-    ) -> Result<Claim, Refusal> {
+    ) -> Result<OperationGuard, ApiError> {
         let began = Instant::now();
         loop {
-            let refusal = match self.claim_disk(name, doing) {
-                Ok(claim) => return Ok(claim),
-                Err(refusal) => refusal,
+            let error = match self.guard_disk(name, doing) {
+                Ok(guard) => return Ok(guard),
+                Err(error) => error,
             };
             let (busy, online) = {
                 let inner = self.inner();
@@ -66,9 +66,9 @@ impl Manager {
                 (disk.busy, disk.shard().ok().map(|shard| (shard, disk.id)))
             };
             let waited = began.elapsed();
-            let Some((shard, id)) = online else { return Err(refusal) };
+            let Some((shard, id)) = online else { return Err(error) };
             if busy == Some(MIGRATING) || waited >= CLAIM_MAX {
-                return Err(refusal);
+                return Err(error);
             }
             if busy == Some(DRAINING) || waited >= GRACE {
                 let _ = timeout(CLAIM_EVERY, shard.change_cache(id, CacheChange::StopDrain)).await;
@@ -115,9 +115,9 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         clients: OnClients,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         match timeout(UNMOUNT_MAX, self.hide_file(name)).await {
-            Ok(Err(refusal)) if clients == OnClients::Refuse => Err(refusal),
+            Ok(Err(error)) if clients == OnClients::Refuse => Err(error),
             Ok(_) => Ok(()),
             Err(_) => {
                 tracing::warn!("{name}: its file is unmounted in the background");
@@ -142,24 +142,24 @@ impl Manager {
     }
 
     /// Takes the cache of a disk away whose dirty data was given up. Requests that wait for the backing fail.
-    pub(super) async fn take_discarded_cache(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn take_discarded_cache(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let Ok((shard, id)) = self.shard_of(name) else { return self.take_cache(name).await };
         expiring(name, &shard, id, self.take_cache(name)).await
     }
 
     /// Takes a disk that is to be removed from its shard, without its dirty data.
-    pub(super) async fn take_abandoned(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+    pub(super) async fn take_abandoned(self: &Arc<Self>, name: &str) -> Result<Vec<String>, ApiError> {
         let (shard, id) = self.shard_of(name)?;
         self.exports.remove_disk(name);
-        self.inner().disk_mut(name)?.life = Life::Removing;
+        self.inner().disk_mut(name)?.phase = DiskPhase::Removing;
         let dirty = self.leave_backing(name, &shard, id).await?;
         Ok(dirty.map(|dirty| format!("{} that only flash had is lost", dirty.human())).into_iter().collect())
     }
 
     /// Gives up what is dirty, and takes the disk offline: requests to its backing cannot be called back.
-    pub(super) async fn discard_abandoned(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+    pub(super) async fn discard_abandoned(self: &Arc<Self>, name: &str) -> Result<Vec<String>, ApiError> {
         let (shard, id) = self.shard_of(name)?;
-        let refusal = Refusal::failed("requests to its backing hang, and cannot be cancelled")
+        let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
             .hint("the disk is opened again when they have ended");
         self.exports.remove_disk(name);
         let pool = {
@@ -169,7 +169,7 @@ impl Manager {
             disk.id = new_id;
             disk.cache().map(|spec| (spec.clone(), spec.pool.clone()))
         };
-        self.note_offline(name, &refusal);
+        self.note_offline(name, &error);
         let dirty = self.leave_backing(name, &shard, id).await?;
         self.hide_file_at_end(name).await;
         if let Some((spec, pool)) = pool {
@@ -194,7 +194,7 @@ impl Manager {
         name: &str,
         shard: &ShardHandle,
         id: DiskId,
-    ) -> Result<Option<Size>, Refusal> {
+    ) -> Result<Option<Size>, ApiError> {
         let (spec, has_cache) = {
             let mut inner = self.inner();
             inner.abandoned.insert(id, name.to_owned());
@@ -266,7 +266,10 @@ impl Manager {
     pub(super) fn backing_closed(self: &Arc<Self>, id: DiskId) {
         let Some(name) = self.inner().abandoned.remove(&id) else { return };
         tracing::info!("{name}: the last request to the backing that it left has ended");
-        if matches!(self.inner().disk(&name).map(|disk| matches!(disk.life, Life::Offline(_))), Ok(true)) {
+        if matches!(
+            self.inner().disk(&name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
+            Ok(true)
+        ) {
             let manager = self.clone();
             tokio::spawn(async move { manager.bring_online(&name).await });
         }

@@ -25,10 +25,10 @@ use hob_storage::backing::alone::{Alone, WRITE_BYTES_MAX};
 use hob_storage::pool::{OwnerId, Pool};
 use tokio::time::Instant;
 
+use super::api_error::ApiError;
 use super::dirty::{Dirty, Source};
 use super::flash::blocking;
-use super::refusal::Refusal;
-use super::{Life, Manager, disks};
+use super::{DiskPhase, Manager, disks};
 use crate::daemon::cluster::{Cluster, LeaseClock, Taken, ToAdopt, now};
 use crate::daemon::hardware::{Backing, BackingInfo};
 use crate::daemon::state::CacheOwner;
@@ -65,7 +65,7 @@ impl Manager {
         cluster: &Cluster,
         name: &str,
         to_adopt: ToAdopt,
-    ) -> Result<Taken, Refusal> {
+    ) -> Result<Taken, ApiError> {
         let adopted = self.adopt_now(cluster, name, to_adopt).await;
         if adopted.is_err()
             && let Ok(disk) = self.inner().disk_mut(name)
@@ -80,12 +80,12 @@ impl Manager {
         cluster: &Cluster,
         name: &str,
         to_adopt: ToAdopt,
-    ) -> Result<Taken, Refusal> {
+    ) -> Result<Taken, ApiError> {
         let ToAdopt { copy, from, clock } = to_adopt;
         tracing::warn!("{name}: {} is gone; the second copy of what it had dirty is taken over", from.name);
-        let unusable = |refusal: Refusal| {
-            let why = refusal.problem.error;
-            Refusal::conflict(format!(
+        let unusable = |error: ApiError| {
+            let why = error.problem.error;
+            ApiError::conflict(format!(
                 "the second copy of what {} has dirty of it is here and cannot be used: {why}",
                 from.name
             ))
@@ -108,7 +108,7 @@ impl Manager {
                     pass.advance(&range);
                     Ok(())
                 }
-                Err(lost) => Err(Refusal::failed(format!("the dirty sector at {}: {lost}", range.start))),
+                Err(lost) => Err(ApiError::failed(format!("the dirty sector at {}: {lost}", range.start))),
             })?;
             Ok(Checked { _pool: pool, dirty, backing, bytes })
         })
@@ -129,12 +129,12 @@ impl Manager {
     }
 
     /// Opens the copy, and counts what is dirty in it.
-    fn check_copy(&self, name: &str, path: &Path, copy: &SecondCopy) -> Result<(Pool, Dirty, u64), Refusal> {
-        let owner: CacheOwner = copy.cache.parse().map_err(Refusal::conflict)?;
-        let pool = Pool::open(&[path.to_owned()]).map_err(|error| Refusal::failed(error.to_string()))?;
+    fn check_copy(&self, name: &str, path: &Path, copy: &SecondCopy) -> Result<(Pool, Dirty, u64), ApiError> {
+        let owner: CacheOwner = copy.cache.parse().map_err(ApiError::conflict)?;
+        let pool = Pool::open(&[path.to_owned()]).map_err(|error| ApiError::failed(error.to_string()))?;
         let found = pool.devices()[0].uuid.to_string();
         if found != copy.loan {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "{} is loan {found}, and the copy is in loan {}",
                 path.display(),
                 copy.loan
@@ -146,7 +146,7 @@ impl Manager {
         })?;
         let summary = dirty.summary();
         if summary.sectors_missing > 0 {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "{} dirty sectors are in the journal and not in the copy",
                 summary.sectors_missing
             )));
@@ -156,16 +156,16 @@ impl Manager {
     }
 
     /// Writes all of it to the backing, durably.
-    fn bring(&self, name: &str, checked: Checked, clock: &LeaseClock) -> Result<(), Refusal> {
+    fn bring(&self, name: &str, checked: Checked, clock: &LeaseClock) -> Result<(), ApiError> {
         let Checked { _pool, mut dirty, backing, bytes } = checked;
         let may_go_on = || now() < clock.calls_back_at();
         let mut alone =
-            Alone::new(backing, &may_go_on).map_err(|error| Refusal::failed(error.to_string()))?;
+            Alone::new(backing, &may_go_on).map_err(|error| ApiError::failed(error.to_string()))?;
         let mut pass = Pass::new(self, name, "is being brought to the backing", bytes);
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {
             alone.flush().map_err(|error| {
-                Refusal::failed(format!("its backing does not take what is dirty of it: {error:?}"))
+                ApiError::failed(format!("its backing does not take what is dirty of it: {error:?}"))
                     .hint("repair the backing; it is tried again by itself")
             })
         });
@@ -175,7 +175,7 @@ impl Manager {
 
     fn note_adoption(&self, name: &str, reason: String) {
         if let Ok(disk) = self.inner().disk_mut(name)
-            && let Life::Offline(known) = &mut disk.life
+            && let DiskPhase::Offline(known) = &mut disk.phase
         {
             *known = reason;
         }
@@ -217,18 +217,18 @@ fn write_all(
     alone: &mut Alone<'_>,
     clock: &LeaseClock,
     mut advance: impl FnMut(&Range<u64>),
-) -> Result<(), Refusal> {
+) -> Result<(), ApiError> {
     let mut run: (u64, Vec<u8>) = (0, Vec::with_capacity(WRITE_BYTES_MAX));
     let mut put = |run: &mut (u64, Vec<u8>)| {
         if run.1.is_empty() {
             return Ok(());
         }
         if !clock.is_valid(now()) {
-            return Err(Refusal::failed("this host's lease may have ended")
+            return Err(ApiError::failed("this host's lease may have ended")
                 .hint("it begins anew when etcd is heard of again"));
         }
         let written = alone.write(run.0, &run.1).map_err(|error| {
-            Refusal::failed(format!("its backing does not take what is dirty of it: {error:?}"))
+            ApiError::failed(format!("its backing does not take what is dirty of it: {error:?}"))
                 .hint("repair the backing; it is tried again by itself")
         });
         run.1.clear();
@@ -236,7 +236,7 @@ fn write_all(
     };
     dirty.each(|range, found| {
         let bytes = found.map_err(|lost| {
-            Refusal::failed(format!(
+            ApiError::failed(format!(
                 "the dirty sector at {} could be read and cannot any more: {lost}",
                 range.start
             ))
@@ -248,19 +248,19 @@ fn write_all(
         }
         run.1.extend_from_slice(bytes);
         advance(&range);
-        Ok::<(), Refusal>(())
+        Ok::<(), ApiError>(())
     })?;
     put(&mut run)
 }
 
 /// Is it the backing that the copy is for, as far as hosts can compare that?
-fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), Refusal> {
+fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
     let summary = dirty.summary();
     if info.read_only {
-        return Err(Refusal::conflict("the backing is read-only here"));
+        return Err(ApiError::conflict("the backing is read-only here"));
     }
     if info.size_bytes < summary.disk_bytes {
-        return Err(Refusal::conflict(format!(
+        return Err(ApiError::conflict(format!(
             "the backing has {} bytes here, and the copy is of a disk of {}",
             info.size_bytes, summary.disk_bytes
         )));
@@ -268,7 +268,7 @@ fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), Refusal> {
     let identity = info.identity_at(summary.disk_bytes).unwrap_or(info.identity);
     if identity != summary.identity {
         if is_same_everywhere(&info.identity_text) {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "the disk has another backing here than there; here it is {}",
                 info.identity_text
             )));
@@ -293,8 +293,8 @@ fn is_same_everywhere(identity_text: &str) -> bool {
     EVERYWHERE.iter().any(|part| identity_text.contains(part))
 }
 
-fn not_told(why: crate::daemon::cluster::Unsaid) -> Refusal {
-    Refusal::failed(format!("etcd was not told of it: {why}")).hint("it begins anew by itself")
+fn not_told(why: crate::daemon::cluster::Unsaid) -> ApiError {
+    ApiError::failed(format!("etcd was not told of it: {why}")).hint("it begins anew by itself")
 }
 
 #[cfg(test)]

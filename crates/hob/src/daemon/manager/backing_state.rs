@@ -2,13 +2,13 @@
 
 use hob_control::{BackingState, ProblemKind};
 
-use super::{DiskEntry, Life};
+use super::{DiskEntry, DiskPhase};
 use crate::daemon::hardware::Condition;
 
 impl DiskEntry {
     /// The state of the backing; `None` while the disk is not served.
     pub(super) fn backing_state(&self) -> Option<BackingState> {
-        let Life::Online(_) = self.life else { return None };
+        let DiskPhase::Online(_) = self.phase else { return None };
         Some(state(self.measure.as_ref()?.monitor.condition()))
     }
 

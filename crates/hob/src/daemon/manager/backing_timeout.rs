@@ -7,7 +7,7 @@ use hob_control::{BackingTimeout, DiskChanged, DiskPatch};
 use hob_storage::backing::WAIT_FOREVER;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 
 impl Manager {
     /// Changes a disk's own settings.
@@ -15,17 +15,17 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         patch: DiskPatch,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("disk set", disk.clone(), async move { manager.patch_disk(&disk, patch).await }).await
     }
 
-    async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, Refusal> {
+    async fn patch_disk(self: &Arc<Self>, name: &str, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
         let Some(timeout) = patch.backing_timeout else {
-            return Err(Refusal::invalid(format!("disk {name}: the request names no setting"))
+            return Err(ApiError::invalid(format!("disk {name}: the request names no setting"))
                 .hint("name one, for example --backing-timeout 2m or --backing-timeout forever"));
         };
-        let claim = self.claim_disk_for_command(name, "changed").await?;
+        let guard = self.guard_disk_for_command(name, "changed").await?;
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -35,7 +35,7 @@ impl Manager {
         if let Some(shard) = shard {
             shard.set_wait_max(id, wait_max(Some(timeout), self.backing_options.wait_max));
         }
-        self.finish_disk(name, claim, Vec::new()).await
+        self.finish_disk(name, guard, Vec::new()).await
     }
 }
 

@@ -12,10 +12,10 @@ use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
 
-use super::claim::SPREADING;
-use super::fit::places;
-use super::refusal::Refusal;
-use super::{DiskEntry, Inner, Life, Manager};
+use super::allocation::places;
+use super::api_error::ApiError;
+use super::operation_guard::SPREADING;
+use super::{DiskEntry, DiskPhase, Inner, Manager};
 
 /// A cache is spread again when this share of its segments has to move, one in so many.
 const SHARE_MIN: u64 = 8;
@@ -45,19 +45,19 @@ impl Manager {
                 .collect()
         };
         for (name, surplus) in lopsided {
-            let Ok(_claim) = self.claim_disk(&name, SPREADING) else { continue };
+            let Ok(_guard) = self.guard_disk(&name, SPREADING) else { continue };
             match self.spread(&name, surplus).await {
                 Ok(0) => {}
                 Ok(moved) => {
                     tracing::info!("the cache of {name}: {} moved to another device", Size(moved).human())
                 }
-                Err(refusal) => tracing::warn!("the cache of {name} stays on one device: {refusal}"),
+                Err(error) => tracing::warn!("the cache of {name} stays on one device: {error}"),
             }
         }
     }
 
     /// Exchanges segments on one device for segments elsewhere. Returns the bytes that were exchanged.
-    async fn spread(self: &Arc<Self>, name: &str, surplus: Surplus) -> Result<u64, Refusal> {
+    async fn spread(self: &Arc<Self>, name: &str, surplus: Surplus) -> Result<u64, ApiError> {
         let (spec, owner, flash, in_pool, segment_bytes, held) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -93,9 +93,9 @@ impl Manager {
             return Ok(0);
         }
         let exchanged = self.exchange(name, held, &segments).await;
-        if let Err(refusal) = exchanged {
+        if let Err(error) = exchanged {
             self.give_back(&spec.pool, &places(&segments)).await;
-            return Err(refusal);
+            return Err(error);
         }
         Ok(count * segment_bytes)
     }
@@ -106,7 +106,7 @@ impl Manager {
         name: &str,
         held: u64,
         segments: &[DataSegment],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let count = segments.len() as u64;
         let pool = self.inner().disk(name)?.cache().map(|spec| spec.pool.clone()).unwrap_or_default();
         let released = self.shrink(name, held - count, count as u32).await?;
@@ -126,7 +126,8 @@ impl DiskEntry {
     pub(super) fn surplus(&self) -> Option<Surplus> {
         let spec = self.cache()?;
         let doubles = matches!(spec.copies, Copies::TwoOfDirty | Copies::TwoOfAll) && spec.journal.is_some();
-        let is_there = matches!(self.life, Life::Online(_)) && self.has_cache && self.coming.is_none();
+        let is_there =
+            matches!(self.phase, DiskPhase::Online(_)) && self.has_cache && self.recovering.is_none();
         (doubles && is_there).then(|| surplus_of(self.held.iter().map(|segment| segment.device)))?
     }
 }

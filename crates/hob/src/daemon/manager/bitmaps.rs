@@ -15,8 +15,8 @@ use hob_engine::units::DiskId;
 use hob_nbd::wire::QEMU_DIRTY_BITMAP;
 use hob_storage::bitmap::{self, Kept};
 
-use super::refusal::Refusal;
-use super::{Life, Manager, flash};
+use super::api_error::ApiError;
+use super::{DiskPhase, Manager, flash};
 use crate::daemon::hardware::{BackingInfo, ChangeMark};
 use crate::daemon::shard_api::{Gone, ShardError, ShardHandle};
 use crate::daemon::state::BitmapSpec;
@@ -27,7 +27,7 @@ const NOT_CLOSED: &str = "hob ended without closing the disk";
 
 impl Manager {
     /// A disk's bitmaps.
-    pub(crate) async fn bitmaps(&self, disk: String) -> Result<Bitmaps, Refusal> {
+    pub(crate) async fn bitmaps(&self, disk: String) -> Result<Bitmaps, ApiError> {
         let (specs, online) = {
             let inner = self.inner();
             let entry = inner.disk(&disk)?;
@@ -59,10 +59,10 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         add: BitmapAdd,
-    ) -> Result<Bitmaps, Refusal> {
+    ) -> Result<Bitmaps, ApiError> {
         let manager = self.clone();
         self.change("bitmap add", disk.clone(), async move {
-            let claim = manager.claim_disk_for_command(&disk, "given a bitmap").await?;
+            let guard = manager.guard_disk_for_command(&disk, "given a bitmap").await?;
             let path = manager.bitmap_path(&disk, &add.name)?;
             manager.check_new_bitmap(&disk, &add.name)?;
             let (shard, id) = manager.shard_of(&disk)?;
@@ -80,13 +80,13 @@ impl Manager {
             shard.change_bitmaps(id, BitmapChange::Add(Box::new(made))).await?;
             let spec = BitmapSpec { name: add.name.clone(), granularity, frozen: false, everything: None };
             manager.inner().disk_mut(&disk)?.wanted.bitmaps.push(spec);
-            if let Err(refusal) = manager.save_first().await {
+            if let Err(error) = manager.save_first().await {
                 manager.forget_bitmap(&disk, &add.name)?;
                 shard.change_bitmaps(id, BitmapChange::Remove(add.name)).await?;
-                return Err(refusal);
+                return Err(error);
             }
             manager.offer_bitmaps(&disk)?;
-            drop(claim);
+            drop(guard);
             manager.bitmaps(disk).await
         })
         .await
@@ -97,10 +97,10 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         name: String,
-    ) -> Result<Bitmaps, Refusal> {
+    ) -> Result<Bitmaps, ApiError> {
         let manager = self.clone();
         self.change("bitmap remove", disk.clone(), async move {
-            let claim = manager.claim_disk_for_command(&disk, "deprived of a bitmap").await?;
+            let guard = manager.guard_disk_for_command(&disk, "deprived of a bitmap").await?;
             manager.bitmap_spec(&disk, &name)?;
             let path = manager.bitmap_path(&disk, &name)?;
             manager.forget_bitmap(&disk, &name)?;
@@ -108,7 +108,7 @@ impl Manager {
             if let Ok((shard, id)) = manager.shard_of(&disk) {
                 shard.change_bitmaps(id, BitmapChange::Remove(name)).await?;
             }
-            drop(claim);
+            drop(guard);
             manager.save().await?;
             remove_file(path).await;
             manager.bitmaps(disk).await
@@ -121,15 +121,15 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         name: String,
-    ) -> Result<Bitmaps, Refusal> {
+    ) -> Result<Bitmaps, ApiError> {
         let manager = self.clone();
         self.change("bitmap clear", disk.clone(), async move {
-            let claim = manager.claim_disk_for_command(&disk, "changed").await?;
+            let guard = manager.guard_disk_for_command(&disk, "changed").await?;
             manager.recording_bitmap(&disk, &name)?;
             let (shard, id) = manager.shard_of(&disk)?;
             shard.change_bitmaps(id, BitmapChange::Clear(name.clone())).await?;
             manager.with_bitmap(&disk, &name, |spec| spec.everything = None)?;
-            drop(claim);
+            drop(guard);
             manager.save().await?;
             manager.bitmaps(disk).await
         })
@@ -142,10 +142,10 @@ impl Manager {
         disk: String,
         name: String,
         rotate: BitmapRotate,
-    ) -> Result<Bitmaps, Refusal> {
+    ) -> Result<Bitmaps, ApiError> {
         let manager = self.clone();
         self.change("bitmap rotate", disk.clone(), async move {
-            let claim = manager.claim_disk_for_command(&disk, "changed").await?;
+            let guard = manager.guard_disk_for_command(&disk, "changed").await?;
             let frozen = rotate.frozen;
             let path = manager.bitmap_path(&disk, &frozen)?;
             let spec = manager.recording_bitmap(&disk, &name)?;
@@ -153,15 +153,15 @@ impl Manager {
             let (shard, id) = manager.shard_of(&disk)?;
             let change = BitmapChange::Rotate { name: name.clone(), frozen: frozen.clone() };
             shard.change_bitmaps(id, change).await?;
-            if let Err(refusal) = manager.keep_frozen(&disk, &shard, id, spec, frozen.clone(), path).await {
+            if let Err(error) = manager.keep_frozen(&disk, &shard, id, spec, frozen.clone(), path).await {
                 // Nothing of what was noted is lost.
                 manager.forget_bitmap(&disk, &frozen)?;
                 shard.change_bitmaps(id, BitmapChange::Merge { from: frozen, into: name }).await?;
-                return Err(refusal);
+                return Err(error);
             }
             manager.with_bitmap(&disk, &name, |spec| spec.everything = None)?;
             manager.offer_bitmaps(&disk)?;
-            drop(claim);
+            drop(guard);
             manager.save().await?;
             manager.bitmaps(disk).await
         })
@@ -177,9 +177,9 @@ impl Manager {
         spec: BitmapSpec,
         frozen: String,
         path: PathBuf,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let whole = shard.bitmaps(id, Some(frozen.clone())).await?.whole;
-        let granules = whole.ok_or_else(|| Refusal::failed("the bitmap was lost on the way"))?.granules;
+        let granules = whole.ok_or_else(|| ApiError::failed("the bitmap was lost on the way"))?.granules;
         let identity = self.inner().disk(disk)?.identity;
         let kept = Kept { granules, identity, changed: None };
         flash::blocking(move || bitmap::write(&path, &kept))
@@ -196,15 +196,15 @@ impl Manager {
         disk: String,
         name: String,
         merge: BitmapMerge,
-    ) -> Result<Bitmaps, Refusal> {
+    ) -> Result<Bitmaps, ApiError> {
         let manager = self.clone();
         self.change("bitmap merge", disk.clone(), async move {
-            let claim = manager.claim_disk_for_command(&disk, "changed").await?;
+            let guard = manager.guard_disk_for_command(&disk, "changed").await?;
             let into = merge.into;
             let from = manager.bitmap_spec(&disk, &name)?;
             manager.recording_bitmap(&disk, &into)?;
             if into == name {
-                return Err(Refusal::invalid("a bitmap cannot be merged with itself"));
+                return Err(ApiError::invalid("a bitmap cannot be merged with itself"));
             }
             let path = manager.bitmap_path(&disk, &name)?;
             let (shard, id) = manager.shard_of(&disk)?;
@@ -215,7 +215,7 @@ impl Manager {
             })?;
             manager.forget_bitmap(&disk, &name)?;
             manager.offer_bitmaps(&disk)?;
-            drop(claim);
+            drop(guard);
             manager.save().await?;
             remove_file(path).await;
             manager.bitmaps(disk).await
@@ -224,7 +224,7 @@ impl Manager {
     }
 
     /// The disk may read differently anywhere than its bitmaps say: all of it counts as changed from now on, over restarts too.
-    pub(super) async fn all_is_changed(self: &Arc<Self>, disk: &str, because: &str) -> Result<(), Refusal> {
+    pub(super) async fn all_is_changed(self: &Arc<Self>, disk: &str, because: &str) -> Result<(), ApiError> {
         let (names, online) = {
             let mut inner = self.inner();
             let entry = inner.disk_mut(disk)?;
@@ -255,7 +255,7 @@ impl Manager {
         disk: &str,
         shard: &ShardHandle,
         info: &BackingInfo,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let (specs, id) = {
             let inner = self.inner();
             let entry = inner.disk(disk)?;
@@ -283,7 +283,7 @@ impl Manager {
     }
 
     /// Changes of a disk are about to be noted: what is kept of its bitmaps is not true any more.
-    pub(super) async fn begin_recording(self: &Arc<Self>, disk: &str) -> Result<(), Refusal> {
+    pub(super) async fn begin_recording(self: &Arc<Self>, disk: &str) -> Result<(), ApiError> {
         let specs = self.inner().disk(disk)?.wanted.bitmaps.clone();
         for spec in specs.into_iter().filter(|spec| !spec.frozen) {
             let path = self.bitmap_path(disk, &spec.name)?;
@@ -320,7 +320,7 @@ impl Manager {
             let error = match written {
                 Ok(Ok(())) => continue,
                 Ok(Err(error)) => error.to_string(),
-                Err(refusal) => refusal.to_string(),
+                Err(error) => error.to_string(),
             };
             tracing::error!(
                 "{disk}: its bitmap {name} cannot be kept and will count all as changed: {error}"
@@ -340,25 +340,25 @@ impl Manager {
     }
 
     /// Lets clients that come from now on find the bitmaps that there are.
-    fn offer_bitmaps(&self, disk: &str) -> Result<(), Refusal> {
+    fn offer_bitmaps(&self, disk: &str) -> Result<(), ApiError> {
         let contexts = Self::bitmap_contexts(&self.inner().disk(disk)?.wanted.bitmaps);
         self.exports.set_contexts(disk, &contexts);
         Ok(())
     }
 
-    fn bitmap_spec(&self, disk: &str, name: &str) -> Result<BitmapSpec, Refusal> {
+    fn bitmap_spec(&self, disk: &str, name: &str) -> Result<BitmapSpec, ApiError> {
         let inner = self.inner();
         let found = inner.disk(disk)?.wanted.bitmaps.iter().find(|spec| spec.name == name).cloned();
         found.ok_or_else(|| {
-            Refusal::not_found(format!("{disk} has no bitmap '{name}'"))
+            ApiError::not_found(format!("{disk} has no bitmap '{name}'"))
                 .hint(format!("'hob bitmap list {disk}' shows all"))
         })
     }
 
-    fn recording_bitmap(&self, disk: &str, name: &str) -> Result<BitmapSpec, Refusal> {
+    fn recording_bitmap(&self, disk: &str, name: &str) -> Result<BitmapSpec, ApiError> {
         let spec = self.bitmap_spec(disk, name)?;
         if spec.frozen {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "bitmap '{name}' of {disk} is frozen: it does not record"
             ))
             .hint(format!("'hob bitmap list {disk}' shows which do")));
@@ -366,22 +366,22 @@ impl Manager {
         Ok(spec)
     }
 
-    fn check_new_bitmap(&self, disk: &str, name: &str) -> Result<(), Refusal> {
-        BitmapAdd::check_name(name).map_err(Refusal::invalid)?;
+    fn check_new_bitmap(&self, disk: &str, name: &str) -> Result<(), ApiError> {
+        BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
         let inner = self.inner();
         let specs = &inner.disk(disk)?.wanted.bitmaps;
         if specs.iter().any(|spec| spec.name == name) {
-            return Err(Refusal::conflict(format!("{disk} has a bitmap '{name}' already"))
+            return Err(ApiError::conflict(format!("{disk} has a bitmap '{name}' already"))
                 .hint("choose another name"));
         }
         if specs.len() >= BITMAPS_MAX {
-            return Err(Refusal::conflict(format!("{disk} has {BITMAPS_MAX} bitmaps; it cannot have more"))
+            return Err(ApiError::conflict(format!("{disk} has {BITMAPS_MAX} bitmaps; it cannot have more"))
                 .hint("remove one, or merge frozen ones into one that records"));
         }
         Ok(())
     }
 
-    fn with_bitmap(&self, disk: &str, name: &str, f: impl FnOnce(&mut BitmapSpec)) -> Result<(), Refusal> {
+    fn with_bitmap(&self, disk: &str, name: &str, f: impl FnOnce(&mut BitmapSpec)) -> Result<(), ApiError> {
         let mut inner = self.inner();
         let specs = &mut inner.disk_mut(disk)?.wanted.bitmaps;
         if let Some(spec) = specs.iter_mut().find(|spec| spec.name == name) {
@@ -390,16 +390,16 @@ impl Manager {
         Ok(())
     }
 
-    fn forget_bitmap(&self, disk: &str, name: &str) -> Result<(), Refusal> {
+    fn forget_bitmap(&self, disk: &str, name: &str) -> Result<(), ApiError> {
         self.inner().disk_mut(disk)?.wanted.bitmaps.retain(|spec| spec.name != name);
         Ok(())
     }
 
-    fn bitmap_path(&self, disk: &str, name: &str) -> Result<PathBuf, Refusal> {
+    fn bitmap_path(&self, disk: &str, name: &str) -> Result<PathBuf, ApiError> {
         // Both become parts of a path.
-        BitmapAdd::check_name(name).map_err(Refusal::invalid)?;
+        BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
         let directory = self.bitmaps.as_ref().ok_or_else(|| {
-            Refusal::conflict("this hob keeps no state, so it cannot keep bitmaps")
+            ApiError::conflict("this hob keeps no state, so it cannot keep bitmaps")
                 .hint("serve the disk with 'hob daemon', which has a state directory")
         })?;
         Ok(directory.join(disk).join(name))
@@ -407,25 +407,25 @@ impl Manager {
 
     /// Is there anything to keep of a disk's bitmaps when it is closed?
     pub(super) fn has_bitmaps(disk: &super::DiskEntry) -> bool {
-        matches!(disk.life, Life::Online(_)) && disk.wanted.bitmaps.iter().any(|spec| !spec.frozen)
+        matches!(disk.phase, DiskPhase::Online(_)) && disk.wanted.bitmaps.iter().any(|spec| !spec.frozen)
     }
 }
 
 /// An empty bitmap for a disk of that size.
-fn granules(size: u64, wanted: Option<Size>) -> Result<Granules, Refusal> {
+fn granules(size: u64, wanted: Option<Size>) -> Result<Granules, ApiError> {
     let Some(bytes) = wanted.map(Size::bytes).or_else(|| Granules::usual_bytes(size)) else {
-        return Err(Refusal::invalid("the disk is too large for a bitmap"));
+        return Err(ApiError::invalid("the disk is too large for a bitmap"));
     };
     Granules::new(size, bytes).ok_or_else(|| {
         let (min, max) = (Size(GRANULE_BYTES_MIN), Size(GRANULE_BYTES_MAX));
         if bytes.is_power_of_two() && (min.bytes()..=max.bytes()).contains(&bytes) {
             let enough = Granules::usual_bytes(size).map_or(max, Size);
             let most = Size(bytes.saturating_mul(GRANULES_MAX));
-            Refusal::invalid(format!("with a granularity of {} a disk can have {most} at most", Size(bytes)))
+            ApiError::invalid(format!("with a granularity of {} a disk can have {most} at most", Size(bytes)))
                 .hint(format!("{enough} is enough for this one"))
         } else {
             let wanted = Size(bytes);
-            Refusal::invalid(format!("a granularity is a power of two from {min} to {max}, not {wanted}"))
+            ApiError::invalid(format!("a granularity is a power of two from {min} to {max}, not {wanted}"))
         }
     })
 }
@@ -467,7 +467,7 @@ async fn remove_file(path: PathBuf) {
     let _ = flash::blocking(move || bitmap::remove(&path)).await;
 }
 
-fn cannot(what: &str, disk: &str, error: &std::io::Error) -> Refusal {
-    Refusal::failed(format!("a bitmap of {disk} cannot be {what}: {error}"))
+fn cannot(what: &str, disk: &str, error: &std::io::Error) -> ApiError {
+    ApiError::failed(format!("a bitmap of {disk} cannot be {what}: {error}"))
         .hint("make room or repair the state directory, and try again")
 }

@@ -20,7 +20,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::{DeviceSpec, Overwrite};
 use tokio::net::{UnixListener, UnixStream};
 
-use super::refusal::{Kind, Refusal};
+use super::api_error::{ApiError, ErrorKind};
 use super::{DiskEntry, Manager};
 use crate::daemon::nbd_listener::bind_socket;
 use crate::daemon::relay;
@@ -98,44 +98,44 @@ impl Manager {
         }
     }
 
-    fn lender(&self, to: &str) -> Result<Lender, Refusal> {
+    fn lender(&self, to: &str) -> Result<Lender, ApiError> {
         let (host, port, tls) = self.other_daemon(to)?;
-        let directory = &self.carriage()?.directory;
+        let directory = &self.migration_transport()?.directory;
         let me = crate::daemon::cluster::identity(directory)
-            .map_err(|error| Refusal::failed(error.to_string()))?;
+            .map_err(|error| ApiError::failed(error.to_string()))?;
         Ok(Lender { host, port, tls, me })
     }
 
     /// Where another host's daemon is, and what is shown to it.
-    pub(super) fn other_daemon(&self, to: &str) -> Result<(String, u16, ClientTls), Refusal> {
+    pub(super) fn other_daemon(&self, to: &str) -> Result<(String, u16, ClientTls), ApiError> {
         let Ok(Endpoint::Tcp { host, port }) = Endpoint::parse_control(&format!("tcp:{to}")) else {
-            return Err(Refusal::invalid(format!("'{to}' is no HOST:PORT of a control API")));
+            return Err(ApiError::invalid(format!("'{to}' is no HOST:PORT of a control API")));
         };
-        let tls = self.carriage()?.tls.clone().ok_or_else(|| {
-            Refusal::conflict("this host has no certificate to show to another one").hint(
+        let tls = self.migration_transport()?.tls.clone().ok_or_else(|| {
+            ApiError::conflict("this host has no certificate to show to another one").hint(
                 "name cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in [control.tls]",
             )
         })?;
-        crate::daemon::tls::secret(&tls.key).map_err(|error| Refusal::failed(error.to_string()))?;
+        crate::daemon::tls::secret(&tls.key).map_err(|error| ApiError::failed(error.to_string()))?;
         let tls = ClientTls::load(&tls.ca, Some((&tls.cert, &tls.key)))
-            .map_err(|error| Refusal::failed(error.to_string()))?;
+            .map_err(|error| ApiError::failed(error.to_string()))?;
         Ok((host, port, tls))
     }
 
     /// The socket that a device on that host has.
-    pub(super) fn peer_socket(&self, to: &str) -> Result<PathBuf, Refusal> {
-        Ok(self.carriage()?.directory.join("peers").join(to.replace('/', "_")))
+    pub(super) fn peer_socket(&self, to: &str) -> Result<PathBuf, ApiError> {
+        Ok(self.migration_transport()?.directory.join("peers").join(to.replace('/', "_")))
     }
 
     /// Listens at the socket of a device on another host, unless that is done already.
-    pub(super) fn open_line(&self, to: &PeerState) -> Result<(), Refusal> {
+    pub(super) fn open_line(&self, to: &PeerState) -> Result<(), ApiError> {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if lines.contains_key(&to.path) {
             return Ok(());
         }
         let lender = self.lender(&to.host)?;
         let failed = |error: std::io::Error| {
-            Refusal::failed(format!("cannot listen at {}: {error}", to.path.display()))
+            ApiError::failed(format!("cannot listen at {}: {error}", to.path.display()))
         };
         let directory = to.path.parent().unwrap_or(Path::new("/"));
         std::fs::create_dir_all(directory).map_err(failed)?;
@@ -181,32 +181,32 @@ impl Manager {
         pool: &str,
         to: &str,
         size: Option<Size>,
-    ) -> Result<PoolChanged, Refusal> {
+    ) -> Result<PoolChanged, ApiError> {
         let size =
-            size.ok_or_else(|| Refusal::invalid("say how much of the peer's flash is wanted: --size"))?;
+            size.ok_or_else(|| ApiError::invalid("say how much of the peer's flash is wanted: --size"))?;
         let path = self.peer_socket(to)?;
-        let claim = self.claim_pool(pool, "changed")?;
+        let guard = self.guard_pool(pool, "changed")?;
         {
             let inner = self.inner();
             inner.check_device_is_new(&path)?;
             if inner.pool(pool)?.devices.iter().any(|device| device.peer.is_some()) {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "pool {pool} has a peer already; a second copy is at one"
                 )));
             }
         }
         let to = PeerState { path: path.clone(), host: to.to_owned(), size };
         self.open_line(&to)?;
-        if let Err(refusal) = self.ask_loan(&to).await {
+        if let Err(error) = self.ask_loan(&to).await {
             self.close_line(&path);
-            return Err(refusal);
+            return Err(error);
         }
-        if let Err(refusal) = self.add_peer_device(pool, &to).await {
+        if let Err(error) = self.add_peer_device(pool, &to).await {
             self.give_loan_back(&to).await;
             self.close_line(&path);
-            return Err(refusal);
+            return Err(error);
         }
-        drop(claim);
+        drop(guard);
         tracing::info!("pool {pool} has {size} at {}", to.host);
         let notes = self.top_up(pool).await;
         self.save().await?;
@@ -219,16 +219,16 @@ impl Manager {
     }
 
     /// Asks a lender for its loan: for the first time, or as it is now. Connections are to this one from now on.
-    pub(super) async fn ask_loan(&self, to: &PeerState) -> Result<Loan, Refusal> {
+    pub(super) async fn ask_loan(&self, to: &PeerState) -> Result<Loan, ApiError> {
         let lender = self.lender(&to.host)?;
         let ask = LoanAsk { name: self.own_name(), size: to.size };
         let path = format!("/v1/loans/{}", lender.me);
         let loan: Loan = lender.peer().ask(&path, &ask, ASK_MAX).await.map_err(|error| match error {
             PeerError::Refused { problem, .. } => {
                 let what = Problem { error: format!("{}: {}", to.host, problem.error), ..problem };
-                Refusal { kind: Kind::Conflict, problem: what }
+                ApiError { kind: ErrorKind::Conflict, problem: what }
             }
-            PeerError::Lost(why) => Refusal::failed(format!("{} lends nothing: {why}", to.host)),
+            PeerError::Lost(why) => ApiError::failed(format!("{} lends nothing: {why}", to.host)),
         })?;
         let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(line) = lines.get(&to.path) {
@@ -285,9 +285,9 @@ impl Manager {
         }
         let _word = self.copy_words.lock().await;
         for name in self.disks_at(device) {
-            while let Err(refusal) = self.say_copy_is_gone(&name).await {
+            while let Err(error) = self.say_copy_is_gone(&name).await {
                 tracing::warn!(
-                    "{name}: its copy at a silent peer may count still, and its writes wait: {refusal}"
+                    "{name}: its copy at a silent peer may count still, and its writes wait: {error}"
                 );
                 tokio::time::sleep(SAY_EVERY).await;
             }
@@ -319,8 +319,8 @@ impl Manager {
             // Whoever does not answer must not keep the pool from others meanwhile.
             match self.ask_loan_once(&to).await {
                 Some(Ok(_)) => there.push(to),
-                Some(Err(refusal)) => {
-                    tracing::debug!("pool {pool}: {} does not lend yet: {refusal}", to.host)
+                Some(Err(error)) => {
+                    tracing::debug!("pool {pool}: {} does not lend yet: {error}", to.host)
                 }
                 None => {}
             }
@@ -328,7 +328,7 @@ impl Manager {
         if there.is_empty() {
             return;
         }
-        let Ok(claim) = self.claim_pool(pool, "given a peer's device again") else { return };
+        let Ok(guard) = self.guard_pool(pool, "given a peer's device again") else { return };
         let mut back = false;
         for (to, ids) in self.gone_lenders(pool).into_iter().filter(|(to, _)| there.contains(to)) {
             match self.make_anew(pool, &to, ids).await {
@@ -336,10 +336,10 @@ impl Manager {
                     tracing::info!("pool {pool}: {} lends again", to.host);
                     back = true;
                 }
-                Err(refusal) => tracing::warn!("pool {pool}: {} cannot be used yet: {refusal}", to.host),
+                Err(error) => tracing::warn!("pool {pool}: {} cannot be used yet: {error}", to.host),
             }
         }
-        drop(claim);
+        drop(guard);
         if back {
             self.top_up(pool).await;
         }
@@ -364,9 +364,9 @@ impl Manager {
     }
 
     /// As [`Manager::ask_loan`], unless somebody is asking.
-    async fn ask_loan_once(&self, to: &PeerState) -> Option<Result<Loan, Refusal>> {
-        if let Err(refusal) = self.open_line(to) {
-            return Some(Err(refusal));
+    async fn ask_loan_once(&self, to: &PeerState) -> Option<Result<Loan, ApiError>> {
+        if let Err(error) = self.open_line(to) {
+            return Some(Err(error));
         }
         let asking = {
             let lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
@@ -381,7 +381,7 @@ impl Manager {
         pool: &str,
         to: &PeerState,
         ids: Option<super::DeviceIds>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let flash = self.inner().pool(pool)?.flash.clone();
         if let Some(ids) = ids {
             for shard in &self.shards {
@@ -403,7 +403,11 @@ impl Manager {
     }
 
     /// Formats what a lender has, and gives it to the shards.
-    pub(super) async fn add_peer_device(self: &Arc<Self>, pool: &str, to: &PeerState) -> Result<(), Refusal> {
+    pub(super) async fn add_peer_device(
+        self: &Arc<Self>,
+        pool: &str,
+        to: &PeerState,
+    ) -> Result<(), ApiError> {
         let flash = self.inner().pool(pool)?.flash.clone();
         let spec = DeviceSpec { path: to.path.clone(), size_bytes: None };
         let (id, devices) = flash.add_device(spec, Overwrite::Force).await?;

@@ -9,10 +9,10 @@ use hob_control::{CacheEnable, CachePatch, DiskChanged, OnDirty};
 use hob_engine::command::{CacheChange, Copies, Mode};
 use hob_engine::units::DiskId;
 
-use super::fit::Fit;
-use super::refusal::Refusal;
-use super::settings::{Ground, changed_spec, engine_config, new_spec, preset_of};
-use super::ways_out::Afterwards;
+use super::allocation::AllocationRule;
+use super::api_error::ApiError;
+use super::dirty_rescue::Afterwards;
+use super::settings::{CacheContext, changed_spec, engine_config, new_spec, preset_of};
 use super::{Inner, Manager};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheSpec;
@@ -23,7 +23,7 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         e: CacheEnable,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("cache enable", disk.clone(), async move { manager.enable(&disk, e).await }).await
     }
@@ -33,7 +33,7 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         p: CachePatch,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("cache set", disk.clone(), async move { manager.patch(&disk, p).await }).await
     }
@@ -43,13 +43,13 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         dirty: OnDirty,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("cache disable", disk.clone(), async move { manager.disable(&disk, dirty).await }).await
     }
 
     /// Empties a cache.
-    pub(crate) async fn cache_clear(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+    pub(crate) async fn cache_clear(self: &Arc<Self>, disk: String) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("cache clear", disk.clone(), async move { manager.clear(&disk).await }).await
     }
@@ -59,16 +59,16 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         enable: CacheEnable,
-    ) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk_for_command(name, "given a cache").await?;
+    ) -> Result<DiskChanged, ApiError> {
+        let guard = self.guard_disk_for_command(name, "given a cache").await?;
         let (spec, mut notes) = {
             let mut inner = self.inner();
-            let ground = inner.ground(&enable.pool)?;
-            let (spec, notes) = new_spec(enable.pool, enable.size, &enable.settings, ground)?;
+            let context = inner.context(&enable.pool)?;
+            let (spec, notes) = new_spec(enable.pool, enable.size, &enable.settings, context)?;
             inner.check_memory(name, &spec)?;
             let disk = inner.disk_mut(name)?;
             if disk.cache().is_some() {
-                return Err(Refusal::conflict(format!("{name} has a cache already"))
+                return Err(ApiError::conflict(format!("{name} has a cache already"))
                     .hint("change it with 'hob cache resize' or 'hob cache set'"));
             }
             disk.wanted.cache = Some(spec.clone());
@@ -77,15 +77,15 @@ impl Manager {
         };
         let fitted = match self.keep_first(&spec).await {
             Ok(()) => self.fit_new(name).await,
-            Err(refusal) => Err(refusal),
+            Err(error) => Err(error),
         };
         match fitted {
             Ok(more) => notes.extend(more),
-            Err(refusal) => {
+            Err(error) => {
                 self.inner().disk_mut(name)?.wanted.cache = None;
                 self.keep_first(&spec).await?;
                 self.forget_owner(&spec).await;
-                return Err(refusal);
+                return Err(error);
             }
         }
         notes.extend(self.about_journal(name)?);
@@ -97,35 +97,35 @@ impl Manager {
             spec.mode,
             spec.policy
         );
-        self.finish_disk(name, claim, notes).await
+        self.finish_disk(name, guard, notes).await
     }
 
     /// Gives a disk the cache that it is to have, of which its shard has nothing yet: as it is wanted, or not at all. The shard may have it when
     /// the rest cannot be had. Writes are in it then, and who takes back what is wanted forgets whose they are: it goes first, or
     /// stays, and is wanted as it was.
-    async fn fit_new(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
-        let refusal = match self.fit_cache(name, Fit::Exactly).await {
-            Err(refusal) => refusal,
+    async fn fit_new(self: &Arc<Self>, name: &str) -> Result<Vec<String>, ApiError> {
+        let error = match self.fit_cache(name, AllocationRule::Exactly).await {
+            Err(error) => error,
             fitted => return fitted,
         };
         match self.take_cache(name).await {
-            Ok(()) => Err(refusal),
+            Ok(()) => Err(error),
             Err(stays) => {
                 tracing::warn!("{name} keeps its cache, which is not all that it was to be: {stays}");
                 Ok(vec![format!(
-                    "{refusal}; the rest of the cache is there, and 'hob cache disable' takes it away"
+                    "{error}; the rest of the cache is there, and 'hob cache disable' takes it away"
                 )])
             }
         }
     }
 
-    async fn patch(self: &Arc<Self>, name: &str, patch: CachePatch) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk_for_command(name, "changed").await?;
+    async fn patch(self: &Arc<Self>, name: &str, patch: CachePatch) -> Result<DiskChanged, ApiError> {
+        let guard = self.guard_disk_for_command(name, "changed").await?;
         let (before, wanted, mut notes) = {
             let inner = self.inner();
             let before = inner.disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
-            let ground = inner.ground(&before.pool)?;
-            let (wanted, notes) = changed_spec(&before, patch.size, &patch.settings, ground)?;
+            let context = inner.context(&before.pool)?;
+            let (wanted, notes) = changed_spec(&before, patch.size, &patch.settings, context)?;
             if wanted.ram != before.ram {
                 inner.check_memory(name, &wanted)?;
             }
@@ -137,11 +137,11 @@ impl Manager {
         let resized = CacheSpec { size: wanted.size, ..before.clone() };
         if resized != before {
             self.want(name, &resized)?;
-            match self.fit_cache(name, Fit::Exactly).await {
+            match self.fit_cache(name, AllocationRule::Exactly).await {
                 Ok(more) => notes.extend(more),
-                Err(refusal) => {
+                Err(error) => {
                     self.want(name, &before)?;
-                    return Err(refusal);
+                    return Err(error);
                 }
             }
         }
@@ -159,7 +159,7 @@ impl Manager {
         if wanted.journal.is_some() && resized.journal.is_none() {
             notes.extend(self.about_journal(name)?);
         }
-        self.finish_disk(name, claim, notes).await
+        self.finish_disk(name, guard, notes).await
     }
 
     /// Takes the cache from one set of settings to another, as gently as they allow.
@@ -169,32 +169,32 @@ impl Manager {
         before: &CacheSpec,
         wanted: &CacheSpec,
         notes: &mut Vec<String>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let is_online = self.inner().disk(name)?.shard().is_ok();
         let leaves_write_back = before.mode == Mode::WriteBack && wanted.mode != Mode::WriteBack;
         if !is_online && before.journal.is_some() {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "{name} is offline, and its cache may hold data that is not on the backing"
             ))
             .hint("change it when the disk is back, or give that data up with 'hob cache discard-dirty'"));
         }
         if leaves_write_back {
             let (shard, id) = self.shard_of(name)?;
-            if let Err(refusal) = self.clean(name, &shard, id).await {
+            if let Err(error) = self.clean(name, &shard, id).await {
                 self.tune(name, &shard, id).await?;
-                return Err(refusal);
+                return Err(error);
             }
         }
         self.want(name, wanted)?;
         let done = self.reconfigure_to(name, before, wanted, before.structure() != wanted.structure()).await;
-        if let Err(refusal) = done {
+        if let Err(error) = done {
             self.want(name, before)?;
             // What is kept must not say that nothing is dirty when writes go to flash again.
             self.save_first().await?;
             if let Ok((shard, id)) = self.shard_of(name) {
                 self.tune(name, &shard, id).await?;
             }
-            return Err(refusal);
+            return Err(error);
         }
         if before.structure() != wanted.structure() {
             notes.push("the cache starts empty".to_owned());
@@ -208,7 +208,7 @@ impl Manager {
         before: &CacheSpec,
         wanted: &CacheSpec,
         is_structural: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         self.keep_first(wanted).await?;
         let owner = |spec: &CacheSpec| spec.journal.as_ref().map(|journal| journal.owner);
         if owner(before) != owner(wanted) {
@@ -229,10 +229,10 @@ impl Manager {
         Ok(())
     }
 
-    async fn disable(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, Refusal> {
-        let claim = match dirty {
-            OnDirty::Drain => self.claim_disk_for_command(name, "changed").await?,
-            OnDirty::Discard => self.claim_to_discard(name, "changed").await?,
+    async fn disable(self: &Arc<Self>, name: &str, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
+        let guard = match dirty {
+            OnDirty::Drain => self.guard_disk_for_command(name, "changed").await?,
+            OnDirty::Discard => self.guard_to_discard(name, "changed").await?,
         };
         let spec = self.inner().disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
         let mut notes = Vec::new();
@@ -251,13 +251,13 @@ impl Manager {
             disk.cache_reason = None;
         }
         tracing::info!("{name} has no cache any more");
-        let changed = self.finish_disk(name, claim, notes).await?;
+        let changed = self.finish_disk(name, guard, notes).await?;
         self.forget_owner(&spec).await;
         Ok(changed)
     }
 
-    async fn clear(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk_for_command(name, "cleared").await?;
+    async fn clear(self: &Arc<Self>, name: &str) -> Result<DiskChanged, ApiError> {
+        let guard = self.guard_disk_for_command(name, "cleared").await?;
         let has_cache = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -268,7 +268,7 @@ impl Manager {
         if has_cache {
             self.empty(name).await?;
         }
-        drop(claim);
+        drop(guard);
         self.disk_changed(name, Vec::new())
     }
 
@@ -278,7 +278,7 @@ impl Manager {
         name: &str,
         shard: &ShardHandle,
         id: DiskId,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let config = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -293,17 +293,17 @@ impl Manager {
     }
 
     /// Keeps what is wanted before it is in effect, if a crash in between could lose data otherwise.
-    async fn keep_first(self: &Arc<Self>, spec: &CacheSpec) -> Result<(), Refusal> {
+    async fn keep_first(self: &Arc<Self>, spec: &CacheSpec) -> Result<(), ApiError> {
         if spec.journal.is_some() { self.save_first().await } else { Ok(()) }
     }
 
-    pub(super) fn shard_of(&self, name: &str) -> Result<(ShardHandle, DiskId), Refusal> {
+    pub(super) fn shard_of(&self, name: &str) -> Result<(ShardHandle, DiskId), ApiError> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
         Ok((disk.shard()?, disk.id))
     }
 
-    fn want(&self, name: &str, spec: &CacheSpec) -> Result<(), Refusal> {
+    fn want(&self, name: &str, spec: &CacheSpec) -> Result<(), ApiError> {
         let mut inner = self.inner();
         let cache = &mut inner.disk_mut(name)?.wanted.cache;
         let mut spec = spec.clone();
@@ -321,11 +321,11 @@ impl Manager {
 
 impl Inner {
     /// What a pool gives caches to stand on.
-    pub(super) fn ground(&self, pool: &str) -> Result<Ground, Refusal> {
+    pub(super) fn context(&self, pool: &str) -> Result<CacheContext, ApiError> {
         let entry = self.pool(pool)?;
         let gives = entry.devices.iter().filter(|device| device.gives_segments());
         let (peers, devices): (Vec<_>, Vec<_>) = gives.partition(|device| device.peer.is_some());
-        Ok(Ground { segment_bytes: entry.segment_bytes, devices: devices.len(), peers: peers.len() })
+        Ok(CacheContext { segment_bytes: entry.segment_bytes, devices: devices.len(), peers: peers.len() })
     }
 }
 
@@ -334,6 +334,6 @@ pub(super) fn shown_preset(spec: &CacheSpec) -> Option<String> {
     preset_of(spec).map(str::to_owned)
 }
 
-pub(super) fn no_cache(name: &str) -> Refusal {
-    Refusal::conflict(format!("{name} has no cache")).hint("give it one with 'hob cache enable'")
+pub(super) fn no_cache(name: &str) -> ApiError {
+    ApiError::conflict(format!("{name} has no cache")).hint("give it one with 'hob cache enable'")
 }

@@ -9,11 +9,11 @@ use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterPool, Disk};
 use hob_engine::command::Mode;
 use hob_engine::migration::Record;
 
-use super::coming::Coming;
+use super::api_error::ApiError;
 use super::disks::Open;
 use super::leave::Ending;
-use super::refusal::Refusal;
-use super::{Life, Manager};
+use super::recovering::RecoveringCache;
+use super::{DiskPhase, Manager};
 use crate::daemon::cluster::{Cluster, Elsewhere, TakeError, Taken, Took};
 
 /// How often it is looked which disks are waited for, or have to be taken again.
@@ -48,7 +48,7 @@ pub(super) enum ClusterWait {
 impl super::DiskEntry {
     /// Is it not here because of what etcd says of it, or does not say? It is tried when the cluster says so.
     pub(super) fn waits_for_cluster(&self) -> bool {
-        matches!(self.life, Life::Offline(_)) && self.cluster_wait != ClusterWait::No
+        matches!(self.phase, DiskPhase::Offline(_)) && self.cluster_wait != ClusterWait::No
     }
 }
 
@@ -62,32 +62,32 @@ impl Manager {
         self.cluster.get()
     }
 
-    pub(super) fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, Refusal> {
+    pub(super) fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, ApiError> {
         self.cluster().ok_or_else(|| {
-            Refusal::conflict("this host is in no cluster")
+            ApiError::conflict("this host is in no cluster")
                 .hint("[cluster] in hob.toml names its etcd; see docs/CLUSTER.md")
         })
     }
 
     /// How this host is, as a member.
-    pub(crate) fn cluster_view(&self) -> Result<View, Refusal> {
+    pub(crate) fn cluster_view(&self) -> Result<View, ApiError> {
         Ok(self.cluster_or_refuse()?.view())
     }
 
     /// All members.
-    pub(crate) async fn cluster_hosts(&self) -> Result<Vec<ClusterHost>, Refusal> {
-        self.cluster_or_refuse()?.hosts().await.map_err(|error| Refusal::failed(error.to_string()))
+    pub(crate) async fn cluster_hosts(&self) -> Result<Vec<ClusterHost>, ApiError> {
+        self.cluster_or_refuse()?.hosts().await.map_err(|error| ApiError::failed(error.to_string()))
     }
 
     /// All disks that any host has or had.
-    pub(crate) async fn cluster_disks(&self) -> Result<Vec<ClusterDisk>, Refusal> {
-        self.cluster_or_refuse()?.disks().await.map_err(|error| Refusal::failed(error.to_string()))
+    pub(crate) async fn cluster_disks(&self) -> Result<Vec<ClusterDisk>, ApiError> {
+        self.cluster_or_refuse()?.disks().await.map_err(|error| ApiError::failed(error.to_string()))
     }
 
     /// Takes a disk that this host is to serve and another one had; with force, whatever that host has of it and the backing does not.
-    pub(crate) async fn cluster_take(self: &Arc<Self>, disk: String, force: bool) -> Result<Disk, Refusal> {
+    pub(crate) async fn cluster_take(self: &Arc<Self>, disk: String, force: bool) -> Result<Disk, ApiError> {
         let cluster = self.cluster_or_refuse()?;
-        let is_offline = matches!(self.inner().disk(&disk)?.life, Life::Offline(_));
+        let is_offline = matches!(self.inner().disk(&disk)?.phase, DiskPhase::Offline(_));
         if !is_offline {
             return self.disk(&disk);
         }
@@ -113,7 +113,7 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         when: Open,
-    ) -> Result<(Vec<String>, Option<Coming>), Refusal> {
+    ) -> Result<(Vec<String>, Option<RecoveringCache>), ApiError> {
         let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else {
             return self.open_owned(name, when, None).await;
         };
@@ -121,9 +121,9 @@ impl Manager {
             Took::Taken(taken) => taken,
             Took::ToAdopt(to_adopt) => match self.adopt(cluster, name, to_adopt).await {
                 Ok(taken) => taken,
-                Err(refusal) => {
+                Err(error) => {
                     cluster.leave_adopting(name).await;
-                    return Err(refusal);
+                    return Err(error);
                 }
             },
         };
@@ -139,10 +139,10 @@ impl Manager {
         self.inner().disk(name).is_ok_and(|disk| disk.wanted.read_only)
     }
 
-    async fn take_disk(&self, cluster: &Cluster, name: &str) -> Result<Took, Refusal> {
+    async fn take_disk(&self, cluster: &Cluster, name: &str) -> Result<Took, ApiError> {
         if let Some(to) = self.moves.promised(name, cluster.own_name()) {
             cluster.try_later(name);
-            return Err(Refusal::conflict(format!("it is on its way to {to}"))
+            return Err(ApiError::conflict(format!("it is on its way to {to}"))
                 .hint("it comes back by itself if that host does not take it"));
         }
         let (known, dirty) = self.wish(name)?;
@@ -164,14 +164,14 @@ impl Manager {
     }
 
     /// A disk that came from another host of the cluster is this one's, before it is served.
-    pub(super) async fn take_arrived(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn take_arrived(&self, name: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else { return Ok(()) };
         let taken = match self.take_disk(cluster, name).await? {
             Took::Taken(taken) => taken,
             Took::ToAdopt(to_adopt) => {
                 cluster.leave_adopting(name).await;
                 let why = format!("{} vanished with dirty data of it", to_adopt.from.name);
-                return Err(Refusal::conflict(why).hint("start that host again"));
+                return Err(ApiError::conflict(why).hint("start that host again"));
             }
         };
         let (shard, id) = self.shard_of(name)?;
@@ -205,23 +205,25 @@ impl Manager {
     }
 
     /// Refuses a disk of another cluster, and of none.
-    pub(super) fn check_cluster(&self, theirs: Option<&str>) -> Result<(), Refusal> {
+    pub(super) fn check_cluster(&self, theirs: Option<&str>) -> Result<(), ApiError> {
         let ours = self.cluster_identity();
         match (self.cluster().is_some(), theirs) {
             (false, None) => Ok(()),
             (false, Some(_)) => {
-                Err(Refusal::conflict("the disk belongs to a cluster, and this host is in none")
+                Err(ApiError::conflict("the disk belongs to a cluster, and this host is in none")
                     .hint("give this host the same [cluster] in hob.toml"))
             }
-            (true, None) => Err(Refusal::conflict("the disk belongs to no cluster, and this host is in one")
-                .hint("give the other host the same [cluster] in hob.toml")),
+            (true, None) => {
+                Err(ApiError::conflict("the disk belongs to no cluster, and this host is in one")
+                    .hint("give the other host the same [cluster] in hob.toml"))
+            }
             (true, Some(theirs)) if ours.as_deref() == Some(theirs) => Ok(()),
-            (true, Some(_)) => Err(Refusal::conflict("the disk belongs to another cluster than this host")),
+            (true, Some(_)) => Err(ApiError::conflict("the disk belongs to another cluster than this host")),
         }
     }
 
     /// The generation that is kept with what flash has of a disk, and whether anything may be dirty.
-    pub(super) fn wish(&self, name: &str) -> Result<(Option<u64>, bool), Refusal> {
+    pub(super) fn wish(&self, name: &str) -> Result<(Option<u64>, bool), ApiError> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
         let dirty = disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack);
@@ -229,7 +231,7 @@ impl Manager {
     }
 
     /// What flash has of the disk counts as of this generation. Before it is served.
-    pub(super) async fn keep_generation(self: &Arc<Self>, name: &str, taken: &Taken) -> Result<(), Refusal> {
+    pub(super) async fn keep_generation(self: &Arc<Self>, name: &str, taken: &Taken) -> Result<(), ApiError> {
         if let Some(why) = &taken.foreign {
             self.all_is_changed(name, why).await?;
         }
@@ -238,12 +240,12 @@ impl Manager {
     }
 
     /// Before something may become dirty in flash, etcd says so.
-    pub(super) async fn mark_dirty(&self) -> Result<(), Refusal> {
+    pub(super) async fn mark_dirty(&self) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster() else { return Ok(()) };
         let names: Vec<String> = {
             let inner = self.inner();
             let writes_back = |disk: &&super::DiskEntry| {
-                matches!(disk.life, Life::Online(_))
+                matches!(disk.phase, DiskPhase::Online(_))
                     && disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack)
             };
             inner.disks.values().filter(writes_back).map(|disk| disk.wanted.name.clone()).collect()
@@ -252,7 +254,7 @@ impl Manager {
             self.forget_copies_of_others(&name).await?;
             if cluster.stays_marked(&name).await == Some(false) {
                 cluster.mark(&name).await.map_err(|why| {
-                    Refusal::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
+                    ApiError::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
                         .hint("nothing is written back before; try again when etcd answers")
                 })?;
             }
@@ -261,7 +263,7 @@ impl Manager {
     }
 
     /// Before a disk that was drained for a migration writes back again, etcd says so, however long that takes.
-    pub(super) async fn mark_kept(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn mark_kept(&self, name: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster().filter(|_| self.owns(name)) else { return Ok(()) };
         let mut is_said = false;
         while let Err(why) = cluster.mark(name).await {
@@ -348,7 +350,7 @@ impl Manager {
     pub(super) fn served(&self) -> Vec<String> {
         let online: Vec<String> = {
             let inner = self.inner();
-            let online = inner.disks.values().filter(|disk| matches!(disk.life, Life::Online(_)));
+            let online = inner.disks.values().filter(|disk| matches!(disk.phase, DiskPhase::Online(_)));
             online.map(|disk| disk.wanted.name.clone()).collect()
         };
         online.into_iter().filter(|name| self.owns(name)).collect()
@@ -412,8 +414,8 @@ impl Manager {
             return;
         }
         // Nobody changes its mode meanwhile; or a migration has it, which drained it and says first that it is to write back again.
-        let claim = self.claim_disk(name, "looked at").ok();
-        let is_clean = || writes_through() && (claim.is_some() || self.is_drained_to_leave(name));
+        let guard = self.guard_disk(name, "looked at").ok();
+        let is_clean = || writes_through() && (guard.is_some() || self.is_drained_to_leave(name));
         let Ok((shard, id)) = self.shard_of(name) else { return };
         if is_clean()
             && shard.stats(id).await.is_ok_and(|stats| stats.sectors_dirty == 0)
@@ -454,9 +456,9 @@ impl Manager {
     }
 }
 
-pub(super) fn refuse(error: TakeError) -> Refusal {
+pub(super) fn refuse(error: TakeError) -> ApiError {
     match error {
-        TakeError::Elsewhere { why, hint, .. } => Refusal::conflict(why).hint(hint),
-        TakeError::Unknown(why) => Refusal::failed(why).hint("it is tried again"),
+        TakeError::Elsewhere { why, hint, .. } => ApiError::conflict(why).hint(hint),
+        TakeError::Unknown(why) => ApiError::failed(why).hint("it is tried again"),
     }
 }

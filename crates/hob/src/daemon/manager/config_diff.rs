@@ -13,9 +13,9 @@ use hob_control::{
 };
 use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
+use super::api_error::ApiError;
 use super::definitions::datastore_patch;
 use super::qos::patched;
-use super::refusal::Refusal;
 use super::settings::new_spec;
 use super::{DiskEntry as Served, Inner, Manager};
 use crate::daemon::config::{Config, DiskEntry};
@@ -57,7 +57,7 @@ impl Manager {
     }
 
     /// Compares hob.toml, as it is now, with what is served.
-    pub(crate) async fn config_diff(self: &Arc<Self>) -> Result<ConfigDiff, Refusal> {
+    pub(crate) async fn config_diff(self: &Arc<Self>) -> Result<ConfigDiff, ApiError> {
         let (running, config) = self.read_config().await?;
         let found = self.differences(running, &config);
         Ok(ConfigDiff {
@@ -67,7 +67,7 @@ impl Manager {
     }
 
     /// Makes what is served as hob.toml says. Changes that empty a cache or remove something are made only with `yes`.
-    pub(crate) async fn config_apply(self: &Arc<Self>, yes: bool) -> Result<ConfigApplied, Refusal> {
+    pub(crate) async fn config_apply(self: &Arc<Self>, yes: bool) -> Result<ConfigApplied, ApiError> {
         let (running, config) = self.read_config().await?;
         let manager = self.clone();
         let found = self.differences(running, &config);
@@ -111,9 +111,9 @@ impl Manager {
         self.note_definitions(config);
     }
 
-    async fn read_config(&self) -> Result<(&Config, Config), Refusal> {
+    async fn read_config(&self) -> Result<(&Config, Config), ApiError> {
         let no_file = || {
-            Refusal::conflict(
+            ApiError::conflict(
                 "this daemon has no configuration file: 'hob serve' is told everything on its command line",
             )
         };
@@ -122,7 +122,7 @@ impl Manager {
         let read = super::flash::blocking(move || contained(|| Config::load(&path))).await?;
         let config = read.map_err(|error| {
             let what = error.to_string().lines().collect::<Vec<_>>().join("; ");
-            Refusal::invalid(what).hint("correct the file; nothing was changed")
+            ApiError::invalid(what).hint("correct the file; nothing was changed")
         })?;
         Ok((running, config))
     }
@@ -171,7 +171,7 @@ impl Manager {
                 Some(change) if yes || difference.by == ConfigRemedy::Apply => {
                     match self.make_one(change).await {
                         Ok(()) => applied.done.push(format!("{what}: {}", difference.action)),
-                        Err(refusal) => applied.failed.push(format!("{what}: {refusal}")),
+                        Err(error) => applied.failed.push(format!("{what}: {error}")),
                     }
                 }
                 Some(_) => applied
@@ -183,7 +183,7 @@ impl Manager {
         applied
     }
 
-    async fn make_one(self: &Arc<Self>, change: Change) -> Result<(), Refusal> {
+    async fn make_one(self: &Arc<Self>, change: Change) -> Result<(), ApiError> {
         match change {
             Change::CreatePool(pool) => self.start_new_pool(&pool).await,
             Change::AddDevice(pool, add) => self.device_add(pool, add).await.map(drop),
@@ -216,7 +216,7 @@ impl Manager {
     }
 
     /// Adds a disk of the file, with all that the file says of it.
-    async fn add_defined(self: &Arc<Self>, disk: DiskEntry) -> Result<(), Refusal> {
+    async fn add_defined(self: &Arc<Self>, disk: DiskEntry) -> Result<(), ApiError> {
         let DiskEntry {
             name,
             backing,
@@ -491,8 +491,8 @@ impl Inner {
                 apply(&subject, "cache.pool", enable.pool.clone(), now.pool.clone(), action, change);
             return found.push(with_yes(found_one));
         }
-        let Ok(ground) = self.ground(&enable.pool) else { return };
-        let Ok((wanted, _)) = new_spec(enable.pool.clone(), enable.size, &enable.settings, ground) else {
+        let Ok(context) = self.context(&enable.pool) else { return };
+        let Ok((wanted, _)) = new_spec(enable.pool.clone(), enable.size, &enable.settings, context) else {
             return;
         };
         for (key, file, running) in settings_of(&wanted)
@@ -504,7 +504,7 @@ impl Inner {
                 size: (key == "size").then_some(wanted.size),
                 settings: if key == "size" { CacheSettings::default() } else { whole_settings(&wanted) },
             };
-            let empties = ["block_size", "policy", "admission", "layout", "persistent"].contains(&key);
+            let empties = ["block_size", "layout", "persistent"].contains(&key);
             let action = match key {
                 "size" if wanted.size < now.size => "the cache shrinks; what does not fit goes",
                 "size" => "the cache grows",

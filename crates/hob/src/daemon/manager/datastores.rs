@@ -14,8 +14,8 @@ use hob_engine::units::DatastoreId;
 use hob_nbd::uri::{Address, NbdUri};
 use hob_storage::backing::objects;
 
-use super::refusal::Refusal;
-use super::{Inner, Life, Manager};
+use super::api_error::ApiError;
+use super::{DiskPhase, Inner, Manager};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{ControlSpec, DatastoreState};
 
@@ -50,7 +50,7 @@ impl DatastoreEntry {
 
 impl Manager {
     /// All datastores, and how they are doing.
-    pub(crate) async fn datastores(self: &Arc<Self>) -> Result<Vec<Datastore>, Refusal> {
+    pub(crate) async fn datastores(self: &Arc<Self>) -> Result<Vec<Datastore>, ApiError> {
         let names: Vec<String> = {
             let inner = self.inner();
             inner.datastores.iter().map(|store| store.spec.name.clone()).collect()
@@ -64,7 +64,7 @@ impl Manager {
     }
 
     /// One of them.
-    pub(crate) async fn datastore(self: &Arc<Self>, name: &str) -> Result<Datastore, Refusal> {
+    pub(crate) async fn datastore(self: &Arc<Self>, name: &str) -> Result<Datastore, ApiError> {
         let (mut view, id, shards) = {
             let inner = self.inner();
             let (id, store) = inner.find_datastore(name)?;
@@ -109,7 +109,7 @@ impl Manager {
         self: &Arc<Self>,
         name: String,
         patch: DatastorePatch,
-    ) -> Result<Datastore, Refusal> {
+    ) -> Result<Datastore, ApiError> {
         let manager = self.clone();
         self.change("datastore set", name.clone(), async move {
             {
@@ -118,7 +118,7 @@ impl Manager {
                 let spec = store.spec.patched(&patch)?;
                 let reserved = inner.reserved(&name);
                 if let Some(capacity) = spec.capacity.filter(|capacity| u64::from(*capacity) < reserved) {
-                    return Err(Refusal::conflict(format!(
+                    return Err(ApiError::conflict(format!(
                         "its disks have reserved {reserved} units a second, which is more than {capacity}"
                     ))
                     .hint("lower their reservations first; 'hob qos show' lists them"));
@@ -171,8 +171,8 @@ impl Manager {
             specs.filter(is_measured).map(|spec| spec.name.clone()).collect()
         };
         for name in measured {
-            if let Err(refusal) = self.datastore(&name).await {
-                tracing::debug!("datastore {name}: {refusal}");
+            if let Err(error) = self.datastore(&name).await {
+                tracing::debug!("datastore {name}: {error}");
             }
         }
     }
@@ -181,7 +181,7 @@ impl Manager {
     pub(super) fn shards_of(&self, inner: &Inner, datastore: &str) -> Vec<(ShardHandle, u64)> {
         let mut shards: Vec<(ShardHandle, u64)> = Vec::new();
         for disk in inner.disks.values().filter(|disk| disk.datastore.as_deref() == Some(datastore)) {
-            let Life::Online(shard) = &disk.life else { continue };
+            let DiskPhase::Online(shard) = &disk.phase else { continue };
             let shares = u64::from(disk.due(inner).shares);
             match shards.iter_mut().find(|(other, _)| other.is_same(shard)) {
                 Some((_, sum)) => *sum += shares,
@@ -194,11 +194,11 @@ impl Manager {
 
 impl DatastoreState {
     /// The same with other settings.
-    pub(super) fn patched(&self, patch: &DatastorePatch) -> Result<DatastoreState, Refusal> {
+    pub(super) fn patched(&self, patch: &DatastorePatch) -> Result<DatastoreState, ApiError> {
         let mut spec = self.clone();
         if let Some(control) = &patch.control {
             spec.control = control.parse().map_err(|()| {
-                Refusal::invalid(format!(
+                ApiError::invalid(format!(
                     "a datastore's control is off, auto, knee or depth:1 to depth:4096, not '{control}'"
                 ))
             })?;
@@ -209,29 +209,29 @@ impl DatastoreState {
         if let Some(capacity) = patch.capacity {
             spec.capacity = Some(capacity).filter(|capacity| *capacity > 0);
         }
-        spec.check().map_err(Refusal::invalid)?;
+        spec.check().map_err(ApiError::invalid)?;
         Ok(spec)
     }
 }
 
 impl Inner {
-    pub(super) fn find_datastore(&self, name: &str) -> Result<(DatastoreId, &DatastoreEntry), Refusal> {
+    pub(super) fn find_datastore(&self, name: &str) -> Result<(DatastoreId, &DatastoreEntry), ApiError> {
         let place = self.datastores.iter().position(|store| store.spec.name == name);
         let place = place.ok_or_else(|| {
-            Refusal::not_found(format!("there is no datastore '{name}'"))
+            ApiError::not_found(format!("there is no datastore '{name}'"))
                 .hint("'hob datastore list' shows all")
         })?;
         Ok((DatastoreId(place as u16), &self.datastores[place]))
     }
 
     /// The id of a datastore, which is made if it is new. `is_named`: the owner of a disk calls it so.
-    pub(super) fn datastore_id(&mut self, name: &str, is_named: bool) -> Result<DatastoreId, Refusal> {
+    pub(super) fn datastore_id(&mut self, name: &str, is_named: bool) -> Result<DatastoreId, ApiError> {
         if let Ok((id, _)) = self.find_datastore(name) {
             self.datastores[usize::from(id.0)].is_named |= is_named;
             return Ok(id);
         }
         if self.datastores.len() >= DATASTORES_MAX {
-            return Err(Refusal::conflict(format!("there are {DATASTORES_MAX} datastores")));
+            return Err(ApiError::conflict(format!("there are {DATASTORES_MAX} datastores")));
         }
         let entry = DatastoreEntry::new(DatastoreState::new(name));
         self.datastores.push(DatastoreEntry { is_named, ..entry });

@@ -9,7 +9,7 @@ use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use hob_storage::pool::SEGMENT_BYTES_MIN;
 
 use super::qos::patched;
-use super::settings::{DEVICES_FOR_COPIES, Ground, new_spec, policy_name};
+use super::settings::{CacheContext, DEVICES_FOR_COPIES, new_spec, policy_name};
 use crate::daemon::config::DatastoreEntry;
 use crate::daemon::state::DatastoreState;
 
@@ -26,8 +26,8 @@ pub(crate) struct PoolShape {
 const IDEAL: PoolShape = PoolShape { devices: DEVICES_FOR_COPIES, peers: 1 };
 
 impl PoolShape {
-    fn ground(self) -> Ground {
-        Ground { segment_bytes: SEGMENT_BYTES_MIN, devices: self.devices, peers: self.peers }
+    fn context(self) -> CacheContext {
+        CacheContext { segment_bytes: SEGMENT_BYTES_MIN, devices: self.devices, peers: self.peers }
     }
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> 
 
 /// Why a cache whose settings are right by themselves cannot be made in such a pool.
 pub(crate) fn fault_in_pool(enable: &CacheEnable, shape: PoolShape) -> Option<String> {
-    fault_of(new_spec(enable.pool.clone(), enable.size, &enable.settings, shape.ground()))
+    fault_of(new_spec(enable.pool.clone(), enable.size, &enable.settings, shape.context()))
 }
 
 /// Can a disk be due that?
@@ -84,13 +84,13 @@ pub(crate) fn qos_fault(patch: &QosPatch) -> Result<(), String> {
     if patch.policy.is_some() && (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
         return Err("a disk with a storage policy has no rules of its own".to_owned());
     }
-    patched(Qos::default(), patch).map(drop).map_err(|refusal| refusal.to_string())
+    patched(Qos::default(), patch).map(drop).map_err(|error| error.to_string())
 }
 
 /// Can a datastore be so?
 pub(crate) fn datastore_fault(store: &DatastoreEntry) -> Result<(), String> {
     let patch = datastore_patch(store);
-    DatastoreState::new(&store.name).patched(&patch).map(drop).map_err(|refusal| refusal.to_string())
+    DatastoreState::new(&store.name).patched(&patch).map(drop).map_err(|error| error.to_string())
 }
 
 /// What hob.toml says of a datastore, as a command would.

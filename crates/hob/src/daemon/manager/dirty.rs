@@ -6,7 +6,7 @@ use hob_engine::units::SECTOR_BYTES;
 use hob_storage::pool::recovery::{Found, Recovery, Remains};
 use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 
 /// Where it is. Made with the pool at hand; reading takes long, and needs the pool no more.
 pub(super) struct Source {
@@ -16,8 +16,8 @@ pub(super) struct Source {
 
 impl Source {
     /// Of a cache in a pool.
-    pub(super) fn of(pool: &Pool, owner: OwnerId) -> Result<Source, Refusal> {
-        let failed = |error: PoolError| Refusal::failed(error.to_string());
+    pub(super) fn of(pool: &Pool, owner: OwnerId) -> Result<Source, ApiError> {
+        let failed = |error: PoolError| ApiError::failed(error.to_string());
         let recovery = Recovery::of(pool, owner).map_err(failed)?;
         Ok(Source { recovery, reader: SectorReader::new(pool).map_err(failed)? })
     }
@@ -32,14 +32,14 @@ pub(super) struct Dirty {
 
 impl Dirty {
     /// Reads the journal. `progress` is told bytes of it that are read, and that are to be read.
-    pub(super) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty, Refusal> {
+    pub(super) fn of(source: Source, progress: impl FnMut(u64, u64)) -> Result<Dirty, ApiError> {
         let Source { recovery, reader } = source;
-        let found = recovery.run(progress, |_| ()).map_err(|error| Refusal::failed(error.to_string()))?;
+        let found = recovery.run(progress, |_| ()).map_err(|error| ApiError::failed(error.to_string()))?;
         let (recovered, remains) = match found {
             Found::Recovered(recovered, remains) => (recovered, remains),
-            Found::Nothing(_) => return Err(Refusal::conflict("the cache holds nothing")),
+            Found::Nothing(_) => return Err(ApiError::conflict("the cache holds nothing")),
             Found::Damaged { what, .. } => {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "the journal of the cache is damaged ({what}): what was dirty cannot be told from what was not"
                 )));
             }

@@ -11,17 +11,17 @@ use hob_nbd::ExportInfo;
 use hob_storage::backing::{BackingInfo, OpenError};
 
 use super::abandon::REMOVING;
-use super::claim::Claim;
+use super::allocation::AllocationRule;
+use super::api_error::{ApiError, ErrorKind};
 use super::cluster::ClusterWait;
-use super::coming::Coming;
 use super::datastores::datastore_of;
-use super::fit::Fit;
+use super::dirty_rescue::Afterwards;
 use super::image::image_asked;
+use super::operation_guard::OperationGuard;
 use super::recover::Source;
-use super::refusal::{Kind, Refusal};
+use super::recovering::RecoveringCache;
 use super::resize::Measure;
-use super::ways_out::Afterwards;
-use super::{DISKS_MAX, DiskEntry, Inner, Life, Manager, flash};
+use super::{DISKS_MAX, DiskEntry, DiskPhase, Inner, Manager, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
 use crate::daemon::hardware::Backing;
@@ -51,7 +51,7 @@ pub(super) const BACKING_CHARS_MAX: usize = 4096;
 
 impl Manager {
     /// Serves a disk.
-    pub(crate) async fn disk_add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, Refusal> {
+    pub(crate) async fn disk_add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("disk add", add.name.clone(), async move { manager.add(add).await }).await
     }
@@ -61,7 +61,7 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         dirty: OnDirty,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         self.disk_remove_from(disk, dirty, OnClients::Refuse).await
     }
 
@@ -71,30 +71,30 @@ impl Manager {
         disk: String,
         dirty: OnDirty,
         clients: OnClients,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let (manager, name) = (self.clone(), disk.clone());
         let removal = async move { manager.remove(&disk, dirty, clients).await };
         self.change("disk remove", name, removal).await
     }
 
     /// As `disk_add`, however long it takes.
-    pub(super) async fn add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, Refusal> {
+    pub(super) async fn add(self: &Arc<Self>, add: DiskAdd) -> Result<DiskChanged, ApiError> {
         let name = add.name.clone();
         check_name(&name)
-            .map_err(|error| Refusal::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
         if add.backing.is_empty() || add.backing.len() > BACKING_CHARS_MAX {
-            return Err(Refusal::invalid("a disk needs a backing: a path or an nbd:// URI"));
+            return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
         }
         if let Some(datastore) = &add.datastore {
             check_name(datastore).map_err(|error| {
-                Refusal::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
+                ApiError::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
             })?;
         }
         if let Some(path) = &add.fuse {
             self.check_file(path)?;
         }
         if let Some(path) = &add.vhost_user {
-            check_path(path).map_err(Refusal::invalid)?;
+            check_path(path).map_err(ApiError::invalid)?;
         }
         let share_parent = share_of(add.share_parent, add.parent_cache)?;
         let image = Some(image_asked(&add.backing, add.format.as_deref())?);
@@ -111,31 +111,29 @@ impl Manager {
     }
 
     /// Serves a disk, with a persistent cache of earlier if it is to have one.
-    pub(super) async fn add_state(self: &Arc<Self>, wanted: DiskState) -> Result<DiskChanged, Refusal> {
+    pub(super) async fn add_state(self: &Arc<Self>, wanted: DiskState) -> Result<DiskChanged, ApiError> {
         let name = wanted.name.clone();
-        let claim =
-            self.enter(wanted, Some(ADDING))?.ok_or_else(|| Refusal::failed("the disk was not claimed"))?;
+        let guard =
+            self.enter(wanted, Some(ADDING))?.ok_or_else(|| ApiError::failed("the disk was not claimed"))?;
         let notes = match self.open_disk(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
             // It is added all the same, and comes when that host gives it back.
-            Err(refusal) if self.is_served_elsewhere(&name) => {
-                self.note_offline(&name, &refusal);
+            Err(error) if self.is_served_elsewhere(&name) => {
+                self.note_offline(&name, &error);
                 self.inner().disks_removed.retain(|removed| *removed != name);
-                return self
-                    .finish_disk(&name, claim, vec![format!("it is not served here: {refusal}")])
-                    .await;
+                return self.finish_disk(&name, guard, vec![format!("it is not served here: {error}")]).await;
             }
-            Err(refusal) => {
+            Err(error) => {
                 self.inner().disks.remove(&name);
-                return Err(refusal);
+                return Err(error);
             }
         };
-        if let Err(refusal) = self.show_file(&name).await {
+        if let Err(error) = self.show_file(&name).await {
             self.take_back(&name).await;
-            return Err(refusal);
+            return Err(error);
         }
         self.inner().disks_removed.retain(|removed| *removed != name);
-        self.finish_disk(&name, claim, notes).await
+        self.finish_disk(&name, guard, notes).await
     }
 
     /// Takes a disk back that was added and cannot be all that was asked for.
@@ -156,26 +154,26 @@ impl Manager {
         name: &str,
         dirty: OnDirty,
         clients: OnClients,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         if let Some(changed) = self.remove_absent(name).await? {
             return Ok(changed);
         }
         self.check_no_clones(name)?;
-        let claim = match dirty {
-            OnDirty::Drain => self.claim_disk_for_command(name, REMOVING).await?,
-            OnDirty::Discard => match self.claim_to_discard(name, REMOVING).await {
+        let guard = match dirty {
+            OnDirty::Drain => self.guard_disk_for_command(name, REMOVING).await?,
+            OnDirty::Discard => match self.guard_to_discard(name, REMOVING).await {
                 // A removal that was under way has got on.
                 Err(_) if self.inner().disk(name).is_err() => {
                     return Ok(DiskChanged { disk: None, notes: Vec::new() });
                 }
-                claim => claim?,
+                guard => guard?,
             },
         };
         match dirty {
             OnDirty::Drain => self.hide_file(name).await?,
             OnDirty::Discard => self.hide_file_soon(name, clients).await?,
         }
-        let removed = self.remove_hidden(name, dirty, claim).await;
+        let removed = self.remove_hidden(name, dirty, guard).await;
         if removed.is_err() && self.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
             // It stays, and so does its file.
             let _ = self.show_file(name).await;
@@ -187,8 +185,8 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         dirty: OnDirty,
-        claim: Claim,
-    ) -> Result<DiskChanged, Refusal> {
+        guard: OperationGuard,
+    ) -> Result<DiskChanged, ApiError> {
         let cache = self.inner().disk(name)?.cache().cloned();
         let is_online = self.inner().disk(name)?.shard().is_ok();
         let notes = match (dirty, is_online) {
@@ -209,7 +207,7 @@ impl Manager {
                 inner.disks_removed.push(name.to_owned());
             }
         }
-        drop(claim);
+        drop(guard);
         tracing::info!("{name} is not served any more");
         self.save().await?;
         self.forget_bitmaps(name).await;
@@ -226,7 +224,7 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         dirty: OnDirty,
-    ) -> Result<Vec<String>, Refusal> {
+    ) -> Result<Vec<String>, ApiError> {
         let mut notes = Vec::new();
         let cache = self.inner().disk(name)?.cache().cloned();
         if dirty == OnDirty::Discard && cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
@@ -241,8 +239,8 @@ impl Manager {
         let (shard, id) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
-            let shard = match std::mem::replace(&mut disk.life, Life::Removing) {
-                Life::Online(shard) => Some(shard),
+            let shard = match std::mem::replace(&mut disk.phase, DiskPhase::Removing) {
+                DiskPhase::Online(shard) => Some(shard),
                 _ => None,
             };
             (shard, disk.id)
@@ -267,23 +265,23 @@ impl Manager {
         self: &Arc<Self>,
         wanted: DiskState,
         busy: Option<&'static str>,
-    ) -> Result<Option<Claim>, Refusal> {
+    ) -> Result<Option<OperationGuard>, ApiError> {
         let name = wanted.name.clone();
         let mut inner = self.inner();
         inner.check_stays()?;
         inner.check_export_name(&name)?;
         wanted.exports.iter().try_for_each(|export| inner.check_export_name(&export.name))?;
         if inner.disks.len() >= DISKS_MAX {
-            return Err(Refusal::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));
+            return Err(ApiError::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));
         }
         let entry = DiskEntry {
             id: inner.new_disk_id(),
             wanted,
-            life: Life::Offline("it is being opened".to_owned()),
+            phase: DiskPhase::Offline("it is being opened".to_owned()),
             size_bytes: 0,
             datastore: None,
             has_cache: false,
-            coming: None,
+            recovering: None,
             held: Vec::new(),
             apart: Vec::new(),
             leaves_peer: false,
@@ -310,7 +308,7 @@ impl Manager {
         };
         inner.disks.insert(name.clone(), entry);
         drop(inner);
-        Ok(busy.map(|_| self.claim_new_disk(&name)))
+        Ok(busy.map(|_| self.guard_new_disk(&name)))
     }
 
     /// Opens a disk's backing, gives it to a shard and offers it to clients. The caller has
@@ -321,13 +319,13 @@ impl Manager {
         name: &str,
         when: Open,
         taken: Option<&Taken>,
-    ) -> Result<(Vec<String>, Option<Coming>), Refusal> {
+    ) -> Result<(Vec<String>, Option<RecoveringCache>), ApiError> {
         let (wanted, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             (disk.wanted.clone(), disk.id)
         };
-        descriptors::check_room().map_err(Refusal::conflict)?;
+        descriptors::check_room().map_err(ApiError::conflict)?;
         self.clear_stale_file(name).await?;
         let options = self.image_options(name).await?;
         let access = if wanted.read_only { Access::ReadOnly } else { Access::ReadWrite };
@@ -349,7 +347,7 @@ impl Manager {
             let (gauge, witness, monitor) = (backing.gauge(), backing.witness(), backing.monitor());
             disk.measure = Some(Measure { gauge, witness, monitor, info: info.clone() });
         }
-        let (mut kept, mut coming, mut backing) = (None, None, backing);
+        let (mut kept, mut recovering, mut backing) = (None, None, backing);
         if let Some(spec) = wanted.cache.as_ref().filter(|spec| spec.journal.is_some()) {
             let mut reading = self.begin_recovery(name, spec).await?;
             reading.foreign = taken.and_then(|taken| taken.foreign.clone()).or(reading.foreign);
@@ -359,7 +357,7 @@ impl Manager {
                 Open::AtOnce => self.early(name, &info, backing.reader(), &mut reading).await,
             };
             if let Some(early) = early {
-                coming = Some((early, reading));
+                recovering = Some((early, reading));
             } else {
                 let (source, found, more) = self.recover(name, reading, Source::Own(backing)).await?;
                 (backing, kept) = (source.own(), found);
@@ -387,14 +385,14 @@ impl Manager {
         if let Some(taken) = taken {
             shard.set_lease(id, taken.clock.clone())?;
         }
-        if let Err(refusal) = self.open_bitmaps(name, &shard, &info).await {
+        if let Err(error) = self.open_bitmaps(name, &shard, &info).await {
             shard.remove_disk(id).await?;
-            return Err(refusal);
+            return Err(error);
         }
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
-            disk.life = Life::Online(shard.clone());
+            disk.phase = DiskPhase::Online(shard.clone());
             disk.memory = None;
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
@@ -406,24 +404,24 @@ impl Manager {
         } else {
             self.apply_control_of(name);
         }
-        let coming = match coming {
+        let recovering = match recovering {
             Some((early, reading)) => Some(self.expect_cache(name, early, reading).await?),
             None => None,
         };
         if let Some(kept) = kept
             && let Err(error) = self.enable_kept(name, kept).await
         {
-            let refusal = Refusal::from(error);
+            let error = ApiError::from(error);
             // Without its dirty data the disk is not what its guest knows.
             shard.remove_disk(id).await?;
-            self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
-            return Err(refusal);
+            self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+            return Err(error);
         }
         // From here on the disk may be changed.
-        if let Err(refusal) = self.begin_recording(name).await {
+        if let Err(error) = self.begin_recording(name).await {
             self.take_from_shard(name, &shard, id).await?;
-            self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
-            return Err(refusal);
+            self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+            return Err(error);
         }
         let gateway = match &wanted.vhost_user {
             None => None,
@@ -431,9 +429,9 @@ impl Manager {
                 Ok(gateway) => Some(gateway),
                 Err(error) => {
                     self.take_from_shard(name, &shard, id).await?;
-                    let refusal = Refusal::failed(format!("machines cannot come in at {path}: {error}"));
-                    self.inner().disk_mut(name)?.life = Life::Offline(refusal.problem.error.clone());
-                    return Err(refusal);
+                    let error = ApiError::failed(format!("machines cannot come in at {path}: {error}"));
+                    self.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
+                    return Err(error);
                 }
             },
         };
@@ -450,30 +448,33 @@ impl Manager {
         if !wanted.for_clones {
             self.offer(name, id, shard, export_info(&info, access));
         }
-        Ok((notes, coming))
+        Ok((notes, recovering))
     }
 
     /// Opens a disk that was to be there from the start, or that was offline, with its cache.
     pub(super) async fn bring_online(self: &Arc<Self>, name: &str) {
-        let Ok(claim) = self.claim_disk(name, "opened") else { return };
-        if !matches!(self.inner().disk(name).map(|disk| matches!(disk.life, Life::Offline(_))), Ok(true)) {
+        let Ok(guard) = self.guard_disk(name, "opened") else { return };
+        if !matches!(
+            self.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
+            Ok(true)
+        ) {
             return;
         }
-        let coming = match self.open_disk(name, Open::AtOnce).await {
-            Ok((notes, coming)) => {
+        let recovering = match self.open_disk(name, Open::AtOnce).await {
+            Ok((notes, recovering)) => {
                 notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
-                if let Err(refusal) = self.show_file(name).await {
-                    tracing::error!("{name} is no file: {refusal}; it is tried again every few seconds");
+                if let Err(error) = self.show_file(name).await {
+                    tracing::error!("{name} is no file: {error}; it is tried again every few seconds");
                 }
-                coming
+                recovering
             }
-            Err(refusal) => return self.note_offline(name, &refusal),
+            Err(error) => return self.note_offline(name, &error),
         };
-        match coming {
+        match recovering {
             // Whoever waits for the disk has it.
-            Some(coming) => {
+            Some(recovering) => {
                 let (manager, name) = (self.clone(), name.to_owned());
-                tokio::spawn(async move { manager.await_cache(&name, coming, claim).await });
+                tokio::spawn(async move { manager.await_cache(&name, recovering, guard).await });
             }
             None => self.fit_opened(name).await,
         }
@@ -481,55 +482,55 @@ impl Manager {
 
     /// Gives a disk that has just been opened as much of its cache as can be had.
     pub(super) async fn fit_opened(self: &Arc<Self>, name: &str) {
-        match self.fit_cache(name, Fit::AsFarAsPossible).await {
+        match self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
-            Err(refusal) => {
-                tracing::warn!("{name} has no cache: {refusal}");
+            Err(error) => {
+                tracing::warn!("{name} has no cache: {error}");
                 if let Ok(disk) = self.inner().disk_mut(name) {
-                    disk.cache_reason = Some(refusal.problem.error);
+                    disk.cache_reason = Some(error.problem.error);
                 }
             }
         }
     }
 
     /// Says so once for each new reason.
-    pub(super) fn note_offline(&self, name: &str, refusal: &Refusal) {
-        let reason = refusal.to_string();
+    pub(super) fn note_offline(&self, name: &str, error: &ApiError) {
+        let reason = error.to_string();
         if let Ok(disk) = self.inner().disk_mut(name) {
             let news = disk.offline_reason.as_ref() != Some(&reason);
             if news && disk.cluster_wait == ClusterWait::Served {
-                tracing::info!("{name} is not served here: {refusal}");
+                tracing::info!("{name} is not served here: {error}");
             } else if news {
                 let again =
                     if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
-                tracing::error!("{name} is offline: {refusal}{again}");
+                tracing::error!("{name} is offline: {error}{again}");
             }
             // Recovery says in the meantime how far it is.
             disk.offline_reason = Some(reason.clone());
-            disk.life = Life::Offline(reason);
+            disk.phase = DiskPhase::Offline(reason);
         }
     }
 
-    /// Gives up the claim, keeps what is wanted, and shows the disk.
+    /// Drops the operation guard, keeps what is wanted, and shows the disk.
     pub(super) async fn finish_disk(
         self: &Arc<Self>,
         name: &str,
-        claim: Claim,
+        guard: OperationGuard,
         notes: Vec<String>,
-    ) -> Result<DiskChanged, Refusal> {
-        drop(claim);
+    ) -> Result<DiskChanged, ApiError> {
+        drop(guard);
         self.save().await?;
         self.disk_changed(name, notes)
     }
 
-    pub(super) fn disk_changed(&self, name: &str, notes: Vec<String>) -> Result<DiskChanged, Refusal> {
+    pub(super) fn disk_changed(&self, name: &str, notes: Vec<String>) -> Result<DiskChanged, ApiError> {
         Ok(DiskChanged { disk: Some(self.disk(name)?), notes })
     }
 
     fn quietest_shard(&self, inner: &Inner) -> ShardHandle {
         let load = |shard: &ShardHandle| {
-            let here = |life: &Life| matches!(life, Life::Online(other) if other.is_same(shard));
-            inner.disks.values().filter(|disk| here(&disk.life)).count()
+            let here = |phase: &DiskPhase| matches!(phase, DiskPhase::Online(other) if other.is_same(shard));
+            inner.disks.values().filter(|disk| here(&disk.phase)).count()
         };
         self.shards.iter().min_by_key(|shard| load(shard)).expect("there is a shard").clone()
     }
@@ -599,9 +600,9 @@ pub(super) fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
 }
 
 /// What was asked for about a clone's parent.
-pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option<ShareSpec>, Refusal> {
+pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option<ShareSpec>, ApiError> {
     match (share_parent, cache) {
-        (false, Some(_)) => Err(Refusal::invalid("a cache for its parent is made where that is shared")
+        (false, Some(_)) => Err(ApiError::invalid("a cache for its parent is made where that is shared")
             .hint("say --share-parent too, or share_parent = true")),
         (false, None) => Ok(None),
         (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
@@ -609,13 +610,13 @@ pub(super) fn share_of(share_parent: bool, cache: Option<Size>) -> Result<Option
 }
 
 /// Which reaction storage's error asks for.
-pub(super) fn refuse(error: &OpenError) -> Refusal {
+pub(super) fn refuse(error: &OpenError) -> ApiError {
     let kind = match error {
-        OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => Kind::Invalid,
-        OpenError::InUse { .. } | OpenError::InUseByQemu { .. } => Kind::Conflict,
+        OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => ErrorKind::Invalid,
+        OpenError::InUse { .. } | OpenError::InUseByQemu { .. } => ErrorKind::Conflict,
         OpenError::Connect { .. } | OpenError::MissingProgram { .. } | OpenError::Unresponsive { .. } => {
-            Kind::Failed
+            ErrorKind::Failed
         }
     };
-    Refusal { kind, problem: hob_control::Problem::new(error.to_string()) }
+    ApiError { kind, problem: hob_control::Problem::new(error.to_string()) }
 }

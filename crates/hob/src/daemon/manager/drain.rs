@@ -1,6 +1,6 @@
 //! Dirty data on its way to the backing: drains, begun, watched, stopped, and waited for by other changes.
 //!
-//! A drain holds the claim on its disk. It goes on when whoever asked has gone, and ends when nothing is dirty, when it is
+//! A drain holds the operation guard of its disk. It goes on when whoever asked has gone, and ends when nothing is dirty, when it is
 //! stopped, or when it cannot: then its end says why. What is dirty is looked at once a second.
 
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use hob_engine::units::{DiskId, SECTOR_BYTES};
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
+use super::api_error::ApiError;
 use super::caches::no_cache;
-use super::refusal::Refusal;
 use super::settings::engine_config;
-use super::{DiskEntry, Life, Manager};
+use super::{DiskEntry, DiskPhase, Manager};
 use crate::daemon::shard_api::{ShardError, ShardHandle};
 
 /// What is being done to a disk that is drained.
@@ -68,18 +68,18 @@ struct Seen {
 
 impl Manager {
     /// Begins to bring dirty data to the backing, or goes on doing so.
-    pub(crate) async fn drain(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+    pub(crate) async fn drain(self: &Arc<Self>, disk: String) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("drain", disk.clone(), async move { manager.begin_drain(&disk).await }).await
     }
 
     /// Ends a drain before it is done.
-    pub(crate) async fn drain_stop(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+    pub(crate) async fn drain_stop(self: &Arc<Self>, disk: String) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("drain --stop", disk.clone(), async move { manager.stop_drain(&disk).await }).await
     }
 
-    async fn begin_drain(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
+    async fn begin_drain(self: &Arc<Self>, name: &str) -> Result<DiskChanged, ApiError> {
         {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -95,7 +95,7 @@ impl Manager {
                 return self.disk_changed(name, vec![note.to_owned()]);
             }
         }
-        let claim = self.claim_disk_for_command(name, DRAINING).await?;
+        let guard = self.guard_disk_for_command(name, DRAINING).await?;
         let (shard, id) = self.shard_of(name)?;
         let (manager, of) = (self.clone(), name.to_owned());
         let (task, began) = (self.begin_task("drain", name.to_owned()), Instant::now());
@@ -110,7 +110,7 @@ impl Manager {
                 Err(error) => task.end(Err(error.to_string())),
             }
             manager.note_drained(&of, result.map(drop));
-            drop(claim);
+            drop(guard);
         };
         let drain = tokio::spawn(drain.in_current_span());
         let is_done = tokio::time::timeout(SOON, drain).await.is_ok();
@@ -121,7 +121,7 @@ impl Manager {
         self.disk_changed(name, Vec::new())
     }
 
-    async fn stop_drain(self: &Arc<Self>, name: &str) -> Result<DiskChanged, Refusal> {
+    async fn stop_drain(self: &Arc<Self>, name: &str) -> Result<DiskChanged, ApiError> {
         let (shard, id) = self.shard_of(name)?;
         self.inner().disk(name)?.cache().ok_or_else(|| no_cache(name))?;
         let mut notes = Vec::new();
@@ -153,14 +153,14 @@ impl Manager {
         }
     }
 
-    /// Has the cache write through, and brings what is dirty to the backing. The caller has claimed the disk, and says
+    /// Has the cache write through, and brings what is dirty to the backing. The caller holds the operation guard of the disk, and says
     /// afterwards how writes are to go on ([`Manager::tune`]).
     pub(super) async fn clean(
         self: &Arc<Self>,
         name: &str,
         shard: &ShardHandle,
         id: DiskId,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let config = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -182,9 +182,9 @@ impl Manager {
         }
         drained.map_err(|error| match error {
             ShardError::Command(CommandError::Stopped) => {
-                Refusal::conflict(format!("the drain of {name} was stopped, so nothing was changed"))
+                ApiError::conflict(format!("the drain of {name} was stopped, so nothing was changed"))
             }
-            error => Refusal::from(error),
+            error => ApiError::from(error),
         })
     }
 
@@ -196,7 +196,7 @@ impl Manager {
         shard: &ShardHandle,
         id: DiskId,
         which: Vacate,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let busy = self.inner().disk_mut(name)?.busy.replace(SHRINKING);
         let emptied = shard.change_cache(id, CacheChange::Vacate(which)).await;
         if let Ok(disk) = self.inner().disk_mut(name) {
@@ -204,7 +204,7 @@ impl Manager {
         }
         match emptied {
             Ok(_) => Ok(()),
-            Err(ShardError::Command(CommandError::Stopped)) => Err(Refusal::conflict(format!(
+            Err(ShardError::Command(CommandError::Stopped)) => Err(ApiError::conflict(format!(
                 "the change of {name}'s cache was stopped before dirty data was on the backing, so nothing was changed"
             ))),
             Err(error) => Err(error.into()),
@@ -216,7 +216,7 @@ impl Manager {
         let mut inner = self.inner();
         for (name, disk) in &mut inner.disks {
             let can_be_dirty = disk.has_cache && disk.cache().is_some_and(|spec| spec.journal.is_some());
-            let Life::Online(shard) = &disk.life else { continue };
+            let DiskPhase::Online(shard) = &disk.phase else { continue };
             if !can_be_dirty || disk.watch.asking {
                 continue;
             }
@@ -350,14 +350,14 @@ impl Watch {
 impl DiskEntry {
     /// How far the comparison with the backing is, as it was last seen.
     pub(super) fn verification(&self) -> Option<Verification> {
-        self.watch.seen?.verification.filter(|_| matches!(self.life, Life::Online(_)) && self.has_cache)
+        self.watch.seen?.verification.filter(|_| matches!(self.phase, DiskPhase::Online(_)) && self.has_cache)
     }
 
     /// What is dirty, as far as it was last seen; none where nothing can be.
     pub(super) fn dirty(&self) -> Option<Dirty> {
         self.cache()?.journal?;
         // Of a disk that is offline nobody knows.
-        if !matches!(self.life, Life::Online(_)) {
+        if !matches!(self.phase, DiskPhase::Online(_)) {
             return None;
         }
         let now = Instant::now();
@@ -377,7 +377,7 @@ impl DiskEntry {
     pub(super) fn mode_in_effect(&self) -> Option<String> {
         let wanted = self.cache().filter(|_| self.has_cache)?.mode;
         let mode = self.watch.mode().filter(|mode| wanted == Mode::WriteBack && *mode != wanted)?;
-        if !matches!(self.life, Life::Online(_)) {
+        if !matches!(self.phase, DiskPhase::Online(_)) {
             return None;
         }
         let until = match (self.watch.is_draining(), self.busy) {

@@ -9,18 +9,18 @@ use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use hob_storage::pool::Admission;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::claim::Claim;
 use super::drain::LOOK_EVERY;
 use super::fellows::AGREE_EVERY;
 use super::journal_lost::JOURNAL_LOST;
+use super::operation_guard::OperationGuard;
 use super::quality::{COUNT_EVERY, JUDGE_EVERY};
-use super::{Life, Manager};
+use super::{DiskPhase, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
 /// Pause between attempts to open what is offline.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 
-/// Pause between attempts to claim a disk for something that cannot be refused.
+/// Pause between attempts to take the guard of a disk for something that cannot be refused.
 pub(super) const CLAIM_EVERY: Duration = Duration::from_millis(200);
 
 /// So many of them.
@@ -64,7 +64,7 @@ impl Manager {
             let inner = self.inner();
             let now = tokio::time::Instant::now();
             let offline = inner.disks.iter().filter(|(_, disk)| {
-                matches!(disk.life, Life::Offline(_))
+                matches!(disk.phase, DiskPhase::Offline(_))
                     && !disk.waits_for_cluster()
                     && disk.retry_after.is_none_or(|at| at <= now)
                     && !inner.is_abandoned(&disk.wanted.name)
@@ -84,7 +84,7 @@ impl Manager {
             let lenders: Vec<String> = lenders.map(|(name, _)| name.clone()).collect();
             (disks, pools, roomy, lenders)
         };
-        // Each by itself: one that hangs holds up no other. A claim keeps attempts from piling up.
+        // Each by itself: one that hangs holds up no other. The operation guard keeps attempts from piling up.
         for name in disks {
             let manager = self.clone();
             tokio::spawn(async move { manager.bring_online(&name).await });
@@ -203,8 +203,10 @@ impl Manager {
     /// Fenced devices that persistent caches have not left yet, and that nobody takes them off.
     fn fenced_in_use(&self) -> Vec<DeviceId> {
         let inner = self.inner();
-        let idle =
-            inner.disks.values().filter(|disk| disk.busy.is_none() && matches!(disk.life, Life::Online(_)));
+        let idle = inner
+            .disks
+            .values()
+            .filter(|disk| disk.busy.is_none() && matches!(disk.phase, DiskPhase::Online(_)));
         let used: Vec<DeviceId> = idle
             .flat_map(|disk| disk.held.iter().chain(&disk.apart).chain(&disk.ring))
             .map(|segment| segment.device)
@@ -228,28 +230,32 @@ impl Manager {
             concerned.map(|disk| disk.wanted.name.clone()).collect()
         };
         for name in names {
-            let Some(_claim) = self.claim_patiently(&name, "moved off a failed device").await else {
+            let Some(_guard) = self.guard_patiently(&name, "moved off a failed device").await else {
                 tracing::warn!("{name} is being changed; its cache leaves its failed device later");
                 continue;
             };
             match self.leave_device(&name, device).await {
                 Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{note}")),
-                Err(refusal) => {
-                    tracing::error!("the cache of {name} cannot leave a failed device: {refusal}");
+                Err(error) => {
+                    tracing::error!("the cache of {name} cannot leave a failed device: {error}");
                     if let Ok(disk) = self.inner().disk_mut(&name) {
                         disk.cache_reason =
-                            Some(format!("it lies on a failed device: {}", refusal.problem.error));
+                            Some(format!("it lies on a failed device: {}", error.problem.error));
                     }
                 }
             }
         }
     }
 
-    /// Claims a disk when whatever is being done to it is over, if that is soon.
-    pub(super) async fn claim_patiently(self: &Arc<Self>, name: &str, doing: &'static str) -> Option<Claim> {
+    /// Takes the operation guard of a disk when whatever is being done to it is over, if that is soon.
+    pub(super) async fn guard_patiently(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Option<OperationGuard> {
         for _ in 0..CLAIM_TRIES {
-            match self.claim_disk(name, doing) {
-                Ok(claim) => return Some(claim),
+            match self.guard_disk(name, doing) {
+                Ok(guard) => return Some(guard),
                 Err(_) => tokio::time::sleep(CLAIM_EVERY).await,
             }
         }
@@ -295,8 +301,8 @@ impl Manager {
         let manager = self.clone();
         tokio::spawn(async move {
             manager.inner().saves_owed = false;
-            if let Err(refusal) = manager.save().await {
-                tracing::error!("{refusal}");
+            if let Err(error) = manager.save().await {
+                tracing::error!("{error}");
             }
         });
     }

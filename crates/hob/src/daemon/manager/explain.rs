@@ -10,7 +10,7 @@ use hob_engine::outcome::{OUTCOMES, Outcome};
 use hob_engine::preset::MODES;
 
 use super::Manager;
-use super::refusal::{Kind, Refusal};
+use super::api_error::{ApiError, ErrorKind};
 use super::report::percent;
 
 /// A cache that holds data in less of its blocks is still being filled.
@@ -30,13 +30,13 @@ const REQUESTS_TELLING: u64 = 1000;
 
 impl Manager {
     /// Why a disk's I/O is, or is not, served from flash.
-    pub(crate) async fn explain(self: &Arc<Self>, name: &str) -> Result<Explanation, Refusal> {
+    pub(crate) async fn explain(self: &Arc<Self>, name: &str) -> Result<Explanation, ApiError> {
         let disk = self.disk(name)?;
         let stats = match self.stats(name).await {
             Ok(stats) => Some(stats),
             // An offline disk has no figures, and one whose shard hangs has none now.
-            Err(Refusal { kind: Kind::Conflict | Kind::Busy, .. }) => None,
-            Err(refusal) => return Err(refusal),
+            Err(ApiError { kind: ErrorKind::Conflict | ErrorKind::Busy, .. }) => None,
+            Err(error) => return Err(error),
         };
         Ok(explain(&disk, stats.as_ref()))
     }

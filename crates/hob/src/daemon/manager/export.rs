@@ -13,11 +13,11 @@ use std::sync::Arc;
 use hob_control::{DiskChanged, ExportDirty, Size};
 use hob_storage::pool::OwnerId;
 
+use super::api_error::ApiError;
 use super::caches::no_cache;
 use super::dirty::{Dirty, Source};
 use super::flash::blocking;
-use super::refusal::Refusal;
-use super::{Life, Manager};
+use super::{DiskPhase, Manager};
 
 /// What was written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,7 +32,7 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         export: ExportDirty,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change(
             "cache export-dirty",
@@ -42,24 +42,24 @@ impl Manager {
         .await
     }
 
-    async fn export(self: &Arc<Self>, name: &str, path: &str) -> Result<DiskChanged, Refusal> {
+    async fn export(self: &Arc<Self>, name: &str, path: &str) -> Result<DiskChanged, ApiError> {
         let path = PathBuf::from(path);
         if !path.is_absolute() {
-            return Err(Refusal::invalid(format!("{} is not an absolute path", path.display())));
+            return Err(ApiError::invalid(format!("{} is not an absolute path", path.display())));
         }
-        let claim = self.claim_disk_for_command(name, "exported").await?;
+        let guard = self.guard_disk_for_command(name, "exported").await?;
         let (flash, owner) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
-            if !matches!(disk.life, Life::Offline(_)) {
-                return Err(Refusal::conflict(format!(
+            if !matches!(disk.phase, DiskPhase::Offline(_)) {
+                return Err(ApiError::conflict(format!(
                     "{name} is online: what is dirty can be read from the disk"
                 ))
                 .hint(format!("'hob drain {name}' brings it to the backing")));
             }
             let journal = spec.journal.ok_or_else(|| {
-                Refusal::conflict("nothing can be dirty in this cache: the backing has everything")
+                ApiError::conflict("nothing can be dirty in this cache: the backing has everything")
             })?;
             (inner.pool(&spec.pool)?.flash.clone(), OwnerId(journal.owner.0))
         };
@@ -67,7 +67,7 @@ impl Manager {
         let source = flash.read(move |pool| Source::of(pool, owner)).await?;
         let to = path.clone();
         let exported = blocking(move || export_to(source, &to)).await??;
-        drop(claim);
+        drop(guard);
         tracing::info!(
             "{name}: {} of dirty data were exported to {}",
             Size(exported.bytes).human(),
@@ -86,9 +86,9 @@ impl Manager {
 }
 
 /// Writes both files.
-fn export_to(source: Source, path: &Path) -> Result<Exported, Refusal> {
+fn export_to(source: Source, path: &Path) -> Result<Exported, ApiError> {
     let mut dirty = Dirty::of(source, |_, _| ())?;
-    let failed = |error: io::Error| Refusal::failed(format!("cannot write {}: {error}", path.display()));
+    let failed = |error: io::Error| ApiError::failed(format!("cannot write {}: {error}", path.display()));
     let mut map_path = path.as_os_str().to_owned();
     map_path.push(".map");
     // They hold what guests have written.

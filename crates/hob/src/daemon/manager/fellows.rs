@@ -7,7 +7,7 @@ use std::time::Duration;
 use hob_engine::qos::{Report, Resource, agree};
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use crate::daemon::shard_api::ShardHandle;
 
 /// Pause between agreements.
@@ -30,14 +30,14 @@ impl Manager {
         for name in shared {
             let manager = self.clone();
             tokio::spawn(async move {
-                if let Err(refusal) = manager.agree_on(&name).await {
-                    tracing::debug!("datastore {name}: {refusal}");
+                if let Err(error) = manager.agree_on(&name).await {
+                    tracing::debug!("datastore {name}: {error}");
                 }
             });
         }
     }
 
-    async fn agree_on(self: &Arc<Self>, datastore: &str) -> Result<(), Refusal> {
+    async fn agree_on(self: &Arc<Self>, datastore: &str) -> Result<(), ApiError> {
         let (id, latency_ms, level, shards) = {
             let inner = self.inner();
             let (id, store) = inner.find_datastore(datastore)?;
@@ -58,7 +58,7 @@ impl Manager {
         if let Some(cluster) = self.cluster() {
             // Without the others there is nothing to agree on: each goes by what it sees.
             let told = cluster.exchange(datastore, &together(&reports)).await;
-            reports.extend(told.map_err(|error| Refusal::failed(error.to_string()))?);
+            reports.extend(told.map_err(|error| ApiError::failed(error.to_string()))?);
         }
         let Some(agreement) = agree(&reports, threshold_ns) else { return Ok(()) };
         if let Some(store) = self.inner().datastores.get_mut(usize::from(id.0)) {

@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use hob_engine::io::Promote;
 
+use super::api_error::{ApiError, ErrorKind};
 use super::flash;
-use super::refusal::{Kind, Refusal};
-use super::{DiskEntry, Life, Manager};
+use super::{DiskEntry, DiskPhase, Manager};
 use crate::daemon::mount::{Mount, MountError, check_path, clear_stale};
 use crate::daemon::shard_api::FileRights;
 use crate::daemon::state::DiskState;
@@ -66,19 +66,19 @@ impl DiskEntry {
 
 impl Manager {
     /// Can an export be that file?
-    pub(super) fn check_file(&self, path: &str) -> Result<(), Refusal> {
+    pub(super) fn check_file(&self, path: &str) -> Result<(), ApiError> {
         check_path(path)
-            .map_err(|what| Refusal::invalid(format!("{path} cannot be a disk's file: {what}")))?;
+            .map_err(|what| ApiError::invalid(format!("{path} cannot be a disk's file: {what}")))?;
         let inner = self.inner();
         let mut files = inner.disks.values().flat_map(|disk| disk.wanted.files());
         match files.find(|(_, known)| *known == path) {
-            Some((export, _)) => Err(Refusal::conflict(format!("{path} is the file of {export}"))),
+            Some((export, _)) => Err(ApiError::conflict(format!("{path} is the file of {export}"))),
             None => Ok(()),
         }
     }
 
     /// Takes away what an earlier daemon left: the disk's backing may lie below.
-    pub(super) async fn clear_stale_file(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
         let stale: Vec<PathBuf> = {
             let inner = self.inner();
             let files = inner.disk(name)?.wanted.files();
@@ -91,9 +91,9 @@ impl Manager {
         flash::blocking(move || stale.iter().for_each(|path: &PathBuf| clear_stale(path))).await
     }
 
-    /// Mounts the files of a disk that is online, if it is to have some and has not. The caller has claimed the disk. All are tried; the
+    /// Mounts the files of a disk that is online, if it is to have some and has not. The caller holds the operation guard of the disk. All are tried; the
     /// refusal is that of the first.
-    pub(super) async fn show_file(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn show_file(&self, name: &str) -> Result<(), ApiError> {
         let wanted: Vec<(String, String)> = {
             let inner = self.inner();
             let files = inner.disk(name)?.wanted.files();
@@ -107,16 +107,16 @@ impl Manager {
     }
 
     /// The same for one export, which is to be the file at `path`.
-    pub(super) async fn show_export(&self, name: &str, export: &str, path: &str) -> Result<(), Refusal> {
+    pub(super) async fn show_export(&self, name: &str, export: &str, path: &str) -> Result<(), ApiError> {
         let result = self.mount_file(name, export, path).await;
         if let Ok(disk) = self.inner().disk_mut(name) {
             let file = disk.files.entry(export.to_owned()).or_default();
-            file.reason = result.as_ref().err().map(|refusal| refusal.problem.error.clone());
+            file.reason = result.as_ref().err().map(|error| error.problem.error.clone());
         }
         result
     }
 
-    async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<(), Refusal> {
+    async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<(), ApiError> {
         let (backing, size, rights, id, shard) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -143,7 +143,7 @@ impl Manager {
         Ok(())
     }
 
-    fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<(), Refusal> {
+    fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<(), ApiError> {
         self.inner().disk_mut(name)?.files.entry(export.to_owned()).or_default().mount = Some(mount);
         Ok(())
     }
@@ -163,13 +163,13 @@ impl Manager {
 
     /// Tries again to mount files that could not be mounted.
     pub(super) async fn show_file_again(self: Arc<Self>, name: String) {
-        let Ok(_claim) = self.claim_disk(&name, "mounted") else { return };
+        let Ok(_guard) = self.guard_disk(&name, "mounted") else { return };
         let reason = || self.inner().disk(&name).ok().and_then(DiskEntry::files_reason);
         let before = reason();
-        if let Err(refusal) = self.show_file(&name).await
+        if let Err(error) = self.show_file(&name).await
             && before != reason()
         {
-            tracing::error!("{name} is no file: {refusal}");
+            tracing::error!("{name} is no file: {error}");
         }
     }
 
@@ -178,26 +178,26 @@ impl Manager {
         let inner = self.inner();
         let is_without = |disk: &&DiskEntry| {
             let lacks_one = disk.files.values().any(|file| file.reason.is_some());
-            matches!(disk.life, Life::Online(_)) && lacks_one && disk.busy.is_none()
+            matches!(disk.phase, DiskPhase::Online(_)) && lacks_one && disk.busy.is_none()
         };
         inner.disks.values().filter(is_without).map(|disk| disk.wanted.name.clone()).collect()
     }
 
     /// Unmounts a disk's files, all of them, unless one is open.
-    pub(super) async fn hide_file(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn hide_file(&self, name: &str) -> Result<(), ApiError> {
         let exports: Vec<String> = self.inner().disk(name)?.files.keys().cloned().collect();
         for export in exports {
-            if let Err(refusal) = self.hide_export(name, &export).await {
+            if let Err(error) = self.hide_export(name, &export).await {
                 // The disk stays, and so do those that were not open.
                 let _ = self.show_file(name).await;
-                return Err(refusal);
+                return Err(error);
             }
         }
         Ok(())
     }
 
     /// Unmounts the file of one export, unless it is open.
-    pub(super) async fn hide_export(&self, name: &str, export: &str) -> Result<(), Refusal> {
+    pub(super) async fn hide_export(&self, name: &str, export: &str) -> Result<(), ApiError> {
         let mount = self.inner().disk_mut(name)?.files.get_mut(export).and_then(|file| file.mount.take());
         let Some(mut mount) = mount else { return Ok(()) };
         let (mount, result) = flash::blocking(move || {
@@ -248,18 +248,18 @@ impl Manager {
 }
 
 /// Which reaction an error asks for.
-fn refuse(error: MountError) -> Refusal {
+fn refuse(error: MountError) -> ApiError {
     let kind = match error {
-        MountError::Unfit { .. } => Kind::Invalid,
-        MountError::InUse { .. } => Kind::Conflict,
-        MountError::System { .. } => Kind::Failed,
+        MountError::Unfit { .. } => ErrorKind::Invalid,
+        MountError::InUse { .. } => ErrorKind::Conflict,
+        MountError::System { .. } => ErrorKind::Failed,
     };
-    let refusal = Refusal { kind, problem: hob_control::Problem::new(error.to_string()) };
+    let api_error = ApiError { kind, problem: hob_control::Problem::new(error.to_string()) };
     match error {
-        MountError::InUse { path, .. } => refusal.hint(format!(
+        MountError::InUse { path, .. } => api_error.hint(format!(
             "'fuser -vm {path}' and 'losetup -a' tell who has it; 'findmnt {path}' what is mounted",
             path = path.display()
         )),
-        _ => refusal,
+        _ => api_error,
     }
 }

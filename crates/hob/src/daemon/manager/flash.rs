@@ -15,7 +15,7 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::recovery::Recovery;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, OwnerId, Pool, PoolError, SwapArea};
 
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use crate::daemon::hardware::FlashDevice;
 use crate::daemon::swap::FileId;
 use crate::daemon::watchdog::contained;
@@ -64,7 +64,7 @@ impl Flash {
         devices: Vec<DeviceSpec>,
         segment_bytes: u64,
         overwrite: Overwrite,
-    ) -> Result<Opened, Refusal> {
+    ) -> Result<Opened, ApiError> {
         blocking(move || {
             let mut pool =
                 Pool::create(&name, &devices, segment_bytes, overwrite).map_err(|error| refuse(&error))?;
@@ -86,7 +86,7 @@ impl Flash {
         paths: Vec<PathBuf>,
         uuid: Option<String>,
         segment_bytes: u64,
-    ) -> Result<Opened, Refusal> {
+    ) -> Result<Opened, ApiError> {
         blocking(move || {
             let (mut good, mut offline, mut uuid) = (Vec::new(), Vec::new(), uuid);
             for path in paths {
@@ -120,12 +120,12 @@ impl Flash {
         &self,
         path: PathBuf,
         uuid: Option<String>,
-    ) -> Result<Vec<DeviceInfo>, Refusal> {
+    ) -> Result<Vec<DeviceInfo>, ApiError> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
         self.with(move |pool| {
-            let mut late = open_one(&path, &name, uuid.as_deref()).map_err(Refusal::failed)?;
+            let mut late = open_one(&path, &name, uuid.as_deref()).map_err(ApiError::failed)?;
             if late.segment_bytes() != segment_bytes {
-                return Err(Refusal::failed("its segments have another size"));
+                return Err(ApiError::failed("its segments have another size"));
             }
             hold_back(&mut late);
             match pool {
@@ -143,7 +143,7 @@ impl Flash {
         &self,
         spec: DeviceSpec,
         overwrite: Overwrite,
-    ) -> Result<(DeviceId, Vec<DeviceInfo>), Refusal> {
+    ) -> Result<(DeviceId, Vec<DeviceInfo>), ApiError> {
         let (name, segment_bytes) = (self.name.clone(), self.segment_bytes);
         self.with(move |pool| match pool {
             Some(pool) => {
@@ -167,7 +167,7 @@ impl Flash {
     }
 
     /// The pool's identity; none while none of its devices is open.
-    pub(super) async fn uuid(&self) -> Result<Option<String>, Refusal> {
+    pub(super) async fn uuid(&self) -> Result<Option<String>, ApiError> {
         self.with(|pool| Ok(pool.as_ref().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
     }
 
@@ -177,7 +177,7 @@ impl Flash {
         &self,
         id: DeviceId,
         admission: Admission,
-    ) -> Result<Vec<DeviceInfo>, Refusal> {
+    ) -> Result<Vec<DeviceInfo>, ApiError> {
         self.with(move |pool| {
             if let Some(pool) = pool.as_mut().filter(|pool| has(pool, id)) {
                 set(pool, id, admission);
@@ -193,7 +193,7 @@ impl Flash {
         &self,
         id: DeviceId,
         in_use: Vec<Segment>,
-    ) -> Result<Vec<DeviceInfo>, Refusal> {
+    ) -> Result<Vec<DeviceInfo>, ApiError> {
         self.with(move |place| {
             let Some(pool) = place.as_mut().filter(|pool| has(pool, id)) else { return Ok(()) };
             release_from(pool, &in_use);
@@ -213,13 +213,13 @@ impl Flash {
         owner: Owner,
         least: u64,
         most: u64,
-    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), Refusal> {
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
         let segment_bytes = self.segment_bytes;
         self.with(move |pool| {
             let free = pool.as_ref().map_or(0, Pool::free_segments);
             if free < least {
                 let (wanted, free) = (least * segment_bytes, free * segment_bytes);
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "the pool has {} free and {} are needed",
                     hob_control::Size(free),
                     hob_control::Size(wanted)
@@ -243,7 +243,7 @@ impl Flash {
         owner: OwnerId,
         most: u64,
         besides: DeviceId,
-    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), Refusal> {
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
         self.with(move |pool| match pool {
             Some(pool) => pool.allocate_data_besides(owner, most, besides).map_err(|error| refuse(&error)),
             None => Ok(Vec::new()),
@@ -260,7 +260,7 @@ impl Flash {
         copies: RingCopies,
         segments: u64,
         avoid: Vec<DeviceId>,
-    ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>), Refusal> {
+    ) -> Result<((u32, Vec<Vec<Segment>>), Vec<DeviceInfo>), ApiError> {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let number = number.max(pool.ring_number_max(owner).saturating_add(1));
@@ -277,7 +277,7 @@ impl Flash {
                 }
                 ring.map(|ring| (number, ring)).map_err(|error| refuse(&error))
             }
-            None => Err(Refusal::conflict("no device of the pool is there")),
+            None => Err(ApiError::conflict("no device of the pool is there")),
         })
         .await
     }
@@ -288,7 +288,7 @@ impl Flash {
         owner: OwnerId,
         most: u64,
         spare: u64,
-    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), Refusal> {
+    ) -> Result<(Vec<DataSegment>, Vec<DeviceInfo>), ApiError> {
         self.with(move |pool| match pool {
             Some(pool) => pool.allocate_seconds(owner, most, spare).map_err(|error| refuse(&error)),
             None => Ok(Vec::new()),
@@ -303,8 +303,8 @@ impl Flash {
             pool.iter_mut().for_each(|pool| drop(pool.give_up(id)));
             Ok(())
         });
-        if let Err(refusal) = given_up.await {
-            tracing::warn!("{refusal}");
+        if let Err(error) = given_up.await {
+            tracing::warn!("{error}");
         }
     }
 
@@ -315,13 +315,13 @@ impl Flash {
         segments: u64,
         device: Option<DeviceId>,
         but: Vec<DeviceId>,
-    ) -> Result<(SwapArea, Vec<DeviceInfo>), Refusal> {
+    ) -> Result<(SwapArea, Vec<DeviceInfo>), ApiError> {
         let segment_bytes = self.segment_bytes;
         self.with(move |pool| match pool {
             Some(pool) => pool.allocate_swap(owner, segments, device, &but).map_err(|error| match error {
                 PoolError::InPieces { free, longest, .. } => {
                     let size = |segments: u64| Size(segments * segment_bytes).human();
-                    Refusal::conflict(format!(
+                    ApiError::conflict(format!(
                         "no device has {} free in one piece; the longest piece is {}, of {} that are free on its device",
                         size(segments),
                         size(longest),
@@ -331,37 +331,37 @@ impl Flash {
                 }
                 error => refuse(&error),
             }),
-            None => Err(Refusal::conflict("no device of the pool is there")),
+            None => Err(ApiError::conflict("no device of the pool is there")),
         })
         .await
     }
 
     /// The swap areas on the devices that are there, with their files.
-    pub(super) async fn swap_areas(&self) -> Result<Vec<(SwapArea, FileId, PathBuf)>, Refusal> {
+    pub(super) async fn swap_areas(&self) -> Result<Vec<(SwapArea, FileId, PathBuf)>, ApiError> {
         let areas = self.with(|pool| {
             let Some(pool) = pool else { return Ok(Vec::new()) };
             let devices = pool.devices();
             let found = pool.swap_areas().into_iter().map(|area| {
                 let file = pool.file(area.device).map_err(|error| refuse(&error))?;
-                let file = file.here().ok_or_else(|| Refusal::failed("swap is on this host's flash"))?;
+                let file = file.here().ok_or_else(|| ApiError::failed("swap is on this host's flash"))?;
                 let file = FileId::of(&file.file)
-                    .map_err(|error| Refusal::failed(format!("cannot look at a device: {error}")))?;
+                    .map_err(|error| ApiError::failed(format!("cannot look at a device: {error}")))?;
                 let path = devices.iter().find(|device| device.id == area.device);
                 Ok((area, file, path.map(|device| device.path.clone()).unwrap_or_default()))
             });
-            found.collect::<Result<Vec<_>, Refusal>>()
+            found.collect::<Result<Vec<_>, ApiError>>()
         });
         areas.await.map(|(areas, _)| areas)
     }
 
     /// Whatever an owner has, by its devices.
-    pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>, Refusal> {
+    pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>, ApiError> {
         let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
         Ok(segments.await?.0.unwrap_or_default())
     }
 
     /// What is to be read of a persistent cache, and the highest number of a ring of it.
-    pub(super) async fn recovery(&self, owner: OwnerId) -> Result<(Recovery, u32), Refusal> {
+    pub(super) async fn recovery(&self, owner: OwnerId) -> Result<(Recovery, u32), ApiError> {
         self.read(move |pool| {
             let recovery = Recovery::of(pool, owner).map_err(|error| refuse(&error))?;
             Ok((recovery, pool.ring_number_max(owner)))
@@ -370,10 +370,10 @@ impl Flash {
     }
 
     /// Makes rings of an owner void, up to that number.
-    pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<(), Refusal> {
+    pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<(), ApiError> {
         let void = self.with(move |pool| match pool {
             Some(pool) => pool.make_void(owner, upto).map_err(|error| refuse(&error)),
-            None => Err(Refusal::conflict("no device of the pool is there")),
+            None => Err(ApiError::conflict("no device of the pool is there")),
         });
         void.await.map(|((), _)| ())
     }
@@ -381,18 +381,18 @@ impl Flash {
     /// Reads from the devices, where that may wait.
     pub(super) async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&Pool) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, Refusal> {
+        read: impl FnOnce(&Pool) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<T, ApiError> {
         let value = self.with(move |pool| match pool {
             Some(pool) => read(pool),
-            None => Err(Refusal::conflict("no device of the pool is there")
+            None => Err(ApiError::conflict("no device of the pool is there")
                 .hint("bring its devices back; they are tried again every few seconds")),
         });
         Ok(value.await?.0)
     }
 
     /// Who has persistent caches on the devices, and how many segments each.
-    pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>), Refusal> {
+    pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>), ApiError> {
         self.with(|pool| {
             let owners = pool.iter().flat_map(|pool| {
                 let size = |owner| (owner, pool.segments_of(owner).len() as u64);
@@ -404,7 +404,7 @@ impl Flash {
     }
 
     /// Takes segments back. A device that cannot record it has forgotten it by the next start.
-    pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>, Refusal> {
+    pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>, ApiError> {
         self.with(move |pool| {
             pool.iter_mut().for_each(|pool| release_from(pool, &segments));
             Ok(())
@@ -414,10 +414,10 @@ impl Flash {
     }
 
     /// A descriptor of a device for a shard.
-    pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice, Refusal> {
+    pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice, ApiError> {
         self.with(move |pool| match pool.as_ref().filter(|pool| has(pool, id)) {
             Some(pool) => pool.file(id).map_err(|error| refuse(&error)),
-            None => Err(Refusal::failed(format!("device {id} is not open"))),
+            None => Err(ApiError::failed(format!("device {id} is not open"))),
         })
         .await
         .map(|(file, _)| file)
@@ -426,8 +426,8 @@ impl Flash {
     /// Runs `operation` where it may wait, and says how the devices are afterwards.
     pub(super) async fn with<T: Send + 'static>(
         &self,
-        operation: impl FnOnce(&mut Option<Pool>) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<(T, Vec<DeviceInfo>), Refusal> {
+        operation: impl FnOnce(&mut Option<Pool>) -> Result<T, ApiError> + Send + 'static,
+    ) -> Result<(T, Vec<DeviceInfo>), ApiError> {
         let pool = self.pool.clone();
         blocking(move || {
             let mut pool = pool.lock().unwrap_or_else(PoisonError::into_inner);
@@ -441,14 +441,14 @@ impl Flash {
 /// Runs something that may wait for a device on a thread that may.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, Refusal> {
+) -> Result<T, ApiError> {
     tokio::task::spawn_blocking(work)
         .await
-        .map_err(|error| Refusal::failed(format!("an internal task ended: {error}")))
+        .map_err(|error| ApiError::failed(format!("an internal task ended: {error}")))
 }
 
 /// Are these all devices of hob pools that can be opened?
-pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, Refusal> {
+pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, ApiError> {
     let can_open = |path: &PathBuf| Pool::open(std::slice::from_ref(path)).is_ok();
     blocking(move || contained(|| paths.iter().all(can_open))).await
 }
@@ -488,11 +488,11 @@ fn release_from(pool: &mut Pool, segments: &[Segment]) {
 }
 
 /// Which reaction storage's error asks for.
-fn refuse(error: &PoolError) -> Refusal {
+fn refuse(error: &PoolError) -> ApiError {
     let what = error.to_string();
     match error {
         PoolError::Unworkable { .. } | PoolError::TooSmall { .. } | PoolError::NoSuchDevice { .. } => {
-            Refusal::invalid(what)
+            ApiError::invalid(what)
         }
         PoolError::Foreign { .. }
         | PoolError::OtherPool { .. }
@@ -503,9 +503,9 @@ fn refuse(error: &PoolError) -> Refusal {
         | PoolError::InPieces { .. }
         | PoolError::UnderLoop { .. }
         | PoolError::NotAPool { .. }
-        | PoolError::NoSpace { .. } => Refusal::conflict(what),
+        | PoolError::NoSpace { .. } => ApiError::conflict(what),
         PoolError::Damaged { .. } | PoolError::Newer { .. } | PoolError::System { .. } => {
-            Refusal::failed(what)
+            ApiError::failed(what)
         }
     }
 }

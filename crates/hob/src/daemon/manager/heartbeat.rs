@@ -8,7 +8,7 @@ use std::time::Duration;
 use hob_engine::units::DiskId;
 use tokio::task::JoinSet;
 
-use super::{DiskEntry, Life, Manager};
+use super::{DiskEntry, DiskPhase, Manager};
 use crate::daemon::hardware::{Evidence, Witness};
 use crate::daemon::shard_api::ShardHandle;
 
@@ -28,8 +28,8 @@ struct Look {
 
 impl Look {
     fn of(disk: &DiskEntry) -> Option<Look> {
-        let Life::Online(shard) = &disk.life else { return None };
-        let journal = disk.cache()?.journal.filter(|_| disk.has_cache && disk.coming.is_none())?;
+        let DiskPhase::Online(shard) = &disk.phase else { return None };
+        let journal = disk.cache()?.journal.filter(|_| disk.has_cache && disk.recovering.is_none())?;
         Some(Look {
             name: disk.wanted.name.clone(),
             id: disk.id,
@@ -70,7 +70,7 @@ impl Manager {
             let Ok(Some((look, evidence))) = found else { continue };
             let mut inner = self.inner();
             let Ok(disk) = inner.disk_mut(&look.name) else { continue };
-            let is_same = disk.id == look.id && disk.has_cache && matches!(disk.life, Life::Online(_));
+            let is_same = disk.id == look.id && disk.has_cache && matches!(disk.phase, DiskPhase::Online(_));
             if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut())
                 && is_same
                 && journal.ring == look.ring
@@ -79,8 +79,8 @@ impl Manager {
                 is_new = true;
             }
         }
-        if is_new && let Err(refusal) = self.save().await {
-            tracing::warn!("evidence that backings are unchanged is not saved: {refusal}");
+        if is_new && let Err(error) = self.save().await {
+            tracing::warn!("evidence that backings are unchanged is not saved: {error}");
         }
     }
 }

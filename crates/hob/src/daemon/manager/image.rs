@@ -9,10 +9,10 @@ use std::sync::Arc;
 use hob_storage::backing::{Format, ImageFile};
 
 use super::Manager;
+use super::api_error::ApiError;
 use super::backing_timeout::wait_max;
 use super::disks::{ADDING, refuse};
 use super::flash::blocking;
-use super::refusal::Refusal;
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::image::{check_format, files_of};
 use crate::daemon::state::{DiskState, FileSpec, FormatName, ImageSpec};
@@ -28,13 +28,13 @@ struct Settled {
 }
 
 /// The image of a disk that an operator asks for.
-pub(super) fn image_asked(backing: &str, format: Option<&str>) -> Result<ImageSpec, Refusal> {
-    check_format(backing, format).map(ImageSpec::of).map_err(Refusal::invalid)
+pub(super) fn image_asked(backing: &str, format: Option<&str>) -> Result<ImageSpec, ApiError> {
+    check_format(backing, format).map(ImageSpec::of).map_err(ApiError::invalid)
 }
 
 impl Manager {
     /// How the backing of a disk is to be opened. What is decided or recorded now is kept.
-    pub(super) async fn image_options(self: &Arc<Self>, name: &str) -> Result<BackingOptions, Refusal> {
+    pub(super) async fn image_options(self: &Arc<Self>, name: &str) -> Result<BackingOptions, ApiError> {
         let (wanted, is_noted, is_new) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -62,7 +62,7 @@ impl Manager {
     pub(super) async fn options_of(
         &self,
         wanted: &DiskState,
-    ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>), Refusal> {
+    ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>), ApiError> {
         let wait_max = wait_max(wanted.backing_timeout, self.backing_options.wait_max);
         let options = BackingOptions { wait_max, ..self.backing_options.clone() };
         if !Backing::is_path(&wanted.backing) {
@@ -77,9 +77,9 @@ impl Manager {
 
 /// Decides what is not decided, and compares what is recorded with what is there. `image` is absent in state files of earlier versions, which
 /// looked at the content at every opening.
-fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, Refusal> {
+fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> {
     let path =
-        std::path::absolute(backing).map_err(|error| Refusal::invalid(format!("{backing}: {error}")))?;
+        std::path::absolute(backing).map_err(|error| ApiError::invalid(format!("{backing}: {error}")))?;
     let mut notes = Vec::new();
     let is_imported = image.is_none();
     let mut image = image.unwrap_or_default();
@@ -108,11 +108,12 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, Refusal> {
     // A path that hangs is refused before a program is started for it.
     Format::resembled(&path).map_err(|error| refuse(&error))?;
     let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
-        let refusal = Refusal::invalid(format!("{backing} ({} image): {what}", format.title()));
+        let error = ApiError::invalid(format!("{backing} ({} image): {what}", format.title()));
         match recorded {
-            Some(_) => refusal
-                .hint("if that is meant, remove the disk and add it again: its files are recorded anew"),
-            None => refusal,
+            Some(_) => {
+                error.hint("if that is meant, remove the disk and add it again: its files are recorded anew")
+            }
+            None => error,
         }
     })?;
     image.files = Some(files.iter().map(FileSpec::of).collect());
@@ -128,13 +129,13 @@ fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
 }
 
 /// The format of a disk that is added, unless its operator has to say it.
-fn decide(path: &Path) -> Result<Format, Refusal> {
+fn decide(path: &Path) -> Result<Format, ApiError> {
     if let Some(format) = Format::of_extension(path) {
         return Ok(format);
     }
     match Format::resembled(path).map_err(|error| refuse(&error))? {
         Format::Raw => Ok(Format::Raw),
-        other => Err(Refusal::invalid(format!(
+        other => Err(ApiError::invalid(format!(
             "{}: its content looks like a {} image and its name does not say so; say --format={} (format = in hob.toml), or --format=raw \
              if a guest wrote that",
             path.display(),

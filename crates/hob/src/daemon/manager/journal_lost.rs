@@ -14,11 +14,11 @@ use std::time::Duration;
 use hob_engine::command::Segment;
 use hob_engine::units::{DeviceId, DiskId};
 
+use super::allocation::AllocationRule;
+use super::api_error::ApiError;
 use super::caches::no_cache;
-use super::fit::Fit;
 use super::persist::release_owner;
-use super::refusal::Refusal;
-use super::{DiskEntry, Life, Manager, PoolEntry};
+use super::{DiskEntry, DiskPhase, Manager, PoolEntry};
 use crate::daemon::state::JournalSpec;
 
 /// What is said of a cache without a journal.
@@ -38,19 +38,19 @@ impl Manager {
             if !lost.iter().any(|segment| ring.contains(segment)) {
                 return self.journal_is_back(&name);
             }
-            if let Some(_claim) = self.claim_patiently(&name, "given a new journal").await {
+            if let Some(_guard) = self.guard_patiently(&name, "given a new journal").await {
                 match self.try_to_replace(&name).await {
                     Ok(()) => return self.journal_is_back(&name),
-                    Err(refusal) => tracing::error!("the cache of {name} gets no new journal: {refusal}"),
+                    Err(error) => tracing::error!("the cache of {name} gets no new journal: {error}"),
                 }
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
     }
 
-    async fn try_to_replace(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
-        let Err(refusal) = self.renew_ring(name).await else { return Ok(()) };
-        tracing::warn!("the cache of {name} is drained before it gets a new journal: {refusal}");
+    async fn try_to_replace(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
+        let Err(error) = self.renew_ring(name).await else { return Ok(()) };
+        tracing::warn!("the cache of {name} is drained before it gets a new journal: {error}");
         let (shard, id) = self.shard_of(name)?;
         self.clean(name, &shard, id).await?;
         let renewed = self.renew_ring(name).await;
@@ -58,15 +58,15 @@ impl Manager {
         self.tune(name, &shard, id).await?;
         match renewed {
             Ok(()) => Ok(()),
-            Err(refusal) => {
-                tracing::warn!("the cache of {name} begins anew: {refusal}");
+            Err(error) => {
+                tracing::warn!("the cache of {name} begins anew: {error}");
                 self.begin_anew(name).await
             }
         }
     }
 
     /// Takes a cache away of which nothing is dirty, whatever its journal says, and makes another one.
-    async fn begin_anew(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    async fn begin_anew(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (old, pool) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -78,21 +78,21 @@ impl Manager {
             Ok(()) => self.take_cache(name).await,
             error => error,
         };
-        if let Err(refusal) = gone {
+        if let Err(error) = gone {
             // It is still the one that is there.
             if let Some(spec) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
                 spec.journal = Some(old);
             }
             self.save().await?;
-            return Err(refusal);
+            return Err(error);
         }
         let flash = self.inner().pool(&pool)?.flash.clone();
-        if let Err(refusal) = release_owner(&flash, old).await {
-            tracing::warn!("pool {pool}: what {name} had is not all released: {refusal}");
+        if let Err(error) = release_owner(&flash, old).await {
+            tracing::warn!("pool {pool}: what {name} had is not all released: {error}");
         }
         self.refresh_owners(&pool).await;
-        if let Err(refusal) = self.fit_cache(name, Fit::AsFarAsPossible).await {
-            let reason = format!("its journal could not be written, nor a new cache be made: {refusal}");
+        if let Err(error) = self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
+            let reason = format!("its journal could not be written, nor a new cache be made: {error}");
             tracing::error!("{name} goes on without a cache: {reason}");
             self.inner().disk_mut(name)?.cache_reason = Some(reason);
         }
@@ -103,7 +103,7 @@ impl Manager {
     fn ring_of(&self, id: DiskId) -> Option<(String, Vec<Segment>)> {
         let inner = self.inner();
         let disk = inner.disks.values().find(|disk| disk.id == id)?;
-        let is_there = disk.has_cache && matches!(disk.life, Life::Online(_));
+        let is_there = disk.has_cache && matches!(disk.phase, DiskPhase::Online(_));
         is_there.then(|| (disk.wanted.name.clone(), disk.ring.clone()))
     }
 

@@ -12,9 +12,9 @@ use hob_engine::units::DiskId;
 use hob_frontends::fuse::Attributes;
 use tokio::task::JoinSet;
 
+use super::api_error::ApiError;
 use super::flash::blocking;
-use super::refusal::Refusal;
-use super::{DiskEntry, Inner, Life, Manager};
+use super::{DiskEntry, DiskPhase, Inner, Manager};
 use crate::daemon::mount::Mount;
 use crate::daemon::shard_api::ShardHandle;
 
@@ -46,15 +46,15 @@ pub(crate) struct InheritedFile {
 
 impl Manager {
     /// Lets nothing be changed from now on. Refused while something is.
-    pub(crate) fn begin_leaving(&self) -> Result<(), Refusal> {
+    pub(crate) fn begin_leaving(&self) -> Result<(), ApiError> {
         let mut inner = self.inner();
         // One that is offline is only tried again and again.
-        let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.life, Life::Offline(_)));
+        let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.phase, DiskPhase::Offline(_)));
         let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
         let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
         if let Some((name, doing)) = disks.chain(pools).next() {
             return Err(
-                Refusal::conflict(format!("{name} is being {doing}")).hint("try again when that is done")
+                ApiError::conflict(format!("{name} is being {doing}")).hint("try again when that is done")
             );
         }
         inner.leaving = true;
@@ -71,8 +71,8 @@ impl Manager {
             let inner = self.inner();
             let online = inner.disks.iter().filter(|(_, disk)| !disk.wanted.read_only);
             online
-                .filter_map(|(name, disk)| match &disk.life {
-                    Life::Online(shard) => Some((name.clone(), shard.clone(), disk.id)),
+                .filter_map(|(name, disk)| match &disk.phase {
+                    DiskPhase::Online(shard) => Some((name.clone(), shard.clone(), disk.id)),
                     _ => None,
                 })
                 .collect()
@@ -131,7 +131,7 @@ impl Manager {
         path: &str,
         size: u64,
         read_only: bool,
-    ) -> Result<Option<InheritedFile>, Refusal> {
+    ) -> Result<Option<InheritedFile>, ApiError> {
         let Some(file) = self.left_files().remove(export) else { return Ok(None) };
         if file.path == Path::new(path) && file.attributes.size <= size && file.read_only == read_only {
             return Ok(Some(file));
@@ -166,10 +166,10 @@ impl Manager {
 
 impl Inner {
     /// May something be changed?
-    pub(super) fn check_stays(&self) -> Result<(), Refusal> {
+    pub(super) fn check_stays(&self) -> Result<(), ApiError> {
         match self.leaving {
             false => Ok(()),
-            true => Err(Refusal::conflict("hob is being upgraded").hint("try again in a moment")),
+            true => Err(ApiError::conflict("hob is being upgraded").hint("try again in a moment")),
         }
     }
 }

@@ -23,8 +23,8 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::Manager;
+use super::api_error::ApiError;
 use super::flash::blocking;
-use super::refusal::Refusal;
 use crate::daemon::state::CacheOwner;
 use record::{EndedBy, Kept, check_readable, failed, make_file, remove, remove_record, write_record};
 pub(crate) use serving::Admitted;
@@ -145,9 +145,9 @@ impl Manager {
         let _ = self.lending.set(lending);
     }
 
-    fn lending(&self) -> Result<&Lending, Refusal> {
+    fn lending(&self) -> Result<&Lending, ApiError> {
         self.lending.get().ok_or_else(|| {
-            Refusal::conflict("this host lends nothing")
+            ApiError::conflict("this host lends nothing")
                 .hint("[peers] in its hob.toml says what it lends: lend and lend_max")
         })
     }
@@ -165,7 +165,7 @@ impl Manager {
         borrower: String,
         ask: LoanAsk,
         certificate: Option<String>,
-    ) -> Result<Loan, Refusal> {
+    ) -> Result<Loan, ApiError> {
         let manager = self.clone();
         self.change("peer lend", borrower.clone(), async move {
             manager.lend_now(&borrower, ask, certificate).await
@@ -178,16 +178,16 @@ impl Manager {
         borrower: &str,
         ask: LoanAsk,
         certificate: Option<String>,
-    ) -> Result<Loan, Refusal> {
+    ) -> Result<Loan, ApiError> {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
         if borrower.parse::<CacheOwner>().is_err() {
-            return Err(Refusal::invalid(format!("'{borrower}' is no host's identity")));
+            return Err(ApiError::invalid(format!("'{borrower}' is no host's identity")));
         }
         // Whoever borrows asks again and again: that is not to pile up.
         let turn = lending
             .try_turn(borrower)
-            .ok_or_else(|| Refusal::busy("the loan is being changed").hint("ask again when that is done"))?;
+            .ok_or_else(|| ApiError::busy("the loan is being changed").hint("ask again when that is done"))?;
         let known = lending.loans().get(borrower).map(|entry| entry.kept.clone());
         match known {
             Some(kept) => check_again(&kept, &ask, &certificate)?,
@@ -207,7 +207,7 @@ impl Manager {
         borrower: &str,
         epoch: &str,
         certificate: Option<String>,
-    ) -> Result<Admitted, Refusal> {
+    ) -> Result<Admitted, ApiError> {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
         let loans = lending.loans();
@@ -215,24 +215,24 @@ impl Manager {
         check_borrower(&entry.kept, &certificate)?;
         match &entry.open {
             Some(open) if open.epoch == epoch && entry.kept.ended.is_none() => Ok(Admitted(open.clone())),
-            _ => Err(Refusal::conflict("the loan is not the one that was meant: it was closed since")),
+            _ => Err(ApiError::conflict("the loan is not the one that was meant: it was closed since")),
         }
     }
 
     /// Ends a loan: the borrower can read and write it no more, from when this returns, and all it has written is in the file, of which the
     /// path is returned. The file stays for as long as its bytes are needed. `loan` is the device's name in its superblock, to be
     /// certain that it is that loan.
-    pub(super) async fn end_loan(&self, borrower: &str, loan: &str) -> Result<PathBuf, Refusal> {
+    pub(super) async fn end_loan(&self, borrower: &str, loan: &str) -> Result<PathBuf, ApiError> {
         let turn = self.lending()?.turn(borrower).await;
         self.close_loan(&turn, turn.kept()?.ended.unwrap_or(EndedBy::Adoption)).await?;
         let file = turn.lending.file(borrower);
         if uuid_of(file.clone()).await?.as_deref() != Some(loan) {
-            return Err(Refusal::conflict(format!("what is lent to {borrower} is not {loan}")));
+            return Err(ApiError::conflict(format!("what is lent to {borrower} is not {loan}")));
         }
         Ok(file)
     }
 
-    async fn close_loan(&self, turn: &Turn<'_>, by: EndedBy) -> Result<(), Refusal> {
+    async fn close_loan(&self, turn: &Turn<'_>, by: EndedBy) -> Result<(), ApiError> {
         let kept = turn.kept()?;
         // Before it is opened again: a restart in between finds it ended.
         if kept.ended != Some(by) {
@@ -257,7 +257,7 @@ impl Manager {
         borrower: String,
         certificate: Option<String>,
         after: Ended,
-    ) -> Result<Vec<String>, Refusal> {
+    ) -> Result<Vec<String>, ApiError> {
         let manager = self.clone();
         self.change("peer end", borrower.clone(), async move {
             manager.loan_end_now(&borrower, certificate, after).await
@@ -270,7 +270,7 @@ impl Manager {
         borrower: &str,
         certificate: Option<String>,
         after: Ended,
-    ) -> Result<Vec<String>, Refusal> {
+    ) -> Result<Vec<String>, ApiError> {
         let turn = self.lending()?.turn(borrower).await;
         let borrowers = turn.kept()?.certificate;
         let gives_back = certificate.is_some_and(|certificate| certificate == borrowers);
@@ -291,7 +291,7 @@ impl Manager {
 
     /// Frees what an ended loan has taken, and forgets the loan if its borrower may have another one. False, and nothing is done, where its bytes
     /// may be needed.
-    async fn free_loan(&self, turn: &Turn<'_>) -> Result<bool, Refusal> {
+    async fn free_loan(&self, turn: &Turn<'_>) -> Result<bool, ApiError> {
         let (borrower, kept) = (turn.borrower, turn.kept()?);
         let is_named = match uuid_of(turn.lending.file(borrower)).await? {
             Some(uuid) => self.loan_is_needed(&uuid).await,
@@ -332,8 +332,8 @@ impl Manager {
             // What is being ended now is freed by whoever does that.
             let Some(turn) = lending.try_turn(&borrower) else { continue };
             let _ = turn.entry(|entry| entry.retry_after = Some(now + LOOK_EVERY));
-            if let Err(refusal) = self.free_loan(&turn).await {
-                tracing::warn!("what was lent to {borrower} is not free yet: {refusal}");
+            if let Err(error) = self.free_loan(&turn).await {
+                tracing::warn!("what was lent to {borrower} is not free yet: {error}");
             }
         }
     }
@@ -348,16 +348,16 @@ impl Entry {
 /// File work is done where it may wait: this is a thread that serves all loans, and the control API.
 impl Turn<'_> {
     /// Something of the loan.
-    fn entry<T>(&self, of: impl FnOnce(&mut Entry) -> T) -> Result<T, Refusal> {
+    fn entry<T>(&self, of: impl FnOnce(&mut Entry) -> T) -> Result<T, ApiError> {
         self.lending.loans().get_mut(self.borrower).map(of).ok_or_else(|| no_loan(self.borrower))
     }
 
-    fn kept(&self) -> Result<Kept, Refusal> {
+    fn kept(&self) -> Result<Kept, ApiError> {
         self.entry(|entry| entry.kept.clone())
     }
 
     /// Makes a loan that is not there yet.
-    async fn make(&self, ask: LoanAsk, certificate: String) -> Result<(), Refusal> {
+    async fn make(&self, ask: LoanAsk, certificate: String) -> Result<(), ApiError> {
         let kept = Kept { name: ask.name, certificate, size: ask.size, ended: None };
         {
             let mut loans = self.lending.loans();
@@ -369,7 +369,7 @@ impl Turn<'_> {
         let file = self.lending.file(self.borrower);
         let made = match blocking(move || make_file(&file, ask.size)).await.flatten() {
             Ok(()) => self.keep(kept.clone()).await,
-            Err(refusal) => Err(refusal),
+            Err(error) => Err(error),
         };
         if made.is_err() {
             let _ = self.remove_file().await;
@@ -381,7 +381,7 @@ impl Turn<'_> {
     }
 
     /// Keeps what the loan is, durably.
-    async fn keep(&self, kept: Kept) -> Result<(), Refusal> {
+    async fn keep(&self, kept: Kept) -> Result<(), ApiError> {
         let (directory, borrower, written) =
             (self.lending.directory.clone(), self.borrower.to_owned(), kept.clone());
         blocking(move || write_record(&directory, &borrower, &written))
@@ -391,7 +391,7 @@ impl Turn<'_> {
     }
 
     /// Removes the loan, and what is kept of it.
-    async fn forget(&self) -> Result<(), Refusal> {
+    async fn forget(&self) -> Result<(), ApiError> {
         self.remove_file().await?;
         let (directory, borrower) = (self.lending.directory.clone(), self.borrower.to_owned());
         blocking(move || remove_record(&directory, &borrower))
@@ -401,7 +401,7 @@ impl Turn<'_> {
         Ok(())
     }
 
-    async fn remove_file(&self) -> Result<(), Refusal> {
+    async fn remove_file(&self) -> Result<(), ApiError> {
         let file = self.lending.file(self.borrower);
         blocking(move || remove(&file)).await?.map_err(|error| failed("remove the loan's file", &error))
     }
@@ -423,47 +423,47 @@ pub(crate) enum Ended {
     Forgotten,
 }
 
-fn check_borrower(kept: &Kept, certificate: &str) -> Result<(), Refusal> {
+fn check_borrower(kept: &Kept, certificate: &str) -> Result<(), ApiError> {
     if kept.certificate == certificate {
         return Ok(());
     }
-    Err(Refusal::conflict(format!("that loan is {}'s, which shows another certificate", kept.name)))
+    Err(ApiError::conflict(format!("that loan is {}'s, which shows another certificate", kept.name)))
 }
 
 /// May a loan that is there be used as it is asked for?
-fn check_again(kept: &Kept, ask: &LoanAsk, certificate: &str) -> Result<(), Refusal> {
+fn check_again(kept: &Kept, ask: &LoanAsk, certificate: &str) -> Result<(), ApiError> {
     check_borrower(kept, certificate)?;
     match kept.ended {
         None => {}
         Some(EndedBy::Operator) => {
-            return Err(Refusal::conflict("its operator has ended the loan")
+            return Err(ApiError::conflict("its operator has ended the loan")
                 .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
         }
         Some(EndedBy::Adoption) => {
-            return Err(Refusal::conflict(
+            return Err(ApiError::conflict(
                 "it ended the loan to take over a disk of this host, and lends again when nothing of this host is dirty",
             ));
         }
         Some(EndedBy::Return) => {
-            return Err(Refusal::conflict(
+            return Err(ApiError::conflict(
                 "the loan was given back, and its room is not free before no disk of the cluster needs what is there",
             ));
         }
     }
     if kept.size != ask.size {
-        return Err(Refusal::conflict(format!("{} are lent to {} already", kept.size, kept.name))
+        return Err(ApiError::conflict(format!("{} are lent to {} already", kept.size, kept.name))
             .hint("give that back first: take the device out of its pool"));
     }
     Ok(())
 }
 
-fn check_room(lending: &Lending, loans: usize, lent: u64, size: Size) -> Result<(), Refusal> {
+fn check_room(lending: &Lending, loans: usize, lent: u64, size: Size) -> Result<(), ApiError> {
     if size.bytes() < LOAN_BYTES_MIN {
-        return Err(Refusal::invalid(format!("a loan has at least {}", Size(LOAN_BYTES_MIN))));
+        return Err(ApiError::invalid(format!("a loan has at least {}", Size(LOAN_BYTES_MIN))));
     }
     let left = lending.bytes_max.saturating_sub(lent);
     if size.bytes() > left || loans >= LOANS_MAX {
-        return Err(Refusal::conflict(format!(
+        return Err(ApiError::conflict(format!(
             "{} of the {} that this host lends are left",
             Size(left),
             Size(lending.bytes_max)
@@ -473,7 +473,7 @@ fn check_room(lending: &Lending, loans: usize, lent: u64, size: Size) -> Result<
 }
 
 /// What the superblock in a loan's file calls it, if it has one. A file that cannot be read may have one.
-async fn uuid_of(file: PathBuf) -> Result<Option<String>, Refusal> {
+async fn uuid_of(file: PathBuf) -> Result<Option<String>, ApiError> {
     blocking(move || match superblock_uuid(&file) {
         Some(uuid) => Ok(Some(uuid.to_string())),
         None => check_readable(&file).map(|()| None).map_err(|error| failed("read the loan's file", &error)),
@@ -481,10 +481,10 @@ async fn uuid_of(file: PathBuf) -> Result<Option<String>, Refusal> {
     .await?
 }
 
-fn no_certificate() -> Refusal {
-    Refusal::conflict("flash is lent over TLS, to hosts that show a certificate")
+fn no_certificate() -> ApiError {
+    ApiError::conflict("flash is lent over TLS, to hosts that show a certificate")
 }
 
-fn no_loan(borrower: &str) -> Refusal {
-    Refusal::not_found(format!("nothing is lent to {borrower}")).hint("'hob peer list' shows all loans")
+fn no_loan(borrower: &str) -> ApiError {
+    ApiError::not_found(format!("nothing is lent to {borrower}")).hint("'hob peer list' shows all loans")
 }

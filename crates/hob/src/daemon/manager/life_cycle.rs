@@ -5,8 +5,8 @@ use std::sync::Arc;
 use hob_control::{DiskChanged, Effect, LifeEvent};
 
 use super::Manager;
-use super::refusal::Refusal;
-use super::ways_out::Afterwards;
+use super::api_error::ApiError;
+use super::dirty_rescue::Afterwards;
 
 impl Manager {
     /// Takes note of an event. Where something has to be drained, that has begun when this answers, and may go on: whoever
@@ -15,7 +15,7 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         event: LifeEvent,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let (name, has_cache, is_persistent) = {
             let inner = self.inner();
             let entry = inner.disk(&disk)?;

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use super::cluster::ClusterWait;
 use super::disks::CANNOT_FLUSH;
 use super::journal_lost::JOURNAL_LOST;
-use super::{DeviceEntry, DiskEntry, Inner, Life, Manager};
+use super::{DeviceEntry, DiskEntry, DiskPhase, Inner, Manager};
 use crate::daemon::hardware::DeviceCounts;
 use crate::daemon::metrics::{Daemon, Form, Latencies, Page, Process};
 use crate::daemon::shard_api::ShardHandle;
@@ -89,7 +89,7 @@ impl Manager {
     /// How things are, in a few words.
     pub(crate) fn summary(&self) -> String {
         let inner = self.inner();
-        let online = inner.disks.values().filter(|disk| matches!(disk.life, Life::Online(_))).count();
+        let online = inner.disks.values().filter(|disk| matches!(disk.phase, DiskPhase::Online(_))).count();
         match inner.disks.len() {
             0 => "no disks".to_owned(),
             1 if online == 1 => "1 disk online".to_owned(),
@@ -134,8 +134,8 @@ impl Manager {
         let deadline = Instant::now() + ROUND_MAX;
         let disks: Vec<(Disk, Option<(ShardHandle, DiskId)>)> = {
             let inner = self.inner();
-            let place = |disk: &DiskEntry| match &disk.life {
-                Life::Online(shard) => Some((shard.clone(), disk.id)),
+            let place = |disk: &DiskEntry| match &disk.phase {
+                DiskPhase::Online(shard) => Some((shard.clone(), disk.id)),
                 _ => None,
             };
             inner.disks.values().map(|disk| (disk.view(&inner), place(disk))).collect()
@@ -217,14 +217,14 @@ pub(super) fn sum(answers: Vec<Option<ShardDevices>>) -> Option<BTreeMap<DeviceI
 impl DiskEntry {
     /// What is wrong with a disk.
     fn problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
-        match &self.life {
+        match &self.phase {
             // A disk that has never been there is not missing.
-            Life::Offline(_) if self.is_arriving() => Vec::new(),
+            DiskPhase::Offline(_) if self.is_arriving() => Vec::new(),
             // Nor is one that another host of the cluster serves.
-            Life::Offline(_) if self.cluster_wait == ClusterWait::Served => Vec::new(),
-            Life::Away(_) | Life::Removing => Vec::new(),
-            Life::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
-            Life::Online(_) => {
+            DiskPhase::Offline(_) if self.cluster_wait == ClusterWait::Served => Vec::new(),
+            DiskPhase::Away(_) | DiskPhase::Removing => Vec::new(),
+            DiskPhase::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
+            DiskPhase::Online(_) => {
                 let mut problems = self.cache_problems(inner);
                 problems.extend(self.backing_problem());
                 problems.extend(self.flush_problem());

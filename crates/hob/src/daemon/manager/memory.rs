@@ -5,9 +5,9 @@ use std::sync::Arc;
 use hob_control::Size;
 use hob_engine::command::{MEMORY_PAGE_BYTES_MAX, MemoryConfig};
 
+use super::api_error::ApiError;
 use super::flash::blocking;
-use super::refusal::Refusal;
-use super::{Inner, Life, Manager};
+use super::{DiskPhase, Inner, Manager};
 use crate::daemon::hardware::Area;
 use crate::daemon::state::CacheSpec;
 
@@ -52,11 +52,11 @@ fn config(spec: &CacheSpec) -> Option<MemoryConfig> {
 
 impl Manager {
     /// Gives the shard's disk the memory that its cache is to have. Says why not, if it cannot.
-    pub(super) async fn fit_memory(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+    pub(super) async fn fit_memory(self: &Arc<Self>, name: &str) -> Result<Vec<String>, ApiError> {
         let (shard, id, wanted, has) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
-            let Life::Online(shard) = &disk.life else { return Ok(Vec::new()) };
+            let DiskPhase::Online(shard) = &disk.phase else { return Ok(Vec::new()) };
             let wanted = disk.cache().filter(|_| disk.has_cache).and_then(config);
             (shard.clone(), disk.id, wanted, disk.memory)
         };
@@ -90,18 +90,18 @@ impl Manager {
 
 impl Inner {
     /// Is there as much memory as this cache of that disk is to have?
-    pub(super) fn check_memory(&self, name: &str, spec: &CacheSpec) -> Result<(), Refusal> {
+    pub(super) fn check_memory(&self, name: &str, spec: &CacheSpec) -> Result<(), ApiError> {
         self.check_memory_of(Machine::look(), name, spec)
     }
 
-    fn check_memory_of(&self, machine: Machine, name: &str, spec: &CacheSpec) -> Result<(), Refusal> {
+    fn check_memory_of(&self, machine: Machine, name: &str, spec: &CacheSpec) -> Result<(), ApiError> {
         let wanted = spec.ram.bytes();
         let human = |bytes| Size(bytes).human();
         if wanted == 0 {
             return Ok(());
         }
         if wanted < BYTES_MIN {
-            return Err(Refusal::invalid(format!(
+            return Err(ApiError::invalid(format!(
                 "memory above a cache is at least {}, or 0 for none, not {}",
                 human(BYTES_MIN),
                 spec.ram
@@ -111,7 +111,7 @@ impl Inner {
         let others: u64 =
             self.disks.values().filter(of).filter_map(|disk| disk.cache()).map(|c| c.ram.bytes()).sum();
         if others.saturating_add(wanted) > machine.total / 2 {
-            return Err(Refusal::invalid(format!(
+            return Err(ApiError::invalid(format!(
                 "{} of memory above this cache and {} above others are more than half of this machine's {}",
                 human(wanted),
                 human(others),
@@ -121,7 +121,7 @@ impl Inner {
         }
         let has = self.disks.get(name).and_then(|disk| disk.memory).map_or(0, |memory| memory.bytes);
         if wanted > has.saturating_add(machine.available) {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "this machine has {} of memory free, and the cache is to have {}",
                 human(machine.available),
                 human(wanted)
@@ -137,14 +137,14 @@ mod tests {
     use super::*;
     use hob_control::CacheSettings;
 
-    use super::super::settings::{Ground, new_spec};
+    use super::super::settings::{CacheContext, new_spec};
 
     const MACHINE: Machine = Machine { total: 16 << 30, available: 3 << 30 };
 
     fn spec(ram: &str) -> CacheSpec {
         let settings = CacheSettings { ram: Some(ram.parse().unwrap()), ..CacheSettings::default() };
-        let ground = Ground { segment_bytes: 1 << 20, devices: 1, peers: 0 };
-        new_spec("p".into(), Size(1 << 20), &settings, ground).unwrap().0
+        let context = CacheContext { segment_bytes: 1 << 20, devices: 1, peers: 0 };
+        new_spec("p".into(), Size(1 << 20), &settings, context).unwrap().0
     }
 
     #[test]

@@ -16,7 +16,7 @@ use hob_control::{ClusterDiskState, ClusterMove, ClusterMoveStart, ClusterMoveSt
 use tokio::time::Instant;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use crate::daemon::cluster::{Cluster, Order, OrderFound};
 use crate::daemon::state::CacheOwner;
 
@@ -131,7 +131,7 @@ impl Moves {
 
 impl Manager {
     /// All orders that are under way, or were not long ago.
-    pub(crate) async fn cluster_moves(&self) -> Result<Vec<ClusterMove>, Refusal> {
+    pub(crate) async fn cluster_moves(&self) -> Result<Vec<ClusterMove>, ApiError> {
         let orders = self.cluster_or_refuse()?.orders().await.map_err(lost)?;
         Ok(orders.iter().map(OrderFound::view).collect())
     }
@@ -141,45 +141,45 @@ impl Manager {
         &self,
         disk: String,
         start: ClusterMoveStart,
-    ) -> Result<ClusterMove, Refusal> {
+    ) -> Result<ClusterMove, ApiError> {
         let cluster = self.cluster_or_refuse()?;
         let ClusterMoveStart { to, cache, pool, bandwidth } = start;
-        check_name(&to).map_err(|error| Refusal::invalid(format!("'{to}' is no host's name: {error}")))?;
+        check_name(&to).map_err(|error| ApiError::invalid(format!("'{to}' is no host's name: {error}")))?;
         if let Some(pool) = &pool {
             check_name(pool)
-                .map_err(|error| Refusal::invalid(format!("'{pool}' is no pool's name: {error}")))?;
+                .map_err(|error| ApiError::invalid(format!("'{pool}' is no pool's name: {error}")))?;
         }
         let hosts = cluster.hosts().await.map_err(lost)?;
         if !hosts.iter().any(|host| host.name == to) {
             let names: Vec<&str> = hosts.iter().map(|host| host.name.as_str()).collect();
-            return Err(Refusal::not_found(format!("'{to}' is no member of the cluster now"))
+            return Err(ApiError::not_found(format!("'{to}' is no member of the cluster now"))
                 .hint(format!("members are {}", names.join(", "))));
         }
         let disks = cluster.disks().await.map_err(lost)?;
         let known = disks.iter().find(|known| known.name == disk).ok_or_else(|| {
-            Refusal::not_found(format!("no host of the cluster has or had a disk '{disk}'"))
+            ApiError::not_found(format!("no host of the cluster has or had a disk '{disk}'"))
                 .hint("'hob cluster disks' shows all; one that is read-only has no owner, and needs none")
         })?;
         match known.state {
             ClusterDiskState::Held if known.host == to => {
-                return Err(Refusal::conflict(format!("{to} has {disk} already")));
+                return Err(ApiError::conflict(format!("{to} has {disk} already")));
             }
             ClusterDiskState::Held => {}
             ClusterDiskState::Adopted => {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "{} is bringing to the backing what another host had dirty of {disk}",
                     known.host
                 ))
                 .hint("order it again when it serves the disk"));
             }
             ClusterDiskState::Free | ClusterDiskState::Vanished => {
-                return Err(Refusal::conflict(format!("nobody serves {disk}: {} had it last", known.host))
+                return Err(ApiError::conflict(format!("nobody serves {disk}: {} had it last", known.host))
                     .hint(format!("a host that was told of it takes it by itself; 'hob cluster take {disk}' there says why not")));
             }
         }
         let before = cluster.order_of(&disk).await.map_err(lost)?;
         if let Some(before) = before.as_ref().filter(|before| !before.order.state.is_over()) {
-            return Err(Refusal::conflict(format!("{disk} is on its way to {} already", before.order.to))
+            return Err(ApiError::conflict(format!("{disk} is on its way to {} already", before.order.to))
                 .hint(format!("'hob cluster move {disk}' shows how far it is, 'hob cluster move {disk} --cancel' calls it off")));
         }
         let order = Order {
@@ -195,20 +195,20 @@ impl Manager {
         };
         match cluster.put_order(&disk, &order, before.map(|before| before.revision)).await.map_err(lost)? {
             Some(revision) => Ok(OrderFound { disk, order, revision, is_ours: true }.view()),
-            None => Err(Refusal::conflict(format!("somebody else has just given an order about {disk}"))),
+            None => Err(ApiError::conflict(format!("somebody else has just given an order about {disk}"))),
         }
     }
 
     /// Calls an order off.
-    pub(crate) async fn cluster_move_cancel(&self, disk: &str) -> Result<ClusterMove, Refusal> {
+    pub(crate) async fn cluster_move_cancel(&self, disk: &str) -> Result<ClusterMove, ApiError> {
         let cluster = self.cluster_or_refuse()?;
         loop {
             let found = cluster.order_of(disk).await.map_err(lost)?;
             let Some(found) = found.filter(|found| !found.order.state.is_over()) else {
-                return Err(Refusal::conflict(format!("{disk} is not on its way anywhere")));
+                return Err(ApiError::conflict(format!("{disk} is not on its way anywhere")));
             };
             if found.order.state == ClusterMoveState::Given {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "it is too late for that: {} is taking {disk}",
                     found.order.to
                 )));
@@ -301,8 +301,8 @@ async fn end(cluster: &Cluster, found: OrderFound, state: ClusterMoveState, why:
     }
 }
 
-fn lost(error: impl std::fmt::Display) -> Refusal {
-    Refusal::failed(error.to_string()).hint("try again when etcd answers")
+fn lost(error: impl std::fmt::Display) -> ApiError {
+    ApiError::failed(error.to_string()).hint("try again when etcd answers")
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use hob_engine::units::Instant;
 use hob_engine::vscsi::{CLASSES, Histograms, METRICS};
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use super::report::{percent, recent};
 use crate::daemon::shard_api::Counter;
 
@@ -19,7 +19,7 @@ const OFF_MAX: f64 = 0.001;
 
 impl Manager {
     /// What a disk is asked for.
-    pub(crate) async fn histograms(self: &Arc<Self>, name: &str) -> Result<DiskHistograms, Refusal> {
+    pub(crate) async fn histograms(self: &Arc<Self>, name: &str) -> Result<DiskHistograms, ApiError> {
         let (shard, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -30,13 +30,13 @@ impl Manager {
     }
 
     /// Begins them anew.
-    pub(crate) async fn histograms_reset(self: &Arc<Self>, name: &str) -> Result<DiskHistograms, Refusal> {
+    pub(crate) async fn histograms_reset(self: &Arc<Self>, name: &str) -> Result<DiskHistograms, ApiError> {
         self.count_anew(name, Counter::Histograms).await?;
         self.histograms(name).await
     }
 
     /// What caches of other sizes would do for a disk.
-    pub(crate) async fn curve(self: &Arc<Self>, name: &str) -> Result<DiskCurve, Refusal> {
+    pub(crate) async fn curve(self: &Arc<Self>, name: &str) -> Result<DiskCurve, ApiError> {
         let (shard, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -54,12 +54,12 @@ impl Manager {
     }
 
     /// Begins to learn that anew.
-    pub(crate) async fn curve_reset(self: &Arc<Self>, name: &str) -> Result<DiskCurve, Refusal> {
+    pub(crate) async fn curve_reset(self: &Arc<Self>, name: &str) -> Result<DiskCurve, ApiError> {
         self.count_anew(name, Counter::Sizing).await?;
         self.curve(name).await
     }
 
-    async fn count_anew(self: &Arc<Self>, name: &str, counter: Counter) -> Result<(), Refusal> {
+    async fn count_anew(self: &Arc<Self>, name: &str, counter: Counter) -> Result<(), ApiError> {
         let (shard, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;

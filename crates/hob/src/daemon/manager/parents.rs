@@ -13,10 +13,10 @@ use hob_control::{CacheSettings, NAME_CHARS_MAX, OnDirty, Size};
 use hob_engine::units::DiskId;
 use hob_storage::backing::Parent;
 
+use super::api_error::ApiError;
 use super::datastores::plain;
-use super::refusal::Refusal;
 use super::settings::new_spec;
-use super::{DiskEntry, Inner, Life, Manager, flash};
+use super::{DiskEntry, DiskPhase, Inner, Manager, flash};
 use crate::daemon::hardware::Backing;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, DiskState, ShareSpec};
@@ -46,7 +46,7 @@ impl Manager {
         wanted: &DiskState,
         backing: Backing,
         notes: &mut Vec<String>,
-    ) -> Result<(Backing, Option<ShardHandle>), Refusal> {
+    ) -> Result<(Backing, Option<ShardHandle>), ApiError> {
         let Some(share) = &wanted.share_parent else { return Ok((backing, None)) };
         let name = &wanted.name;
         let (backing, found) = flash::blocking(move || backing.share_parent()).await?;
@@ -68,7 +68,7 @@ impl Manager {
         Ok((backing, online))
     }
 
-    fn note_parent(&self, name: &str, disk: Option<&str>, link: ParentLink) -> Result<(), Refusal> {
+    fn note_parent(&self, name: &str, disk: Option<&str>, link: ParentLink) -> Result<(), ApiError> {
         let mut inner = self.inner();
         let entry = inner.disk_mut(name)?;
         entry.parent = Some(link);
@@ -86,7 +86,7 @@ impl Manager {
         parent: &Parent,
         link: ParentLink,
         notes: &mut Vec<String>,
-    ) -> Result<String, Refusal> {
+    ) -> Result<String, ApiError> {
         let found = self.inner().find_parent(parent);
         if let Some(disk) = found {
             self.note_parent(&wanted.name, Some(&disk), link)?;
@@ -112,7 +112,7 @@ impl Manager {
         match self.enter(state, None) {
             Ok(_) => Ok(disk),
             // Another clone was faster.
-            Err(refusal) => self.inner().find_parent(parent).ok_or(refusal),
+            Err(error) => self.inner().find_parent(parent).ok_or(error),
         }
     }
 
@@ -180,20 +180,20 @@ impl Manager {
             tokio::spawn(async move {
                 match manager.disk_remove(name.clone(), OnDirty::Drain).await {
                     Ok(_) => tracing::info!("{name} is gone with the last clone that used it"),
-                    Err(refusal) => tracing::warn!("{name}, which no clone uses any more, stays: {refusal}"),
+                    Err(error) => tracing::warn!("{name}, which no clone uses any more, stays: {error}"),
                 }
             });
         }
     }
 
     /// A disk that was made for clones stays as long as they use it.
-    pub(super) fn check_no_clones(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) fn check_no_clones(&self, name: &str) -> Result<(), ApiError> {
         let inner = self.inner();
         let clones = inner.clones_of(name);
         if !inner.disk(name)?.wanted.for_clones || clones.is_empty() {
             return Ok(());
         }
-        Err(Refusal::conflict(format!("{name} serves what these share: {}", clones.join(", ")))
+        Err(ApiError::conflict(format!("{name} serves what these share: {}", clones.join(", ")))
             .hint("it goes by itself when the last of them is removed"))
     }
 }
@@ -211,7 +211,7 @@ impl Inner {
     fn find_parent(&self, parent: &Parent) -> Option<String> {
         let is_known = |disk: &&DiskEntry| disk.constant.as_ref() == Some(&parent.constant);
         let is_same = |disk: &&DiskEntry| disk.wanted.read_only && disk.wanted.backing == parent.spec;
-        let stays = || self.disks.values().filter(|disk| !matches!(disk.life, Life::Removing));
+        let stays = || self.disks.values().filter(|disk| !matches!(disk.phase, DiskPhase::Removing));
         let found = stays().find(is_known).or_else(|| stays().find(is_same))?;
         Some(found.wanted.name.clone())
     }
@@ -221,7 +221,7 @@ impl Inner {
         &self,
         wanted: &DiskState,
         share: &ShareSpec,
-    ) -> Result<Option<(CacheSpec, Vec<String>)>, Refusal> {
+    ) -> Result<Option<(CacheSpec, Vec<String>)>, ApiError> {
         let Some(size) = share.cache else { return Ok(None) };
         let own = wanted.cache.as_ref().map(|cache| cache.pool.clone());
         let mut pools = self.pools.keys();
@@ -229,13 +229,13 @@ impl Inner {
             (Some(own), ..) => own,
             (None, Some(only), None) => only.clone(),
             (None, ..) => {
-                return Err(Refusal::invalid(
+                return Err(ApiError::invalid(
                     "a cache for its parent needs a pool, and it is not clear which",
                 )
                 .hint("leave the size out and enable the cache of the parent's disk, or give the disk its cache in hob.toml"));
             }
         };
-        new_spec(pool.clone(), size, &CacheSettings::default(), self.ground(&pool)?).map(Some)
+        new_spec(pool.clone(), size, &CacheSettings::default(), self.context(&pool)?).map(Some)
     }
 
     /// A free name for the disk of a parent.
@@ -254,7 +254,7 @@ impl Inner {
 impl DiskEntry {
     /// The disk that serves what it has of its parent, and why none does.
     pub(super) fn parent_view(&self) -> (Option<String>, Option<String>) {
-        if self.wanted.share_parent.is_none() || !matches!(self.life, Life::Online(_)) {
+        if self.wanted.share_parent.is_none() || !matches!(self.phase, DiskPhase::Online(_)) {
             return (None, None);
         }
         self.parent.as_ref().map_or((None, None), |link| (link.linked.clone(), link.reason.clone()))

@@ -3,16 +3,16 @@
 //! The rule on which everything rests: while a title says that somebody has a second copy, nothing is acknowledged that the copy lacks. So it is said
 //! after the copy is complete, and taken back, for certain, before anything goes on without it. Without a cluster nothing here does anything.
 
-use super::refusal::Refusal;
-use super::{Life, Manager};
+use super::api_error::ApiError;
+use super::{DiskPhase, Manager};
 
 impl Manager {
     /// The title of `disk` says no more that anybody else has a second copy: in effect when this returns. An error means that this is
     /// not certain; then nothing may go on without the copy yet, and it is to be asked again.
-    pub(super) async fn say_copy_is_gone(&self, disk: &str) -> Result<(), Refusal> {
+    pub(super) async fn say_copy_is_gone(&self, disk: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster() else { return Ok(()) };
         // Of a disk that is not served nothing is acknowledged, and whoever opens it takes the word away first.
-        if !self.inner().disk(disk).is_ok_and(|disk| matches!(disk.life, Life::Online(_))) {
+        if !self.inner().disk(disk).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_))) {
             return Ok(());
         }
         // Nor of one that is shown here and belongs to another host, or to none, unless it is held still, or already: whoever takes it takes
@@ -21,7 +21,7 @@ impl Manager {
             return Ok(());
         }
         cluster.forget_copy(disk).await.map_err(|why| {
-            Refusal::failed(format!("etcd was not told that the second copy of {disk} is gone: {why}"))
+            ApiError::failed(format!("etcd was not told that the second copy of {disk} is gone: {why}"))
                 .hint("changes wait until it is; it is tried again")
         })
     }
@@ -34,11 +34,11 @@ impl Manager {
         disk: &str,
         host: &str,
         loan: &str,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, ApiError> {
         let Some(cluster) = self.cluster() else { return Ok(false) };
         let Some(cache) = self.journal_owner(disk) else { return Ok(false) };
         cluster.note_copy(disk, host, loan, &cache).await.map_err(|why| {
-            Refusal::failed(format!("etcd was not told that {host} has a second copy of {disk}: {why}"))
+            ApiError::failed(format!("etcd was not told that {host} has a second copy of {disk}: {why}"))
         })
     }
 
@@ -51,7 +51,7 @@ impl Manager {
     }
 
     /// A title that names the copy of a cache which the disk has no more says nothing of what it has now.
-    pub(super) async fn forget_copies_of_others(&self, disk: &str) -> Result<(), Refusal> {
+    pub(super) async fn forget_copies_of_others(&self, disk: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster() else { return Ok(()) };
         let copied = cluster.copied_cache(disk).await;
         if copied.is_some() && copied != self.journal_owner(disk) {

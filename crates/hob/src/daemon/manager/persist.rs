@@ -8,11 +8,11 @@ use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
 use hob_engine::journal::{PAGE_BYTES, ring_pages_min};
 use hob_storage::pool::OwnerId;
 
+use super::api_error::{ApiError, ErrorKind};
 use super::caches::no_cache;
-use super::claim::COPYING;
 use super::flash::{RingCopies, blocking};
-use super::refusal::{Kind, Refusal};
-use super::{Ending, Inner, Life, Manager};
+use super::operation_guard::COPYING;
+use super::{DiskPhase, Ending, Inner, Manager};
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
 
 /// How long closing a cache may take when the daemon ends.
@@ -28,7 +28,7 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         data_segments: u64,
-    ) -> Result<(Option<NewRing>, Vec<Segment>), Refusal> {
+    ) -> Result<(Option<NewRing>, Vec<Segment>), ApiError> {
         let (flash, pool, journal, identity, copies, segments, avoid) = {
             let mut inner = self.inner();
             let spec = inner.disk(name)?.cache().cloned().ok_or_else(|| no_cache(name))?;
@@ -49,12 +49,12 @@ impl Manager {
         self.save_first().await?;
         let owner = OwnerId(journal.owner.0);
         let ((number, ring), devices) =
-            flash.allocate_ring(owner, journal.ring, copies, segments, avoid).await.map_err(|refusal| {
-                if refusal.kind != Kind::Conflict {
-                    return refusal;
+            flash.allocate_ring(owner, journal.ring, copies, segments, avoid).await.map_err(|error| {
+                if error.kind != ErrorKind::Conflict {
+                    return error;
                 }
-                let what = format!("the journal of {name} has no room: {}", refusal.problem.error);
-                Refusal { kind: refusal.kind, problem: hob_control::Problem::new(what) }
+                let what = format!("the journal of {name} has no room: {}", error.problem.error);
+                ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }
                     .hint("make the cache smaller by that, or add a device")
             })?;
         let mut inner = self.inner();
@@ -78,28 +78,28 @@ impl Manager {
     pub(super) async fn mirror_again(self: &Arc<Self>, pool: &str) {
         let lacking: Vec<String> = {
             let inner = self.inner();
-            let Ok(ground) = inner.ground(pool) else { return };
+            let Ok(context) = inner.context(pool) else { return };
             let lacks = |disk: &&super::DiskEntry| {
                 // Of two on this host, or of one here and one at a peer.
                 let can = |spec: &CacheSpec| match spec.copies {
-                    Copies::Peer => !disk.apart.is_empty() && ground.devices > 0 && ground.peers > 0,
-                    _ => ground.devices > 1,
+                    Copies::Peer => !disk.apart.is_empty() && context.devices > 0 && context.peers > 0,
+                    _ => context.devices > 1,
                 };
                 disk.lacks_copies() && disk.cache().is_some_and(|spec| spec.pool == pool && can(spec))
             };
             inner.disks.values().filter(lacks).map(|disk| disk.wanted.name.clone()).collect()
         };
         for name in lacking {
-            let Ok(_claim) = self.claim_disk(&name, COPYING) else { continue };
+            let Ok(_guard) = self.guard_disk(&name, COPYING) else { continue };
             match self.renew_ring(&name).await {
                 Ok(()) => tracing::info!("the journal of {name} is mirrored as far as there are devices"),
-                Err(refusal) => tracing::warn!("the journal of {name} stays as it is: {refusal}"),
+                Err(error) => tracing::warn!("the journal of {name} stays as it is: {error}"),
             }
         }
     }
 
     /// Gives the journal a new ring, of as many copies as are wanted now.
-    pub(super) async fn renew_ring(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn renew_ring(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (pool, segments) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -117,7 +117,7 @@ impl Manager {
     }
 
     /// What a journal costs, as a note.
-    pub(super) fn about_journal(&self, name: &str) -> Result<Option<String>, Refusal> {
+    pub(super) fn about_journal(&self, name: &str) -> Result<Option<String>, ApiError> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
         let (Some(spec), false) = (disk.cache(), disk.ring.is_empty()) else { return Ok(None) };
@@ -142,8 +142,8 @@ impl Manager {
             Ok(entry) => entry.flash.clone(),
             Err(_) => return,
         };
-        if let Err(refusal) = release_owner(&flash, journal).await {
-            tracing::warn!("pool {}: {refusal}", spec.pool);
+        if let Err(error) = release_owner(&flash, journal).await {
+            tracing::warn!("pool {}: {error}", spec.pool);
         }
         self.refresh_owners(&spec.pool).await;
     }
@@ -158,7 +158,7 @@ impl Manager {
                     entry.refresh(&devices);
                 }
             }
-            Err(refusal) => tracing::warn!("pool {pool}: {refusal}"),
+            Err(error) => tracing::warn!("pool {pool}: {error}"),
         }
     }
 
@@ -168,8 +168,9 @@ impl Manager {
         self.stop_migrations();
         let disks: Vec<String> = {
             let inner = self.inner();
-            let is_open =
-                |disk: &&super::DiskEntry| matches!(disk.life, Life::Online(_)) || Self::has_bitmaps(disk);
+            let is_open = |disk: &&super::DiskEntry| {
+                matches!(disk.phase, DiskPhase::Online(_)) || Self::has_bitmaps(disk)
+            };
             inner.disks.values().filter(is_open).map(|disk| disk.wanted.name.clone()).collect()
         };
         let mut closing = tokio::task::JoinSet::new();
@@ -194,8 +195,8 @@ impl Manager {
         if ending != Ending::HandOver {
             self.hide_files_at_end().await;
         }
-        if let Err(refusal) = self.save().await {
-            tracing::error!("{refusal}");
+        if let Err(error) = self.save().await {
+            tracing::error!("{error}");
         }
     }
 
@@ -214,12 +215,12 @@ impl Manager {
                 };
                 let mut inner = self.inner();
                 let Ok(disk) = inner.disk_mut(name) else { return };
-                disk.life = Life::Offline("the daemon is ending".to_owned());
+                disk.phase = DiskPhase::Offline("the daemon is ending".to_owned());
                 let had_cache = disk.has_cache;
                 let mark = gone
                     .changed
                     .map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
-                if disk.coming.is_some() {
+                if disk.recovering.is_some() {
                     // It was not there yet, and is on flash as it was.
                     return;
                 }
@@ -249,7 +250,7 @@ impl Manager {
                                 disk.drained_at_end = true;
                             }
                         }
-                        Err(refusal) => tracing::warn!("{name} keeps dirty data in its cache: {refusal}"),
+                        Err(error) => tracing::warn!("{name} keeps dirty data in its cache: {error}"),
                     }
                     return;
                 }
@@ -286,7 +287,7 @@ impl Inner {
     }
 }
 
-pub(super) async fn release_owner(flash: &super::Flash, journal: JournalSpec) -> Result<(), Refusal> {
+pub(super) async fn release_owner(flash: &super::Flash, journal: JournalSpec) -> Result<(), ApiError> {
     let segments = flash.segments_of(OwnerId(journal.owner.0)).await?;
     if !segments.is_empty() {
         flash.release(segments).await?;

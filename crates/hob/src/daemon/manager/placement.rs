@@ -12,7 +12,7 @@ use hob_engine::sizing::{BlockSizing, Sizing};
 use tokio::time::Instant;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use crate::daemon::cluster::{Cluster, DiskLearnt, HostLearnt};
 
 /// Moves that are advised at once: what comes after them is better asked for when they are done.
@@ -117,12 +117,12 @@ impl Manager {
     }
 
     /// Where flash is to spare, and what had better be elsewhere. Every disk of the host `leaving` is to go.
-    pub(crate) async fn cluster_advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice, Refusal> {
+    pub(crate) async fn cluster_advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice, ApiError> {
         let cluster = self.cluster_or_refuse()?;
-        let failed = |error: &dyn std::fmt::Display| Refusal::failed(error.to_string());
+        let failed = |error: &dyn std::fmt::Display| ApiError::failed(error.to_string());
         let members = cluster.hosts().await.map_err(|error| failed(&error))?;
         if let Some(host) = leaving.filter(|host| !members.iter().any(|member| member.name == **host)) {
-            return Err(Refusal::not_found(format!("'{host}' is no member of the cluster now")).hint(
+            return Err(ApiError::not_found(format!("'{host}' is no member of the cluster now")).hint(
                 "disks of a host that is gone are had by others by themselves, unless it has dirty data; 'hob cluster disks' shows them",
             ));
         }

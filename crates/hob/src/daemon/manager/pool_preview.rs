@@ -10,9 +10,9 @@ use hob_engine::units::{DeviceId, SECTOR_BYTES};
 use hob_storage::pool::OwnerId;
 use hob_storage::pool::recovery::Found;
 
+use super::api_error::ApiError;
 use super::pools::no_device;
-use super::refusal::Refusal;
-use super::{DiskEntry, Inner, Life, Manager};
+use super::{DiskEntry, DiskPhase, Inner, Manager};
 use crate::daemon::state::CacheOwner;
 use crate::daemon::watchdog::contained;
 
@@ -25,7 +25,7 @@ impl Manager {
         self: &Arc<Self>,
         pool: &str,
         change: &PlannedPoolChange,
-    ) -> Result<Preview, Refusal> {
+    ) -> Result<Preview, ApiError> {
         match change {
             PlannedPoolChange::RemoveDevice { path } => self.inner().without_device(pool, Path::new(path)),
             PlannedPoolChange::DiscardOrphan { owner } => self.without_orphan(pool, owner).await,
@@ -38,7 +38,7 @@ impl Manager {
         pool: &str,
         change: &PlannedPoolChange,
         may_lose: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         if may_lose {
             return Ok(());
         }
@@ -50,11 +50,11 @@ impl Manager {
             PlannedPoolChange::RemoveDevice { path } => format!("'hob pool remove-device {pool} {path}"),
             PlannedPoolChange::DiscardOrphan { owner } => format!("'hob pool discard-orphan {pool} {owner}"),
         };
-        Err(Refusal::conflict(preview.effects.join("; "))
+        Err(ApiError::conflict(preview.effects.join("; "))
             .hint(format!("nothing was changed; {command} --yes' loses it (API: discard_dirty=true)")))
     }
 
-    async fn without_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<Preview, Refusal> {
+    async fn without_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<Preview, ApiError> {
         let (owner, size, flash) = {
             let inner = self.inner();
             let owner = inner.orphan(pool, owner)?;
@@ -99,21 +99,21 @@ impl Manager {
 
 impl Inner {
     /// An owner that has a cache in a pool and belongs to no disk.
-    pub(super) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner, Refusal> {
-        let owner: CacheOwner = owner.parse().map_err(Refusal::invalid)?;
+    pub(super) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner, ApiError> {
+        let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         let entry = self.pool(pool)?;
         if self.known_owners().contains(&OwnerId(owner.0)) {
-            return Err(Refusal::conflict(format!("{owner} is the cache of a disk"))
+            return Err(ApiError::conflict(format!("{owner} is the cache of a disk"))
                 .hint("'hob cache disable' takes it away"));
         }
         if !entry.owners.iter().any(|(other, _)| other.0 == owner.0) {
-            return Err(Refusal::not_found(format!("pool {pool} has nothing of {owner}"))
+            return Err(ApiError::not_found(format!("pool {pool} has nothing of {owner}"))
                 .hint(format!("'hob pool show {pool}' lists what belongs to no disk")));
         }
         Ok(owner)
     }
 
-    fn without_device(&self, pool: &str, path: &Path) -> Result<Preview, Refusal> {
+    fn without_device(&self, pool: &str, path: &Path) -> Result<Preview, ApiError> {
         let entry = self.pool(pool)?;
         let device = entry.devices.iter().find(|device| device.path == path);
         let device = device.ok_or_else(|| no_device(pool, path))?;
@@ -176,7 +176,7 @@ impl Inner {
         let waits = |disk: &&DiskEntry| {
             let of_pool = disk.cache().filter(|spec| spec.pool == pool);
             let has_journal = of_pool.and_then(|spec| spec.journal).is_some_and(|journal| journal.ring > 0);
-            has_journal && matches!(disk.life, Life::Offline(_))
+            has_journal && matches!(disk.phase, DiskPhase::Offline(_))
         };
         for disk in self.disks.values().filter(waits) {
             preview.dirty_unknown = true;

@@ -9,20 +9,20 @@ use hob_control::{
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{Admission, DeviceInfo, DeviceSpec, Overwrite, SEGMENT_BYTES_DEFAULT};
 
+use super::api_error::ApiError;
 use super::flash::{Flash, Opened};
-use super::refusal::Refusal;
 use super::{DeviceEntry, Manager, POOLS_MAX, PoolEntry};
 use crate::daemon::state::PeerState;
 
 impl Manager {
     /// Makes a pool.
-    pub(crate) async fn pool_create(self: &Arc<Self>, create: PoolCreate) -> Result<PoolChanged, Refusal> {
+    pub(crate) async fn pool_create(self: &Arc<Self>, create: PoolCreate) -> Result<PoolChanged, ApiError> {
         let manager = self.clone();
         self.change("pool create", create.name.clone(), async move { manager.create(create).await }).await
     }
 
     /// Removes a pool that no cache uses.
-    pub(crate) async fn pool_remove(self: &Arc<Self>, pool: String) -> Result<PoolChanged, Refusal> {
+    pub(crate) async fn pool_remove(self: &Arc<Self>, pool: String) -> Result<PoolChanged, ApiError> {
         let manager = self.clone();
         self.change("pool remove", pool.clone(), async move { manager.remove_pool(&pool).await }).await
     }
@@ -32,7 +32,7 @@ impl Manager {
         self: &Arc<Self>,
         pool: String,
         add: DeviceAdd,
-    ) -> Result<PoolChanged, Refusal> {
+    ) -> Result<PoolChanged, ApiError> {
         let manager = self.clone();
         self.change("pool add-device", pool.clone(), async move { manager.add_device(&pool, add).await })
             .await
@@ -44,7 +44,7 @@ impl Manager {
         pool: String,
         path: String,
         patch: DevicePatch,
-    ) -> Result<PoolChanged, Refusal> {
+    ) -> Result<PoolChanged, ApiError> {
         let manager = self.clone();
         self.change("pool set-device", pool.clone(), async move {
             manager.set_device(&pool, Path::new(&path), patch).await
@@ -57,7 +57,7 @@ impl Manager {
         self: &Arc<Self>,
         pool: String,
         path: String,
-    ) -> Result<PoolChanged, Refusal> {
+    ) -> Result<PoolChanged, ApiError> {
         let manager = self.clone();
         self.change("pool remove-device", pool.clone(), async move {
             manager.remove_device(&pool, Path::new(&path)).await
@@ -66,18 +66,18 @@ impl Manager {
     }
 
     /// As `pool_create`, however long it takes.
-    pub(super) async fn create(self: &Arc<Self>, create: PoolCreate) -> Result<PoolChanged, Refusal> {
+    pub(super) async fn create(self: &Arc<Self>, create: PoolCreate) -> Result<PoolChanged, ApiError> {
         let PoolCreate { name, devices, size, segment_size, force } = create;
         check_name(&name)
-            .map_err(|error| Refusal::invalid(format!("'{name}' cannot be a pool's name: {error}")))?;
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a pool's name: {error}")))?;
         {
             let inner = self.inner();
             if inner.pools.contains_key(&name) {
-                return Err(Refusal::conflict(format!("there is a pool '{name}' already"))
+                return Err(ApiError::conflict(format!("there is a pool '{name}' already"))
                     .hint("choose another name"));
             }
             if inner.pools.len() >= POOLS_MAX {
-                return Err(Refusal::conflict(format!("there are {POOLS_MAX} pools; more cannot be had")));
+                return Err(ApiError::conflict(format!("there are {POOLS_MAX} pools; more cannot be had")));
             }
             for path in &devices {
                 inner.check_device_is_new(Path::new(path))?;
@@ -100,7 +100,7 @@ impl Manager {
         opened: Opened,
         out: &[PathBuf],
         peers: &[PeerState],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let chosen = |path: &PathBuf| if out.contains(path) { Chosen::Out } else { Chosen::In };
         let Opened { flash, uuid, segment_bytes, devices, offline } = opened;
         for (path, reason) in &offline {
@@ -122,16 +122,16 @@ impl Manager {
         {
             let mut inner = self.inner();
             if inner.pools.contains_key(name) {
-                return Err(Refusal::conflict(format!("there is a pool '{name}' already")));
+                return Err(ApiError::conflict(format!("there is a pool '{name}' already")));
             }
             inner.pools.insert(name.to_owned(), entry);
         }
         for info in &devices {
-            if let Err(refusal) = self.connect_device(name, info, chosen(&info.path)).await {
-                tracing::error!("pool {name}: {} is offline: {refusal}", info.path.display());
+            if let Err(error) = self.connect_device(name, info, chosen(&info.path)).await {
+                tracing::error!("pool {name}: {} is offline: {error}", info.path.display());
                 self.close_device(name, info.id).await;
                 let chosen = chosen(&info.path);
-                let entry = DeviceEntry::offline(info.path.clone(), refusal.problem.error, chosen);
+                let entry = DeviceEntry::offline(info.path.clone(), error.problem.error, chosen);
                 let peer = peers.iter().find(|peer| peer.path == info.path).cloned();
                 let entry = DeviceEntry { peer, ..entry };
                 self.inner().pool_mut(name)?.devices.push(entry);
@@ -150,7 +150,7 @@ impl Manager {
         pool: &str,
         info: &DeviceInfo,
         chosen: Chosen,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let (id, flash) = {
             let mut inner = self.inner();
             (inner.new_device_id()?, inner.pool(pool)?.flash.clone())
@@ -163,15 +163,15 @@ impl Manager {
         }
         for (number, shard) in self.shards.iter().enumerate() {
             let added = match flash.file(info.id).await {
-                Ok(file) => shard.add_device(id, file).await.map_err(Refusal::from),
-                Err(refusal) => Err(refusal),
+                Ok(file) => shard.add_device(id, file).await.map_err(ApiError::from),
+                Err(error) => Err(error),
             };
-            if let Err(refusal) = added {
+            if let Err(error) = added {
                 for shard in &self.shards[..number] {
                     // One that is gone has no device.
                     let _ = shard.remove_device(id).await;
                 }
-                return Err(refusal);
+                return Err(error);
             }
         }
         {
@@ -194,14 +194,14 @@ impl Manager {
         pool: &str,
         id: DeviceId,
         devices: Vec<DeviceInfo>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let info = devices.into_iter().find(|device| device.id == id);
-        let info = info.ok_or_else(|| Refusal::failed("the new device has gone again"))?;
+        let info = info.ok_or_else(|| ApiError::failed("the new device has gone again"))?;
         let connected = self.connect_device(pool, &info, Chosen::In).await;
         if connected.is_err() {
             let flash = self.inner().pool(pool)?.flash.clone();
-            if let Err(refusal) = flash.remove_device(id, Vec::new()).await {
-                tracing::warn!("pool {pool}: {} cannot be taken out again: {refusal}", info.path.display());
+            if let Err(error) = flash.remove_device(id, Vec::new()).await {
+                tracing::warn!("pool {pool}: {} cannot be taken out again: {error}", info.path.display());
             }
         }
         connected
@@ -210,14 +210,14 @@ impl Manager {
     /// Closes a device that the shards do not know, and leaves what is on it as it is.
     async fn close_device(&self, pool: &str, id: DeviceId) {
         let Ok(flash) = self.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
-        if let Err(refusal) = flash.close_device(id).await {
-            tracing::warn!("pool {pool}: {refusal}");
+        if let Err(error) = flash.close_device(id).await {
+            tracing::warn!("pool {pool}: {error}");
         }
     }
 
     /// Lets caches have segments of a device if that was chosen and it is not fenced, else no more
     /// of them. False if the device is too sick to be told.
-    async fn admit(&self, pool: &str, flash: &Flash, id: DeviceId) -> Result<bool, Refusal> {
+    async fn admit(&self, pool: &str, flash: &Flash, id: DeviceId) -> Result<bool, ApiError> {
         loop {
             let admission = self.inner().pool(pool)?.admission(id);
             let devices = flash.set_admission(id, admission).await?;
@@ -229,11 +229,11 @@ impl Manager {
         }
     }
 
-    async fn add_device(self: &Arc<Self>, pool: &str, add: DeviceAdd) -> Result<PoolChanged, Refusal> {
+    async fn add_device(self: &Arc<Self>, pool: &str, add: DeviceAdd) -> Result<PoolChanged, ApiError> {
         if let Some(to) = add.peer {
             return self.borrow(pool, &to, add.size).await;
         }
-        let claim = self.claim_pool(pool, "changed")?;
+        let guard = self.guard_pool(pool, "changed")?;
         let flash = {
             let inner = self.inner();
             inner.check_device_is_new(Path::new(&add.path))?;
@@ -245,7 +245,7 @@ impl Manager {
         let uuid = flash.uuid().await?;
         self.connect_new_device(pool, id, devices).await?;
         self.inner().pool_mut(pool)?.uuid = uuid;
-        drop(claim);
+        drop(guard);
         tracing::info!("pool {pool} has {} now", path.display());
         let notes = self.top_up(pool).await;
         self.save().await?;
@@ -257,9 +257,9 @@ impl Manager {
         pool: &str,
         path: &Path,
         patch: DevicePatch,
-    ) -> Result<PoolChanged, Refusal> {
+    ) -> Result<PoolChanged, ApiError> {
         let DevicePatch { admission } = patch;
-        let claim = self.claim_pool(pool, "changed")?;
+        let guard = self.guard_pool(pool, "changed")?;
         let (flash, ids, before) = {
             let mut inner = self.inner();
             let entry = inner.pool_mut(pool)?;
@@ -267,8 +267,10 @@ impl Manager {
             let device = entry.device_mut(path).ok_or_else(|| no_device(pool, path))?;
             if device.state == DeviceState::Fenced {
                 let path = path.display();
-                return Err(Refusal::conflict(format!("{path} is fenced and stays out, whatever is chosen"))
-                    .hint(format!("take it out of the pool with 'hob pool remove-device {pool} {path}'")));
+                return Err(ApiError::conflict(format!(
+                    "{path} is fenced and stays out, whatever is chosen"
+                ))
+                .hint(format!("take it out of the pool with 'hob pool remove-device {pool} {path}'")));
             }
             (flash, device.ids, std::mem::replace(&mut device.admission, admission))
         };
@@ -278,9 +280,9 @@ impl Manager {
             if let Some(device) = self.inner().pool_mut(pool)?.device_mut(path) {
                 device.admission = before;
             }
-            return Err(Refusal::failed(format!("{} cannot be told; the log says why", path.display())));
+            return Err(ApiError::failed(format!("{} cannot be told; the log says why", path.display())));
         }
-        drop(claim);
+        drop(guard);
         let mut notes = Vec::new();
         if before == admission {
             notes.push("the device was so already".to_owned());
@@ -293,8 +295,8 @@ impl Manager {
         self.pool_changed(pool, notes)
     }
 
-    async fn remove_device(self: &Arc<Self>, pool: &str, path: &Path) -> Result<PoolChanged, Refusal> {
-        let claim = self.claim_pool(pool, "changed")?;
+    async fn remove_device(self: &Arc<Self>, pool: &str, path: &Path) -> Result<PoolChanged, ApiError> {
+        let guard = self.guard_pool(pool, "changed")?;
         self.check_no_swap(pool, Some(path))?;
         let (flash, ids) = {
             let inner = self.inner();
@@ -308,9 +310,9 @@ impl Manager {
             self.refresh(pool, &devices);
             match self.empty_device(pool, ids.on_shards).await {
                 Ok(more) => notes.extend(more),
-                Err(refusal) => {
+                Err(error) => {
                     self.admit(pool, &flash, ids.in_pool).await?;
-                    return Err(refusal);
+                    return Err(error);
                 }
             }
             for shard in &self.shards {
@@ -337,7 +339,7 @@ impl Manager {
                 notes.push(format!("pool {pool} has no device left"));
             }
         }
-        drop(claim);
+        drop(guard);
         tracing::info!("pool {pool} does not have {} any more", path.display());
         // Caches that lost room with a fenced device find some elsewhere, perhaps.
         self.top_up(pool).await;
@@ -346,7 +348,7 @@ impl Manager {
     }
 
     /// Moves all caches off a device, which gives no more segments.
-    async fn empty_device(self: &Arc<Self>, pool: &str, device: DeviceId) -> Result<Vec<String>, Refusal> {
+    async fn empty_device(self: &Arc<Self>, pool: &str, device: DeviceId) -> Result<Vec<String>, ApiError> {
         let on_it = |segments: &[hob_engine::command::Segment]| segments.iter().any(|s| s.device == device);
         let disks: Vec<String> = {
             let inner = self.inner();
@@ -357,11 +359,11 @@ impl Manager {
                 .map(|disk| disk.wanted.name.clone())
                 .collect()
         };
-        // All claims first: better to refuse at once than half-way.
-        let claims = disks.iter().map(|disk| self.claim_disk(disk, "moved to another device"));
-        let claims = claims.collect::<Result<Vec<_>, _>>()?;
+        // All guards first: better to refuse at once than half-way.
+        let guards = disks.iter().map(|disk| self.guard_disk(disk, "moved to another device"));
+        let guards = guards.collect::<Result<Vec<_>, _>>()?;
         let mut notes = Vec::new();
-        for (disk, _claim) in disks.iter().zip(claims) {
+        for (disk, _guard) in disks.iter().zip(guards) {
             notes.extend(self.leave_device(disk, device).await?);
         }
         let mut inner = self.inner();
@@ -369,20 +371,20 @@ impl Manager {
         let taken = entry.map_or(0, |entry| entry.segments - entry.free_segments - entry.lost.len() as u64);
         if taken > 0 {
             // A change that was under way before the device was closed to caches.
-            return Err(Refusal::conflict("a cache is getting room on the device at this moment")
+            return Err(ApiError::conflict("a cache is getting room on the device at this moment")
                 .hint("try again when that is done"));
         }
         Ok(notes)
     }
 
-    async fn remove_pool(self: &Arc<Self>, pool: &str) -> Result<PoolChanged, Refusal> {
-        let claim = self.claim_pool(pool, "removed")?;
+    async fn remove_pool(self: &Arc<Self>, pool: &str) -> Result<PoolChanged, ApiError> {
+        let guard = self.guard_pool(pool, "removed")?;
         self.check_no_swap(pool, None)?;
         let (flash, devices) = {
             let inner = self.inner();
             let users = inner.users_of(pool);
             if !users.is_empty() {
-                return Err(Refusal::conflict(format!("pool {pool} holds caches of {}", users.join(", ")))
+                return Err(ApiError::conflict(format!("pool {pool} holds caches of {}", users.join(", ")))
                     .hint("take them away with 'hob cache disable'"));
             }
             let entry = inner.pool(pool)?;
@@ -407,7 +409,7 @@ impl Manager {
                 inner.pools_removed.push(pool.to_owned());
             }
         }
-        drop(claim);
+        drop(guard);
         tracing::info!("pool {pool} is no more");
         self.save().await?;
         Ok(PoolChanged { pool: None, notes: Vec::new() })
@@ -415,7 +417,7 @@ impl Manager {
 
     /// Tries devices again that could not be opened.
     pub(super) async fn retry_devices(self: &Arc<Self>, pool: &str) {
-        let Ok(_claim) = self.claim_pool(pool, "opened") else { return };
+        let Ok(_guard) = self.guard_pool(pool, "opened") else { return };
         let (flash, uuid, offline) = {
             let inner = self.inner();
             let Ok(entry) = inner.pool(pool) else { return };
@@ -440,8 +442,8 @@ impl Manager {
                     tracing::info!("pool {pool}: {} is back", path.display());
                     back = true;
                 }
-                Err(refusal) => {
-                    tracing::warn!("pool {pool}: {} stays offline: {refusal}", path.display());
+                Err(error) => {
+                    tracing::warn!("pool {pool}: {} stays offline: {error}", path.display());
                     self.close_device(pool, info.id).await;
                 }
             }
@@ -453,14 +455,14 @@ impl Manager {
         }
     }
 
-    pub(super) fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged, Refusal> {
+    pub(super) fn pool_changed(&self, name: &str, notes: Vec<String>) -> Result<PoolChanged, ApiError> {
         Ok(PoolChanged { pool: Some(self.pool(name)?), notes })
     }
 }
 
 impl Flash {
     /// Closes a device, and leaves what is on it as it is.
-    async fn close_device(&self, id: DeviceId) -> Result<(), Refusal> {
+    async fn close_device(&self, id: DeviceId) -> Result<(), ApiError> {
         let closed = self.with(move |place| {
             let Some(pool) = place else { return Ok(()) };
             // One that has left is closed.
@@ -487,23 +489,23 @@ impl super::Inner {
         self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    pub(super) fn check_device_is_new(&self, path: &Path) -> Result<(), Refusal> {
+    pub(super) fn check_device_is_new(&self, path: &Path) -> Result<(), ApiError> {
         if !path.is_absolute() {
-            return Err(Refusal::invalid(format!("{} is not an absolute path", path.display())));
+            return Err(ApiError::invalid(format!("{} is not an absolute path", path.display())));
         }
         let mut pools = self.pools.iter();
         let owner = pools.find(|(_, pool)| pool.devices.iter().any(|device| device.path == path));
         match owner {
             Some((name, _)) => {
-                Err(Refusal::conflict(format!("{} belongs to pool {name} already", path.display())))
+                Err(ApiError::conflict(format!("{} belongs to pool {name} already", path.display())))
             }
             None => Ok(()),
         }
     }
 }
 
-pub(super) fn no_device(pool: &str, path: &Path) -> Refusal {
-    Refusal::not_found(format!("pool {pool} has no device {}", path.display()))
+pub(super) fn no_device(pool: &str, path: &Path) -> ApiError {
+    ApiError::not_found(format!("pool {pool} has no device {}", path.display()))
         .hint(format!("'hob pool show {pool}' lists them"))
 }
 

@@ -6,10 +6,10 @@ use std::time::Duration;
 use hob_control::{CachePatch, Effect, LifeEvent, OnClients, PlannedChange, Preview, Size};
 use hob_engine::units::SECTOR_BYTES;
 
+use super::api_error::ApiError;
 use super::caches::no_cache;
-use super::refusal::Refusal;
 use super::settings::changed_spec;
-use super::{Life, Manager};
+use super::{DiskPhase, Manager};
 use crate::daemon::state::CacheSpec;
 
 /// A shard learns of a client's end a moment later: users are counted so often before a disk counts as used.
@@ -44,7 +44,7 @@ impl Manager {
         self: &Arc<Self>,
         disk: &str,
         change: &PlannedChange,
-    ) -> Result<Preview, Refusal> {
+    ) -> Result<Preview, ApiError> {
         let spec = self.inner().disk(disk)?.cache().cloned();
         let mut preview = Preview::default();
         let fate = match change {
@@ -82,12 +82,12 @@ impl Manager {
         self: &Arc<Self>,
         disk: &str,
         on_clients: OnClients,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let users = self.settled_users(disk).await;
         if users == 0 || on_clients == OnClients::Disconnect {
             return Ok(());
         }
-        Err(Refusal::conflict(format!("{disk} has {} connected", clients(users)))
+        Err(ApiError::conflict(format!("{disk} has {} connected", clients(users)))
             .hint("stop the guest first, or disconnect it with --force (API: ?force=true)"))
     }
 
@@ -97,7 +97,7 @@ impl Manager {
         disk: &str,
         change: &PlannedChange,
         may_lose: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         if may_lose {
             return Ok(());
         }
@@ -105,7 +105,7 @@ impl Manager {
         if !preview.loses_dirty() {
             return Ok(());
         }
-        Err(Refusal::conflict(preview.effects.join("; "))
+        Err(ApiError::conflict(preview.effects.join("; "))
             .hint("nothing was changed; say --yes to lose it (API: discard_dirty=true)"))
     }
 
@@ -129,7 +129,8 @@ impl Manager {
     }
 
     async fn holds(&self, disk: &str, spec: &CacheSpec) -> Holds {
-        let is_offline = self.inner().disk(disk).is_ok_and(|disk| matches!(disk.life, Life::Offline(_)));
+        let is_offline =
+            self.inner().disk(disk).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Offline(_)));
         let nothing = Holds { cached: 0, dirty: Some(0).filter(|_| spec.journal.is_none() || !is_offline) };
         let Ok((shard, id)) = self.shard_of(disk) else { return nothing };
         match shard.stats(id).await {
@@ -146,10 +147,10 @@ impl Manager {
         disk: &str,
         spec: Option<&CacheSpec>,
         patch: &CachePatch,
-    ) -> Result<(Fate, Option<String>), Refusal> {
+    ) -> Result<(Fate, Option<String>), ApiError> {
         let before = spec.ok_or_else(|| no_cache(disk))?;
-        let ground = self.inner().ground(&before.pool)?;
-        let (wanted, _) = changed_spec(before, patch.size, &patch.settings, ground)?;
+        let context = self.inner().context(&before.pool)?;
+        let (wanted, _) = changed_spec(before, patch.size, &patch.settings, context)?;
         if before.structure() != wanted.structure() {
             return Ok((Fate::Emptied, None));
         }

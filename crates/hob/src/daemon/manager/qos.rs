@@ -7,8 +7,8 @@ use std::sync::Arc;
 use hob_control::{DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
 use hob_engine::qos::{self, Due, SHARES_MAX};
 
+use super::api_error::ApiError;
 use super::definitions::datastore_patch;
-use super::refusal::Refusal;
 use super::{DiskEntry, Inner, Manager};
 use crate::daemon::config::{Config, PolicyEntry};
 use crate::daemon::state::{DatastoreState, DiskQosSpec, PolicyState, check_qos};
@@ -24,7 +24,7 @@ impl Manager {
     }
 
     /// What a disk is due.
-    pub(crate) fn disk_qos(&self, disk: &str) -> Result<DiskQos, Refusal> {
+    pub(crate) fn disk_qos(&self, disk: &str) -> Result<DiskQos, ApiError> {
         let inner = self.inner();
         Ok(inner.disk(disk)?.qos_view(&inner))
     }
@@ -36,7 +36,11 @@ impl Manager {
     }
 
     /// Says what a disk is due.
-    pub(crate) async fn qos_set(self: &Arc<Self>, disk: String, patch: QosPatch) -> Result<DiskQos, Refusal> {
+    pub(crate) async fn qos_set(
+        self: &Arc<Self>,
+        disk: String,
+        patch: QosPatch,
+    ) -> Result<DiskQos, ApiError> {
         let manager = self.clone();
         self.change("qos set", disk.clone(), async move { manager.set_disk_qos(&disk, &patch).await }).await
     }
@@ -46,13 +50,13 @@ impl Manager {
         self: &Arc<Self>,
         name: String,
         patch: QosPatch,
-    ) -> Result<StoragePolicy, Refusal> {
+    ) -> Result<StoragePolicy, ApiError> {
         let manager = self.clone();
         self.change("policy set", name.clone(), async move { manager.set_policy(&name, &patch).await }).await
     }
 
     /// Removes a storage policy that no disk has.
-    pub(crate) async fn policy_remove(self: &Arc<Self>, name: String) -> Result<StoragePolicy, Refusal> {
+    pub(crate) async fn policy_remove(self: &Arc<Self>, name: String) -> Result<StoragePolicy, ApiError> {
         let manager = self.clone();
         self.change("policy remove", name.clone(), async move {
             let view = {
@@ -60,7 +64,7 @@ impl Manager {
                 let qos = inner.policy(&name)?;
                 let view = inner.policy_view(&name, qos);
                 if let Some(disk) = view.disks.first() {
-                    return Err(Refusal::conflict(format!("disk {disk} has the storage policy {name}"))
+                    return Err(ApiError::conflict(format!("disk {disk} has the storage policy {name}"))
                         .hint("give its disks another one first, or none with --policy ''"));
                 }
                 inner.policies.remove(&name);
@@ -73,16 +77,16 @@ impl Manager {
     }
 
     /// Takes over what hob.toml says of storage policies and datastores that nobody has said anything of since.
-    pub(super) fn start_qos(&self, config: &Config) -> Result<(), Refusal> {
+    pub(super) fn start_qos(&self, config: &Config) -> Result<(), ApiError> {
         let mut inner = self.inner();
         for PolicyEntry { name, qos } in &config.policies {
             if inner.policies.contains_key(name) {
                 continue;
             }
             let named =
-                |refusal: Refusal| Refusal::invalid(format!("storage policy {name} of hob.toml: {refusal}"));
+                |error: ApiError| ApiError::invalid(format!("storage policy {name} of hob.toml: {error}"));
             if qos.policy.is_some() {
-                return Err(named(Refusal::invalid("a storage policy has no policy of its own")));
+                return Err(named(ApiError::invalid("a storage policy has no policy of its own")));
             }
             let qos = patched(Qos::default(), qos).map_err(named)?;
             inner.policies.insert(name.clone(), qos);
@@ -94,21 +98,21 @@ impl Manager {
             let name = &store.name;
             let spec = DatastoreState::new(name)
                 .patched(&datastore_patch(store))
-                .map_err(|refusal| Refusal::invalid(format!("datastore {name} of hob.toml: {refusal}")))?;
+                .map_err(|error| ApiError::invalid(format!("datastore {name} of hob.toml: {error}")))?;
             inner.datastores.push(super::datastores::DatastoreEntry::new(spec));
         }
         Ok(())
     }
 
-    async fn set_disk_qos(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<DiskQos, Refusal> {
-        let _claim = self.claim_disk_for_command(name, "given other shares").await?;
+    async fn set_disk_qos(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<DiskQos, ApiError> {
+        let _guard = self.guard_disk_for_command(name, "given other shares").await?;
         self.look_at_peaks().await;
         let (before, notes) = {
             let mut inner = self.inner();
             let before = inner.disk(name)?.wanted.qos.clone();
             let mut wanted = before.clone().unwrap_or_default();
             if wanted.policy.is_some() && patch.policy.is_none() {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "{name} has the storage policy {}",
                     wanted.policy.unwrap_or_default()
                 ))
@@ -128,48 +132,48 @@ impl Manager {
             inner.disk_mut(name)?.wanted.qos = Some(wanted);
             match inner.check_reservations() {
                 Ok(notes) => (before, notes),
-                Err(refusal) => {
+                Err(error) => {
                     inner.disk_mut(name)?.wanted.qos = before;
-                    return Err(refusal);
+                    return Err(error);
                 }
             }
         };
-        if let Err(refusal) = self.apply_qos(name).await {
+        if let Err(error) = self.apply_qos(name).await {
             self.inner().disk_mut(name)?.wanted.qos = before;
-            return Err(refusal);
+            return Err(error);
         }
         self.save().await?;
         Ok(DiskQos { notes, ..self.disk_qos(name)? })
     }
 
-    async fn set_policy(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<StoragePolicy, Refusal> {
+    async fn set_policy(self: &Arc<Self>, name: &str, patch: &QosPatch) -> Result<StoragePolicy, ApiError> {
         check_name(name).map_err(|error| {
-            Refusal::invalid(format!("'{name}' cannot be a storage policy's name: {error}"))
+            ApiError::invalid(format!("'{name}' cannot be a storage policy's name: {error}"))
         })?;
         if patch.policy.is_some() {
-            return Err(Refusal::invalid("a storage policy has no policy of its own"));
+            return Err(ApiError::invalid("a storage policy has no policy of its own"));
         }
         self.look_at_peaks().await;
         let disks = {
             let mut inner = self.inner();
             let before = inner.policies.get(name).copied();
             if before.is_none() && inner.policies.len() >= POLICIES_MAX {
-                return Err(Refusal::conflict(format!("there are {POLICIES_MAX} storage policies")));
+                return Err(ApiError::conflict(format!("there are {POLICIES_MAX} storage policies")));
             }
             let wanted = patched(before.unwrap_or_default(), patch)?;
             inner.policies.insert(name.to_owned(), wanted);
-            if let Err(refusal) = inner.check_reservations() {
+            if let Err(error) = inner.check_reservations() {
                 match before {
                     Some(before) => _ = inner.policies.insert(name.to_owned(), before),
                     None => _ = inner.policies.remove(name),
                 }
-                return Err(refusal);
+                return Err(error);
             }
             inner.policy_view(name, wanted).disks
         };
         for disk in disks {
-            if let Err(refusal) = self.apply_qos(&disk).await {
-                tracing::warn!("{disk} does not follow the storage policy {name} yet: {refusal}");
+            if let Err(error) = self.apply_qos(&disk).await {
+                tracing::warn!("{disk} does not follow the storage policy {name} yet: {error}");
             }
         }
         self.save().await?;
@@ -178,7 +182,7 @@ impl Manager {
     }
 
     /// Tells the shard of a disk that is online what the disk is due.
-    pub(super) async fn apply_qos(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn apply_qos(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id, due) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -193,7 +197,7 @@ impl Manager {
 
 impl Inner {
     /// What a new disk of hob.toml is due.
-    pub(super) fn first_qos(&self, patch: &QosPatch) -> Result<DiskQosSpec, Refusal> {
+    pub(super) fn first_qos(&self, patch: &QosPatch) -> Result<DiskQosSpec, ApiError> {
         let own = match patch.policy.as_deref() {
             Some(policy) => self.policy(policy)?,
             None => Qos::default(),
@@ -204,9 +208,9 @@ impl Inner {
         Ok(DiskQosSpec { policy: patch.policy.clone(), own: patched(own, patch)? })
     }
 
-    fn policy(&self, name: &str) -> Result<Qos, Refusal> {
+    fn policy(&self, name: &str) -> Result<Qos, ApiError> {
         self.policies.get(name).copied().ok_or_else(|| {
-            Refusal::not_found(format!("there is no storage policy '{name}'"))
+            ApiError::not_found(format!("there is no storage policy '{name}'"))
                 .hint("'hob qos policy list' shows all")
         })
     }
@@ -226,7 +230,7 @@ impl Inner {
     }
 
     /// Can every datastore do what its disks have reserved? Notes where nobody knows.
-    fn check_reservations(&self) -> Result<Vec<String>, Refusal> {
+    fn check_reservations(&self) -> Result<Vec<String>, ApiError> {
         let mut notes = Vec::new();
         let mut reserved = BTreeMap::new();
         for disk in self.disks.values() {
@@ -250,7 +254,7 @@ impl Inner {
                 }
             };
             if reserved > u64::from(capacity) {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "reservations on datastore {} would come to {reserved} units a second, and it {how} {capacity}",
                     store.spec.name
                 ))
@@ -286,8 +290,8 @@ impl DiskEntry {
     }
 }
 
-fn two_rules() -> Refusal {
-    Refusal::invalid("a disk with a storage policy has no rules of its own")
+fn two_rules() -> ApiError {
+    ApiError::invalid("a disk with a storage policy has no rules of its own")
         .hint("say either the policy or the rules")
 }
 
@@ -301,7 +305,7 @@ pub(super) fn engine_qos(qos: Qos) -> qos::DiskQos {
     }
 }
 
-pub(super) fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, Refusal> {
+pub(super) fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, ApiError> {
     // 0 takes a limit away.
     let rate = |value: Option<u32>, before: Option<u32>| value.or(before).filter(|rate| *rate > 0);
     let shares = match patch.shares.as_deref() {
@@ -310,7 +314,7 @@ pub(super) fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, Refusal> {
         Some("normal") => 1000,
         Some("high") => 2000,
         Some(number) => number.parse().map_err(|_| {
-            Refusal::invalid(format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{number}'"))
+            ApiError::invalid(format!("shares are low, normal, high or 1 to {SHARES_MAX}, not '{number}'"))
         })?,
     };
     let wanted = Qos {
@@ -320,6 +324,6 @@ pub(super) fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, Refusal> {
         bytes_limit: patch.bytes_limit.or(before.bytes_limit).filter(|limit| *limit > Size(0)),
         flash_limit: rate(patch.flash_limit, before.flash_limit),
     };
-    check_qos(&wanted).map_err(Refusal::invalid)?;
+    check_qos(&wanted).map_err(ApiError::invalid)?;
     Ok(wanted)
 }

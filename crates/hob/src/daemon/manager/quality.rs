@@ -8,7 +8,7 @@ use hob_engine::stats::DiskStats;
 use tokio::time::Instant;
 
 use super::observe::expected;
-use super::{DiskEntry, Life, Manager};
+use super::{DiskEntry, DiskPhase, Manager};
 
 /// Pause between two looks.
 pub(super) const JUDGE_EVERY: Duration = Duration::from_secs(60);
@@ -72,7 +72,8 @@ impl Manager {
     pub(super) fn judge(self: &Arc<Self>) {
         let inner = self.inner();
         for (name, disk) in &inner.disks {
-            let (Life::Online(shard), true, Some(spec)) = (&disk.life, disk.has_cache, disk.cache()) else {
+            let (DiskPhase::Online(shard), true, Some(spec)) = (&disk.phase, disk.has_cache, disk.cache())
+            else {
                 continue;
             };
             let segment_bytes = inner.pools.get(&spec.pool).map_or(0, |pool| pool.segment_bytes);
@@ -100,7 +101,8 @@ impl Manager {
     /// Counts the checksum mismatches of all disks that are to have a cache, also of those whose flash is all fenced.
     pub(super) fn count_mismatches(self: &Arc<Self>) {
         for (name, disk) in &mut self.inner().disks {
-            let (Life::Online(shard), Some(_), false) = (&disk.life, disk.cache(), disk.quality.counting)
+            let (DiskPhase::Online(shard), Some(_), false) =
+                (&disk.phase, disk.cache(), disk.quality.counting)
             else {
                 continue;
             };

@@ -6,7 +6,7 @@ use hob_control::TraceRecord;
 use hob_engine::units::DiskId;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::tape::{self, Reader};
 
@@ -23,17 +23,17 @@ pub(crate) struct Recording {
 
 impl Manager {
     /// Records a disk's requests. A disk has one recording at a time.
-    pub(crate) async fn record(self: &Arc<Self>, name: &str) -> Result<Recording, Refusal> {
+    pub(crate) async fn record(self: &Arc<Self>, name: &str) -> Result<Recording, ApiError> {
         let (recorder, recording) = {
             let mut inner = self.inner();
             let count = inner.disks.values().filter(|disk| disk.recording.read().is_some()).count();
             let disk = inner.disk_mut(name)?;
             if disk.recording.read().is_some() {
-                return Err(Refusal::conflict(format!("the requests of {name} are being recorded already"))
+                return Err(ApiError::conflict(format!("the requests of {name} are being recorded already"))
                     .hint("end that recording first"));
             }
             if count >= RECORDINGS_MAX {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "{count} disks are being recorded, and more cannot be"
                 ))
                 .hint("end one of these recordings first"));

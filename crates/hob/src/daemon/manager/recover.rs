@@ -18,12 +18,12 @@ use hob_storage::pool::recovery::Found;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
+use super::allocation::{Restructure, places};
+use super::api_error::ApiError;
 use super::fencing::{Changed, Same, Sample, Verdict, judge};
-use super::fit::{Restructure, places};
 use super::flash::blocking;
-use super::refusal::Refusal;
 use super::settings::engine_config;
-use super::{DeviceEntry, Life, Manager};
+use super::{DeviceEntry, DiskPhase, Manager};
 use crate::daemon::hardware::{Backing, BackingInfo, ChangeMark, Reader};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
@@ -100,7 +100,7 @@ pub(super) struct Reading {
     pub(super) upto: u32,
     /// What the first reading told, if that is ever known.
     pub(super) surveyed: oneshot::Receiver<Surveyed>,
-    found: oneshot::Receiver<Result<Found, Refusal>>,
+    found: oneshot::Receiver<Result<Found, ApiError>>,
 }
 
 /// What the first reading of a journal told.
@@ -137,8 +137,8 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         spec: &CacheSpec,
-    ) -> Result<Reading, Refusal> {
-        let journal = spec.journal.ok_or_else(|| Refusal::failed("its cache has no journal"))?;
+    ) -> Result<Reading, ApiError> {
+        let journal = spec.journal.ok_or_else(|| ApiError::failed("its cache has no journal"))?;
         let began = Instant::now();
         let (flash, missing) = {
             let inner = self.inner();
@@ -165,12 +165,12 @@ impl Manager {
                 tokio::task::spawn_blocking(move || {
                     let found = contained(|| recovery.run(report, tell));
                     // Whoever asked may be gone.
-                    let _ = both.send(found.map_err(|error| Refusal::failed(error.to_string())));
+                    let _ = both.send(found.map_err(|error| ApiError::failed(error.to_string())));
                 });
                 upto
             }
-            Err(refusal) => {
-                let _ = both.send(Err(refusal));
+            Err(error) => {
+                let _ = both.send(Err(error));
                 0
             }
         };
@@ -193,11 +193,11 @@ impl Manager {
         name: &str,
         reading: Reading,
         source: Source,
-    ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
+    ) -> Result<(Source, Option<Kept>, Vec<String>), ApiError> {
         let began = reading.began;
         let result = self.recover_now(name, reading, source).await;
-        if let Err(refusal) = &result {
-            tracing::debug!("{name}: {refusal}");
+        if let Err(error) = &result {
+            tracing::debug!("{name}: {error}");
             let pause = (began.elapsed() * RETRY_TIMES).max(RETRY_MIN);
             self.inner().disk_mut(name)?.retry_after = Some(Instant::now() + pause);
         }
@@ -209,19 +209,19 @@ impl Manager {
         name: &str,
         reading: Reading,
         source: Source,
-    ) -> Result<(Source, Option<Kept>, Vec<String>), Refusal> {
+    ) -> Result<(Source, Option<Kept>, Vec<String>), ApiError> {
         let matters = reading.may_be_dirty();
         let Reading { spec, mut journal, began, foreign, outdated_by, mut missing, found, .. } = reading;
         let spec = &spec;
-        let found = found.await.unwrap_or_else(|_| Err(Refusal::failed("an internal task ended")));
+        let found = found.await.unwrap_or_else(|_| Err(ApiError::failed("an internal task ended")));
         let found = match found {
             Ok(found) => found,
-            Err(refusal) if matters => {
-                return Err(refused(name, &format!("its cache cannot be read: {}", refusal.problem.error)));
+            Err(error) if matters => {
+                return Err(refused(name, &format!("its cache cannot be read: {}", error.problem.error)));
             }
-            Err(refusal) => {
+            Err(error) => {
                 self.forget_owner(spec).await;
-                let why = refusal.problem.error;
+                let why = error.problem.error;
                 return Ok((
                     source,
                     None,
@@ -330,7 +330,7 @@ impl Manager {
                     Some(DataSegment { place, ..segment })
                 };
                 let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
-                let data = data.ok_or_else(|| Refusal::failed("a device of the pool has gone again"))?;
+                let data = data.ok_or_else(|| ApiError::failed("a device of the pool has gone again"))?;
                 Ok((source, Some(Kept { recovered, data }), notes))
             }
         }
@@ -344,7 +344,7 @@ impl Manager {
         journal: JournalSpec,
         found: &Found,
         missing: &[String],
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let is_whole = match found {
             Found::Recovered(recovered, remains) => {
                 let newest = remains.rings.first().map_or(0, |ring| ring.number);
@@ -367,14 +367,14 @@ impl Manager {
         let reason = format!("it is being recovered, {percent} % of its journal is read");
         let mut inner = self.inner();
         let Ok(disk) = inner.disk_mut(name) else { return };
-        match &mut disk.life {
-            Life::Online(_) if disk.coming.is_some() => disk.cache_reason = Some(reason),
-            Life::Offline(known) => *known = format!("its cache is not there yet: {reason}"),
+        match &mut disk.phase {
+            DiskPhase::Online(_) if disk.recovering.is_some() => disk.cache_reason = Some(reason),
+            DiskPhase::Offline(known) => *known = format!("its cache is not there yet: {reason}"),
             _ => {}
         }
     }
 
-    /// Gives a shard's disk the cache that was kept. The caller has claimed the disk.
+    /// Gives a shard's disk the cache that was kept. The caller holds the operation guard of the disk.
     pub(super) async fn enable_kept(self: &Arc<Self>, name: &str, kept: Kept) -> Result<(), Restructure> {
         let Kept { recovered, data } = kept;
         let was_block_bytes = recovered.summary.block_bytes;
@@ -440,7 +440,7 @@ impl Manager {
                     .filter(|s| !is_used(s))
                     .collect::<Vec<_>>()
             }
-            Err(refusal) => return tracing::warn!("pool {}: {refusal}", spec.pool),
+            Err(error) => return tracing::warn!("pool {}: {error}", spec.pool),
         };
         self.give_back(&spec.pool, &leftovers).await;
     }
@@ -485,7 +485,7 @@ async fn compare(
     journal: JournalSpec,
     verify: Verify,
     foreign: Option<String>,
-) -> Result<(Source, Box<Recovered>, Verdict, String), Refusal> {
+) -> Result<(Source, Box<Recovered>, Verdict, String), ApiError> {
     let info = source.info().clone();
     if let Source::Served(served) = &source
         && let Some(changed) = served.shard.changed_meanwhile(served.id).await?.filter(|it| !it.is_empty())
@@ -515,7 +515,7 @@ async fn compare(
         Err(()) => {
             let samples = recovered.samples(SAMPLES);
             let (source, sample) = look(source, samples).await?;
-            (source, judge(same, changed, has_dirty, verify, || Ok::<_, Refusal>(sample))?)
+            (source, judge(same, changed, has_dirty, verify, || Ok::<_, ApiError>(sample))?)
         }
     };
     let why = match (info.size_bytes == summary.disk_bytes, same, changed) {
@@ -537,7 +537,7 @@ async fn compare(
 }
 
 /// Compares samples with the backing.
-async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sample), Refusal> {
+async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sample), ApiError> {
     let (source, mut differing) = blocking(move || differing(source, &samples)).await??;
     if let Source::Served(served) = &source
         && !differing.is_empty()
@@ -550,7 +550,7 @@ async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sampl
 }
 
 /// Sectors of the backing that are not what these samples say.
-fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<u64>), Refusal> {
+fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<u64>), ApiError> {
     let size = source.info().size_bytes;
     let mut bytes = vec![0; SECTOR_BYTES as usize];
     let (mut sums, mut differing) = (Vec::new(), Vec::new());
@@ -560,7 +560,7 @@ fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<
         let len = SECTOR_BYTES.min(size.saturating_sub(offset)) as usize;
         bytes.fill(0);
         source.read(offset, &mut bytes[..len]).map_err(|error| {
-            Refusal::failed(format!(
+            ApiError::failed(format!(
                 "its backing cannot be compared with its cache: sector {sector}: {error:?}"
             ))
             .hint("repair the backing; it is tried again every few seconds")
@@ -574,8 +574,8 @@ fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<
     Ok((source, differing))
 }
 
-fn refused(name: &str, why: &str) -> Refusal {
-    Refusal::conflict(why).hint(format!(
+fn refused(name: &str, why: &str) -> ApiError {
+    ApiError::conflict(why).hint(format!(
         "put it right, or save the dirty data with 'hob cache export-dirty {name} FILE' and give it up with 'hob cache \
          discard-dirty {name} --yes'"
     ))

@@ -12,13 +12,13 @@ use hob_engine::stats;
 use hob_engine::units::SECTOR_BYTES;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 
 const KIB: f64 = 1024.0;
 
 impl Manager {
     /// A disk's figures.
-    pub(crate) async fn stats(self: &Arc<Self>, name: &str) -> Result<DiskStats, Refusal> {
+    pub(crate) async fn stats(self: &Arc<Self>, name: &str) -> Result<DiskStats, ApiError> {
         let (shard, id, block_size) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;

@@ -13,8 +13,8 @@ use hob_engine::command::{CacheChange, NewRing};
 use hob_engine::units::DiskId;
 
 use super::Manager;
+use super::api_error::ApiError;
 use super::flash::blocking;
-use super::refusal::Refusal;
 use crate::daemon::hardware::{BackingInfo, Gauge, Monitor, Witness};
 use crate::daemon::shard_api::ShardHandle;
 
@@ -40,7 +40,7 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         resize: DiskResize,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("disk resize", disk.clone(), async move {
             manager.resize_to(&disk, resize.size.map(Size::bytes)).await
@@ -48,8 +48,8 @@ impl Manager {
         .await
     }
 
-    async fn resize_to(self: &Arc<Self>, name: &str, wanted: Option<u64>) -> Result<DiskChanged, Refusal> {
-        let claim = self.claim_disk_for_command(name, "resized").await?;
+    async fn resize_to(self: &Arc<Self>, name: &str, wanted: Option<u64>) -> Result<DiskChanged, ApiError> {
+        let guard = self.guard_disk_for_command(name, "resized").await?;
         let (shard, id) = self.shard_of(name)?;
         let (before, gauge, read_only) = {
             let inner = self.inner();
@@ -60,7 +60,7 @@ impl Manager {
             (disk.size_bytes, gauge, read_only)
         };
         let gauge = gauge.ok_or_else(|| {
-            Refusal::conflict(format!(
+            ApiError::conflict(format!(
                 "nobody can tell how large the backing of {name} is while it is served"
             ))
             .hint("a disk has the size of its backing when hob starts, or when it is removed and added again")
@@ -75,13 +75,13 @@ impl Manager {
                         .to_owned(),
                 );
             }
-            return self.finish_disk(name, claim, notes).await;
+            return self.finish_disk(name, guard, notes).await;
         }
         self.check_blocks(name, size)?;
         self.grow_disk(name, &shard, id, size).await?;
         tracing::info!("{name} has {size} bytes now; it had {before}");
         let note = "NBD clients that are connected see the new size when they connect again";
-        self.finish_disk(name, claim, vec![note.to_owned()]).await
+        self.finish_disk(name, guard, vec![note.to_owned()]).await
     }
 
     /// The size that a disk is to have, which its backing has then. `before` is what the disk has, all in bytes.
@@ -92,14 +92,14 @@ impl Manager {
         wanted: Option<u64>,
         read_only: bool,
         gauge: Gauge,
-    ) -> Result<u64, Refusal> {
+    ) -> Result<u64, ApiError> {
         let cannot = |what: &str, error: &std::io::Error| {
-            Refusal::failed(format!("the backing of {name} cannot be {what}: {error}"))
+            ApiError::failed(format!("the backing of {name} cannot be {what}: {error}"))
         };
         let whole = |size: u64| match size.is_multiple_of(UNIT_BYTES) {
             true => Ok(()),
             false => {
-                Err(Refusal::invalid(format!("a disk has a multiple of {UNIT_BYTES} bytes, not {size}")))
+                Err(ApiError::invalid(format!("a disk has a multiple of {UNIT_BYTES} bytes, not {size}")))
             }
         };
         if let Some(wanted) = wanted {
@@ -119,7 +119,7 @@ impl Manager {
             None => whole(now).map(|()| now),
             Some(wanted) if wanted == now => Ok(wanted),
             Some(wanted) if wanted < now => {
-                Err(Refusal::conflict(format!("the backing of {name} has {} already", Size(now))).hint(
+                Err(ApiError::conflict(format!("the backing of {name} has {} already", Size(now))).hint(
                     format!(
                         "'hob disk resize {name}' without --size lets the disk have all of it; {} is not \
                                    to be had",
@@ -127,21 +127,21 @@ impl Manager {
                     ),
                 ))
             }
-            Some(_) if read_only => Err(Refusal::conflict(format!(
+            Some(_) if read_only => Err(ApiError::conflict(format!(
                 "{name} is read-only, so hob does not make its backing larger"
             ))
             .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))),
             Some(wanted) => {
                 let grown = blocking(move || gauge.is_file().then(|| gauge.grow(wanted))).await?;
                 let grown = grown.ok_or_else(|| {
-                    Refusal::conflict(format!(
+                    ApiError::conflict(format!(
                         "the backing of {name} has {}, and hob makes raw files larger only",
                         Size(now)
                     ))
                     .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))
                 })?;
                 grown.map_err(|error| match error.kind() {
-                    ErrorKind::FileTooLarge | ErrorKind::InvalidInput => Refusal::invalid(format!(
+                    ErrorKind::FileTooLarge | ErrorKind::InvalidInput => ApiError::invalid(format!(
                         "the file system of the backing of {name} has no files of {}",
                         Size(wanted)
                     )),
@@ -153,14 +153,14 @@ impl Manager {
     }
 
     /// A cache numbers the blocks of its disk.
-    fn check_blocks(&self, name: &str, size: u64) -> Result<(), Refusal> {
+    fn check_blocks(&self, name: &str, size: u64) -> Result<(), ApiError> {
         let inner = self.inner();
         let Some(spec) = inner.disk(name)?.cache() else { return Ok(()) };
         if size.div_ceil(spec.block_size.bytes()) <= u64::from(u32::MAX) {
             return Ok(());
         }
         let most = Size(u64::from(u32::MAX) * spec.block_size.bytes());
-        Err(Refusal::conflict(format!(
+        Err(ApiError::conflict(format!(
             "a cache with blocks of {} is for disks of {most} at most",
             spec.block_size
         ))
@@ -174,7 +174,7 @@ impl Manager {
         shard: &ShardHandle,
         id: DiskId,
         size: u64,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let (identity, before, persistent) = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -188,14 +188,14 @@ impl Manager {
         };
         let grow = |ring: &Option<NewRing>| CacheChange::GrowDisk(size, ring.clone());
         let grown = match &persistent {
-            Some((_, segments)) => self.restructure(name, *segments, grow).await.map_err(Refusal::from),
-            None => shard.change_cache(id, grow(&None)).await.map_err(Refusal::from),
+            Some((_, segments)) => self.restructure(name, *segments, grow).await.map_err(ApiError::from),
+            None => shard.change_cache(id, grow(&None)).await.map_err(ApiError::from),
         };
         let released = match grown {
             Ok(released) => released,
-            Err(refusal) => {
+            Err(error) => {
                 self.inner().disk_mut(name)?.identity = before;
-                return Err(refusal);
+                return Err(error);
             }
         };
         {
@@ -216,7 +216,7 @@ impl Manager {
     }
 }
 
-fn no_smaller(name: &str, because: &str) -> Refusal {
-    Refusal::conflict(format!("{name} cannot get smaller: {because}"))
+fn no_smaller(name: &str, because: &str) -> ApiError {
+    ApiError::conflict(format!("{name} cannot get smaller: {because}"))
         .hint("copy what is needed to a smaller disk")
 }

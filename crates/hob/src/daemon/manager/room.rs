@@ -7,8 +7,8 @@ use hob_engine::command::{DataSegment, Segment};
 use hob_engine::units::{DeviceId, DiskId};
 use hob_storage::pool::{self, DeviceInfo, OwnerId};
 
+use super::api_error::ApiError;
 use super::flash::Owner;
-use super::refusal::Refusal;
 use super::stalls::Stalls;
 use super::{DeviceEntry, DeviceIds, Inner, Manager, PoolEntry};
 use crate::daemon::state::CacheSpec;
@@ -27,7 +27,7 @@ impl Manager {
         spec: &CacheSpec,
         disk: DiskId,
         wanted: Wanted,
-    ) -> Result<Vec<DataSegment>, Refusal> {
+    ) -> Result<Vec<DataSegment>, ApiError> {
         let pool = &spec.pool;
         let flash = self.inner().pool(pool)?.flash.clone();
         let owner = match &spec.journal {
@@ -59,7 +59,7 @@ impl Manager {
         };
         match flash.release(in_pool).await {
             Ok(devices) => self.refresh(pool, &devices),
-            Err(refusal) => tracing::warn!("pool {pool}: {refusal}"),
+            Err(error) => tracing::warn!("pool {pool}: {error}"),
         }
     }
 
@@ -138,12 +138,12 @@ impl PoolEntry {
 
 impl Inner {
     /// An id for the shards that no device has had.
-    pub(super) fn new_device_id(&mut self) -> Result<DeviceId, Refusal> {
+    pub(super) fn new_device_id(&mut self) -> Result<DeviceId, ApiError> {
         let id = DeviceId(self.next_device);
         self.next_device = self
             .next_device
             .checked_add(1)
-            .ok_or_else(|| Refusal::failed("65 535 devices have come and gone; restart the daemon"))?;
+            .ok_or_else(|| ApiError::failed("65 535 devices have come and gone; restart the daemon"))?;
         Ok(id)
     }
 

@@ -6,15 +6,15 @@ use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing, Segment};
 use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
 
-use super::fit::places;
+use super::allocation::places;
+use super::api_error::ApiError;
 use super::persist::ring_segments;
-use super::refusal::Refusal;
-use super::{DiskEntry, Life, Manager};
+use super::{DiskEntry, DiskPhase, Manager};
 use crate::daemon::state::CacheSpec;
 
 impl Manager {
-    /// Gives a disk's cache room for second copies at a peer, if it is to have that and has none. The caller has claimed the disk.
-    pub(super) async fn fit_peer(self: &Arc<Self>, name: &str) -> Result<Vec<String>, Refusal> {
+    /// Gives a disk's cache room for second copies at a peer, if it is to have that and has none. The caller holds the operation guard of the disk.
+    pub(super) async fn fit_peer(self: &Arc<Self>, name: &str) -> Result<Vec<String>, ApiError> {
         let (spec, owner, flash, held, ring) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -67,8 +67,8 @@ impl Manager {
         }
     }
 
-    /// Takes a cache's second copies off a peer's device, and its journal too. The caller has claimed the disk.
-    pub(super) async fn leave_peer(self: &Arc<Self>, name: &str, device: DeviceId) -> Result<(), Refusal> {
+    /// Takes a cache's second copies off a peer's device, and its journal too. The caller holds the operation guard of the disk.
+    pub(super) async fn leave_peer(self: &Arc<Self>, name: &str, device: DeviceId) -> Result<(), ApiError> {
         let (pool, held, leaves_data) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -91,7 +91,7 @@ impl Manager {
         pool: &str,
         held: u64,
         leaves_data: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         {
             let _word = self.copy_words.lock().await;
             self.say_copy_is_gone(name).await?;
@@ -108,7 +108,7 @@ impl Manager {
 
     /// Before a ring is in use: if the peer has no copy of it, nobody may believe any more what the peer has of the one before. Nothing
     /// says so again, since the newest ring counts in [`Manager::say_doubled`] from when it is there.
-    pub(super) async fn say_before(&self, name: &str, ring: Option<&NewRing>) -> Result<(), Refusal> {
+    pub(super) async fn say_before(&self, name: &str, ring: Option<&NewRing>) -> Result<(), ApiError> {
         let Some(ring) = ring else { return Ok(()) };
         {
             let mut inner = self.inner();
@@ -158,9 +158,9 @@ impl Manager {
             })
         };
         if let Some(lender) = lender
-            && let Err(refusal) = self.say_copy_is_current(name, &lender, &uuid).await
+            && let Err(error) = self.say_copy_is_current(name, &lender, &uuid).await
         {
-            tracing::debug!("{name}: its copy at {lender} is not said yet: {refusal}");
+            tracing::debug!("{name}: its copy at {lender} is not said yet: {error}");
         }
     }
 }
@@ -169,7 +169,8 @@ impl DiskEntry {
     /// Is it to have second copies at a peer, and has no room there?
     pub(super) fn lacks_peer(&self) -> bool {
         let wants = self.cache().is_some_and(|spec| spec.copies == Copies::Peer && spec.journal.is_some());
-        let is_there = matches!(self.life, Life::Online(_)) && self.has_cache && self.coming.is_none();
+        let is_there =
+            matches!(self.phase, DiskPhase::Online(_)) && self.has_cache && self.recovering.is_none();
         wants && is_there && !self.held.is_empty() && self.apart.is_empty()
     }
 
@@ -187,6 +188,6 @@ impl DiskEntry {
     pub(super) fn is_settled_in(&self, pool: &str) -> bool {
         let keeps = |spec: &&CacheSpec| spec.pool == pool && spec.journal.is_some();
         self.cache().filter(keeps).is_none()
-            || matches!(self.life, Life::Online(_)) && self.has_cache && self.coming.is_none()
+            || matches!(self.phase, DiskPhase::Online(_)) && self.has_cache && self.recovering.is_none()
     }
 }

@@ -1,12 +1,12 @@
 //! What a cache is to be, from what was asked for: the parts of a preset or of the cache as it is,
-//! changed one by one, and checked against each other. Refusals say what to do.
+//! changed one by one, and checked against each other. Errors say what to do.
 
 use hob_control::{CacheSettings, Size};
 use hob_engine::command::{CacheConfig, Copies, Mode};
 use hob_engine::policy::{POLICIES, PolicyKind};
 use hob_engine::preset::{OneDevice, PRESETS, Preset, Verify, preset};
 
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use crate::daemon::state::{CacheSpec, DestageSpec, JournalSpec};
 
 /// Devices of a pool that two copies need.
@@ -14,7 +14,7 @@ pub(super) const DEVICES_FOR_COPIES: usize = 2;
 
 /// What a cache is made of: the pool it lies in, how large it is there, and what can be used.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ground {
+pub(super) struct CacheContext {
     /// Of the pool, bytes.
     pub(super) segment_bytes: u64,
     /// That give segments.
@@ -28,13 +28,13 @@ pub(super) fn new_spec(
     pool: String,
     size: Size,
     settings: &CacheSettings,
-    ground: Ground,
-) -> Result<(CacheSpec, Vec<String>), Refusal> {
+    context: CacheContext,
+) -> Result<(CacheSpec, Vec<String>), ApiError> {
     let mut spec = of_preset(&PRESETS[0]);
     spec.pool = pool;
     spec.size = size;
-    let mut notes = apply(&mut spec, settings, ground)?;
-    notes.extend(round_up(&mut spec, ground.segment_bytes)?);
+    let mut notes = apply(&mut spec, settings, context)?;
+    notes.extend(round_up(&mut spec, context.segment_bytes)?);
     Ok((spec, notes))
 }
 
@@ -44,11 +44,11 @@ pub(crate) fn simulated(
     size: Size,
     settings: &CacheSettings,
     segment_bytes: u64,
-) -> Result<(CacheConfig, bool), Refusal> {
-    let ground = Ground { segment_bytes, devices: DEVICES_FOR_COPIES, peers: 1 };
-    let (spec, _) = new_spec(String::new(), size, settings, ground)?;
+) -> Result<(CacheConfig, bool), ApiError> {
+    let context = CacheContext { segment_bytes, devices: DEVICES_FOR_COPIES, peers: 1 };
+    let (spec, _) = new_spec(String::new(), size, settings, context)?;
     if spec.copies == Copies::Peer {
-        return Err(Refusal::invalid(
+        return Err(ApiError::invalid(
             "a simulation is of one host; 2-dirty writes as much as a copy at a peer",
         ));
     }
@@ -60,20 +60,20 @@ pub(super) fn changed_spec(
     before: &CacheSpec,
     size: Option<Size>,
     settings: &CacheSettings,
-    ground: Ground,
-) -> Result<(CacheSpec, Vec<String>), Refusal> {
+    context: CacheContext,
+) -> Result<(CacheSpec, Vec<String>), ApiError> {
     let mut spec = before.clone();
-    let mut notes = apply(&mut spec, settings, ground)?;
+    let mut notes = apply(&mut spec, settings, context)?;
     if let Some(size) = size {
         spec.size = size;
-        notes.extend(round_up(&mut spec, ground.segment_bytes)?);
+        notes.extend(round_up(&mut spec, context.segment_bytes)?);
     }
     Ok((spec, notes))
 }
 
 /// As the engine takes it.
-pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, Refusal> {
-    let unknown = || Refusal::failed(format!("this hob has no policy '{}'", spec.policy));
+pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, ApiError> {
+    let unknown = || ApiError::failed(format!("this hob has no policy '{}'", spec.policy));
     Ok(CacheConfig {
         block_bytes: u32::try_from(spec.block_size.bytes()).unwrap_or(u32::MAX),
         segment_bytes,
@@ -126,7 +126,11 @@ fn of_preset(row: &Preset) -> CacheSpec {
 }
 
 /// Changes the parts that are named. Says what is not as one may think.
-fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Result<Vec<String>, Refusal> {
+fn apply(
+    spec: &mut CacheSpec,
+    settings: &CacheSettings,
+    context: CacheContext,
+) -> Result<Vec<String>, ApiError> {
     let CacheSettings {
         preset: preset_name,
         block_size,
@@ -175,12 +179,12 @@ fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Resu
     if let Some(name) = policy {
         spec.policy = policy_name(name)?;
     }
-    spec.check().map_err(Refusal::invalid)?;
+    spec.check().map_err(ApiError::invalid)?;
     set_persistent(spec, *persistent, row)?;
     if copies.is_none()
         && row.is_some_and(|row| row.one_device == OneDevice::OneCopy)
         && spec.copies != Copies::One
-        && ground.devices < DEVICES_FOR_COPIES
+        && context.devices < DEVICES_FOR_COPIES
     {
         spec.copies = Copies::One;
         notes.push(format!(
@@ -189,7 +193,7 @@ fn apply(spec: &mut CacheSpec, settings: &CacheSettings, ground: Ground) -> Resu
             spec.pool
         ));
     }
-    check_copies(spec, ground)?;
+    check_copies(spec, context)?;
     Ok(notes)
 }
 
@@ -198,11 +202,11 @@ fn set_persistent(
     spec: &mut CacheSpec,
     asked: Option<bool>,
     row: Option<&'static Preset>,
-) -> Result<(), Refusal> {
+) -> Result<(), ApiError> {
     let is_vfrc = row.is_some_and(|row| row.name == PRESETS[0].name);
     let wanted = match (asked, spec.mode) {
         (Some(false), Mode::WriteBack) => {
-            return Err(Refusal::invalid(
+            return Err(ApiError::invalid(
                 "write-back needs a persistent cache: without a journal a crash would lose acknowledged writes",
             )
             .hint("leave persistence as it is, or choose another mode"));
@@ -212,7 +216,7 @@ fn set_persistent(
         (None, _) => spec.journal.is_some(),
     };
     if wanted && is_vfrc {
-        return Err(Refusal::invalid("the preset vfrc is volatile and writes through by definition")
+        return Err(ApiError::invalid("the preset vfrc is volatile and writes through by definition")
             .hint("leave the preset out and name mode and persistence by themselves"));
     }
     match wanted {
@@ -225,63 +229,63 @@ fn set_persistent(
     Ok(())
 }
 
-fn check_copies(spec: &CacheSpec, ground: Ground) -> Result<(), Refusal> {
+fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError> {
     if spec.copies == Copies::One {
         return Ok(());
     }
     if spec.journal.is_none() {
-        return Err(Refusal::invalid("a volatile cache has one copy: what it holds is on the backing too")
+        return Err(ApiError::invalid("a volatile cache has one copy: what it holds is on the backing too")
             .hint("make it persistent, or leave the copies at 1"));
     }
     if spec.copies == Copies::Peer {
-        return check_peer(spec, ground);
+        return check_peer(spec, context);
     }
-    if ground.devices < DEVICES_FOR_COPIES {
-        return Err(Refusal::conflict(format!(
+    if context.devices < DEVICES_FOR_COPIES {
+        return Err(ApiError::conflict(format!(
             "two copies need two flash devices, and pool {} has {} that gives segments",
-            spec.pool, ground.devices
+            spec.pool, context.devices
         ))
         .hint("add one with 'hob pool add-device', or say --copies 1"));
     }
     Ok(())
 }
 
-fn check_peer(spec: &CacheSpec, ground: Ground) -> Result<(), Refusal> {
+fn check_peer(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError> {
     if spec.mode != Mode::WriteBack {
-        return Err(Refusal::invalid(
+        return Err(ApiError::invalid(
             "a copy at a peer is of what is not on the backing yet, which only write-back has",
         )
         .hint("say --mode write-back too, or leave the copies at 1"));
     }
-    if ground.peers == 0 {
-        return Err(Refusal::conflict(format!("pool {} has nothing at a peer", spec.pool))
+    if context.peers == 0 {
+        return Err(ApiError::conflict(format!("pool {} has nothing at a peer", spec.pool))
             .hint("borrow some with 'hob pool add-device POOL --peer HOST:PORT --size SIZE'"));
     }
     Ok(())
 }
 
-pub(super) fn policy_name(name: &str) -> Result<String, Refusal> {
+pub(super) fn policy_name(name: &str) -> Result<String, ApiError> {
     match PolicyKind::from_name(name).map(PolicyKind::info) {
         Some(info) if info.serves => Ok(info.name.to_owned()),
         known => {
             let why = if known.is_some() { "is for the lab only" } else { "does not exist" };
             let names: Vec<_> = POLICIES.iter().filter(|row| row.serves).map(|row| row.name).collect();
             let names = names.join(", ");
-            Err(Refusal::invalid(format!("the policy '{name}' {why}; there are {names}")))
+            Err(ApiError::invalid(format!("the policy '{name}' {why}; there are {names}")))
         }
     }
 }
 
 /// Rounds the size to whole segments.
-fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>, Refusal> {
+fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>, ApiError> {
     let size = spec.size;
     if size.bytes() == 0 {
-        return Err(Refusal::invalid("a cache cannot have size 0").hint("'hob cache disable' takes it away"));
+        return Err(ApiError::invalid("a cache cannot have size 0").hint("'hob cache disable' takes it away"));
     }
     let whole =
         size.bytes().div_ceil(segment_bytes).checked_mul(segment_bytes).filter(|bytes| *bytes <= 1 << 60);
     spec.size =
-        Size(whole.ok_or_else(|| Refusal::invalid(format!("a cache of {size} is beyond all bounds")))?);
+        Size(whole.ok_or_else(|| ApiError::invalid(format!("a cache of {size} is beyond all bounds")))?);
     let (whole, segment) = (spec.size, Size(segment_bytes));
     Ok((whole != size).then(|| format!("{size} is rounded up to {whole}, whole segments of {segment}")))
 }
@@ -292,7 +296,7 @@ fn set<T: Copy>(part: &mut T, asked: &Option<T>) {
     }
 }
 
-fn set_word<T>(part: &mut T, asked: &Option<String>) -> Result<(), Refusal>
+fn set_word<T>(part: &mut T, asked: &Option<String>) -> Result<(), ApiError>
 where
     T: std::str::FromStr<Err: std::fmt::Display>,
 {
@@ -302,8 +306,8 @@ where
     Ok(())
 }
 
-fn no_word(error: impl std::fmt::Display) -> Refusal {
-    Refusal::invalid(error.to_string())
+fn no_word(error: impl std::fmt::Display) -> ApiError {
+    ApiError::invalid(error.to_string())
 }
 
 #[cfg(test)]

@@ -13,14 +13,14 @@ use hob_storage::pool::{
     Overwrite, SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for, is_segment_size,
 };
 
+use super::allocation::AllocationRule;
+use super::api_error::ApiError;
 use super::datastores::DatastoreEntry;
-use super::fit::Fit;
 use super::flash::{Flash, Opened, are_pool_devices};
 use super::image::image_asked;
 use super::persist::journal_room;
 use super::pools::device_spec;
-use super::refusal::Refusal;
-use super::settings::{Ground, new_spec};
+use super::settings::{CacheContext, new_spec};
 use super::{Config, Manager, SwapEntry};
 use crate::daemon::config::DiskEntry;
 use crate::daemon::state::{
@@ -36,7 +36,7 @@ const SERVE_POOL: &str = "default";
 
 impl Manager {
     /// Brings up what a daemon is to have.
-    pub(crate) async fn start(self: &Arc<Self>, kept: State, config: &Config) -> Result<(), Refusal> {
+    pub(crate) async fn start(self: &Arc<Self>, kept: State, config: &Config) -> Result<(), ApiError> {
         {
             let mut inner = self.inner();
             let names =
@@ -110,8 +110,8 @@ impl Manager {
         self.resume_migrations();
         self.apply_changed(config).await;
         // What was kept is intact, and guests need their disks: health reports it.
-        if let Err(refusal) = self.save().await {
-            tracing::error!("the daemon serves what it knows, and cannot save its state: {refusal}");
+        if let Err(error) = self.save().await {
+            tracing::error!("the daemon serves what it knows, and cannot save its state: {error}");
         }
         Ok(())
     }
@@ -134,8 +134,8 @@ impl Manager {
         } = disk.clone();
         let share_parent = disk.share_parent.then_some(ShareSpec { cache: disk.parent_cache, disk: None });
         let spec = cache.and_then(|cache| {
-            let ground = self.inner().ground(&cache.pool);
-            let spec = ground.and_then(|ground| new_spec(cache.pool, cache.size, &cache.settings, ground));
+            let context = self.inner().context(&cache.pool);
+            let spec = context.and_then(|context| new_spec(cache.pool, cache.size, &cache.settings, context));
             let spec = spec.and_then(|(spec, notes)| {
                 self.inner().check_memory(&name, &spec)?;
                 Ok((spec, notes))
@@ -145,17 +145,17 @@ impl Manager {
                     notes.iter().for_each(|note| tracing::info!("{name}: {note}"));
                     Some(spec)
                 }
-                Err(refusal) => {
-                    tracing::error!("disk {name} of hob.toml has no cache: {refusal}");
-                    self.inner().caches_refused.insert(name.clone(), refusal.to_string());
+                Err(error) => {
+                    tracing::error!("disk {name} of hob.toml has no cache: {error}");
+                    self.inner().caches_refused.insert(name.clone(), error.to_string());
                     None
                 }
             }
         });
         let qos = qos.and_then(|qos| match self.inner().first_qos(&qos) {
             Ok(qos) => Some(qos),
-            Err(refusal) => {
-                tracing::error!("disk {name} of hob.toml has the usual shares: {refusal}");
+            Err(error) => {
+                tracing::error!("disk {name} of hob.toml has the usual shares: {error}");
                 None
             }
         });
@@ -175,7 +175,7 @@ impl Manager {
         }
     }
 
-    async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), Refusal> {
+    async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), ApiError> {
         // Of a pool of hob.toml that could not be made, hobs before this one kept whatever stood there.
         let segment_bytes = Some(pool.segment_size.bytes())
             .filter(|bytes| is_segment_size(*bytes))
@@ -183,11 +183,11 @@ impl Manager {
         for peer in &pool.peers {
             let asked = match self.open_line(peer) {
                 Ok(()) => self.ask_loan(peer).await.map(drop),
-                Err(refusal) => Err(refusal),
+                Err(error) => Err(error),
             };
-            if let Err(refusal) = asked {
+            if let Err(error) = asked {
                 tracing::error!(
-                    "pool {}: second copies at {} are not to be had: {refusal}",
+                    "pool {}: second copies at {} are not to be had: {error}",
                     pool.name,
                     peer.host
                 );
@@ -199,7 +199,7 @@ impl Manager {
     }
 
     /// A pool of hob.toml that is not known: made, or found where it was made before.
-    pub(super) async fn start_new_pool(self: &Arc<Self>, pool: &PoolCreate) -> Result<(), Refusal> {
+    pub(super) async fn start_new_pool(self: &Arc<Self>, pool: &PoolCreate) -> Result<(), ApiError> {
         let name = pool.name.clone();
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
         let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
@@ -209,11 +209,11 @@ impl Manager {
         }
         match self.create(pool.clone()).await {
             Ok(_) => Ok(()),
-            Err(refusal) => {
+            Err(error) => {
                 let mut opened = Flash::open(name.clone(), paths, None, segment_bytes).await?;
                 complete(pool, &mut opened).await?;
                 if !opened.offline.is_empty() {
-                    tracing::error!("pool {name} of hob.toml cannot be made: {refusal}");
+                    tracing::error!("pool {name} of hob.toml cannot be made: {error}");
                 }
                 self.take_pool_in(&pool.name, opened, &[], &[]).await
             }
@@ -226,23 +226,23 @@ impl Manager {
         disk: DiskAdd,
         cache: Option<(String, CacheEnable)>,
         force: bool,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let Some((device, enable)) = cache else {
             return self.serve_disk(disk, None).await.map(drop);
         };
         let name = disk.name.clone();
         // Better said before a pool file is made.
-        let ground = Ground { segment_bytes: SEGMENT_BYTES_MIN, devices: 1, peers: 0 };
-        let (spec, _) = new_spec(enable.pool.clone(), enable.size, &enable.settings, ground)?;
+        let context = CacheContext { segment_bytes: SEGMENT_BYTES_MIN, devices: 1, peers: 0 };
+        let (spec, _) = new_spec(enable.pool.clone(), enable.size, &enable.settings, context)?;
         self.inner().check_memory(&name, &spec)?;
         let path =
-            std::path::absolute(&device).map_err(|error| Refusal::invalid(format!("{device}: {error}")))?;
+            std::path::absolute(&device).map_err(|error| ApiError::invalid(format!("{device}: {error}")))?;
         let is_pool = !force && are_pool_devices(vec![path.clone()]).await?;
         if is_pool {
             self.serve_pool(&path, &spec, force).await?;
             if let Some(kept) = self.kept_cache(&device, &spec).await? {
                 self.serve_disk(disk, Some(kept)).await?;
-                let notes = self.fit_cache(&name, Fit::Exactly).await?;
+                let notes = self.fit_cache(&name, AllocationRule::Exactly).await?;
                 notes.iter().for_each(|note| tracing::info!("{name}: {note}"));
                 return Ok(());
             }
@@ -257,7 +257,7 @@ impl Manager {
         Ok(())
     }
 
-    async fn serve_disk(self: &Arc<Self>, disk: DiskAdd, cache: Option<CacheSpec>) -> Result<(), Refusal> {
+    async fn serve_disk(self: &Arc<Self>, disk: DiskAdd, cache: Option<CacheSpec>) -> Result<(), ApiError> {
         let name = disk.name.clone();
         let changed = match cache {
             Some(_) => {
@@ -273,7 +273,7 @@ impl Manager {
     }
 
     /// The persistent cache that an earlier `hob serve` left in its pool, as it is to be now.
-    async fn kept_cache(&self, device: &str, spec: &CacheSpec) -> Result<Option<CacheSpec>, Refusal> {
+    async fn kept_cache(&self, device: &str, spec: &CacheSpec) -> Result<Option<CacheSpec>, ApiError> {
         let (owners, segment_bytes) = {
             let inner = self.inner();
             let pool = inner.pool(SERVE_POOL)?;
@@ -287,7 +287,7 @@ impl Manager {
                 let journal = JournalSpec { owner, ring: 1, mode_unknown: true, ..JournalSpec::new() };
                 Ok(Some(CacheSpec { size, journal: Some(journal), ..spec.clone() }))
             }
-            _ => Err(Refusal::conflict(format!(
+            _ => Err(ApiError::conflict(format!(
                 "{device} holds a persistent cache, which may have data that is not on the backing"
             ))
             .hint("serve the disk as before, with --persistent or a mode or preset that implies it, or say --force to lose it")),
@@ -296,13 +296,18 @@ impl Manager {
 
     /// The pool of a `hob serve`: taken as it is if it is large enough. A file that an earlier
     /// `hob serve` made is made anew if it is not.
-    async fn serve_pool(self: &Arc<Self>, path: &Path, spec: &CacheSpec, force: bool) -> Result<(), Refusal> {
+    async fn serve_pool(
+        self: &Arc<Self>,
+        path: &Path,
+        spec: &CacheSpec,
+        force: bool,
+    ) -> Result<(), ApiError> {
         let size = Size(spec.size.bytes());
         let is_file = std::fs::metadata(path).is_ok_and(|metadata| metadata.is_file());
         if !force && are_pool_devices(vec![path.to_owned()]).await? {
             let opened = Flash::open(SERVE_POOL.to_owned(), vec![path.to_owned()], None, 0).await?;
             if let Some((path, reason)) = opened.offline.first() {
-                return Err(Refusal::failed(format!("{}: {reason}", path.display()))
+                return Err(ApiError::failed(format!("{}: {reason}", path.display()))
                     .hint("name another pool file, or say --force if its contents may go"));
             }
             let is_kept =
@@ -367,7 +372,7 @@ pub(super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskS
 /// Removes a file unless a process uses it as a pool.
 /// Goes on with making a pool that a crash or power cut interrupted: some of its devices are formatted, and nothing is on them. Devices with
 /// other data stay offline, and so do all if any cache or swap lies in the pool: what is missing may hold the rest of it.
-async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<(), Refusal> {
+async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<(), ApiError> {
     let flash = opened.flash.clone();
     let is_new =
         flash.owners().await?.0.is_empty() && flash.swap_areas().await.is_ok_and(|areas| areas.is_empty());
@@ -385,23 +390,23 @@ async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<(), Refusal>
                 );
                 opened.devices = devices;
             }
-            Err(refusal) => opened.offline.push((path, refusal.problem.error)),
+            Err(error) => opened.offline.push((path, error.problem.error)),
         }
     }
     Ok(())
 }
 
-fn remove_pool_file(path: &Path) -> Result<(), Refusal> {
-    let failed = |error| Refusal::failed(format!("cannot replace {}: {error}", path.display()));
+fn remove_pool_file(path: &Path) -> Result<(), ApiError> {
+    let failed = |error| ApiError::failed(format!("cannot replace {}: {error}", path.display()));
     let file = std::fs::File::open(path).map_err(failed)?;
     if let Some(device) = FileId::of(&file).and_then(loops_over).ok().and_then(|mut over| over.pop()) {
         let (path, device) = (path.display(), device.display());
-        return Err(Refusal::conflict(format!("{path} lies under {device}, and what is there is in use"))
+        return Err(ApiError::conflict(format!("{path} lies under {device}, and what is there is in use"))
             .hint("'swapon' and 'losetup -l' show it; end that first"));
     }
     match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => std::fs::remove_file(path).map_err(failed),
-        Err(_) => Err(Refusal::conflict(format!("{} is in use by another process", path.display()))),
+        Err(_) => Err(ApiError::conflict(format!("{} is in use by another process", path.display()))),
     }
 }
 

@@ -16,8 +16,8 @@ use hob_engine::units::DeviceId;
 use hob_storage::pool::OwnerId;
 use hob_storage::ring::FdClass;
 
+use super::api_error::ApiError;
 use super::flash::{self, Flash};
-use super::refusal::Refusal;
 use super::{Inner, Manager};
 use crate::daemon::hardware::FlashDevice;
 use crate::daemon::state::{CacheOwner, Store, SwapSpec};
@@ -121,7 +121,7 @@ const IN_PARTS: &str = "a crash left only parts of it; remove it";
 
 impl Manager {
     /// All swap areas, by name.
-    pub(crate) async fn swaps(self: &Arc<Self>) -> Result<Vec<Swap>, Refusal> {
+    pub(crate) async fn swaps(self: &Arc<Self>) -> Result<Vec<Swap>, ApiError> {
         let spots: Vec<(String, Option<Spot>)> = {
             let inner = self.inner();
             let spot = |entry: &SwapEntry| entry.place.as_ref().map(|place| place.spot);
@@ -139,22 +139,22 @@ impl Manager {
     }
 
     /// One of them.
-    pub(crate) async fn swap(self: &Arc<Self>, name: &str) -> Result<Swap, Refusal> {
+    pub(crate) async fn swap(self: &Arc<Self>, name: &str) -> Result<Swap, ApiError> {
         self.inner().swap(name)?;
         let all = self.swaps().await?;
         all.into_iter().find(|swap| swap.name == name).ok_or_else(|| no_swap(name))
     }
 
     /// Carves an area out of a pool and turns it on.
-    pub(crate) async fn swap_create(self: &Arc<Self>, create: SwapCreate) -> Result<SwapChanged, Refusal> {
+    pub(crate) async fn swap_create(self: &Arc<Self>, create: SwapCreate) -> Result<SwapChanged, ApiError> {
         let manager = self.clone();
         self.change("swap create", create.name.clone().unwrap_or_default(), async move {
             let off = create.off;
             let name = manager.carve_swap(create).await?;
             if !off {
-                manager.begin_on(&name).await.map_err(|refusal| {
-                    let error = format!("{name} is made, but not on: {}", refusal.problem.error);
-                    Refusal { kind: refusal.kind, problem: hob_control::Problem::new(error) }.hint(format!(
+                manager.begin_on(&name).await.map_err(|error| {
+                    let what = format!("{name} is made, but not on: {}", error.problem.error);
+                    ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }.hint(format!(
                         "'hob swap on {name}' tries again, 'hob swap remove {name}' takes it away"
                     ))
                 })?;
@@ -164,20 +164,20 @@ impl Manager {
         .await
     }
 
-    async fn carve_swap(self: &Arc<Self>, create: SwapCreate) -> Result<String, Refusal> {
+    async fn carve_swap(self: &Arc<Self>, create: SwapCreate) -> Result<String, ApiError> {
         if matches!(*self.store.lock().unwrap_or_else(std::sync::PoisonError::into_inner), Store::Memory) {
-            return Err(Refusal::conflict("this hob remembers nothing, and swap outlives it")
+            return Err(ApiError::conflict("this hob remembers nothing, and swap outlives it")
                 .hint("use 'hob daemon' for swap, not 'hob serve'"));
         }
         let SwapCreate { name, pool, device, size, priority, off: _ } = create;
         if priority.is_some_and(|priority| priority > PRIORITY_MAX) {
-            return Err(Refusal::invalid(format!("a priority is at most {PRIORITY_MAX}")));
+            return Err(ApiError::invalid(format!("a priority is at most {PRIORITY_MAX}")));
         }
         let (name, pool) = {
             let inner = self.inner();
             (inner.new_swap_name(name)?, inner.only_pool(pool)?)
         };
-        let claim = self.claim_pool(&pool, "given a swap area")?;
+        let guard = self.guard_pool(&pool, "given a swap area")?;
         let (flash, segment_bytes) = {
             let inner = self.inner();
             let entry = inner.pool(&pool)?;
@@ -185,7 +185,7 @@ impl Manager {
         };
         if !(BYTES_MIN..=BYTES_MAX).contains(&size.bytes()) {
             let (least, most) = (Size(BYTES_MIN), Size(BYTES_MAX));
-            return Err(Refusal::invalid(format!("a swap area has {least} to {most}, not {size}")));
+            return Err(ApiError::invalid(format!("a swap area has {least} to {most}, not {size}")));
         }
         let kernel = self.swap_kernel.clone();
         flash::blocking(move || kernel.check_able()).await?.map_err(|error| refuse("swap", &error))?;
@@ -202,12 +202,12 @@ impl Manager {
         let entry = SwapEntry { wanted, place: None, work: None, failed: None };
         self.inner().swaps.insert(name.clone(), entry);
         self.refresh_swaps(&pool).await;
-        if let Err(refusal) = self.save_first().await {
+        if let Err(error) = self.save_first().await {
             self.inner().swaps.remove(&name);
             self.release_swap(&pool, &flash, OwnerId(owner.0)).await?;
-            return Err(refusal);
+            return Err(error);
         }
-        drop(claim);
+        drop(guard);
         tracing::info!("swap area {name} takes {size} of pool {pool}");
         Ok(name)
     }
@@ -218,7 +218,7 @@ impl Manager {
         pool: &str,
         flash: &Flash,
         named: Option<&str>,
-    ) -> Result<(Option<DeviceId>, Vec<DeviceId>), Refusal> {
+    ) -> Result<(Option<DeviceId>, Vec<DeviceId>), ApiError> {
         let devices: Vec<(PathBuf, Result<DeviceId, String>)> = {
             let inner = self.inner();
             let entry = inner.pool(pool)?;
@@ -228,12 +228,12 @@ impl Manager {
             named.map(judge).collect()
         };
         if let (true, Some(path)) = (devices.is_empty(), named) {
-            return Err(Refusal::not_found(format!("pool {pool} has no device {path}"))
+            return Err(ApiError::not_found(format!("pool {pool} has no device {path}"))
                 .hint(format!("'hob pool show {pool}' lists them")));
         }
         let (mut good, mut bad, mut why) = (Vec::new(), Vec::new(), None);
         for (path, judged) in devices {
-            let ground = match judged {
+            let context = match judged {
                 Ok(id) => match self.check_ground(flash.file(id).await?).await? {
                     Ok(()) => {
                         good.push(id);
@@ -246,10 +246,10 @@ impl Manager {
                 },
                 Err(reason) => reason,
             };
-            why.get_or_insert(format!("{} {ground}", path.display()));
+            why.get_or_insert(format!("{} {context}", path.display()));
         }
         match (good.as_slice(), why) {
-            ([], why) => Err(Refusal::conflict(format!(
+            ([], why) => Err(ApiError::conflict(format!(
                 "cannot swap to pool {pool}: {}",
                 why.unwrap_or_else(|| "it has no device".to_owned())
             ))
@@ -260,7 +260,7 @@ impl Manager {
     }
 
     /// What the kernel may not swap to.
-    async fn check_ground(&self, device: FlashDevice) -> Result<Result<(), SwapError>, Refusal> {
+    async fn check_ground(&self, device: FlashDevice) -> Result<Result<(), SwapError>, ApiError> {
         let Some(device) = device.here() else {
             return Ok(Err(SwapError::Unsafe("is on another host".to_owned())));
         };
@@ -272,17 +272,17 @@ impl Manager {
     }
 
     /// Gives an area that is off back to its pool.
-    pub(crate) async fn swap_remove(self: &Arc<Self>, name: String) -> Result<SwapChanged, Refusal> {
+    pub(crate) async fn swap_remove(self: &Arc<Self>, name: String) -> Result<SwapChanged, ApiError> {
         let manager = self.clone();
         self.change("swap remove", name.clone(), async move { manager.remove_swap(&name).await }).await
     }
 
-    async fn remove_swap(self: &Arc<Self>, name: &str) -> Result<SwapChanged, Refusal> {
+    async fn remove_swap(self: &Arc<Self>, name: &str) -> Result<SwapChanged, ApiError> {
         let pool = self.inner().swap(name)?.wanted.pool.clone();
         // Without its pool there is nothing to give back.
         let has_pool = self.inner().pools.contains_key(&pool);
-        let claim = match has_pool {
-            true => Some(self.claim_pool(&pool, "given back a swap area")?),
+        let guard = match has_pool {
+            true => Some(self.guard_pool(&pool, "given back a swap area")?),
             false => None,
         };
         let (spot, owner) = {
@@ -302,7 +302,7 @@ impl Manager {
             }
         }
         given_back?;
-        drop(claim);
+        drop(guard);
         let mut notes = Vec::new();
         if spot.is_none() {
             notes.push("its device is not there; if it comes back, the area is found on it again".to_owned());
@@ -322,17 +322,17 @@ impl Manager {
         pool: &str,
         spot: Option<Spot>,
         owner: OwnerId,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let Some(spot) = spot else { return Ok(()) };
         if self.look_at_swap(spot).await?.is_some() {
-            return Err(Refusal::conflict(format!("the kernel swaps to {name}"))
+            return Err(ApiError::conflict(format!("the kernel swaps to {name}"))
                 .hint(format!("'hob swap off {name}' ends that")));
         }
         let flash = self.inner().pool(pool)?.flash.clone();
         self.release_swap(pool, &flash, owner).await
     }
 
-    async fn release_swap(&self, pool: &str, flash: &Flash, owner: OwnerId) -> Result<(), Refusal> {
+    async fn release_swap(&self, pool: &str, flash: &Flash, owner: OwnerId) -> Result<(), ApiError> {
         let segments = flash.segments_of(owner).await?;
         let devices = flash.release(segments).await?;
         self.refresh(pool, &devices);
@@ -340,7 +340,7 @@ impl Manager {
     }
 
     /// Is it on?
-    async fn look_at_swap(&self, spot: Spot) -> Result<Option<Active>, Refusal> {
+    async fn look_at_swap(&self, spot: Spot) -> Result<Option<Active>, ApiError> {
         let kernel = self.swap_kernel.clone();
         flash::blocking(move || kernel.look(spot)).await?.map_err(|error| refuse("swap", &error))
     }
@@ -351,7 +351,7 @@ impl Manager {
         let Ok(flash) = self.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         let (areas, segment_bytes) = match flash.swap_areas().await {
             Ok(areas) => (areas, self.inner().pool(pool).map_or(0, |entry| entry.segment_bytes)),
-            Err(refusal) => return tracing::warn!("pool {pool}: {refusal}"),
+            Err(error) => return tracing::warn!("pool {pool}: {error}"),
         };
         let mut to_turn_on = Vec::new();
         {
@@ -378,15 +378,15 @@ impl Manager {
         for name in to_turn_on {
             let manager = self.clone();
             tokio::spawn(async move {
-                if let Err(refusal) = manager.begin_on(&name).await {
-                    tracing::error!("swap area {name} cannot be turned on: {refusal}");
+                if let Err(error) = manager.begin_on(&name).await {
+                    tracing::error!("swap area {name} cannot be turned on: {error}");
                 }
             });
         }
     }
 
     /// Refuses what would take the ground from under a swap area.
-    pub(super) fn check_no_swap(&self, pool: &str, device: Option<&Path>) -> Result<(), Refusal> {
+    pub(super) fn check_no_swap(&self, pool: &str, device: Option<&Path>) -> Result<(), ApiError> {
         let inner = self.inner();
         inner.pool(pool)?;
         let is_on = |entry: &&SwapEntry| device.is_none_or(|path| entry.wanted.device == path);
@@ -394,11 +394,11 @@ impl Manager {
             inner.swaps_of(pool).filter(is_on).map(|entry| entry.wanted.name.as_str()).collect();
         let Some(first) = names.first() else { return Ok(()) };
         let what = device.map_or_else(|| format!("pool {pool}"), |path| path.display().to_string());
-        Err(Refusal::conflict(format!("{what} has swap of the host: {}", names.join(", ")))
+        Err(ApiError::conflict(format!("{what} has swap of the host: {}", names.join(", ")))
             .hint(format!("'hob swap off {first}' and 'hob swap remove {first}' take it away")))
     }
 
-    async fn swap_changed(self: &Arc<Self>, name: &str, notes: Vec<String>) -> Result<SwapChanged, Refusal> {
+    async fn swap_changed(self: &Arc<Self>, name: &str, notes: Vec<String>) -> Result<SwapChanged, ApiError> {
         Ok(SwapChanged { swap: Some(self.swap(name).await?), notes })
     }
 }
@@ -423,12 +423,12 @@ fn judge(pool: &str, device: &super::DeviceEntry) -> Result<DeviceId, String> {
 }
 
 impl SwapEntry {
-    fn check_idle(&self, name: &str) -> Result<(), Refusal> {
+    fn check_idle(&self, name: &str) -> Result<(), ApiError> {
         match self.work.as_ref().map(|work| work.doing) {
             None => Ok(()),
-            Some(Doing::TurningOn) => Err(Refusal::conflict(format!("{name} is being turned on"))
+            Some(Doing::TurningOn) => Err(ApiError::conflict(format!("{name} is being turned on"))
                 .hint(format!("'hob swap off {name}' stops that"))),
-            Some(Doing::TurningOff) => Err(Refusal::conflict(format!("{name} is being turned off"))
+            Some(Doing::TurningOff) => Err(ApiError::conflict(format!("{name} is being turned off"))
                 .hint(format!("try again when that is done, or stop it with 'hob swap on {name}'"))),
             Some(Doing::Removing) => Err(being_removed(name)),
         }
@@ -436,11 +436,11 @@ impl SwapEntry {
 }
 
 impl Inner {
-    fn swap(&self, name: &str) -> Result<&SwapEntry, Refusal> {
+    fn swap(&self, name: &str) -> Result<&SwapEntry, ApiError> {
         self.swaps.get(name).ok_or_else(|| no_swap(name))
     }
 
-    fn swap_mut(&mut self, name: &str) -> Result<&mut SwapEntry, Refusal> {
+    fn swap_mut(&mut self, name: &str) -> Result<&mut SwapEntry, ApiError> {
         self.swaps.get_mut(name).ok_or_else(|| no_swap(name))
     }
 
@@ -492,9 +492,9 @@ impl Inner {
         there.map(|entry| SwapRoom { name: entry.wanted.name.clone(), size: entry.wanted.size }).collect()
     }
 
-    fn new_swap_name(&self, name: Option<String>) -> Result<String, Refusal> {
+    fn new_swap_name(&self, name: Option<String>) -> Result<String, ApiError> {
         if self.swaps.len() >= SWAPS_MAX {
-            return Err(Refusal::conflict(format!("there are {SWAPS_MAX} swap areas; more cannot be had")));
+            return Err(ApiError::conflict(format!("there are {SWAPS_MAX} swap areas; more cannot be had")));
         }
         let Some(name) = name else {
             let free =
@@ -502,49 +502,49 @@ impl Inner {
             return Ok(free.expect("numbers do not end"));
         };
         check_name(&name)
-            .map_err(|error| Refusal::invalid(format!("'{name}' cannot be a swap area's name: {error}")))?;
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a swap area's name: {error}")))?;
         match self.swaps.contains_key(&name) {
             false => Ok(name),
-            true => Err(Refusal::conflict(format!("there is a swap area '{name}' already"))
+            true => Err(ApiError::conflict(format!("there is a swap area '{name}' already"))
                 .hint("choose another name")),
         }
     }
 
-    fn only_pool(&self, named: Option<String>) -> Result<String, Refusal> {
+    fn only_pool(&self, named: Option<String>) -> Result<String, ApiError> {
         let names: Vec<&str> = self.pools.keys().map(String::as_str).collect();
         match (named, names.as_slice()) {
             (Some(pool), _) => self.pool(&pool).map(|_| pool.clone()),
             (None, [only]) => Ok((*only).to_owned()),
-            (None, []) => Err(Refusal::conflict("there is no pool").hint("'hob pool create' makes one")),
+            (None, []) => Err(ApiError::conflict("there is no pool").hint("'hob pool create' makes one")),
             (None, several) => {
-                Err(Refusal::invalid(format!("there are several pools: {}", several.join(", ")))
+                Err(ApiError::invalid(format!("there are several pools: {}", several.join(", ")))
                     .hint("say which one with --pool"))
             }
         }
     }
 }
 
-fn being_removed(name: &str) -> Refusal {
-    Refusal::conflict(format!("{name} is being removed"))
+fn being_removed(name: &str) -> ApiError {
+    ApiError::conflict(format!("{name} is being removed"))
 }
 
-fn no_swap(name: &str) -> Refusal {
-    Refusal::not_found(format!("there is no swap area '{name}'")).hint("'hob swap list' shows all")
+fn no_swap(name: &str) -> ApiError {
+    ApiError::not_found(format!("there is no swap area '{name}'")).hint("'hob swap list' shows all")
 }
 
 /// Which reaction an error asks for. `what` is the area or its device.
-fn refuse(what: &str, error: &SwapError) -> Refusal {
+fn refuse(what: &str, error: &SwapError) -> ApiError {
     let said = format!("{what}: {error}");
     match error {
-        SwapError::Unsafe(why) => Refusal::conflict(format!("cannot swap to {what}: its device {why}")),
-        SwapError::Occupied(_) => Refusal::conflict(said),
+        SwapError::Unsafe(why) => ApiError::conflict(format!("cannot swap to {what}: its device {why}")),
+        SwapError::Occupied(_) => ApiError::conflict(said),
         SwapError::NoMemory => {
-            Refusal::conflict(said).hint("free memory first: end programs, or give the host other swap")
+            ApiError::conflict(said).hint("free memory first: end programs, or give the host other swap")
         }
         SwapError::Stopped => {
-            Refusal::conflict(format!("the change of {what} was stopped by another command"))
+            ApiError::conflict(format!("the change of {what} was stopped by another command"))
         }
-        SwapError::Killed => Refusal::conflict(said),
-        SwapError::NotAllowed | SwapError::NoLoopDevices | SwapError::System { .. } => Refusal::failed(said),
+        SwapError::Killed => ApiError::conflict(said),
+        SwapError::NotAllowed | SwapError::NoLoopDevices | SwapError::System { .. } => ApiError::failed(said),
     }
 }

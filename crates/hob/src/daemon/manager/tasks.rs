@@ -10,7 +10,7 @@ use hob_control::{Task, TaskState};
 use tokio::time::Instant;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 
 /// So many tasks that are done or cancelled are remembered.
 const ENDED_MAX: usize = 20;
@@ -126,10 +126,10 @@ impl Tasks {
         }
     }
 
-    fn find(&mut self, id: u64) -> Result<&mut Entry, Refusal> {
-        self.list
-            .get_mut(&id)
-            .ok_or_else(|| Refusal::not_found(format!("there is no task {id}")).hint("'hob tasks' shows all"))
+    fn find(&mut self, id: u64) -> Result<&mut Entry, ApiError> {
+        self.list.get_mut(&id).ok_or_else(|| {
+            ApiError::not_found(format!("there is no task {id}")).hint("'hob tasks' shows all")
+        })
     }
 }
 
@@ -172,19 +172,19 @@ impl Manager {
     }
 
     /// Ends a task before it is done, if it drains a disk. Others cannot be cancelled.
-    pub(crate) async fn task_cancel(self: &Arc<Self>, id: u64) -> Result<Vec<Task>, Refusal> {
+    pub(crate) async fn task_cancel(self: &Arc<Self>, id: u64) -> Result<Vec<Task>, ApiError> {
         let shown = self.tasks_view().into_iter().find(|task| task.id == id);
         let (what, subject) = {
             let mut tasks = self.tasks();
             let entry = tasks.find(id)?;
             if entry.state != TaskState::Running {
-                return Err(Refusal::conflict(format!("task {id} has ended"))
+                return Err(ApiError::conflict(format!("task {id} has ended"))
                     .hint(format!("'hob tasks acknowledge {id}' removes it from the list")));
             }
             (entry.what, entry.subject.clone())
         };
         if !shown.is_some_and(|task| task.can_cancel) {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "task {id} ({what} {subject}) cannot be cancelled: only a drain of dirty data can be stopped"
             ))
             .hint(
@@ -197,11 +197,11 @@ impl Manager {
     }
 
     /// Removes a task that has ended from the list, and its failure from health.
-    pub(crate) fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>, Refusal> {
+    pub(crate) fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>, ApiError> {
         {
             let mut tasks = self.tasks();
             if tasks.find(id)?.state == TaskState::Running {
-                return Err(Refusal::conflict(format!("task {id} has not ended"))
+                return Err(ApiError::conflict(format!("task {id} has not ended"))
                     .hint(format!("'hob tasks' shows how far it is, 'hob tasks cancel {id}' ends a drain")));
             }
             tasks.list.remove(&id);

@@ -1,28 +1,28 @@
 //! The manager with real pools and backings on files, and shards that decide but move no bytes.
 
+mod additional_exports;
 mod admission;
 mod arrivals;
 mod bitmaps;
-mod claim;
-mod coming;
 mod config;
 mod devices;
 mod failing;
+mod foreign_writer;
 mod guards;
 mod health;
 mod journal_lost;
 mod lending;
 mod life_cycle;
 mod memory;
+mod operation_guard;
 mod parents;
 mod persistent;
 mod qos;
+mod recovering;
 mod recovery;
 mod resize;
 mod swap;
-mod taken_over;
 mod tasks;
-mod ways_in;
 
 use std::path::Path;
 
@@ -77,11 +77,11 @@ impl Bench {
             .unwrap();
     }
 
-    async fn cache(&self, disk: &str, mib: u64) -> Result<DiskChanged, Refusal> {
+    async fn cache(&self, disk: &str, mib: u64) -> Result<DiskChanged, ApiError> {
         self.manager.cache_enable(disk.into(), cache_of(mib)).await
     }
 
-    async fn resize(&self, disk: &str, mib: u64) -> Result<DiskChanged, Refusal> {
+    async fn resize(&self, disk: &str, mib: u64) -> Result<DiskChanged, ApiError> {
         let patch = CachePatch { size: Some(Size(mib * MIB)), ..CachePatch::default() };
         self.manager.cache_patch(disk.into(), patch).await
     }
@@ -190,36 +190,36 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
         let manager = &bench.manager;
         let add = |name: &str, backing: String| DiskAdd { name: name.into(), backing, ..DiskAdd::default() };
         let image = bench.image("other.img", 1);
-        let is = |result: Result<DiskChanged, Refusal>, kind: Kind, part: &str| {
-            let refusal = result.unwrap_err();
-            assert_eq!(refusal.kind, kind, "{refusal}");
-            assert!(refusal.to_string().contains(part), "{refusal}");
+        let is = |result: Result<DiskChanged, ApiError>, kind: ErrorKind, part: &str| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind, kind, "{error}");
+            assert!(error.to_string().contains(part), "{error}");
         };
-        is(manager.disk_add(add("vm", image.clone())).await, Kind::Conflict, "already");
-        is(manager.disk_add(add("a b", image)).await, Kind::Invalid, "'a b'");
-        is(manager.disk_add(add("new", "/nonexistent/x".into())).await, Kind::Invalid, "/nonexistent/x");
-        is(manager.disk_add(add("new", String::new())).await, Kind::Invalid, "backing");
-        is(manager.disk_remove("none".into(), OnDirty::Drain).await, Kind::NotFound, "hob disk list");
-        is(bench.cache("none", 1).await, Kind::NotFound, "'none'");
-        is(bench.cache("vm", 0).await, Kind::Invalid, "size 0");
-        is(bench.cache("vm", 5).await, Kind::Conflict, "4M free and 5M are needed");
+        is(manager.disk_add(add("vm", image.clone())).await, ErrorKind::Conflict, "already");
+        is(manager.disk_add(add("a b", image)).await, ErrorKind::Invalid, "'a b'");
+        is(manager.disk_add(add("new", "/nonexistent/x".into())).await, ErrorKind::Invalid, "/nonexistent/x");
+        is(manager.disk_add(add("new", String::new())).await, ErrorKind::Invalid, "backing");
+        is(manager.disk_remove("none".into(), OnDirty::Drain).await, ErrorKind::NotFound, "hob disk list");
+        is(bench.cache("none", 1).await, ErrorKind::NotFound, "'none'");
+        is(bench.cache("vm", 0).await, ErrorKind::Invalid, "size 0");
+        is(bench.cache("vm", 5).await, ErrorKind::Conflict, "4M free and 5M are needed");
         let enable = |enable: CacheEnable| manager.cache_enable("vm".into(), enable);
-        is(enable(CacheEnable { pool: "q".into(), ..cache_of(1) }).await, Kind::NotFound, "'q'");
+        is(enable(CacheEnable { pool: "q".into(), ..cache_of(1) }).await, ErrorKind::NotFound, "'q'");
         let with = |settings| CacheEnable { settings, ..cache_of(1) };
         let block = |bytes| CacheSettings { block_size: Some(Size(bytes)), ..CacheSettings::default() };
-        is(enable(with(block(5000))).await, Kind::Invalid, "power of two");
-        is(enable(with(block(2 * MIB))).await, Kind::Invalid, "4K to 1M");
+        is(enable(with(block(5000))).await, ErrorKind::Invalid, "power of two");
+        is(enable(with(block(2 * MIB))).await, ErrorKind::Invalid, "4K to 1M");
         let policy = CacheSettings { policy: Some("best".into()), ..CacheSettings::default() };
-        is(enable(with(policy)).await, Kind::Invalid, "s3-fifo, lru");
-        is(enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await, Kind::Invalid, "bounds");
-        is(bench.resize("vm", 1).await, Kind::Conflict, "no cache");
-        is(manager.cache_disable("vm".into(), OnDirty::Drain).await, Kind::Conflict, "no cache");
-        is(manager.cache_clear("vm".into()).await, Kind::Conflict, "no cache");
+        is(enable(with(policy)).await, ErrorKind::Invalid, "s3-fifo, lru");
+        is(enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await, ErrorKind::Invalid, "bounds");
+        is(bench.resize("vm", 1).await, ErrorKind::Conflict, "no cache");
+        is(manager.cache_disable("vm".into(), OnDirty::Drain).await, ErrorKind::Conflict, "no cache");
+        is(manager.cache_clear("vm".into()).await, ErrorKind::Conflict, "no cache");
         assert!(manager.disk("vm").unwrap().cache.is_none());
         assert_eq!((manager.disks().len(), bench.free()), (1, 4));
         bench.cache("vm", 2).await.unwrap();
-        is(bench.cache("vm", 1).await, Kind::Conflict, "cache already");
-        is(bench.resize("vm", 5).await, Kind::Conflict, "needed");
+        is(bench.cache("vm", 1).await, ErrorKind::Conflict, "cache already");
+        is(bench.resize("vm", 5).await, ErrorKind::Conflict, "needed");
         assert_eq!((bench.room("vm"), bench.free()), (2, 2));
         assert_eq!(manager.disk("vm").unwrap().cache.unwrap().size, Size(2 * MIB));
     });
@@ -233,22 +233,22 @@ fn pools_refuse_what_is_not_theirs() {
         bench.cache("vm", 1).await.unwrap();
         let manager = &bench.manager;
         std::fs::write(bench.path("precious"), vec![7; 4 << 20]).unwrap();
-        let is = |result: Result<hob_control::PoolChanged, Refusal>, kind: Kind, part: &str| {
-            let refusal = result.unwrap_err();
-            assert_eq!(refusal.kind, kind, "{refusal}");
-            assert!(refusal.to_string().contains(part), "{refusal}");
+        let is = |result: Result<hob_control::PoolChanged, ApiError>, kind: ErrorKind, part: &str| {
+            let error = result.unwrap_err();
+            assert_eq!(error.kind, kind, "{error}");
+            assert!(error.to_string().contains(part), "{error}");
         };
         let create =
             |name: &str, device: &str| manager.pool_create(pool_create(name, vec![bench.path(device)], 4));
-        is(create("p", "b").await, Kind::Conflict, "'p' already");
-        is(create("q", "a").await, Kind::Conflict, "belongs to pool p");
-        is(create("q", "precious").await, Kind::Conflict, "--force");
-        is(create("q/", "b").await, Kind::Invalid, "'q/'");
+        is(create("p", "b").await, ErrorKind::Conflict, "'p' already");
+        is(create("q", "a").await, ErrorKind::Conflict, "belongs to pool p");
+        is(create("q", "precious").await, ErrorKind::Conflict, "--force");
+        is(create("q/", "b").await, ErrorKind::Invalid, "'q/'");
         let relative = pool_create("q", vec!["b".into()], 4);
-        is(manager.pool_create(relative).await, Kind::Invalid, "absolute");
-        is(manager.pool_create(pool_create("q", vec![], 4)).await, Kind::Invalid, "at least one device");
-        is(manager.device_remove("p".into(), bench.path("b")).await, Kind::NotFound, "hob pool show p");
-        is(manager.pool_remove("p".into()).await, Kind::Conflict, "caches of vm");
+        is(manager.pool_create(relative).await, ErrorKind::Invalid, "absolute");
+        is(manager.pool_create(pool_create("q", vec![], 4)).await, ErrorKind::Invalid, "at least one device");
+        is(manager.device_remove("p".into(), bench.path("b")).await, ErrorKind::NotFound, "hob pool show p");
+        is(manager.pool_remove("p".into()).await, ErrorKind::Conflict, "caches of vm");
         assert_eq!(manager.pools().len(), 1);
         assert_eq!(std::fs::read(bench.path("precious")).unwrap(), vec![7; 4 << 20]);
     });
@@ -310,7 +310,7 @@ fn a_fenced_device_gets_no_more_caches_and_can_be_taken_out() {
         let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
         assert!(cache.reason.unwrap().contains("2 of its 4 segments"));
         bench.disk("other").await;
-        assert_eq!(bench.cache("other", 3).await.unwrap_err().kind, Kind::Conflict);
+        assert_eq!(bench.cache("other", 3).await.unwrap_err().kind, ErrorKind::Conflict);
         bench.manager.device_remove("p".into(), fenced[0].path.clone()).await.unwrap();
         // What was lost has been found elsewhere.
         assert_eq!((bench.room("vm"), bench.free()), (4, 0));
@@ -341,14 +341,14 @@ fn a_shard_that_hangs_holds_up_nobody_and_its_changes_end_later() {
         bench.disk("vm").await;
         bench.cache("vm", 4).await.unwrap();
         bench.shard.set_hangs(true);
-        let refusal = bench.resize("vm", 1).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Busy);
-        assert!(refusal.to_string().contains("in the background"), "{refusal}");
+        let error = bench.resize("vm", 1).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Busy);
+        assert!(error.to_string().contains("in the background"), "{error}");
         assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().state, CacheState::Changing);
-        let refusal = bench.resize("vm", 2).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Conflict);
-        assert!(refusal.to_string().contains("vm is being changed"), "{refusal}");
-        assert_eq!(bench.manager.stats("vm").await.unwrap_err().kind, Kind::Busy);
+        let error = bench.resize("vm", 2).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Conflict);
+        assert!(error.to_string().contains("vm is being changed"), "{error}");
+        assert_eq!(bench.manager.stats("vm").await.unwrap_err().kind, ErrorKind::Busy);
         let explanation = bench.manager.explain("vm").await.unwrap();
         assert!(explanation.sentences[0].contains("does not answer"), "{explanation:?}");
         assert_eq!(bench.free(), 0);
@@ -410,7 +410,10 @@ async fn restart_early(state_dir: &Path, toml: &str, holds: bool) -> (Arc<Manage
     let (manager, shard) = manager(store);
     shard.set_holds_recovered(holds);
     // As in the daemon: before the start, which goes on with what migrates.
-    manager.set_carriage(Carriage { tls: None, directory: state_dir.with_file_name("sockets") });
+    manager.set_migration_transport(MigrationTransport {
+        tls: None,
+        directory: state_dir.with_file_name("sockets"),
+    });
     manager.start(state, &Config::parse(toml).unwrap()).await.unwrap();
     (manager, shard)
 }
@@ -553,7 +556,7 @@ fn a_served_pool_is_made_found_again_and_made_larger() {
         std::fs::write(&device, "precious").unwrap();
         let (manager, _shard) = manager(Store::Memory);
         let cache = CacheEnable { pool: "default".into(), ..cache_of(1) };
-        let refusal = manager.start_serving(disk, Some((device.clone(), cache)), false).await.unwrap_err();
-        assert_eq!(std::fs::read(&device).unwrap(), b"precious", "{refusal}");
+        let error = manager.start_serving(disk, Some((device.clone(), cache)), false).await.unwrap_err();
+        assert_eq!(std::fs::read(&device).unwrap(), b"precious", "{error}");
     });
 }

@@ -7,11 +7,11 @@ use hob_control::{
 use hob_engine::command::Copies;
 use hob_storage::pool::OwnerId;
 
+use super::api_error::ApiError;
 use super::caches::shown_preset;
 use super::drain::{DRAINING, SHRINKING};
 use super::migration::MIGRATING;
-use super::refusal::Refusal;
-use super::{DeviceEntry, DiskEntry, Inner, Life, Manager, PoolEntry};
+use super::{DeviceEntry, DiskEntry, DiskPhase, Inner, Manager, PoolEntry};
 use crate::daemon::state::{CacheOwner, CacheSpec};
 
 impl Manager {
@@ -33,7 +33,7 @@ impl Manager {
     }
 
     /// One pool.
-    pub(crate) fn pool(&self, name: &str) -> Result<Pool, Refusal> {
+    pub(crate) fn pool(&self, name: &str) -> Result<Pool, ApiError> {
         let inner = self.inner();
         Ok(inner.pool(name)?.view(name, &inner))
     }
@@ -48,7 +48,7 @@ impl Manager {
     }
 
     /// One disk.
-    pub(crate) fn disk(&self, name: &str) -> Result<Disk, Refusal> {
+    pub(crate) fn disk(&self, name: &str) -> Result<Disk, ApiError> {
         let mut disk = {
             let inner = self.inner();
             inner.disk(name)?.view(&inner)
@@ -109,11 +109,11 @@ impl DeviceEntry {
 
 impl DiskEntry {
     pub(super) fn view(&self, inner: &Inner) -> Disk {
-        let (state, reason) = match &self.life {
-            Life::Online(_) => (DiskLife::Online, None),
-            Life::Offline(reason) => (DiskLife::Offline, Some(reason.clone())),
-            Life::Away(why) => (DiskLife::Away, Some(why.clone())),
-            Life::Removing => (DiskLife::Removing, None),
+        let (state, reason) = match &self.phase {
+            DiskPhase::Online(_) => (DiskLife::Online, None),
+            DiskPhase::Offline(reason) => (DiskLife::Offline, Some(reason.clone())),
+            DiskPhase::Away(why) => (DiskLife::Away, Some(why.clone())),
+            DiskPhase::Removing => (DiskLife::Removing, None),
         };
         let cache = self.cache().map(|spec| {
             let segment_bytes = inner.pools.get(&spec.pool).map_or(0, |pool| pool.segment_bytes);
@@ -122,7 +122,7 @@ impl DiskEntry {
             Cache {
                 pool: spec.pool.clone(),
                 state,
-                reason: if matches!(self.life, Life::Online(_)) {
+                reason: if matches!(self.phase, DiskPhase::Online(_)) {
                     let stalled = || self.silent_device(inner);
                     let copies = || self.one_copy(spec).or_else(|| self.on_one_device(spec));
                     self.cache_reason.clone().or_else(stalled).or_else(copies).or_else(|| self.quality.low())
@@ -238,9 +238,9 @@ impl DiskEntry {
 
     /// What the cache does, as far as the control thread knows.
     fn cache_state(&self, inner: &Inner) -> CacheState {
-        if !matches!(self.life, Life::Online(_)) {
+        if !matches!(self.phase, DiskPhase::Online(_)) {
             CacheState::None
-        } else if self.coming.is_some() {
+        } else if self.recovering.is_some() {
             CacheState::Recovering
         } else if self.busy.is_some_and(|busy| ![DRAINING, SHRINKING, MIGRATING].contains(&busy)) {
             CacheState::Changing

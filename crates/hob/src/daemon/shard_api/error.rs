@@ -6,7 +6,7 @@ use hob_engine::command::CommandError;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ShardError {
     /// The engine refused; nothing was changed.
-    #[error("{}", explain_refusal(*.0))]
+    #[error("{}", explain_error(*.0))]
     Command(CommandError),
     /// It could not open what it was given.
     #[error("{0}")]
@@ -19,7 +19,7 @@ pub(crate) enum ShardError {
     Gone,
 }
 
-fn explain_refusal(error: CommandError) -> &'static str {
+fn explain_error(error: CommandError) -> &'static str {
     match error {
         CommandError::NoSuchDisk => "the shard does not know this disk",
         CommandError::DiskExists => "the shard has this disk already",

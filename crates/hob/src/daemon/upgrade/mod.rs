@@ -132,9 +132,9 @@ pub(super) async fn prepare(
     listening: &ListeningSockets,
 ) -> Result<(), String> {
     let end = Instant::now() + CHANGE_MAX;
-    while let Err(refusal) = manager.begin_leaving() {
+    while let Err(error) = manager.begin_leaving() {
         if Instant::now() >= end {
-            return Err(refusal.to_string());
+            return Err(error.to_string());
         }
         tokio::time::sleep(LOOK_EVERY).await;
     }

@@ -8,7 +8,7 @@ use std::path::Path;
 use hob_control::{Problem, Size};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::daemon::manager::refusal::{Kind, Refusal};
+use crate::daemon::manager::api_error::{ApiError, ErrorKind};
 use crate::daemon::state::create_private;
 
 /// What is kept of a loan.
@@ -65,7 +65,7 @@ pub(super) fn remove_record(directory: &Path, borrower: &str) -> std::io::Result
 }
 
 /// Makes the file of a loan, all of its room reserved.
-pub(super) fn make_file(path: &Path, size: Size) -> Result<(), Refusal> {
+pub(super) fn make_file(path: &Path, size: Size) -> Result<(), ApiError> {
     let file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path);
     let file = file.map_err(|error| failed("make the loan's file", &error))?;
     let made = rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))
@@ -94,6 +94,6 @@ pub(super) fn check_readable(file: &Path) -> std::io::Result<()> {
     }
 }
 
-pub(super) fn failed(what: &str, error: &std::io::Error) -> Refusal {
-    Refusal { kind: Kind::Failed, problem: Problem::new(format!("cannot {what}: {error}")) }
+pub(super) fn failed(what: &str, error: &std::io::Error) -> ApiError {
+    ApiError { kind: ErrorKind::Failed, problem: Problem::new(format!("cannot {what}: {error}")) }
 }

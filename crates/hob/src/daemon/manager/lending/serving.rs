@@ -16,10 +16,10 @@ use tokio::sync::{Semaphore, oneshot};
 use crate::daemon::allow::{AllowList, Peer, Visible};
 use crate::daemon::exports::{Export, Exports};
 use crate::daemon::hardware::Backing;
+use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::datastores::datastore_of;
 use crate::daemon::manager::disks::{export_info, refuse};
 use crate::daemon::manager::flash::blocking;
-use crate::daemon::manager::refusal::Refusal;
 use crate::daemon::manager::{Inner, Manager};
 use crate::daemon::nbd_listener::{Transport, negotiate_with_peer};
 use crate::daemon::relay;
@@ -48,7 +48,7 @@ pub(crate) struct Admitted(pub(super) Open);
 
 impl Manager {
     /// Gives a loan's file to a shard.
-    pub(super) async fn open_loan(&self, file: PathBuf) -> Result<Open, Refusal> {
+    pub(super) async fn open_loan(&self, file: PathBuf) -> Result<Open, ApiError> {
         let options = self.backing_options.clone();
         let name = file.to_string_lossy().into_owned();
         let spec = name.clone();

@@ -7,11 +7,11 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 use hob_storage::backing::Format;
 
+use super::super::api_error::ApiError;
 use super::super::disks::BACKING_CHARS_MAX;
 use super::super::image::image_asked;
-use super::super::refusal::Refusal;
 use super::super::settings::new_spec;
-use super::super::{Inner, Life, Manager};
+use super::super::{DiskPhase, Inner, Manager};
 use super::MIGRATING;
 use crate::daemon::state::{
     CacheSpec, DiskQosSpec, DiskState, FormatName, ImageSpec, MigrationSpec, RecordSpec, check_qos,
@@ -29,7 +29,7 @@ impl Manager {
         lineage: &str,
         session: Session,
         arrival: &Arrival,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let mut wanted = self.awaited_state(name, arrival)?;
         let mode_due = wanted.cache.as_mut().filter(|spec| spec.mode != Mode::WriteThrough).map(|spec| {
             let due = spec.mode.to_string();
@@ -63,16 +63,16 @@ impl Manager {
         {
             new.journal = known.journal;
         }
-        if matches!(disk.life, Life::Online(_)) && !is_alike(&disk.wanted, &wanted) {
-            return Err(Refusal::conflict(format!(
+        if matches!(disk.phase, DiskPhase::Online(_)) && !is_alike(&disk.wanted, &wanted) {
+            return Err(ApiError::conflict(format!(
                 "{name} is awaited already, as another disk or with another cache; cancel that first"
             )));
         }
         wanted.keep_what_stayed(&disk.wanted);
         disk.wanted = wanted;
         disk.busy = Some(MIGRATING);
-        if matches!(disk.life, Life::Offline(_)) {
-            disk.life = Life::Away("it has not come yet".to_owned());
+        if matches!(disk.phase, DiskPhase::Offline(_)) {
+            disk.phase = DiskPhase::Away("it has not come yet".to_owned());
         }
         Ok(())
     }
@@ -82,21 +82,21 @@ impl Manager {
         &self,
         name: &str,
         arrival: &Arrival,
-    ) -> Result<DiskState, Refusal> {
+    ) -> Result<DiskState, ApiError> {
         check_name(name)
-            .map_err(|error| Refusal::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a disk's name: {error}")))?;
         if arrival.backing.is_empty() || arrival.backing.len() > BACKING_CHARS_MAX {
-            return Err(Refusal::invalid("a disk needs a backing: a path or an nbd:// URI"));
+            return Err(ApiError::invalid("a disk needs a backing: a path or an nbd:// URI"));
         }
         if arrival.from.len() > HOST_CHARS_MAX || arrival.from.chars().any(char::is_control) {
-            return Err(Refusal::invalid("no host has such a name"));
+            return Err(ApiError::invalid("no host has such a name"));
         }
         if let Some(datastore) = &arrival.datastore {
             check_name(datastore).map_err(|error| {
-                Refusal::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
+                ApiError::invalid(format!("'{datastore}' cannot be a datastore's name: {error}"))
             })?;
         }
-        arrival.qos.as_ref().map_or(Ok(()), check_qos).map_err(Refusal::invalid)?;
+        arrival.qos.as_ref().map_or(Ok(()), check_qos).map_err(ApiError::invalid)?;
         self.check_cluster(arrival.cluster.as_deref())?;
         let inner = self.inner();
         let is_same = |disk: &&super::super::DiskEntry| disk.wanted.name == name;
@@ -105,14 +105,14 @@ impl Manager {
         if let Some(path) = &arrival.fuse
             && let Some((export, _)) = files.find(|(_, known)| known == path)
         {
-            return Err(Refusal::conflict(format!("{path} is the file of {export}")));
+            return Err(ApiError::conflict(format!("{path} is the file of {export}")));
         }
         if let Some(path) = &arrival.vhost_user {
-            check_path(path).map_err(Refusal::invalid)?;
+            check_path(path).map_err(ApiError::invalid)?;
         }
         for export in &arrival.exports {
             check_name(&export.name).map_err(|error| {
-                Refusal::invalid(format!("'{}' cannot be an export's name: {error}", export.name))
+                ApiError::invalid(format!("'{}' cannot be an export's name: {error}", export.name))
             })?;
         }
         for named in std::iter::once(name).chain(arrival.exports.iter().map(|export| export.name.as_str())) {
@@ -120,7 +120,7 @@ impl Manager {
                 disk.wanted.name == named || disk.wanted.exports.iter().any(|export| export.name == named)
             };
             if let Some(disk) = others().find(|disk| has_it(disk)) {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "disk {} has an export '{named}' already",
                     disk.wanted.name
                 )));
@@ -170,7 +170,7 @@ fn is_alike(one: &DiskState, other: &DiskState) -> bool {
 }
 
 impl Inner {
-    fn awaited_cache(&self, name: &str, cache: &ArrivingCache) -> Result<CacheSpec, Refusal> {
+    fn awaited_cache(&self, name: &str, cache: &ArrivingCache) -> Result<CacheSpec, ApiError> {
         let pool = match &cache.pool {
             Some(pool) => pool.clone(),
             None if self.pools.contains_key(&cache.like_pool) => cache.like_pool.clone(),
@@ -179,10 +179,10 @@ impl Inner {
                 match (pools.next(), pools.next()) {
                     (Some(only), None) => only.clone(),
                     (None, _) => {
-                        return Err(Refusal::conflict("there is no pool for its cache").hint("make one"));
+                        return Err(ApiError::conflict("there is no pool for its cache").hint("make one"));
                     }
                     _ => {
-                        return Err(Refusal::conflict(format!(
+                        return Err(ApiError::conflict(format!(
                             "there is no pool '{}', and there are several others: say which",
                             cache.like_pool
                         )));
@@ -190,7 +190,7 @@ impl Inner {
                 }
             }
         };
-        let (spec, _) = new_spec(pool.clone(), cache.size, &cache.settings.0, self.ground(&pool)?)?;
+        let (spec, _) = new_spec(pool.clone(), cache.size, &cache.settings.0, self.context(&pool)?)?;
         self.check_memory(name, &spec)?;
         Ok(spec)
     }

@@ -9,12 +9,12 @@ use hob_engine::migration::Record;
 use hob_engine::units::DiskId;
 use hob_storage::backing::Format;
 
+use super::super::api_error::ApiError;
 use super::super::datastores::datastore_of;
 use super::super::disks::{Open, export_info, open_gateway, refuse};
 use super::super::flash::blocking;
-use super::super::refusal::Refusal;
 use super::super::resize::Measure;
-use super::super::{Life, Manager};
+use super::super::{DiskPhase, Manager};
 use super::hook::{Hook, Ready};
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::shard_api::ShardHandle;
@@ -36,7 +36,7 @@ impl Manager {
         name: &str,
         size_bytes: u64,
         ready: Arc<Ready>,
-    ) -> Result<Option<Hook>, Refusal> {
+    ) -> Result<Option<Hook>, ApiError> {
         // Clients are let in last.
         if self.exports.get(name).is_some()
             && let Ok((shard, id)) = self.shard_of(name)
@@ -47,9 +47,9 @@ impl Manager {
         self.close_awaited(name).await?;
         let opened = self.open_standby(name, size_bytes, ready).await;
         if opened.is_err()
-            && let Err(refusal) = self.close_awaited(name).await
+            && let Err(error) = self.close_awaited(name).await
         {
-            tracing::warn!("{name} is not closed before the next attempt to open it: {refusal}");
+            tracing::warn!("{name} is not closed before the next attempt to open it: {error}");
         }
         opened.map(Some)
     }
@@ -59,7 +59,7 @@ impl Manager {
         name: &str,
         size_bytes: u64,
         ready: Arc<Ready>,
-    ) -> Result<Hook, Refusal> {
+    ) -> Result<Hook, ApiError> {
         let (wanted, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -69,14 +69,14 @@ impl Manager {
         let own = self.open_unlocked(name, &wanted.backing, wanted.read_only).await?;
         let here = own.info().size_bytes;
         if size_bytes > 0 && size_bytes < here {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "{} has {here} bytes, and the disk {size_bytes}: it has grown, or is another backing",
                 wanted.backing
             ))
             .hint("where it has grown, 'hob disk resize' on the host that has the disk comes first"));
         }
         if size_bytes > 0 && size_bytes != here {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "{} has {here} bytes, and the disk {size_bytes}: it is another backing",
                 wanted.backing
             )));
@@ -95,7 +95,7 @@ impl Manager {
             disk.identity = info.identity;
             disk.lock = lock;
             disk.measure = Some(Measure { gauge, witness, monitor, info: info.clone() });
-            disk.life = Life::Online(shard.clone());
+            disk.phase = DiskPhase::Online(shard.clone());
             disk.memory = None;
             disk.offline_reason = None;
             disk.size_bytes = info.size_bytes;
@@ -114,12 +114,12 @@ impl Manager {
         self.fit_opened(name).await;
         if let Some(path) = &wanted.vhost_user {
             let gateway = open_gateway(name, &self.socket_at(path), id, &shard, &info, access, Open::AtOnce)
-                .map_err(|error| Refusal::failed(format!("machines cannot come in at {path}: {error}")))?;
+                .map_err(|error| ApiError::failed(format!("machines cannot come in at {path}: {error}")))?;
             self.exports.let_machines_in(name, name, gateway);
         }
         self.offer(name, id, shard, export_info(&info, access));
-        if let Err(refusal) = self.show_file(name).await {
-            tracing::error!("{name} is no file: {refusal}; it is tried again every few seconds");
+        if let Err(error) = self.show_file(name).await {
+            tracing::error!("{name} is no file: {error}; it is tried again every few seconds");
         }
         tracing::info!("{name} is awaited: {}", info.description);
         Ok(hook)
@@ -133,10 +133,10 @@ impl Manager {
         id: DiskId,
         role: &str,
         ready: Arc<Ready>,
-    ) -> Result<Hook, Refusal> {
-        let socket = self.carriage()?.directory.join(format!("{role}-{}.sock", id.0));
+    ) -> Result<Hook, ApiError> {
+        let socket = self.migration_transport()?.directory.join(format!("{role}-{}.sock", id.0));
         let mut hook = Hook::open(&socket, ready)
-            .map_err(|error| Refusal::failed(format!("no socket at {}: {error}", socket.display())))?;
+            .map_err(|error| ApiError::failed(format!("no socket at {}: {error}", socket.display())))?;
         let (uri, of) = (hook.uri(name), name.to_owned());
         let options =
             BackingOptions { connect_max: CONNECT_MAX, wait_max: ANSWER_MAX, ..self.backing_options.clone() };
@@ -146,7 +146,7 @@ impl Manager {
                 match blocking(move || Backing::open(&uri, Access::ReadOnly, &options)).await {
                     Ok(Ok(peer)) => return shard.set_peer(id, peer),
                     Ok(Err(error)) => tracing::debug!("{of} cannot be read at its host yet: {error}"),
-                    Err(refusal) => tracing::debug!("{of}: {refusal}"),
+                    Err(error) => tracing::debug!("{of}: {error}"),
                 }
                 tokio::time::sleep(RETRY_EVERY).await;
             }
@@ -160,7 +160,7 @@ impl Manager {
         name: &str,
         spec: &str,
         read_only: bool,
-    ) -> Result<Backing, Refusal> {
+    ) -> Result<Backing, ApiError> {
         self.check_two_can_open(spec).await?;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
         let options = BackingOptions { locked: false, ..self.image_options(name).await? };
@@ -169,23 +169,23 @@ impl Manager {
     }
 
     /// Refuses backings that two hosts cannot have open at once.
-    pub(super) async fn check_two_can_open(&self, spec: &str) -> Result<(), Refusal> {
+    pub(super) async fn check_two_can_open(&self, spec: &str) -> Result<(), ApiError> {
         match Backing::kind(spec, Format::Raw).name {
             "file" | "nbd" | "rbd" | "qemu-nbd" => Ok(()),
-            other => Err(Refusal::conflict(format!("{spec} ({other}) cannot be open on two hosts at once"))
+            other => Err(ApiError::conflict(format!("{spec} ({other}) cannot be open on two hosts at once"))
                 .hint("a disk that moves needs a file, a block device, an RBD image or an NBD export as its backing")),
         }
     }
 
     /// The backing is this host's.
-    pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.shard_of(name)?;
         self.take_arrived(name).await?;
         self.begin_recording(name).await?;
         let lock = self.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.take()).await?.map_err(|error| {
-                Refusal::conflict(format!("the backing is locked by somebody else still: {error}"))
+                ApiError::conflict(format!("the backing is locked by somebody else still: {error}"))
             })?;
         }
         shard.take_over(id).await?;
@@ -193,7 +193,7 @@ impl Manager {
     }
 
     /// Takes an awaited disk from its shard, with its cache. What is wanted stays.
-    pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         self.exports.remove_disk(name);
         self.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name) {
@@ -219,7 +219,7 @@ impl Manager {
         Ok(())
     }
 
-    fn forget_journal(&self, name: &str) -> Result<(), Refusal> {
+    fn forget_journal(&self, name: &str) -> Result<(), ApiError> {
         if let Some(cache) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
             cache.journal = Some(JournalSpec::new());
         }
@@ -227,7 +227,7 @@ impl Manager {
     }
 
     /// The disk was never this host's, and is not to come. Its record says so afterwards.
-    pub(super) async fn remove_awaited(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn remove_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         match self.record_of(name) {
             Some(Record::Awaiting(_)) => self.close_awaited(name).await,
             _ => Ok(()),
@@ -236,11 +236,11 @@ impl Manager {
 }
 
 /// Where a socket can be.
-pub(super) fn check_directory(directory: &Path) -> Result<(), Refusal> {
+pub(super) fn check_directory(directory: &Path) -> Result<(), ApiError> {
     const SOCKET_CHARS_MAX: usize = 85;
     match directory.as_os_str().len() {
         0..=SOCKET_CHARS_MAX => Ok(()),
-        _ => Err(Refusal::failed(format!(
+        _ => Err(ApiError::failed(format!(
             "the name of the state directory, {}, is too long for sockets in it",
             directory.display()
         ))),

@@ -77,7 +77,7 @@ pub(super) fn answer(answer: &CallAnswer) -> (Answer, Option<String>) {
 pub(super) fn to_wire(answer: Answer, why: Option<String>) -> CallAnswer {
     let view = answer.unwrap_or_default();
     let why = why.unwrap_or_else(|| "it could not; its log may say why".to_owned());
-    let refused = answer.err().map(|refusal| match refusal {
+    let refused = answer.err().map(|error| match error {
         Refusal::NotAwaited => CallRefusal::NotAwaited,
         Refusal::Owner(generation) => CallRefusal::Owner { generation },
         Refusal::Failed => CallRefusal::Failed { why },

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::super::Manager;
-use super::super::claim::Claim;
+use super::super::operation_guard::OperationGuard;
 use super::hook::{Doors, Hook};
 use super::source::serves_after;
 use super::status::Shared;
@@ -69,7 +69,7 @@ pub(super) enum Input {
 }
 
 /// One migration to here.
-pub(super) struct Coming {
+pub(super) struct IncomingDisk {
     pub(super) manager: Arc<Manager>,
     pub(super) name: String,
     pub(super) lineage: String,
@@ -79,10 +79,10 @@ pub(super) struct Coming {
 }
 
 struct Task {
-    coming: Arc<Coming>,
+    incoming: Arc<IncomingDisk>,
     machine: Destination,
     clock: Clock,
-    claim: Option<Claim>,
+    guard: Option<OperationGuard>,
     arrival: Option<Box<Arrival>>,
     /// Where the owner is read, and where who had the disk is.
     hooks: Vec<Hook>,
@@ -119,12 +119,16 @@ struct List {
 }
 
 /// Drives a machine until the disk is this host's and its cache filled, or until it does not come.
-pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc::UnboundedReceiver<Input>) {
+pub(super) async fn run(
+    incoming: IncomingDisk,
+    record: Option<Record>,
+    mut inputs: mpsc::UnboundedReceiver<Input>,
+) {
     let mut task = Task {
         machine: Destination::new(record),
-        coming: Arc::new(coming),
+        incoming: Arc::new(incoming),
         clock: Clock::start(),
-        claim: None,
+        guard: None,
         arrival: None,
         hooks: Vec::new(),
         callers: BTreeMap::new(),
@@ -163,7 +167,7 @@ pub(super) async fn run(coming: Coming, record: Option<Record>, mut inputs: mpsc
 
 impl Task {
     fn mode(&self) -> CarryMode {
-        self.coming.shared.facts().cache
+        self.incoming.shared.facts().cache
     }
 
     /// It has been told something, and neither awaits the disk nor has it, and nobody waits for an answer. What is served here and not
@@ -201,7 +205,7 @@ impl Task {
     fn begin(&mut self, ticket: Ticket, act: DestinationAct) {
         match &act {
             DestinationAct::Record(Record::Awaiting(session)) => {
-                let mut facts = self.coming.shared.facts();
+                let mut facts = self.incoming.shared.facts();
                 facts.session = *session;
                 if let Some(arrival) = &self.arrival {
                     (facts.cache, facts.peer) = (arrival.mode, arrival.from.clone());
@@ -215,14 +219,14 @@ impl Task {
             }
             _ => {}
         }
-        let (coming, arrival, sent) = (self.coming.clone(), self.arrival.clone(), act.clone());
-        if self.claim.is_none() && matches!(act, DestinationAct::Prepare) {
-            self.claim = Some(coming.manager.claim_awaited(&coming.name));
+        let (incoming, arrival, sent) = (self.incoming.clone(), self.arrival.clone(), act.clone());
+        if self.guard.is_none() && matches!(act, DestinationAct::Prepare) {
+            self.guard = Some(incoming.manager.guard_awaited(&incoming.name));
         }
         self.acts.insert(ticket, act);
         tokio::spawn(async move {
-            let result = coming.act(sent, arrival.as_deref()).await;
-            let _ = coming.sender.send(Input::Acted(ticket, result.map_err(|refusal| refusal.to_string())));
+            let result = incoming.act(sent, arrival.as_deref()).await;
+            let _ = incoming.sender.send(Input::Acted(ticket, result.map_err(|error| error.to_string())));
         });
     }
 
@@ -247,7 +251,8 @@ impl Task {
 
     async fn hear(&mut self, session: Session, call: CallIn, answer: oneshot::Sender<CallAnswer>) {
         let sectors = || {
-            let size = self.coming.manager.inner().disk(&self.coming.name).map_or(0, |disk| disk.size_bytes);
+            let size =
+                self.incoming.manager.inner().disk(&self.incoming.name).map_or(0, |disk| disk.size_bytes);
             size.div_ceil(hob_engine::units::SECTOR_BYTES)
         };
         let call = match call {
@@ -297,7 +302,7 @@ impl Task {
     ) -> CallAnswer {
         let refuse =
             |why: &str| calls::to_wire(Err(hob_engine::migration::Refusal::Failed), Some(why.to_owned()));
-        if !self.is_open || self.coming.shared.facts().session != session {
+        if !self.is_open || self.incoming.shared.facts().session != session {
             return refuse("it does not want a list now");
         }
         let expected = !self.list.complete && (page == self.list.next || page == 0);
@@ -305,13 +310,13 @@ impl Task {
             let Ok(ranges) = hob_engine::migration::heat::decode(body, sectors) else {
                 return refuse("the list makes no sense");
             };
-            let room = self.coming.manager.cache_room(&self.coming.name);
+            let room = self.incoming.manager.cache_room(&self.incoming.name);
             let bytes: u64 =
                 ranges.iter().map(|(first, end)| (end - first) * hob_engine::units::SECTOR_BYTES).sum();
             // What does not fit would push out what is hotter.
             let fits = self.list.bytes + bytes <= room;
             if fits
-                && let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name)
+                && let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name)
                 && let Err(error) = shard.listed(id, ranges).await
             {
                 return refuse(&error.to_string());
@@ -325,12 +330,12 @@ impl Task {
 
     fn acted(&mut self, ticket: Ticket, result: Result<Option<Hook>, String>) {
         let Some(act) = self.acts.remove(&ticket) else { return };
-        let name = &self.coming.name;
+        let name = &self.incoming.name;
         match &result {
             Ok(_) => self.why = None,
             Err(why) => {
                 tracing::warn!("{name}: {why}");
-                self.coming.shared.trouble(why.clone());
+                self.incoming.shared.trouble(why.clone());
                 self.why = Some(why.clone());
             }
         }
@@ -344,15 +349,15 @@ impl Task {
                 self.hooks.clear();
                 self.taken_at = Some(Instant::now());
                 if self.machine.knows_changes() && serves_after(self.mode()) {
-                    self.hooks.extend(self.coming.read_former());
+                    self.hooks.extend(self.incoming.read_former());
                 }
                 let waited = self.wanted_at.map(|at| at.elapsed().as_secs_f64() * 1e3);
-                self.coming.shared.facts().waited_ms = waited;
+                self.incoming.shared.facts().waited_ms = waited;
                 tracing::info!("{name} is served here now");
             }
             DestinationAct::Settle => {
                 self.settled = true;
-                self.claim = None;
+                self.guard = None;
                 if matches!(self.mode(), CarryMode::Drop | CarryMode::HeatMap) {
                     self.list.complete = true;
                 }
@@ -371,12 +376,12 @@ impl Task {
         if !self.is_open {
             return;
         }
-        let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name) else {
+        let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name) else {
             // It was removed.
             self.over |= self.settled;
             return;
         };
-        let sender = self.coming.sender.clone();
+        let sender = self.incoming.sender.clone();
         tokio::spawn(async move {
             if let Ok(progress) = shard.progress(id).await {
                 let _ = sender.send(Input::Progress(progress));
@@ -396,7 +401,7 @@ impl Task {
         };
         self.machine.handle_progress(progress.pulled_bytes, progress.left_bytes, done);
         {
-            let mut facts = self.coming.shared.facts();
+            let mut facts = self.incoming.shared.facts();
             facts.note_pulled(progress.pulled_bytes, progress.left_bytes);
             facts.resent = progress.again_bytes;
             facts.valid = self.list.bytes;
@@ -407,12 +412,12 @@ impl Task {
             && self.taken_at.is_some_and(|at| at.elapsed() < FORMER_MAX);
         if self.settled && !self.pulls_rest && !waits_for_peer {
             self.pulls_rest = true;
-            if let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name) {
+            if let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name) {
                 shard.pull(id);
             }
         }
         if self.settled && done {
-            if let Ok((shard, id)) = self.coming.manager.shard_of(&self.coming.name) {
+            if let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name) {
                 shard.leave_peer(id);
             }
             let since = *self.done_at.get_or_insert_with(Instant::now);
@@ -421,7 +426,7 @@ impl Task {
     }
 
     fn show(&self) {
-        let mut facts = self.coming.shared.facts();
+        let mut facts = self.incoming.shared.facts();
         facts.wanted = self.wanted_at.is_some() && self.machine.awaits().is_some();
         facts.state = match (self.machine.awaits(), self.machine.is_owner()) {
             (Some(_), _) if self.is_open => MigrationState::Awaiting,
@@ -433,7 +438,7 @@ impl Task {
     }
 
     fn end(&self) {
-        let mut facts = self.coming.shared.facts();
+        let mut facts = self.incoming.shared.facts();
         match self.machine.is_owner() {
             true => {
                 facts.end(MigrationState::Over);
@@ -444,7 +449,7 @@ impl Task {
     }
 }
 
-impl Coming {
+impl IncomingDisk {
     /// Reads what the host that had the disk has in flash, as soon as that lets it.
     fn read_former(&self) -> Option<Hook> {
         let (shard, id) = self.manager.shard_of(&self.name).ok()?;
@@ -455,12 +460,12 @@ impl Coming {
         &self,
         act: DestinationAct,
         arrival: Option<&Arrival>,
-    ) -> Result<Option<Hook>, super::super::refusal::Refusal> {
-        use super::super::refusal::Refusal;
+    ) -> Result<Option<Hook>, super::super::api_error::ApiError> {
+        use super::super::api_error::ApiError;
         let (manager, name) = (&self.manager, &self.name);
         match act {
             DestinationAct::Record(Record::Awaiting(session)) => {
-                let arrival = arrival.ok_or_else(|| Refusal::failed("nobody said what disk it is"))?;
+                let arrival = arrival.ok_or_else(|| ApiError::failed("nobody said what disk it is"))?;
                 manager.enter_awaited(name, &self.lineage, session, arrival)?;
                 manager.save_first().await?;
             }

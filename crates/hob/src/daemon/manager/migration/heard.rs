@@ -9,8 +9,8 @@ use hob_engine::units::Instant;
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::Manager;
-use super::super::refusal::{Kind, Refusal};
-use super::destination::{self, CallIn, Coming};
+use super::super::api_error::{ApiError, ErrorKind};
+use super::destination::{self, CallIn, IncomingDisk};
 use super::hook::{Doors, Ready};
 use super::status::Shared;
 use super::{Handle, Inputs, MIGRATING, awaited, calls};
@@ -25,9 +25,9 @@ impl Manager {
         name: String,
         of: CarrySession,
         call: CallIn,
-    ) -> Result<CallAnswer, Refusal> {
-        self.carriage()?;
-        let session = calls::session(&of).ok_or_else(|| Refusal::invalid("there can be no such session"))?;
+    ) -> Result<CallAnswer, ApiError> {
+        self.migration_transport()?;
+        let session = calls::session(&of).ok_or_else(|| ApiError::invalid("there can be no such session"))?;
         if self.brought(&name, &of.lineage, session, &call).is_some() {
             self.let_rest(&name).await;
         }
@@ -39,7 +39,7 @@ impl Manager {
             None => return Ok(self.answer_without_task(&name, &of.lineage, session, &call)),
         };
         let (answer, answered) = oneshot::channel();
-        let lost = || Refusal::busy("the call was not answered in time");
+        let lost = || ApiError::busy("the call was not answered in time");
         sender.send(destination::Input::Call(session, call, answer)).map_err(|_| lost())?;
         tokio::time::timeout(CALL_MAX, answered).await.map_err(|_| lost())?.map_err(|_| lost())
     }
@@ -89,15 +89,15 @@ impl Manager {
                 "it has another disk of the name {name}; remove that one or its tombstone first"
             )),
             _ if is_stranger => Some(calls::to_wire(Err(Refused::NotAwaited), None)),
-            _ => brought.and_then(|arrival| self.check_arrival(name, arrival).err()).and_then(|refusal| {
-                tracing::warn!("{name} ({session:?}) is not awaited: {refusal}");
-                refuse(refusal.to_string())
+            _ => brought.and_then(|arrival| self.check_arrival(name, arrival).err()).and_then(|error| {
+                tracing::warn!("{name} ({session:?}) is not awaited: {error}");
+                refuse(error.to_string())
             }),
         }
     }
 
-    fn check_arrival(&self, name: &str, arrival: &Arrival) -> Result<(), Refusal> {
-        awaited::check_directory(&self.carriage()?.directory)?;
+    fn check_arrival(&self, name: &str, arrival: &Arrival) -> Result<(), ApiError> {
+        awaited::check_directory(&self.migration_transport()?.directory)?;
         if let Some(path) = &arrival.fuse
             && self.inner().disk(name).is_err()
         {
@@ -106,7 +106,10 @@ impl Manager {
         if let Ok(disk) = self.inner().disk(name)
             && disk.busy.is_some_and(|busy| busy != MIGRATING)
         {
-            return Err(Refusal { kind: Kind::Busy, ..Refusal::busy(format!("{name} is being changed")) });
+            return Err(ApiError {
+                kind: ErrorKind::Busy,
+                ..ApiError::busy(format!("{name} is being changed"))
+            });
         }
         self.awaited_state(name, arrival).map(drop)
     }
@@ -148,7 +151,7 @@ impl Manager {
     ) -> mpsc::UnboundedSender<destination::Input> {
         let (sender, receiver) = mpsc::unbounded_channel();
         let (shared, doors) = (Arc::new(shared), Arc::new(Doors::default()));
-        let coming = Coming {
+        let incoming = IncomingDisk {
             manager: self.clone(),
             name: name.to_owned(),
             lineage: lineage.to_owned(),
@@ -156,7 +159,7 @@ impl Manager {
             doors: doors.clone(),
             sender: sender.clone(),
         };
-        let task = tokio::spawn(destination::run(coming, record, receiver));
+        let task = tokio::spawn(destination::run(incoming, record, receiver));
         let inputs = Inputs::Destination(sender.clone(), doors);
         self.handles().insert(name.to_owned(), Handle { inputs, shared, task });
         sender
@@ -207,8 +210,8 @@ impl Manager {
     }
 
     /// Where a data connection of another host goes.
-    pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, Refusal> {
-        let not_awaited = || Refusal::conflict(format!("{name} is not awaited in that session"));
+    pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, ApiError> {
+        let not_awaited = || ApiError::conflict(format!("{name} is not awaited in that session"));
         let session = calls::session(of).ok_or_else(not_awaited)?;
         if self.lineage_of(name).as_ref() != Some(&of.lineage) {
             return Err(not_awaited());

@@ -1,6 +1,6 @@
 //! Disks that move between hosts with their caches (docs/decisions/0013): what drives the machines of `hob_engine::migration`.
 //!
-//! Each migration has a task, which holds the claim on its disk: [`source`] here where the disk is, [`destination`] where it comes to. A task
+//! Each migration has a task, which holds the operation guard of its disk: [`source`] here where the disk is, [`destination`] where it comes to. A task
 //! takes what its machine wants to be done, lets others do it, and tells the machine how that ended. What a machine relies on after a
 //! crash is in the state file before the machine hears of it ([`records`]).
 
@@ -28,7 +28,7 @@ use hob_engine::units::Instant;
 use tokio::sync::mpsc;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 pub(crate) use calls::CHANGED_BYTES_MAX;
 pub(crate) use destination::CallIn;
 pub(crate) use hook::DataConnection;
@@ -39,16 +39,16 @@ pub(super) const MIGRATING: &str = "migrated";
 
 /// What a daemon needs to move disks.
 #[derive(Clone, Debug)]
-pub(crate) struct Carriage {
+pub(crate) struct MigrationTransport {
     /// What this host shows to others, and whom it trusts; `None` if nothing was configured.
-    pub(crate) tls: Option<CarriageTls>,
+    pub(crate) tls: Option<MigrationTls>,
     /// Where sockets of its own can be.
     pub(crate) directory: PathBuf,
 }
 
 /// Files with certificates.
 #[derive(Clone, Debug)]
-pub(crate) struct CarriageTls {
+pub(crate) struct MigrationTls {
     /// What it shows.
     pub(crate) cert: PathBuf,
     /// Its key.
@@ -79,14 +79,14 @@ impl Handle {
 
 impl Manager {
     /// Says what is needed to move disks. Once, before the start.
-    pub(crate) fn set_carriage(&self, carriage: Carriage) {
+    pub(crate) fn set_migration_transport(&self, migration_transport: MigrationTransport) {
         // It is said once.
-        let _ = self.carriage.set(carriage);
+        let _ = self.migration_transport.set(migration_transport);
     }
 
-    pub(super) fn carriage(&self) -> Result<&Carriage, Refusal> {
-        self.carriage.get().ok_or_else(|| {
-            Refusal::conflict("this daemon keeps no state, and so its disks cannot move")
+    pub(super) fn migration_transport(&self) -> Result<&MigrationTransport, ApiError> {
+        self.migration_transport.get().ok_or_else(|| {
+            ApiError::conflict("this daemon keeps no state, and so its disks cannot move")
                 .hint("'hob serve' has one disk for as long as it runs; 'hob daemon' keeps records of whose a disk is")
         })
     }

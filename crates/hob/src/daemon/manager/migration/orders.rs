@@ -10,9 +10,9 @@ use hob_control::{
 use hob_engine::migration::{Order, Record, Session, Source, SourceOptions};
 use tokio::sync::{mpsc, oneshot};
 
-use super::super::claim::Claim;
-use super::super::refusal::Refusal;
-use super::super::{Life, Manager};
+use super::super::api_error::ApiError;
+use super::super::operation_guard::OperationGuard;
+use super::super::{DiskPhase, Manager};
 use super::destination;
 use super::flow::Bandwidth;
 use super::source::{self, Leaving, serves_after};
@@ -35,10 +35,10 @@ impl Manager {
         self: &Arc<Self>,
         name: String,
         start: MigrationStart,
-    ) -> Result<Migration, Refusal> {
+    ) -> Result<Migration, ApiError> {
         let manager = self.clone();
         self.change("migrate", name.clone(), async move {
-            let claim = manager.claim_disk_for_command(&name, MIGRATING).await?;
+            let guard = manager.guard_disk_for_command(&name, MIGRATING).await?;
             manager.end_filling(&name);
             manager.check_leaving(&name, &start).await?;
             let spec = manager.spec_to_leave(&name)?;
@@ -56,7 +56,7 @@ impl Manager {
                 });
             }
             let shared = leaving.shared.clone();
-            manager.begin_attempt(leaving, session, Some(claim));
+            manager.begin_attempt(leaving, session, Some(guard));
             // What was begun goes on after a crash; whoever hears that it has may count on that.
             let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
             manager.migration(&name)
@@ -76,8 +76,8 @@ impl Manager {
     }
 
     /// What can be said before another host is asked.
-    async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<(), Refusal> {
-        awaited::check_directory(&self.carriage()?.directory)?;
+    async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<(), ApiError> {
+        awaited::check_directory(&self.migration_transport()?.directory)?;
         let backing = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -89,7 +89,7 @@ impl Manager {
         }
         match start.bandwidth {
             Some(bandwidth) if bandwidth.bytes() < 1 << 16 => {
-                Err(Refusal::invalid("a bandwidth below 64K a second would take for ever"))
+                Err(ApiError::invalid("a bandwidth below 64K a second would take for ever"))
             }
             _ => Ok(()),
         }
@@ -102,7 +102,7 @@ impl Manager {
         lineage: String,
         plan: MigrationStart,
         session: Session,
-    ) -> Result<Leaving, Refusal> {
+    ) -> Result<Leaving, ApiError> {
         let (host, port, tls) = self.other_daemon(&plan.to)?;
         let to = (host, port);
         let shared = Leaving::new_shared(&plan, session);
@@ -120,31 +120,31 @@ impl Manager {
     }
 
     /// Starts the task of an attempt.
-    pub(super) fn begin_attempt(&self, leaving: Leaving, session: Session, claim: Option<Claim>) {
+    pub(super) fn begin_attempt(&self, leaving: Leaving, session: Session, guard: Option<OperationGuard>) {
         let options = SourceOptions {
             on_demand: leaving.plan.switch == Switch::OnWrite,
             freeze_ns_max: FREEZE_NS_MAX,
             serves_after: serves_after(leaving.plan.cache),
         };
-        self.run_source(leaving, Source::start(session, options), claim);
+        self.run_source(leaving, Source::start(session, options), guard);
     }
 
-    pub(super) fn run_source(&self, leaving: Leaving, source: Source, claim: Option<Claim>) {
+    pub(super) fn run_source(&self, leaving: Leaving, source: Source, guard: Option<OperationGuard>) {
         let (sender, receiver) = mpsc::unbounded_channel();
         let (name, shared) = (leaving.name.clone(), leaving.shared.clone());
-        let task = tokio::spawn(source::run(leaving, source, claim, sender.clone(), receiver));
+        let task = tokio::spawn(source::run(leaving, source, guard, sender.clone(), receiver));
         self.handles().insert(name, Handle { inputs: Inputs::Source(sender), shared, task });
     }
 
     /// How far a disk's migration is, or how the last one went.
-    pub(crate) fn migration(&self, name: &str) -> Result<Migration, Refusal> {
+    pub(crate) fn migration(&self, name: &str) -> Result<Migration, ApiError> {
         if let Some(handle) = self.handles().get(name) {
             return Ok(handle.shared.view(name));
         }
         let inner = self.inner();
         let disk = inner.disk(name)?;
         let none = || {
-            Refusal::not_found(format!("{name} is not moving"))
+            ApiError::not_found(format!("{name} is not moving"))
                 .hint(format!("'hob migrate {name} --to HOST:PORT' moves it"))
         };
         let spec = disk.wanted.migration.as_ref().ok_or_else(none)?;
@@ -177,7 +177,7 @@ impl Manager {
     }
 
     /// Hands a disk over now, or keeps it.
-    pub(crate) async fn order(self: &Arc<Self>, name: &str, order: Order) -> Result<Migration, Refusal> {
+    pub(crate) async fn order(self: &Arc<Self>, name: &str, order: Order) -> Result<Migration, ApiError> {
         self.inner().disk(name)?;
         let (in_time, answer) = oneshot::channel();
         {
@@ -186,17 +186,17 @@ impl Manager {
             match handle.map(|handle| &handle.inputs) {
                 Some(Inputs::Source(sender)) => drop(sender.send(source::Input::Order(order, in_time))),
                 Some(Inputs::Destination(..)) => {
-                    return Err(Refusal::conflict(format!(
+                    return Err(ApiError::conflict(format!(
                         "{name} comes to this host; its owner is another"
                     ))
                     .hint(format!("ask there, or give it up with 'hob disk remove {name}'")));
                 }
-                None => return Err(Refusal::conflict(format!("{name} is not moving"))),
+                None => return Err(ApiError::conflict(format!("{name} is not moving"))),
             }
         }
         match answer.await {
             Ok(true) => self.migration(name),
-            _ => Err(Refusal::conflict(format!(
+            _ => Err(ApiError::conflict(format!(
                 "it is too late for that: {name} is handed over, or stays already"
             ))),
         }
@@ -207,17 +207,17 @@ impl Manager {
         self: &Arc<Self>,
         name: String,
         force: bool,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("migrate --take-back", name.clone(), async move {
             let spec = manager.inner().disk(&name)?.wanted.migration.clone();
             let Some((spec, Record::Away { session, .. })) =
                 spec.map(|spec| (spec.clone(), spec.record.record()))
             else {
-                return Err(Refusal::conflict(format!("{name} is not away")));
+                return Err(ApiError::conflict(format!("{name} is not away")));
             };
             if !force {
-                return Err(Refusal::conflict(format!(
+                return Err(ApiError::conflict(format!(
                     "{name} is {}'s: if that host still serves it, two hosts write one disk, and it is lost",
                     spec.peer
                 ))
@@ -231,7 +231,7 @@ impl Manager {
             manager.restore_wanted_mode(&name)?;
             tracing::warn!("{name} was taken back by command; {} must not serve it any more", spec.peer);
             if let Ok(disk) = manager.inner().disk_mut(&name) {
-                disk.life = Life::Offline("it was taken back".to_owned());
+                disk.phase = DiskPhase::Offline("it was taken back".to_owned());
                 disk.busy = None;
             }
             manager.save().await?;
@@ -248,7 +248,7 @@ impl Manager {
     pub(in super::super) async fn remove_absent(
         self: &Arc<Self>,
         name: &str,
-    ) -> Result<Option<DiskChanged>, Refusal> {
+    ) -> Result<Option<DiskChanged>, ApiError> {
         let record = {
             let inner = self.inner();
             inner.disk(name)?.wanted.migration.as_ref().map(|spec| spec.record)
@@ -265,7 +265,7 @@ impl Manager {
             Some(RecordSpec::Away { taken: true, .. }) => {
                 let is_serving = self.is_migrating(name);
                 if is_serving {
-                    return Err(Refusal::conflict(format!(
+                    return Err(ApiError::conflict(format!(
                         "{name} has moved, and its new host still reads its cache"
                     ))
                     .hint("it is given up by itself when that is done"));
@@ -276,7 +276,7 @@ impl Manager {
                 self.forget_bitmaps(name).await;
                 Ok(Some(DiskChanged { disk: None, notes: Vec::new() }))
             }
-            Some(RecordSpec::Away { taken: false, .. }) => Err(Refusal::conflict(format!(
+            Some(RecordSpec::Away { taken: false, .. }) => Err(ApiError::conflict(format!(
                 "{name} was handed over, and its new host has not said so yet: without this record it would have no owner"
             ))),
             _ => Ok(None),
@@ -294,17 +294,17 @@ impl Manager {
 
 impl Leaving {
     /// Is the other host there, and will it hear us?
-    async fn meet(&self, session: Session) -> Result<(), Refusal> {
+    async fn meet(&self, session: Session) -> Result<(), ApiError> {
         let path = call_path(&self.name, "look", &self.session(session), "");
         let answer = self.peer().call(&path, Vec::new(), LOOK_MAX).await.map_err(|error| {
-            Refusal::failed(format!("{} cannot take {}: {error}", self.plan.to, self.name))
+            ApiError::failed(format!("{} cannot take {}: {error}", self.plan.to, self.name))
         })?;
         match answer.refused {
             None | Some(CallRefusal::NotAwaited | CallRefusal::Failed { .. }) => Ok(()),
             Some(CallRefusal::Owner { .. }) => {
-                Err(Refusal::conflict(format!("{} has a disk {} already", self.plan.to, self.name)))
+                Err(ApiError::conflict(format!("{} has a disk {} already", self.plan.to, self.name)))
             }
-            Some(CallRefusal::Never { why }) => Err(Refusal::conflict(why)),
+            Some(CallRefusal::Never { why }) => Err(ApiError::conflict(why)),
         }
     }
 }

@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use hob_engine::migration::{Record, Session};
 
-use super::super::refusal::Refusal;
-use super::super::{Life, Manager};
+use super::super::api_error::ApiError;
+use super::super::{DiskPhase, Manager};
 use crate::daemon::state::{CacheOwner, GoneState, MigrationSpec, RecordSpec};
 
 /// Disks of which it is remembered that they did not come.
@@ -37,7 +37,7 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         change: impl FnOnce(&mut MigrationSpec),
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         if let Some(spec) = self.inner().disk_mut(name)?.wanted.migration.as_mut() {
             change(spec);
         }
@@ -45,8 +45,8 @@ impl Manager {
     }
 
     /// Keeps a record. Not for [`Record::Gone`].
-    pub(super) async fn keep_record(self: &Arc<Self>, name: &str, record: Record) -> Result<(), Refusal> {
-        let record = RecordSpec::of(record).ok_or_else(|| Refusal::failed("that is kept elsewhere"))?;
+    pub(super) async fn keep_record(self: &Arc<Self>, name: &str, record: Record) -> Result<(), ApiError> {
+        let record = RecordSpec::of(record).ok_or_else(|| ApiError::failed("that is kept elsewhere"))?;
         {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -67,7 +67,7 @@ impl Manager {
         name: &str,
         lineage: &str,
         session: Session,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         {
             let mut inner = self.inner();
             let is_it = |spec: &MigrationSpec| spec.lineage == lineage;
@@ -95,7 +95,7 @@ impl Manager {
     }
 
     /// What a disk that is here is called in migrations from now on.
-    pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec, Refusal> {
+    pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec, ApiError> {
         let inner = self.inner();
         let known = inner.disk(name)?.wanted.migration.clone();
         Ok(known.unwrap_or_else(|| MigrationSpec {
@@ -111,7 +111,7 @@ impl Manager {
     /// Shows a disk as one that another host has.
     pub(super) fn show_away(&self, name: &str, why: String) {
         if let Ok(disk) = self.inner().disk_mut(name) {
-            disk.life = Life::Away(why);
+            disk.phase = DiskPhase::Away(why);
         }
     }
 }

@@ -7,8 +7,8 @@ use hob_control::Side;
 use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Source};
 
-use super::super::refusal::Refusal;
-use super::super::{Life, Manager};
+use super::super::api_error::ApiError;
+use super::super::{DiskPhase, Manager};
 use super::status::Shared;
 use super::{MIGRATING, orders};
 use crate::daemon::state::DiskState;
@@ -18,7 +18,7 @@ const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 impl Manager {
     /// Is a disk of the state file to be opened? One that is not this host's is entered as it is.
-    pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, Refusal> {
+    pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {
             self.enter(disk, None)?;
@@ -87,11 +87,11 @@ impl Manager {
             };
             let (Record::Leaving(_), Some(plan)) = (spec.record.record(), spec.plan.clone()) else { return };
             let is_there = self.inner().disk(&name).is_ok_and(|disk| disk.shard().is_ok());
-            if is_there && let Ok(claim) = self.claim_disk(&name, MIGRATING) {
+            if is_there && let Ok(guard) = self.guard_disk(&name, MIGRATING) {
                 let session = orders::next_session(spec.record.record());
                 match self.leaving(&name, spec.lineage, plan, session) {
-                    Ok(leaving) => return self.begin_attempt(leaving, session, Some(claim)),
-                    Err(refusal) => tracing::error!("{name} cannot go on to {}: {refusal}", spec.peer),
+                    Ok(leaving) => return self.begin_attempt(leaving, session, Some(guard)),
+                    Err(error) => tracing::error!("{name} cannot go on to {}: {error}", spec.peer),
                 }
             }
             tokio::time::sleep(RETRY_EVERY).await;
@@ -103,8 +103,8 @@ impl Manager {
         let Ok(Some(spec)) = self.inner().disk(&name).map(|disk| disk.wanted.migration.clone()) else {
             return;
         };
-        if let Err(refusal) = self.bury(&name, &spec.peer).await {
-            tracing::warn!("{name}: {refusal}");
+        if let Err(error) = self.bury(&name, &spec.peer).await {
+            tracing::warn!("{name}: {error}");
         }
         let Record::Away { session, .. } = spec.record.record() else { return };
         if taken {
@@ -116,8 +116,8 @@ impl Manager {
             let Some(plan) = spec.plan.clone() else { return };
             match self.leaving(&name, spec.lineage.clone(), plan, session) {
                 Ok(leaving) => return self.run_source(leaving, Source::resume_away(session), None),
-                Err(refusal) => {
-                    tracing::error!("{name} was handed to {}, which cannot be told so: {refusal}", spec.peer)
+                Err(error) => {
+                    tracing::error!("{name} was handed to {}, which cannot be told so: {error}", spec.peer)
                 }
             }
             tokio::time::sleep(RETRY_EVERY).await;
@@ -125,7 +125,7 @@ impl Manager {
     }
 
     /// The mode that was due, in memory only.
-    pub(super) fn restore_wanted_mode(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) fn restore_wanted_mode(&self, name: &str) -> Result<(), ApiError> {
         let mut inner = self.inner();
         let wanted = &mut inner.disk_mut(name)?.wanted;
         let due = wanted.migration.as_mut().and_then(|spec| spec.mode_due.take());
@@ -144,14 +144,17 @@ impl Manager {
         disk.held.len() as u64 * segment_bytes
     }
 
-    /// The claim on a disk that a task has marked as its own.
-    pub(super) fn claim_awaited(self: &Arc<Self>, name: &str) -> super::super::claim::Claim {
+    /// The operation guard of a disk that a task has marked as its own.
+    pub(super) fn guard_awaited(
+        self: &Arc<Self>,
+        name: &str,
+    ) -> super::super::operation_guard::OperationGuard {
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);
-            if matches!(disk.life, Life::Offline(_)) {
-                disk.life = Life::Away("it has not come yet".to_owned());
+            if matches!(disk.phase, DiskPhase::Offline(_)) {
+                disk.phase = DiskPhase::Away("it has not come yet".to_owned());
             }
         }
-        self.claim_new_disk(name)
+        self.guard_new_disk(name)
     }
 }

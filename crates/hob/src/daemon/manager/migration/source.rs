@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::super::Manager;
-use super::super::claim::Claim;
+use super::super::operation_guard::OperationGuard;
 use super::flow::Bandwidth;
 use super::status::Shared;
 use super::{Clock, calls, data, list};
@@ -93,11 +93,11 @@ impl Leaving {
     }
 }
 
-/// Drives a machine to its end. Holds the claim on the disk meanwhile.
+/// Drives a machine to its end. Holds the operation guard of the disk meanwhile.
 pub(super) async fn run(
     leaving: Leaving,
     source: Source,
-    claim: Option<Claim>,
+    guard: Option<OperationGuard>,
     sender: mpsc::UnboundedSender<Input>,
     mut inputs: mpsc::UnboundedReceiver<Input>,
 ) {
@@ -134,7 +134,7 @@ pub(super) async fn run(
     // What came with the last input.
     task.show();
     task.end();
-    drop(claim);
+    drop(guard);
 }
 
 impl Task {
@@ -194,7 +194,7 @@ impl Task {
         self.call = Some(tokio::spawn(async move {
             let answer = match body {
                 Ok(body) => peer.lock().await.call(&path, body, wait_max).await,
-                Err(refusal) => Err(PeerError::Lost(refusal.to_string())),
+                Err(error) => Err(PeerError::Lost(error.to_string())),
             };
             let _ = sender.send(Input::Answered(ticket, answer));
         }));

@@ -9,9 +9,9 @@ use hob_engine::migration::{Record, SourceAct};
 use hob_engine::preset::Verify;
 use hob_engine::regions::Regions;
 
+use super::super::api_error::ApiError;
 use super::super::flash::blocking;
-use super::super::refusal::Refusal;
-use super::super::{DiskEntry, Inner, Life, Manager};
+use super::super::{DiskEntry, DiskPhase, Inner, Manager};
 use super::source::Leaving;
 use crate::daemon::state::CacheSpec;
 
@@ -38,33 +38,33 @@ impl Leaving {
             SourceAct::Restore => self.restore().await,
             SourceAct::GiveUp => self.manager.give_cache_up(name, &self.plan.to).await,
         };
-        (result.map_err(|refusal| refusal.to_string()), changes)
+        (result.map_err(|error| error.to_string()), changes)
     }
 
-    async fn role(&self, role: Role) -> Result<(), Refusal> {
+    async fn role(&self, role: Role) -> Result<(), ApiError> {
         let (shard, id) = self.manager.shard_of(&self.name)?;
         Ok(shard.own(id, role).await?)
     }
 
-    async fn settle(&self) -> Result<(), Refusal> {
+    async fn settle(&self) -> Result<(), ApiError> {
         let (shard, id) = self.manager.shard_of(&self.name)?;
         Ok(shard.settle(id).await?)
     }
 
-    async fn take_changes(&self) -> Result<Option<Box<Regions>>, Refusal> {
+    async fn take_changes(&self) -> Result<Option<Box<Regions>>, ApiError> {
         let (shard, id) = self.manager.shard_of(&self.name)?;
         Ok(shard.take_changed(id).await?)
     }
 
     /// Write-back ends, and with it whatever is dirty.
-    async fn prepare(&self) -> Result<(), Refusal> {
+    async fn prepare(&self) -> Result<(), ApiError> {
         let (manager, name) = (&self.manager, &self.name);
         let (shard, id) = manager.shard_of(name)?;
         let before = manager.inner().disk(name)?.cache().cloned();
         if let Some(before) = before.filter(|spec| spec.mode == Mode::WriteBack) {
-            if let Err(refusal) = manager.clean(name, &shard, id).await {
+            if let Err(error) = manager.clean(name, &shard, id).await {
                 manager.tune(name, &shard, id).await?;
-                return Err(refusal);
+                return Err(error);
             }
             // From here on the state says that nothing is dirty, and what the mode was.
             manager.set_mode(name, Mode::WriteThrough)?;
@@ -79,7 +79,7 @@ impl Leaving {
         Ok(())
     }
 
-    async fn restore(&self) -> Result<(), Refusal> {
+    async fn restore(&self) -> Result<(), ApiError> {
         let (manager, name) = (&self.manager, &self.name);
         // In this order: nobody calls it clean any more, etcd knows, then it writes back.
         self.shared.facts().drained = false;
@@ -103,7 +103,7 @@ impl Leaving {
     }
 
     /// Nothing is served to guests any more, and the other host may have the backing.
-    async fn leave(&self) -> Result<(), Refusal> {
+    async fn leave(&self) -> Result<(), ApiError> {
         let (manager, name) = (&self.manager, &self.name);
         let (shard, id) = manager.shard_of(name)?;
         shard.own(id, Role::Away).await?;
@@ -111,7 +111,7 @@ impl Leaving {
         let lock = manager.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.release()).await?.map_err(|error| {
-                Refusal::failed(format!("the lock on the backing was not given up: {error}"))
+                ApiError::failed(format!("the lock on the backing was not given up: {error}"))
             })?;
         }
         manager.give_back_departed(name);
@@ -119,15 +119,15 @@ impl Leaving {
     }
 
     /// What the other host is to know of the disk.
-    pub(super) fn arrival(&self) -> Result<Vec<u8>, Refusal> {
+    pub(super) fn arrival(&self) -> Result<Vec<u8>, ApiError> {
         let arrival = self.manager.arrival(&self.name, &self.plan)?;
-        serde_json::to_vec(&arrival).map_err(|error| Refusal::failed(error.to_string()))
+        serde_json::to_vec(&arrival).map_err(|error| ApiError::failed(error.to_string()))
     }
 }
 
 impl Manager {
     /// What another host is to know of a disk.
-    pub(in super::super) fn arrival(&self, name: &str, plan: &MigrationStart) -> Result<Arrival, Refusal> {
+    pub(in super::super) fn arrival(&self, name: &str, plan: &MigrationStart) -> Result<Arrival, ApiError> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
         Ok(Arrival {
@@ -187,7 +187,7 @@ fn host_name() -> String {
 
 impl Manager {
     /// Gives a cache another mode, so far in memory only.
-    pub(super) fn set_mode(&self, name: &str, mode: Mode) -> Result<(), Refusal> {
+    pub(super) fn set_mode(&self, name: &str, mode: Mode) -> Result<(), ApiError> {
         let mut inner = self.inner();
         if let Some(spec) = inner.disk_mut(name)?.wanted.cache.as_mut() {
             spec.mode = mode;
@@ -196,15 +196,15 @@ impl Manager {
     }
 
     /// The mode that a cache is to have when a migration is over, if it has another one meanwhile.
-    fn mode_due(&self, name: &str) -> Result<Option<String>, Refusal> {
+    fn mode_due(&self, name: &str) -> Result<Option<String>, ApiError> {
         let inner = self.inner();
         Ok(inner.disk(name)?.wanted.migration.as_ref().and_then(|spec| spec.mode_due.clone()))
     }
 
     /// The cache gets the mode that it is to have when a migration is over.
-    pub(super) async fn restore_mode(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn restore_mode(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let Some(due) = self.mode_due(name)? else { return Ok(()) };
-        let mode = due.parse::<Mode>().map_err(|error| Refusal::failed(error.to_string()))?;
+        let mode = due.parse::<Mode>().map_err(|error| ApiError::failed(error.to_string()))?;
         self.set_mode(name, mode)?;
         self.keep_spec(name, |spec| spec.mode_due = None).await?;
         let (shard, id) = self.shard_of(name)?;
@@ -212,12 +212,12 @@ impl Manager {
     }
 
     /// A disk that is another host's: its cache and all else of it go, and a tombstone stays.
-    pub(super) async fn give_cache_up(self: &Arc<Self>, name: &str, to: &str) -> Result<(), Refusal> {
+    pub(super) async fn give_cache_up(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
         self.exports.remove_disk(name);
         self.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name) {
-            if let Err(refusal) = self.take_cache(name).await {
-                tracing::warn!("the cache of {name} was not taken away in peace: {refusal}");
+            if let Err(error) = self.take_cache(name).await {
+                tracing::warn!("the cache of {name} was not taken away in peace: {error}");
             }
             let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
@@ -235,11 +235,11 @@ impl Manager {
     }
 
     /// Frees what flash still has of a disk that is away, and shows where it is.
-    pub(super) async fn bury(self: &Arc<Self>, name: &str, to: &str) -> Result<(), Refusal> {
+    pub(super) async fn bury(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
         let spec = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
-            disk.life = Life::Away(format!("it is at {to}"));
+            disk.phase = DiskPhase::Away(format!("it is at {to}"));
             disk.has_cache = false;
             disk.lock = None;
             disk.cache_reason = None;
@@ -252,7 +252,7 @@ impl Manager {
     }
 
     /// The disk is this host's in this generation, whatever another one says.
-    pub(super) async fn own_again(self: &Arc<Self>, name: &str, generation: u64) -> Result<(), Refusal> {
+    pub(super) async fn own_again(self: &Arc<Self>, name: &str, generation: u64) -> Result<(), ApiError> {
         self.keep_record(name, Record::Owner { generation, attempts: 0 }).await
     }
 }

@@ -9,7 +9,7 @@ use hob_engine::migration::{Record, Session};
 use hob_storage::pool::OwnerId;
 
 use super::super::cluster::ClusterWait;
-use super::super::{DiskEntry, Inner, Life, Manager};
+use super::super::{DiskEntry, DiskPhase, Inner, Manager};
 use crate::daemon::state::JournalSpec;
 
 /// Attempts to open a disk that waits end within that time.
@@ -31,11 +31,11 @@ impl Manager {
         }
         let record = self.record_of(name);
         let inner = self.inner();
-        inner.disk(name).is_ok_and(|disk| match (&disk.life, record) {
-            (Life::Offline(_), Some(Record::Owner { .. })) => {
+        inner.disk(name).is_ok_and(|disk| match (&disk.phase, record) {
+            (DiskPhase::Offline(_), Some(Record::Owner { .. })) => {
                 disk.cluster_wait != ClusterWait::No && !inner.may_have_dirty(disk)
             }
-            (Life::Away(_), Some(Record::Away { taken, .. })) => taken,
+            (DiskPhase::Away(_), Some(Record::Away { taken, .. })) => taken,
             _ => false,
         })
     }
@@ -55,8 +55,8 @@ impl Manager {
         if let Some(cache) = waited.cache.as_mut().filter(|cache| cache.journal.is_some()) {
             cache.journal = Some(JournalSpec::new());
         }
-        if let Err(refusal) = self.enter(waited, None) {
-            return tracing::warn!("{name} does not wait here any more: {refusal}");
+        if let Err(error) = self.enter(waited, None) {
+            return tracing::warn!("{name} does not wait here any more: {error}");
         }
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.cluster_wait = ClusterWait::Yes;

@@ -9,10 +9,10 @@ use hob_engine::migration::Record;
 use hob_storage::backing::Format;
 use tokio::time::Instant;
 
+use super::super::api_error::ApiError;
 use super::super::cluster::ClusterWait;
 use super::super::flash::blocking;
-use super::super::refusal::Refusal;
-use super::super::{Life, Manager};
+use super::super::{DiskPhase, Manager};
 use crate::daemon::cluster::{Cluster, OrderFound};
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::state::JournalSpec;
@@ -40,19 +40,19 @@ impl Manager {
         };
         let (state, note) = match &result {
             Ok(()) => (good, String::new()),
-            Err(refusal) => (Failed, format!("{}: {refusal}", found.order.to)),
+            Err(error) => (Failed, format!("{}: {error}", found.order.to)),
         };
         match &result {
             Ok(()) if state == Done => tracing::info!("{disk} has come from {}", found.order.from),
             Ok(()) => tracing::debug!("{disk} may come from {}", found.order.from),
-            Err(refusal) => tracing::warn!("{disk} does not come from {}: {refusal}", found.order.from),
+            Err(error) => tracing::warn!("{disk} does not come from {}: {error}", found.order.from),
         }
         super::end(&cluster, found, state, &note).await;
         self.moves.end(&disk);
     }
 
     /// Is there room for it, and is its backing there?
-    async fn could_take(self: &Arc<Self>, found: &OrderFound) -> Result<(), Refusal> {
+    async fn could_take(self: &Arc<Self>, found: &OrderFound) -> Result<(), ApiError> {
         let arrival = definition(found)?;
         self.let_rest_to_take(&found.disk).await;
         let (wanted, size_bytes) = match self.is_waiting(&found.disk)? {
@@ -74,7 +74,7 @@ impl Manager {
         .await?
         .map_err(|error| super::super::disks::refuse(&error))?;
         match here {
-            Some(here) if here != size_bytes => Err(Refusal::conflict(format!(
+            Some(here) if here != size_bytes => Err(ApiError::conflict(format!(
                 "{backing} has {here} bytes, and the disk {size_bytes}: it is another backing"
             ))),
             _ => Ok(()),
@@ -90,25 +90,25 @@ impl Manager {
     }
 
     fn is_online(&self, name: &str) -> bool {
-        self.inner().disk(name).is_ok_and(|disk| matches!(disk.life, Life::Online(_)))
+        self.inner().disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_)))
     }
 
     /// Is there an entry of the disk that waits for it? Refused if there is one that cannot be used.
-    fn is_waiting(&self, name: &str) -> Result<bool, Refusal> {
+    fn is_waiting(&self, name: &str) -> Result<bool, ApiError> {
         let record = self.record_of(name);
         let inner = self.inner();
         let Ok(disk) = inner.disk(name) else { return Ok(false) };
-        let conflict = |why: &str| Err(Refusal::conflict(format!("it has a disk {name} that {why}")));
-        match (&disk.life, disk.busy, record) {
+        let conflict = |why: &str| Err(ApiError::conflict(format!("it has a disk {name} that {why}")));
+        match (&disk.phase, disk.busy, record) {
             (_, Some(busy), _) => conflict(&format!("is being {busy}")),
             _ if disk.wanted.read_only => conflict("is read-only"),
-            (Life::Offline(_), None, _) => Ok(true),
-            (Life::Away(_), None, Some(Record::Away { taken: true, .. })) => Ok(true),
+            (DiskPhase::Offline(_), None, _) => Ok(true),
+            (DiskPhase::Away(_), None, Some(Record::Away { taken: true, .. })) => Ok(true),
             _ => conflict("is not one that waits for it"),
         }
     }
 
-    async fn take_given(self: &Arc<Self>, found: &OrderFound) -> Result<(), Refusal> {
+    async fn take_given(self: &Arc<Self>, found: &OrderFound) -> Result<(), ApiError> {
         let name = &found.disk;
         let arrival = definition(found)?;
         self.let_rest_to_take(name).await;
@@ -127,13 +127,13 @@ impl Manager {
         let until = Instant::now() + TAKE_MAX;
         loop {
             self.bring_online(name).await;
-            let why = match &self.inner().disk(name)?.life {
-                Life::Online(_) => break,
-                Life::Offline(why) | Life::Away(why) => why.clone(),
-                Life::Removing => "it is being removed".to_owned(),
+            let why = match &self.inner().disk(name)?.phase {
+                DiskPhase::Online(_) => break,
+                DiskPhase::Offline(why) | DiskPhase::Away(why) => why.clone(),
+                DiskPhase::Removing => "it is being removed".to_owned(),
             };
             if Instant::now() > until {
-                return Err(Refusal::failed(why));
+                return Err(ApiError::failed(why));
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
@@ -141,17 +141,17 @@ impl Manager {
     }
 
     /// A tombstone becomes a disk that waits.
-    fn revive(&self, name: &str) -> Result<(), Refusal> {
+    fn revive(&self, name: &str) -> Result<(), ApiError> {
         self.forget_migration(name);
         let mut inner = self.inner();
         let disk = inner.disk_mut(name)?;
-        if matches!(disk.life, Life::Away(_)) {
+        if matches!(disk.phase, DiskPhase::Away(_)) {
             disk.wanted.migration = None;
             disk.wanted.generation = None;
             if let Some(cache) = disk.wanted.cache.as_mut().filter(|cache| cache.journal.is_some()) {
                 cache.journal = Some(JournalSpec::new());
             }
-            disk.life = Life::Offline("it is on its way here".to_owned());
+            disk.phase = DiskPhase::Offline("it is on its way here".to_owned());
         }
         disk.cluster_wait = ClusterWait::Yes;
         disk.retry_after = None;
@@ -159,6 +159,6 @@ impl Manager {
     }
 }
 
-fn definition(found: &OrderFound) -> Result<&Arrival, Refusal> {
-    found.order.arrival.as_deref().ok_or_else(|| Refusal::invalid("nobody said what disk it is"))
+fn definition(found: &OrderFound) -> Result<&Arrival, ApiError> {
+    found.order.arrival.as_deref().ok_or_else(|| ApiError::invalid("nobody said what disk it is"))
 }

@@ -9,9 +9,9 @@ use hob_engine::migration::{Order as Wish, Record};
 use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
+use super::super::api_error::ApiError;
 use super::super::cluster::ClusterWait;
-use super::super::refusal::Refusal;
-use super::super::{Life, Manager};
+use super::super::{DiskPhase, Manager};
 use super::lost;
 use crate::daemon::cluster::{Cluster, Order, OrderFound};
 use crate::daemon::shard_api::ShardHandle;
@@ -45,7 +45,7 @@ struct Work {
 
 impl Work {
     /// Writes how far it is, if nobody has called it off meanwhile.
-    async fn say(&mut self, state: ClusterMoveState, note: Option<String>) -> Result<(), Refusal> {
+    async fn say(&mut self, state: ClusterMoveState, note: Option<String>) -> Result<(), ApiError> {
         if self.order.state == state && self.order.note == note {
             return self.read().await.map(drop);
         }
@@ -69,7 +69,7 @@ impl Work {
         }
     }
 
-    async fn find(&self) -> Result<OrderFound, Refusal> {
+    async fn find(&self) -> Result<OrderFound, ApiError> {
         let until = Instant::now() + SILENCE_MAX;
         let found = loop {
             match self.cluster.order_of(&self.disk).await {
@@ -79,18 +79,18 @@ impl Work {
             }
         };
         found.filter(|found| found.order.id == self.order.id).ok_or_else(|| {
-            Refusal::conflict(
+            ApiError::conflict(
                 "the order is gone: the other host has left the cluster, or there is another order",
             )
         })
     }
 
     /// What the order says now; one that was called off is over.
-    async fn read(&mut self) -> Result<ClusterMoveState, Refusal> {
+    async fn read(&mut self) -> Result<ClusterMoveState, ApiError> {
         let found = self.find().await?;
         (self.order, self.revision) = (found.order, found.revision);
         match self.order.state {
-            ClusterMoveState::Failed => Err(Refusal::conflict(
+            ClusterMoveState::Failed => Err(ApiError::conflict(
                 self.order.note.clone().unwrap_or_else(|| "it was called off".to_owned()),
             )),
             state => Ok(state),
@@ -98,17 +98,17 @@ impl Work {
     }
 
     /// Waits until it says that.
-    async fn wait_for(&mut self, wanted: ClusterMoveState, wait_max: Duration) -> Result<(), Refusal> {
+    async fn wait_for(&mut self, wanted: ClusterMoveState, wait_max: Duration) -> Result<(), ApiError> {
         let until = Instant::now() + wait_max;
         while self.read().await? != wanted {
             if Instant::now() > until {
                 let (to, seconds) = (&self.order.to, wait_max.as_secs());
-                return Err(Refusal::failed(format!("{to} has not answered within {seconds} s")));
+                return Err(ApiError::failed(format!("{to} has not answered within {seconds} s")));
             }
             // Etcd may be away for a moment: then nobody knows.
             let hosts = self.cluster.hosts().await.unwrap_or_default();
             if !hosts.is_empty() && !hosts.iter().any(|host| host.name == self.order.to) {
-                return Err(Refusal::conflict(format!("{} has left the cluster", self.order.to)));
+                return Err(ApiError::conflict(format!("{} has left the cluster", self.order.to)));
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -126,11 +126,11 @@ impl Manager {
         tracing::info!("{} is to go to {to}", work.disk);
         let left = self.leave_as_ordered(&mut work).await;
         self.moves.end(&work.disk);
-        if let Err(refusal) = left {
-            tracing::warn!("{} does not go to {to}: {refusal}", work.disk);
+        if let Err(error) = left {
+            tracing::warn!("{} does not go to {to}: {error}", work.disk);
             // The one who called it off has said so already.
             if !work.order.state.is_over() {
-                let why = refusal.to_string();
+                let why = error.to_string();
                 let Work { cluster, disk, order, revision } = work;
                 let found = OrderFound { disk, order, revision, is_ours: true };
                 super::end(&cluster, found, ClusterMoveState::Failed, &why).await;
@@ -138,10 +138,10 @@ impl Manager {
         }
     }
 
-    async fn leave_as_ordered(self: &Arc<Self>, work: &mut Work) -> Result<(), Refusal> {
+    async fn leave_as_ordered(self: &Arc<Self>, work: &mut Work) -> Result<(), ApiError> {
         let hosts = work.cluster.hosts().await.map_err(lost)?;
         let to = hosts.into_iter().find(|host| host.name == work.order.to);
-        let to = to.ok_or_else(|| Refusal::conflict(format!("{} has left the cluster", work.order.to)))?;
+        let to = to.ok_or_else(|| ApiError::conflict(format!("{} has left the cluster", work.order.to)))?;
         let (shard, id) = self.shard_of(&work.disk)?;
         let has_cache = self.inner().disk(&work.disk)?.cache().is_some();
         let carry = match (work.order.cache, shard.users(id).await?) {
@@ -154,7 +154,7 @@ impl Manager {
             None => self.leave_alone(work, &shard, id).await,
             Some(mode) => {
                 let address = to.address.ok_or_else(|| {
-                    Refusal::conflict(format!(
+                    ApiError::conflict(format!(
                         "somebody uses {}, or its cache is to go along, and {} does not say where its control API is",
                         work.disk, to.name
                     ))
@@ -174,9 +174,9 @@ impl Manager {
         work: &mut Work,
         shard: &ShardHandle,
         id: DiskId,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let name = work.disk.clone();
-        let claim = self.claim_disk_for_command(&name, "moved to another host").await?;
+        let guard = self.guard_disk_for_command(&name, "moved to another host").await?;
         let plan = self.plan(work, String::new(), CarryMode::Drop)?;
         work.order.cache = Some(CarryMode::Drop);
         work.order.arrival = Some(Box::new(self.arrival(&name, &plan)?));
@@ -188,20 +188,20 @@ impl Manager {
         let closed = self.close_to_leave(work, shard, id, offered).await;
         let given = match closed {
             Ok(()) => self.hand_on(work).await,
-            Err(refusal) => {
+            Err(error) => {
                 // It is served still, and has what it had.
                 if let Err(error) = self.tune(&name, shard, id).await {
                     tracing::warn!("{name}: {error}");
                 }
                 self.fit_opened(&name).await;
                 let _ = self.show_file(&name).await;
-                return Err(refusal);
+                return Err(error);
             }
         };
-        drop(claim);
+        drop(guard);
         let taken = match given {
             Ok(()) => work.wait_for(ClusterMoveState::Done, TAKEN_MAX).await,
-            Err(refusal) => Err(refusal),
+            Err(error) => Err(error),
         };
         // If it was not, this host waits for it like others, and has it a second later.
         self.moves.give(&name, None);
@@ -215,7 +215,7 @@ impl Manager {
         shard: &ShardHandle,
         id: DiskId,
         offered: Instant,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let name = work.disk.clone();
         self.drain_to_leave(work, shard, id).await?;
         tokio::time::sleep_until(offered + SEEN_AFTER).await;
@@ -225,7 +225,7 @@ impl Manager {
         if users > 0 || work.read().await.is_err() {
             self.let_in_again(&name)?;
             work.read().await?;
-            return Err(Refusal::conflict(format!("somebody has come to use {name}"))
+            return Err(ApiError::conflict(format!("somebody has come to use {name}"))
                 .hint("order it again: it is migrated then, or end what uses it"));
         }
         Ok(())
@@ -237,7 +237,7 @@ impl Manager {
         work: &mut Work,
         shard: &ShardHandle,
         id: DiskId,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let name = work.disk.clone();
         let draining = self.take_cache(&name);
         tokio::pin!(draining);
@@ -250,32 +250,32 @@ impl Manager {
             let dirty = self.disk(&name)?.cache.and_then(|cache| cache.dirty);
             let left = dirty.map_or(Size(0), |dirty| dirty.size);
             let note = format!("{} go to the backing", left.human());
-            if let Err(refusal) = work.say(ClusterMoveState::Leaving, Some(note)).await {
+            if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
                 let _ = shard.change_cache(id, CacheChange::StopDrain).await;
                 let _ = draining.await;
-                return Err(refusal);
+                return Err(error);
             }
         }
     }
 
     /// Closes it, and lets the other host have it.
-    async fn hand_on(self: &Arc<Self>, work: &mut Work) -> Result<(), Refusal> {
+    async fn hand_on(self: &Arc<Self>, work: &mut Work) -> Result<(), ApiError> {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         self.moves.give(&name, Some(&to));
-        let refusal = Refusal::conflict(format!("it is on its way to {to}"));
+        let reason = ApiError::conflict(format!("it is on its way to {to}"));
         // It is no fault that it is offline.
         self.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
-        self.take_offline(&name, &refusal).await;
+        self.take_offline(&name, &reason).await;
         self.wait_again(&name).await?;
         work.cluster
             .give_back(&name, false)
             .await
-            .map_err(|why| Refusal::failed(format!("it was not given back: {why}")))?;
+            .map_err(|why| ApiError::failed(format!("it was not given back: {why}")))?;
         work.say(ClusterMoveState::Given, None).await
     }
 
     /// A disk that is not served here any more and of which flash has nothing: it waits, as one that another host has.
-    async fn wait_again(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    async fn wait_again(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let spec = {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
@@ -294,11 +294,11 @@ impl Manager {
     }
 
     /// What a migration would be told.
-    fn plan(&self, work: &Work, to: String, cache: CarryMode) -> Result<MigrationStart, Refusal> {
+    fn plan(&self, work: &Work, to: String, cache: CarryMode) -> Result<MigrationStart, ApiError> {
         let inner = self.inner();
         let wanted = &inner.disk(&work.disk)?.wanted;
         if wanted.read_only {
-            return Err(Refusal::conflict("a read-only disk has no owner: any host may serve it"));
+            return Err(ApiError::conflict("a read-only disk has no owner: any host may serve it"));
         }
         Ok(MigrationStart {
             to,
@@ -318,7 +318,7 @@ impl Manager {
         work: &mut Work,
         mode: CarryMode,
         address: String,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         work.order.cache = Some(mode);
         let start = self.plan(work, address, mode)?;
@@ -335,7 +335,7 @@ impl Manager {
             };
             match shown.state {
                 MigrationState::Kept => {
-                    return Err(Refusal::conflict(shown.why.unwrap_or_else(|| "it stays here".to_owned())));
+                    return Err(ApiError::conflict(shown.why.unwrap_or_else(|| "it stays here".to_owned())));
                 }
                 MigrationState::Serving | MigrationState::Over | MigrationState::Away if !is_said => {
                     work.say(ClusterMoveState::Done, None).await?;
@@ -363,15 +363,15 @@ impl Manager {
                 (MigrationState::HandingOver, _) => "handed over, and not said so yet".to_owned(),
                 _ => "the other host prepares".to_owned(),
             };
-            if let Err(refusal) = work.say(ClusterMoveState::Leaving, Some(note)).await {
+            if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
                 let _ = self.order(&name, Wish::Cancel).await;
-                return Err(refusal);
+                return Err(error);
             }
         }
     }
 
     /// A disk that has migrated within its cluster may come back: the tombstone makes room for one that waits.
-    async fn wait_as_before(self: &Arc<Self>, name: &str, to: &str) -> Result<(), Refusal> {
+    async fn wait_as_before(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
         let until = Instant::now() + ENDED_MAX;
         while !self.is_tombstone(name) {
             if Instant::now() > until {
@@ -384,7 +384,7 @@ impl Manager {
             let mut inner = self.inner();
             let disk = inner.disk_mut(name)?;
             disk.wanted.migration = None;
-            disk.life = Life::Offline(format!("{to} has it"));
+            disk.phase = DiskPhase::Offline(format!("{to} has it"));
         }
         self.wait_again(name).await
     }
@@ -394,17 +394,19 @@ impl Manager {
         let is_taken = matches!(self.record_of(name), Some(Record::Away { taken: true, .. }));
         let inner = self.inner();
         is_taken
-            && inner.disk(name).is_ok_and(|disk| matches!(disk.life, Life::Away(_)) && disk.busy.is_none())
+            && inner
+                .disk(name)
+                .is_ok_and(|disk| matches!(disk.phase, DiskPhase::Away(_)) && disk.busy.is_none())
     }
 
     /// It is offered to clients as it was.
-    fn let_in_again(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    fn let_in_again(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.shard_of(name)?;
         let (info, access, vhost_user) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let info = disk.measure.as_ref().map(|measure| measure.info.clone());
-            let info = info.ok_or_else(|| Refusal::failed(format!("nobody knows the size of {name}")))?;
+            let info = info.ok_or_else(|| ApiError::failed(format!("nobody knows the size of {name}")))?;
             (
                 info.clone(),
                 super::super::disks::access_of(&disk.wanted, &info),

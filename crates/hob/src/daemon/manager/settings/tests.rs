@@ -4,21 +4,21 @@ use hob_engine::command::Layout;
 
 use super::*;
 
-const GROUND: Ground = Ground { segment_bytes: 1 << 20, devices: 2, peers: 0 };
-const ALONE: Ground = Ground { devices: 1, ..GROUND };
+const CONTEXT: CacheContext = CacheContext { segment_bytes: 1 << 20, devices: 2, peers: 0 };
+const ALONE: CacheContext = CacheContext { devices: 1, ..CONTEXT };
 
 fn settings(json: &str) -> CacheSettings {
     let text = format!(r#"{{"pool":"p","size":1048576{}{json}}}"#, if json.is_empty() { "" } else { "," });
     serde_json::from_str::<hob_control::CacheEnable>(&text).unwrap().settings
 }
 
-fn new(json: &str, ground: Ground) -> Result<(CacheSpec, Vec<String>), Refusal> {
-    new_spec("p".into(), Size(1 << 20), &settings(json), ground)
+fn new(json: &str, context: CacheContext) -> Result<(CacheSpec, Vec<String>), ApiError> {
+    new_spec("p".into(), Size(1 << 20), &settings(json), context)
 }
 
 #[test]
 fn without_words_a_cache_is_vfrc() {
-    let (spec, notes) = new("", GROUND).unwrap();
+    let (spec, notes) = new("", CONTEXT).unwrap();
     assert_eq!((spec.mode, &spec.journal, preset_of(&spec)), (Mode::WriteThrough, &None, Some("vfrc")));
     assert!(notes.is_empty());
 }
@@ -26,12 +26,12 @@ fn without_words_a_cache_is_vfrc() {
 #[test]
 fn each_preset_is_recognised_by_its_parts_and_no_more_when_one_changes() {
     for row in PRESETS {
-        let (spec, notes) = new(&format!(r#""preset":"{}""#, row.name), GROUND).unwrap();
+        let (spec, notes) = new(&format!(r#""preset":"{}""#, row.name), CONTEXT).unwrap();
         assert_eq!((preset_of(&spec), notes.len()), (Some(row.name), 0));
         let config = engine_config(&spec, 16 << 20).unwrap();
         assert_eq!(config, row.config(16 << 20), "{}", row.name);
         assert_eq!(spec.journal.is_some(), row.persistent);
-        let (spec, _) = new(&format!(r#""preset":"{}","dirty_age_max":77"#, row.name), GROUND).unwrap();
+        let (spec, _) = new(&format!(r#""preset":"{}","dirty_age_max":77"#, row.name), CONTEXT).unwrap();
         assert_eq!((preset_of(&spec), spec.destage.dirty_age_max), (None, 77));
     }
 }
@@ -42,7 +42,7 @@ fn every_part_can_be_set_by_itself() {
         r#""mode":"write-back","layout":"split:60","admission":"ghost+not-sequential:1M","destage_order":"coldest",
            "dirty_start":11,"dirty_stop":7,"dirty_full":33,"dirty_age_max":0,"copies":"2","ordered":true,
            "block_size":"64K","policy":"lru""#,
-        GROUND,
+        CONTEXT,
     )
     .unwrap();
     let config = engine_config(&spec, 1 << 20).unwrap();
@@ -56,13 +56,13 @@ fn every_part_can_be_set_by_itself() {
 
 #[test]
 fn write_back_is_persistent_and_stays_so_when_the_mode_changes() {
-    let (spec, _) = new(r#""mode":"write-back""#, GROUND).unwrap();
+    let (spec, _) = new(r#""mode":"write-back""#, CONTEXT).unwrap();
     let owner = spec.journal.unwrap().owner;
-    let (spec, _) = changed_spec(&spec, None, &settings(r#""mode":"write-around""#), GROUND).unwrap();
+    let (spec, _) = changed_spec(&spec, None, &settings(r#""mode":"write-around""#), CONTEXT).unwrap();
     assert_eq!(spec.journal.as_ref().unwrap().owner, owner);
-    let (spec, _) = changed_spec(&spec, None, &settings(r#""preset":"zbs""#), GROUND).unwrap();
+    let (spec, _) = changed_spec(&spec, None, &settings(r#""preset":"zbs""#), CONTEXT).unwrap();
     assert_eq!((spec.journal.as_ref().unwrap().owner, preset_of(&spec)), (owner, Some("zbs")));
-    let (spec, _) = changed_spec(&spec, None, &settings(r#""preset":"vfrc""#), GROUND).unwrap();
+    let (spec, _) = changed_spec(&spec, None, &settings(r#""preset":"vfrc""#), CONTEXT).unwrap();
     assert_eq!((spec.journal, preset_of(&spec)), (None, Some("vfrc")));
 }
 
@@ -72,9 +72,9 @@ fn one_device_is_said_refused_or_overruled() {
     assert_eq!((spec.copies, preset_of(&spec)), (Copies::One, Some("auto")));
     assert!(notes[0].contains("one device") && notes[0].contains("2-dirty"), "{notes:?}");
     for json in [r#""preset":"zbs""#, r#""preset":"fast-cache""#, r#""preset":"auto","copies":"2-dirty""#] {
-        let refusal = new(json, ALONE).unwrap_err().to_string();
-        assert!(refusal.contains("two flash devices") && refusal.contains("--copies 1"), "{refusal}");
-        assert!(new(json, GROUND).is_ok());
+        let error = new(json, ALONE).unwrap_err().to_string();
+        assert!(error.contains("two flash devices") && error.contains("--copies 1"), "{error}");
+        assert!(new(json, CONTEXT).is_ok());
     }
     let (spec, _) = new(r#""preset":"zbs","copies":"1""#, ALONE).unwrap();
     assert_eq!(spec.copies, Copies::One);
@@ -99,23 +99,23 @@ fn what_does_not_fit_together_is_refused_with_a_way_out() {
         (r#""block_size":5000"#, "power of two"),
         (r#""policy":"best""#, "s3-fifo"),
     ] {
-        let refusal = new(json, GROUND).unwrap_err();
-        assert!(refusal.to_string().contains(part), "{json}: {refusal}");
+        let error = new(json, CONTEXT).unwrap_err();
+        assert!(error.to_string().contains(part), "{json}: {error}");
     }
 }
 
 #[test]
 fn a_copy_at_a_peer_needs_a_peer_and_write_back_and_no_second_device() {
-    let lent = Ground { peers: 1, ..ALONE };
+    let lent = CacheContext { peers: 1, ..ALONE };
     let (spec, _) = new(r#""mode":"write-back","copies":"peer""#, lent).unwrap();
     assert_eq!((spec.copies, spec.journal.is_some()), (Copies::Peer, true));
-    for (json, ground, part) in [
-        (r#""mode":"write-back","copies":"peer""#, GROUND, "add-device POOL --peer"),
+    for (json, context, part) in [
+        (r#""mode":"write-back","copies":"peer""#, CONTEXT, "add-device POOL --peer"),
         (r#""persistent":true,"copies":"peer""#, lent, "write-back"),
         (r#""copies":"peer""#, lent, "make it persistent"),
     ] {
-        let refusal = new(json, ground).unwrap_err();
-        assert!(refusal.to_string().contains(part), "{json}: {refusal}");
+        let error = new(json, context).unwrap_err();
+        assert!(error.to_string().contains(part), "{json}: {error}");
     }
     assert!(changed_spec(&spec, None, &settings(r#""mode":"write-through""#), lent).is_err());
     assert!(simulated(Size(1 << 20), &settings(r#""mode":"write-back","copies":"peer""#), 1 << 20).is_err());

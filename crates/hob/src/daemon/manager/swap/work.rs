@@ -12,8 +12,8 @@ use hob_storage::ring::FdClass;
 use tokio::sync::watch;
 
 use super::super::Manager;
+use super::super::api_error::ApiError;
 use super::super::flash;
-use super::super::refusal::Refusal;
 use super::{IN_PARTS, Place, SwapEntry, being_removed, refuse};
 use crate::daemon::hardware::LocalFlash;
 use crate::daemon::swap::{Active, Area, Memory, Spot, SwapError};
@@ -42,7 +42,7 @@ pub(super) struct Work {
     pub(super) doing: Doing,
     done_bytes: AtomicU64,
     stop: AtomicBool,
-    outcome: watch::Sender<Option<Result<(), Refusal>>>,
+    outcome: watch::Sender<Option<Result<(), ApiError>>>,
 }
 
 impl Work {
@@ -61,7 +61,7 @@ impl Work {
     }
 
     /// What became of it, if it ends in time.
-    async fn wait(&self, patience: Duration) -> Option<Result<(), Refusal>> {
+    async fn wait(&self, patience: Duration) -> Option<Result<(), ApiError>> {
         let mut outcome = self.outcome.subscribe();
         let ended = outcome.wait_for(Option::is_some);
         tokio::time::timeout(patience, ended).await.ok()?.ok()?.clone()
@@ -74,7 +74,7 @@ impl Manager {
         self: &Arc<Self>,
         name: String,
         patch: SwapPatch,
-    ) -> Result<SwapChanged, Refusal> {
+    ) -> Result<SwapChanged, ApiError> {
         let manager = self.clone();
         self.change("swap set", name.clone(), async move {
             let note = match patch.on {
@@ -87,7 +87,7 @@ impl Manager {
     }
 
     /// Begins to turn an area on, and waits for that a moment; stops its turning off. Says what there was to be said about it.
-    pub(super) async fn begin_on(self: &Arc<Self>, name: &str) -> Result<Option<&'static str>, Refusal> {
+    pub(super) async fn begin_on(self: &Arc<Self>, name: &str) -> Result<Option<&'static str>, ApiError> {
         let (work, is_new, place) = {
             let mut inner = self.inner();
             let entry = inner.swap_mut(name)?;
@@ -107,20 +107,20 @@ impl Manager {
         } else if work.doing == Doing::TurningOff {
             work.stop.store(true, Ordering::Relaxed);
             return match work.wait(STOP_MAX).await {
-                Some(Ok(())) => Err(Refusal::conflict(format!("{name} was turned off already"))
+                Some(Ok(())) => Err(ApiError::conflict(format!("{name} was turned off already"))
                     .hint("ask once more to turn it on again")),
                 Some(Err(_)) => {
                     self.want_swap(name, true).await?;
                     Ok(Some("it was being turned off; that was stopped"))
                 }
-                None => Err(Refusal::busy("its turning off does not stop yet").hint("look again later")),
+                None => Err(ApiError::busy("its turning off does not stop yet").hint("look again later")),
             };
         }
         work.wait(WAIT_MAX).await.transpose()?;
         Ok(None)
     }
 
-    async fn turn_on(&self, name: &str, place: &Place, work: &Arc<Work>) -> Result<(), Refusal> {
+    async fn turn_on(&self, name: &str, place: &Place, work: &Arc<Work>) -> Result<(), ApiError> {
         let device = self.swap_device(name, place).await?;
         let (owner, priority) = {
             let inner = self.inner();
@@ -154,28 +154,28 @@ impl Manager {
     }
 
     /// The device of an area, if it may be swapped to now.
-    async fn swap_device(&self, name: &str, place: &Place) -> Result<LocalFlash, Refusal> {
+    async fn swap_device(&self, name: &str, place: &Place) -> Result<LocalFlash, ApiError> {
         let flash = {
             let inner = self.inner();
             let wanted = &inner.swap(name)?.wanted;
             let entry = inner.pool(&wanted.pool)?;
             let device = entry.devices.iter().find(|device| device.path == wanted.device);
             if let Some(device) = device.filter(|device| device.state == DeviceState::Fenced) {
-                return Err(Refusal::conflict(format!("{} is fenced", device.path.display()))
+                return Err(ApiError::conflict(format!("{} is fenced", device.path.display()))
                     .hint(format!("remove {name} with 'hob swap remove {name}', and then the device")));
             }
             entry.flash.clone()
         };
         let device = flash.file(place.device).await?.here();
-        let device = device.ok_or_else(|| Refusal::failed("swap is on this host's flash"))?;
+        let device = device.ok_or_else(|| ApiError::failed("swap is on this host's flash"))?;
         if device.class == FdClass::Volatile {
-            return Err(Refusal::conflict(format!("the device of {name} forgets what is not flushed")));
+            return Err(ApiError::conflict(format!("the device of {name} forgets what is not flushed")));
         }
         Ok(device)
     }
 
     /// Begins to turn an area off, and waits for that a moment; stops its turning on. Says what there was to be said about it.
-    async fn begin_off(self: &Arc<Self>, name: &str, force: bool) -> Result<Option<&'static str>, Refusal> {
+    async fn begin_off(self: &Arc<Self>, name: &str, force: bool) -> Result<Option<&'static str>, ApiError> {
         let (busy, spot) = {
             let inner = self.inner();
             let entry = inner.swap(name)?;
@@ -195,7 +195,7 @@ impl Manager {
                     return Ok(Some("it was being turned on; that was stopped"));
                 }
                 None => {
-                    return Err(Refusal::busy("its turning on does not stop yet").hint("look again later"));
+                    return Err(ApiError::busy("its turning on does not stop yet").hint("look again later"));
                 }
             }
         }
@@ -232,7 +232,7 @@ impl Manager {
         spot: Spot,
         active: Active,
         work: &Arc<Work>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), ApiError> {
         let (kernel, mine) = (self.swap_kernel.clone(), work.clone());
         let ended = flash::blocking(move || kernel.turn_off(&active.path, &mine.stop)).await?;
         // What counts is how things are, whatever was said.
@@ -242,21 +242,21 @@ impl Manager {
                 Ok(())
             }
             (Some(_), Err(error)) => Err(refuse(name, &error)),
-            (Some(_), Ok(())) => Err(Refusal::failed(format!("the kernel swaps to {name} all the same"))),
+            (Some(_), Ok(())) => Err(ApiError::failed(format!("the kernel swaps to {name} all the same"))),
         }
     }
 
     /// Is there room for what is swapped out to an area?
-    async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<(), Refusal> {
+    async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<(), ApiError> {
         let kernel = self.swap_kernel.clone();
         let memory = flash::blocking(move || kernel.memory()).await?;
         let memory = memory
-            .map_err(|error| Refusal::failed(format!("cannot see how much memory there is: {error}")))?;
+            .map_err(|error| ApiError::failed(format!("cannot see how much memory there is: {error}")))?;
         let room = room_without(&memory, spot.range.bytes, active.used);
         if active.used <= room {
             return Ok(());
         }
-        Err(Refusal::conflict(format!(
+        Err(ApiError::conflict(format!(
             "{} are swapped out to {name}, and there is room for {} in memory and in other swap",
             Size(active.used).human(),
             Size(room).human()
@@ -265,14 +265,20 @@ impl Manager {
     }
 
     /// Ends a piece of work.
-    async fn end_work(self: &Arc<Self>, name: &str, work: &Arc<Work>, result: Result<(), Refusal>, on: bool) {
+    async fn end_work(
+        self: &Arc<Self>,
+        name: &str,
+        work: &Arc<Work>,
+        result: Result<(), ApiError>,
+        on: bool,
+    ) {
         {
             let mut inner = self.inner();
             if let Ok(entry) = inner.swap_mut(name) {
                 entry.work = None;
                 let is_stopped = work.stop.load(Ordering::Relaxed);
                 let why = result.as_ref().err().filter(|_| !is_stopped);
-                entry.failed = why.map(|refusal| (work.doing, refusal.problem.error.clone()));
+                entry.failed = why.map(|error| (work.doing, error.problem.error.clone()));
             }
         }
         let saved = match &result {
@@ -280,14 +286,14 @@ impl Manager {
             Err(_) => Ok(()),
         };
         let outcome = result.and(saved);
-        if let Err(refusal) = &outcome {
-            tracing::warn!("{refusal}");
+        if let Err(error) = &outcome {
+            tracing::warn!("{error}");
         }
         work.outcome.send_replace(Some(outcome));
     }
 
     /// Keeps whether an area is turned on at the start.
-    async fn want_swap(self: &Arc<Self>, name: &str, on: bool) -> Result<(), Refusal> {
+    async fn want_swap(self: &Arc<Self>, name: &str, on: bool) -> Result<(), ApiError> {
         {
             let mut inner = self.inner();
             let entry = inner.swap_mut(name)?;
@@ -302,11 +308,11 @@ impl Manager {
 
 impl SwapEntry {
     /// Where the area is, if it can be turned on.
-    fn usable_place(&self, name: &str) -> Result<Place, Refusal> {
+    fn usable_place(&self, name: &str) -> Result<Place, ApiError> {
         match &self.place {
             Some(place) if place.whole => Ok(place.clone()),
-            Some(_) => Err(Refusal::conflict(format!("{name} cannot be used: {IN_PARTS}"))),
-            None => Err(Refusal::conflict(format!(
+            Some(_) => Err(ApiError::conflict(format!("{name} cannot be used: {IN_PARTS}"))),
+            None => Err(ApiError::conflict(format!(
                 "{name} is unavailable: {} is not there, or no longer has it",
                 self.wanted.device.display()
             ))

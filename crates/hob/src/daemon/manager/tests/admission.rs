@@ -4,7 +4,7 @@ use hob_control::{DevicePatch, PoolChanged};
 
 use super::*;
 
-async fn set(bench: &Bench, device: &str, admission: Admission) -> Result<PoolChanged, Refusal> {
+async fn set(bench: &Bench, device: &str, admission: Admission) -> Result<PoolChanged, ApiError> {
     bench.manager.device_set("p".into(), bench.path(device), DevicePatch { admission }).await
 }
 
@@ -28,8 +28,8 @@ fn a_device_that_is_out_gives_nothing_new_and_keeps_what_is_in_use() {
         assert!(set(&bench, "a", Admission::Out).await.unwrap().notes.is_empty());
         assert_eq!((bench.room("vm"), bench.free()), (2, 3));
         assert_eq!(device(&bench, "a"), (Admission::Out, 3));
-        let refusal = bench.cache("other", 4).await.unwrap_err();
-        assert!(refusal.to_string().contains("3M free and 4M are needed"), "{refusal}");
+        let error = bench.cache("other", 4).await.unwrap_err();
+        assert!(error.to_string().contains("3M free and 4M are needed"), "{error}");
         bench.cache("other", 3).await.unwrap();
         assert_eq!((device(&bench, "a").1, device(&bench, "b").1, bench.free()), (3, 0, 0));
         assert_eq!(set(&bench, "a", Admission::Out).await.unwrap().notes, ["the device was so already"]);
@@ -80,16 +80,16 @@ fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
 fn a_device_that_is_fenced_or_unknown_is_refused() {
     run(async |bench| {
         bench.pool(&["a"], 4).await;
-        let refusal = set(&bench, "b", Admission::Out).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::NotFound);
+        let error = set(&bench, "b", Admission::Out).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::NotFound);
         let removal = bench.manager.device_remove("p".into(), bench.path("b")).await.unwrap_err();
-        assert_eq!(refusal, removal);
+        assert_eq!(error, removal);
         let sick = bench.shard.devices()[0];
         bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
         for admission in [Admission::In, Admission::Out] {
-            let refusal = set(&bench, "a", admission).await.unwrap_err();
-            assert_eq!(refusal.kind, Kind::Conflict);
-            assert!(refusal.to_string().contains("is fenced and stays out"), "{refusal}");
+            let error = set(&bench, "a", admission).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Conflict);
+            assert!(error.to_string().contains("is fenced and stays out"), "{error}");
         }
         assert_eq!((device(&bench, "a").0, bench.free()), (Admission::Out, 0));
     });

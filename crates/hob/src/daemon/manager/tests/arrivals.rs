@@ -40,7 +40,7 @@ async fn crash(bench: Bench) -> Bench {
 
 impl Bench {
     fn may_carry(&self) {
-        self.manager.set_carriage(Carriage { tls: None, directory: self.sockets() });
+        self.manager.set_migration_transport(MigrationTransport { tls: None, directory: self.sockets() });
     }
 
     fn sockets(&self) -> PathBuf {

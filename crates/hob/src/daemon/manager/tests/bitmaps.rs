@@ -12,7 +12,7 @@ fn add(name: &str) -> BitmapAdd {
     BitmapAdd { name: name.into(), granularity: None }
 }
 
-async fn rotate(bench: &Bench, name: &str, frozen: &str) -> Result<(), Refusal> {
+async fn rotate(bench: &Bench, name: &str, frozen: &str) -> Result<(), ApiError> {
     let rotate = BitmapRotate { frozen: frozen.into() };
     bench.manager.bitmap_rotate("vm".into(), name.into(), rotate).await.map(drop)
 }
@@ -129,11 +129,11 @@ fn a_rotation_that_fails_loses_nothing() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     run(async |bench| {
-        let refusal = bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap_err();
-        assert!(refusal.problem.error.contains("no disk 'vm'"), "{refusal}");
+        let error = bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap_err();
+        assert!(error.problem.error.contains("no disk 'vm'"), "{error}");
         bench.disk("vm").await;
-        let refusal = bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap_err();
-        assert!(refusal.problem.error.contains("keeps no state"), "{refusal}");
+        let error = bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap_err();
+        assert!(error.problem.error.contains("keeps no state"), "{error}");
     });
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
@@ -143,24 +143,24 @@ fn what_makes_no_sense_is_refused() {
             (None, "../b", "cannot be a bitmap's name"),
         ] {
             let add = BitmapAdd { name: name.into(), granularity };
-            let refusal = bench.manager.bitmap_add("vm".into(), add).await.unwrap_err();
-            assert!(refusal.problem.error.contains(what), "{refusal}");
+            let error = bench.manager.bitmap_add("vm".into(), add).await.unwrap_err();
+            assert!(error.problem.error.contains(what), "{error}");
         }
         for n in 0..8 {
             bench.manager.bitmap_add("vm".into(), add(&format!("b{n}"))).await.unwrap();
         }
-        let refusal = bench.manager.bitmap_add("vm".into(), add("b8")).await.unwrap_err();
-        assert!(refusal.problem.error.contains("has 8 bitmaps"), "{refusal}");
-        let refusal = rotate(&bench, "b0", "b8").await.unwrap_err();
-        assert!(refusal.problem.error.contains("has 8 bitmaps"), "{refusal}");
+        let error = bench.manager.bitmap_add("vm".into(), add("b8")).await.unwrap_err();
+        assert!(error.problem.error.contains("has 8 bitmaps"), "{error}");
+        let error = rotate(&bench, "b0", "b8").await.unwrap_err();
+        assert!(error.problem.error.contains("has 8 bitmaps"), "{error}");
         bench.manager.bitmap_remove("vm".into(), "b7".into()).await.unwrap();
-        let refusal = rotate(&bench, "b0", "b1").await.unwrap_err();
-        assert!(refusal.problem.error.contains("'b1' already"), "{refusal}");
+        let error = rotate(&bench, "b0", "b1").await.unwrap_err();
+        assert!(error.problem.error.contains("'b1' already"), "{error}");
         let into = BitmapMerge { into: "b0".into() };
-        let refusal = bench.manager.bitmap_merge("vm".into(), "b0".into(), into).await.unwrap_err();
-        assert!(refusal.problem.error.contains("with itself"), "{refusal}");
+        let error = bench.manager.bitmap_merge("vm".into(), "b0".into(), into).await.unwrap_err();
+        assert!(error.problem.error.contains("with itself"), "{error}");
         rotate(&bench, "b0", "f").await.unwrap();
-        let refusal = bench.manager.bitmap_clear("vm".into(), "f".into()).await.unwrap_err();
-        assert!(refusal.problem.error.contains("is frozen"), "{refusal}");
+        let error = bench.manager.bitmap_clear("vm".into(), "f".into()).await.unwrap_err();
+        assert!(error.problem.error.contains("is frozen"), "{error}");
     });
 }

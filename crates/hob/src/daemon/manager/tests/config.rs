@@ -109,14 +109,14 @@ fn disks_made_by_command_are_no_differences_and_a_broken_file_changes_nothing() 
         filed.bench.disk("mine").await;
         assert_eq!(filed.diff().await, []);
         filed.write(&first.replace("4M", "3.5"));
-        let refusal = filed.bench.manager.config_apply(true).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Invalid);
-        assert!(refusal.to_string().contains("hob.toml:11"), "{refusal}");
+        let error = filed.bench.manager.config_apply(true).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Invalid);
+        assert!(error.to_string().contains("hob.toml:11"), "{error}");
         filed.write(&first.replace("vm.img", "other.img"));
         assert_eq!(filed.diff().await, [("disk vm: backing".to_owned(), ConfigRemedy::Command)]);
         let without = Bench::new();
-        let refusal = without.manager.config_diff().await.unwrap_err();
-        assert!(refusal.to_string().contains("hob serve"), "{refusal}");
+        let error = without.manager.config_diff().await.unwrap_err();
+        assert!(error.to_string().contains("hob serve"), "{error}");
     });
 }
 

@@ -20,7 +20,7 @@ impl Bench {
         pool.devices.iter().find(|it| it.path == path).map(|it| it.state)
     }
 
-    async fn add(&self, device: &str) -> Result<(), Refusal> {
+    async fn add(&self, device: &str) -> Result<(), ApiError> {
         let size = Some(Size(hob_storage::pool::device_bytes_for(4 * MIB, SEGMENT)));
         let add = DeviceAdd { path: self.path(device), size, peer: None, force: false };
         self.manager.device_add("p".into(), add).await.map(drop)

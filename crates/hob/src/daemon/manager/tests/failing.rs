@@ -82,7 +82,7 @@ async fn prepare() -> Bench {
     bench
 }
 
-async fn carry_out(bench: &Bench, order: Order) -> Result<(), Refusal> {
+async fn carry_out(bench: &Bench, order: Order) -> Result<(), ApiError> {
     let manager = &bench.manager;
     let set = |json: &str| manager.cache_patch("vm".into(), patch(json));
     match order {
@@ -172,7 +172,7 @@ async fn take_all(bench: &Bench, what: &str) {
         manager
             .disk_remove(disk.name.clone(), OnDirty::Drain)
             .await
-            .unwrap_or_else(|refusal| panic!("{what}: {}: {refusal}", disk.name));
+            .unwrap_or_else(|error| panic!("{what}: {}: {error}", disk.name));
     }
     for orphan in manager.pool("p").unwrap().orphans {
         manager.orphan_discard("p".into(), orphan.owner).await.unwrap();
@@ -194,8 +194,8 @@ async fn try_one(order: Order, how: Failing, nth: u32, afterwards: Afterwards) -
     let result = carry_out(&bench, order).await;
     let struck = failure.has_struck();
     drop(failure);
-    if let Err(refusal) = &result {
-        let line = refusal.to_string();
+    if let Err(error) = &result {
+        let line = error.to_string();
         let says = ["cannot write", "cannot wipe", "cannot save"].iter().any(|part| line.contains(part));
         assert!(says && !line.contains('\n'), "{what}: {line}");
     }

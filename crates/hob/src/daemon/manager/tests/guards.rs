@@ -12,19 +12,19 @@ fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
         let manager = &bench.manager;
         let revert = PlannedChange::Event { event: LifeEvent::SnapshotRevert };
         for change in [&revert, &PlannedChange::DiscardDirty] {
-            let refusal = manager.check_discard("vm", change, false).await.unwrap_err();
-            assert_eq!(refusal.kind, Kind::Conflict);
-            let said = refusal.to_string();
+            let error = manager.check_discard("vm", change, false).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Conflict);
+            let said = error.to_string();
             assert!(said.contains("80 KiB of dirty data is lost") && said.contains("--yes"), "{said}");
             manager.check_discard("vm", change, true).await.unwrap();
         }
         let suspend = PlannedChange::Event { event: LifeEvent::Suspend };
         manager.check_discard("vm", &suspend, false).await.unwrap();
-        manager.inner().disk_mut("vm").unwrap().life = Life::Offline("no such file".into());
-        let refusal = manager.check_discard("vm", &revert, false).await.unwrap_err().to_string();
-        assert!(refusal.contains("cannot be told while the disk is offline"), "{refusal}");
+        manager.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".into());
+        let error = manager.check_discard("vm", &revert, false).await.unwrap_err().to_string();
+        assert!(error.contains("cannot be told while the disk is offline"), "{error}");
         let missing = manager.check_discard("none", &revert, false).await.unwrap_err();
-        assert_eq!(missing.kind, Kind::NotFound);
+        assert_eq!(missing.kind, ErrorKind::NotFound);
     });
 }
 
@@ -56,7 +56,7 @@ fn what_a_change_does_is_said_and_not_done() {
         assert!(smaller.effects[0].contains("shrinks from 4M to 1M"), "{smaller:?}");
         assert!(preview(set(r#"{"dirty_full":90}"#)).await.effects.is_empty());
         let wrong = bench.manager.preview("vm", &set(r#"{"policy":"best"}"#)).await.unwrap_err();
-        assert_eq!(wrong.kind, Kind::Invalid);
+        assert_eq!(wrong.kind, ErrorKind::Invalid);
         assert!(bench.shard.take_changes().is_empty(), "nothing was changed");
     });
 }
@@ -68,9 +68,9 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
         let check = async |clients| bench.manager.check_unused("vm", clients).await;
         check(OnClients::Refuse).await.unwrap();
         bench.shard.set_users(2);
-        let refusal = check(OnClients::Refuse).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Conflict);
-        assert!(refusal.to_string().contains("vm has 2 clients connected"), "{refusal}");
+        let error = check(OnClients::Refuse).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Conflict);
+        assert!(error.to_string().contains("vm has 2 clients connected"), "{error}");
         check(OnClients::Disconnect).await.unwrap();
         let preview =
             bench.manager.preview("vm", &PlannedChange::Remove { discard_dirty: false }).await.unwrap();

@@ -55,7 +55,7 @@ fn a_disk_without_its_backing_and_devices_that_fail_are_named() {
         };
         bench.manager.handle_event(ShardEvent::Stalled(device("a")));
         bench.manager.handle_event(ShardEvent::Fenced { device: device("b"), errors: 16 });
-        bench.manager.inner().disk_mut("vm").unwrap().life = Life::Offline("no such file".to_owned());
+        bench.manager.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".to_owned());
         let health = bench.manager.health().await;
         let expected = [ProblemKind::DeviceStalled, ProblemKind::DeviceFenced, ProblemKind::DiskOffline];
         assert_eq!(kinds(&health), expected);

@@ -92,10 +92,10 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
 fn a_busy_disk_gets_its_journal_later() {
     run(async |bench| {
         let sick = prepare(&bench, &["a", "b"], 1).await;
-        let claim = bench.manager.claim_disk("vm", "looked at").unwrap();
+        let guard = bench.manager.guard_disk("vm", "looked at").unwrap();
         lose(&bench, sick).await;
         tokio::time::sleep(Duration::from_secs(12)).await;
-        drop(claim);
+        drop(guard);
         tokio::time::sleep(Duration::from_secs(5)).await;
         let inner = bench.manager.inner();
         let ring = &inner.disks["vm"].ring;
@@ -139,8 +139,8 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
         assert!(dirty.draining && dirty.why.unwrap().contains(&path));
         bench.manager.drain_stop("vm".into()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let refusal = bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Busy, "{refusal}");
+        let error = bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Busy, "{error}");
         assert!(bench.manager.disk("vm").unwrap().cache.is_some(), "it goes on in the background");
         bench.shard.set_silent(None);
         pass(&bench, 30).await;

@@ -25,12 +25,12 @@ impl Bench {
         self.manager.set_lending(Lending::open(&self.dir.path().join("lent"), 128 * MIB).unwrap());
     }
 
-    async fn lend(&self, borrower: &str) -> Result<Loan, Refusal> {
+    async fn lend(&self, borrower: &str) -> Result<Loan, ApiError> {
         let ask = LoanAsk { name: "host".into(), size: Size(64 * MIB) };
         self.manager.lend(borrower.to_owned(), ask, Some("cn:host".into())).await
     }
 
-    fn admit(&self, borrower: &str, loan: &Loan) -> Result<Admitted, Refusal> {
+    fn admit(&self, borrower: &str, loan: &Loan) -> Result<Admitted, ApiError> {
         self.manager.admit_borrower(borrower, loan.epoch.as_deref().unwrap(), Some("cn:host".into()))
     }
 
@@ -80,12 +80,12 @@ fn a_loan_that_nobody_waits_for_any_more_is_lent_all_the_same() {
         let asked = tokio::time::timeout(Duration::from_secs(6), bench.lend(A)).await;
         assert!(asked.is_err(), "{asked:?}");
         assert_eq!(bench.manager.peers().lent.len(), 1, "what is lent can be seen meanwhile");
-        assert_eq!(bench.lend(A).await.unwrap_err().kind, Kind::Busy);
+        assert_eq!(bench.lend(A).await.unwrap_err().kind, ErrorKind::Busy);
         bench.shard.set_hangs(false);
         let loan = loop {
             match bench.lend(A).await {
                 Ok(loan) => break loan,
-                Err(refusal) => assert_eq!(refusal.kind, Kind::Busy, "{refusal}"),
+                Err(error) => assert_eq!(error.kind, ErrorKind::Busy, "{error}"),
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         };

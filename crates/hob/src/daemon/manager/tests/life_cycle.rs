@@ -31,7 +31,7 @@ fn every_event_does_to_each_kind_of_cache_what_the_table_says() {
                 assert_eq!(did, wanted, "{}: {disk} {:?}", row.name, changed.notes);
             }
         }
-        let refusal = bench.manager.disk_event("absent".into(), LifeEvent::Resume).await.unwrap_err();
-        assert!(refusal.to_string().contains("absent"), "{refusal}");
+        let error = bench.manager.disk_event("absent".into(), LifeEvent::Resume).await.unwrap_err();
+        assert!(error.to_string().contains("absent"), "{error}");
     });
 }

@@ -6,7 +6,7 @@ fn ram(text: &str) -> CacheSettings {
     CacheSettings { ram: Some(text.parse().unwrap()), ..CacheSettings::default() }
 }
 
-async fn set(bench: &Bench, settings: CacheSettings) -> Result<DiskChanged, Refusal> {
+async fn set(bench: &Bench, settings: CacheSettings) -> Result<DiskChanged, ApiError> {
     bench.manager.cache_patch("vm".into(), CachePatch { size: None, settings }).await
 }
 
@@ -66,12 +66,12 @@ fn what_makes_no_sense_is_refused_and_nothing_changes() {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         let enable = |text| CacheEnable { settings: ram(text), ..cache_of(4) };
-        let refusal = bench.manager.cache_enable("vm".into(), enable("1000T")).await.unwrap_err();
-        assert!(refusal.to_string().contains("more than half"), "{refusal}");
+        let error = bench.manager.cache_enable("vm".into(), enable("1000T")).await.unwrap_err();
+        assert!(error.to_string().contains("more than half"), "{error}");
         assert!(bench.manager.disk("vm").unwrap().cache.is_none());
         bench.manager.cache_enable("vm".into(), enable("1M")).await.unwrap();
-        let refusal = set(&bench, ram("4K")).await.unwrap_err();
-        assert!(refusal.to_string().contains("at least 1 MiB, or 0"), "{refusal}");
+        let error = set(&bench, ram("4K")).await.unwrap_err();
+        assert!(error.to_string().contains("at least 1 MiB, or 0"), "{error}");
         assert_eq!(memory(&bench).await, (MIB, MIB));
     });
 }

@@ -25,8 +25,8 @@ fn a_parents_disk_is_offered_to_nobody_and_goes_with_the_last_clone() {
         let disk = bench.manager.disk("golden").unwrap();
         assert_eq!((disk.state, disk.clones), (DiskLife::Online, vec!["a".to_owned(), "b".to_owned()]));
         assert!(bench.manager.exports.get("golden").is_none());
-        let refusal = bench.manager.disk_remove("golden".into(), OnDirty::Drain).await.unwrap_err();
-        assert!(refusal.problem.error.contains("a, b"), "{refusal}");
+        let error = bench.manager.disk_remove("golden".into(), OnDirty::Drain).await.unwrap_err();
+        assert!(error.problem.error.contains("a, b"), "{error}");
         bench.manager.disk_remove("a".into(), OnDirty::Drain).await.unwrap();
         bench.manager.drop_idle_parents();
         assert!(bench.manager.disk("golden").is_ok());
@@ -47,8 +47,8 @@ fn what_has_no_parent_is_served_and_says_so() {
         let backing = bench.image("vm.img", 8);
         let add = DiskAdd { name: "vm".into(), backing, share_parent: true, ..DiskAdd::default() };
         let wrong = DiskAdd { share_parent: false, parent_cache: Some(Size(MIB)), ..add.clone() };
-        let refusal = bench.manager.disk_add(wrong).await.unwrap_err();
-        assert!(refusal.to_string().contains("share_parent"), "{refusal}");
+        let error = bench.manager.disk_add(wrong).await.unwrap_err();
+        assert!(error.to_string().contains("share_parent"), "{error}");
         let changed = bench.manager.disk_add(add).await.unwrap();
         assert!(changed.notes[0].contains("it has no parent"), "{:?}", changed.notes);
         let disk = changed.disk.unwrap();

@@ -14,12 +14,12 @@ fn settings(json: &str) -> CacheSettings {
 }
 
 impl Bench {
-    async fn with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged, Refusal> {
+    async fn with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged, ApiError> {
         let enable = CacheEnable { settings: settings(json), ..cache_of(mib) };
         self.manager.cache_enable(disk.into(), enable).await
     }
 
-    async fn set(&self, disk: &str, json: &str) -> Result<DiskChanged, Refusal> {
+    async fn set(&self, disk: &str, json: &str) -> Result<DiskChanged, ApiError> {
         self.manager.cache_patch(disk.into(), serde_json::from_str(json).unwrap()).await
     }
 
@@ -80,7 +80,7 @@ fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
         bench.pool(&["a"], 32).await;
         bench.disk("new").await;
         bench.shard.set_hangs(true);
-        assert_eq!(bench.with("new", 4, recovery::LAZY).await.unwrap_err().kind, Kind::Busy);
+        assert_eq!(bench.with("new", 4, recovery::LAZY).await.unwrap_err().kind, ErrorKind::Busy);
         // When the shard has made the cache, there is no pool for its second copies.
         let pool = {
             let mut inner = bench.manager.inner();
@@ -104,14 +104,14 @@ fn a_cache_that_fills_the_pool_leaves_no_room_for_its_journal() {
     run(async |bench| {
         bench.pool(&["a"], 4).await;
         bench.disk("vm").await;
-        let refusal = bench.with("vm", 4, r#"{"mode":"write-back"}"#).await.unwrap_err();
-        assert!(refusal.to_string().contains("the journal of vm has no room"), "{refusal}");
-        assert_eq!((refusal.kind, bench.free()), (Kind::Conflict, 4));
+        let error = bench.with("vm", 4, r#"{"mode":"write-back"}"#).await.unwrap_err();
+        assert!(error.to_string().contains("the journal of vm has no room"), "{error}");
+        assert_eq!((error.kind, bench.free()), (ErrorKind::Conflict, 4));
         assert!(bench.manager.disk("vm").unwrap().cache.is_none());
         bench.with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
         // The next ring has to stand beside the one in use.
-        let refusal = bench.set("vm", r#"{"block_size":8192}"#).await.unwrap_err();
-        assert!(refusal.to_string().contains("the journal of vm has no room"), "{refusal}");
+        let error = bench.set("vm", r#"{"block_size":8192}"#).await.unwrap_err();
+        assert!(error.to_string().contains("the journal of vm has no room"), "{error}");
         assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().block_size, Size(4096));
         assert_eq!((bench.room("vm"), bench.free()), (3, 0));
     });
@@ -132,8 +132,8 @@ fn leaving_write_back_drains_and_a_failing_backing_keeps_it() {
         bench.set("vm", r#"{"mode":"write-back"}"#).await.unwrap();
         bench.write("vm", 7);
         bench.shard.set_backings_fail(true);
-        let refusal = bench.set("vm", r#"{"mode":"pass-through"}"#).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Busy, "{refusal}");
+        let error = bench.set("vm", r#"{"mode":"pass-through"}"#).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Busy, "{error}");
         assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().mode, "write-back");
         bench.shard.set_backings_fail(false);
         while bench.manager.disk("vm").unwrap().cache.unwrap().mode != "pass-through" {
@@ -161,8 +161,8 @@ fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
         let dirty = bench.manager.disk("vm").unwrap().cache.unwrap().dirty.unwrap();
         assert!(dirty.why.as_ref().unwrap().contains("writes to the backing failed"), "{dirty:?}");
         assert_eq!((dirty.size, dirty.eta_seconds), (Size(BLOCK), None));
-        let refusal = bench.resize("vm", 2).await.unwrap_err();
-        assert!(refusal.to_string().contains("hob drain vm --stop"), "{refusal}");
+        let error = bench.resize("vm", 2).await.unwrap_err();
+        assert!(error.to_string().contains("hob drain vm --stop"), "{error}");
         bench.manager.drain_stop("vm".into()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
         let dirty = bench.shown("vm").await;
@@ -190,8 +190,8 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
         (0..100).for_each(|block| bench.write("vm", block));
         bench.shard.set_backings_fail(true);
         for ends in ["stopped", "done"] {
-            let refusal = bench.resize("vm", 2).await.unwrap_err();
-            assert_eq!(refusal.kind, Kind::Busy, "{refusal}");
+            let error = bench.resize("vm", 2).await.unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Busy, "{error}");
             (0..200).for_each(|block| bench.write("vm", block));
             let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
             assert_eq!(
@@ -199,8 +199,8 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
                 (CacheState::Active, Size(4 * MIB), None)
             );
             assert_eq!(bench.dirty("vm").await, 200 * BLOCK);
-            let refusal = bench.resize("vm", 3).await.unwrap_err();
-            assert!(refusal.to_string().contains("hob drain vm --stop"), "{refusal}");
+            let error = bench.resize("vm", 3).await.unwrap_err();
+            assert!(error.to_string().contains("hob drain vm --stop"), "{error}");
             if ends == "stopped" {
                 bench.manager.drain_stop("vm".into()).await.unwrap();
                 settled(&bench.manager).await;

@@ -18,12 +18,12 @@ impl Bench {
             .unwrap();
     }
 
-    async fn capacity(&self, datastore: &str, units: u32) -> Result<u32, Refusal> {
+    async fn capacity(&self, datastore: &str, units: u32) -> Result<u32, ApiError> {
         let patch = DatastorePatch { capacity: Some(units), ..DatastorePatch::default() };
         self.manager.datastore_set(datastore.into(), patch).await.map(|store| store.reserved)
     }
 
-    async fn give(&self, disk: &str, patch: QosPatch) -> Result<Qos, Refusal> {
+    async fn give(&self, disk: &str, patch: QosPatch) -> Result<Qos, ApiError> {
         self.manager.qos_set(disk.into(), patch).await.map(|disk| disk.qos)
     }
 }
@@ -56,8 +56,8 @@ fn rules_are_set_one_by_one_and_taken_back() {
             (QosPatch { limit: Some(u32::MAX), ..QosPatch::default() }, "more than"),
             (QosPatch { policy: Some("gold".into()), ..QosPatch::default() }, "no storage policy 'gold'"),
         ] {
-            let refusal = bench.give("vm", patch.clone()).await.unwrap_err();
-            assert!(refusal.problem.error.contains(what), "{patch:?}: {refusal}");
+            let error = bench.give("vm", patch.clone()).await.unwrap_err();
+            assert!(error.problem.error.contains(what), "{patch:?}: {error}");
         }
         assert_eq!(bench.manager.disk_qos("vm").unwrap().qos, qos, "nothing of that was taken");
     });
@@ -90,8 +90,8 @@ fn a_disk_that_comes_is_due_what_one_here_can_be() {
             Qos { flash_limit: Some(0), ..Qos::default() },
             Qos { reservation: u32::MAX, ..Qos::default() },
         ] {
-            let refusal = bench.manager.awaited_state("vm", &arrival(wrong)).unwrap_err();
-            assert_eq!(refusal.kind, Kind::Invalid, "{wrong:?}: {refusal}");
+            let error = bench.manager.awaited_state("vm", &arrival(wrong)).unwrap_err();
+            assert_eq!(error.kind, ErrorKind::Invalid, "{wrong:?}: {error}");
         }
         let due = Qos { reservation: 5, limit: Some(7), ..Qos::default() };
         let state = bench.manager.awaited_state("vm", &arrival(due)).unwrap();
@@ -108,13 +108,13 @@ fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
         let first = bench.manager.qos_set("one".into(), reserves(600)).await.unwrap();
         assert!(first.notes[0].contains("not known"), "{:?}", first.notes);
         assert_eq!(bench.capacity("array", 1000).await.unwrap(), 600);
-        let refusal = bench.give("two", reserves(401)).await.unwrap_err();
-        let said = &refusal.problem.error;
+        let error = bench.give("two", reserves(401)).await.unwrap_err();
+        let said = &error.problem.error;
         assert!(said.contains("1001 units") && said.contains("1000") && said.contains("array"), "{said}");
         bench.give("two", reserves(400)).await.unwrap();
         bench.give("else", reserves(5000)).await.unwrap();
-        let refusal = bench.capacity("array", 999).await.unwrap_err();
-        assert!(refusal.problem.error.contains("reserved 1000"), "{refusal}");
+        let error = bench.capacity("array", 999).await.unwrap_err();
+        assert!(error.problem.error.contains("reserved 1000"), "{error}");
     });
 }
 
@@ -132,13 +132,13 @@ fn disks_follow_their_storage_policy() {
             assert_eq!(bench.give(disk, gold.clone()).await.unwrap().reservation, 300);
         }
         // Both have it, so both count.
-        let refusal = bench.manager.policy_set("gold".into(), reserves(501)).await.unwrap_err();
-        assert!(refusal.problem.error.contains("1002 units"), "{refusal}");
+        let error = bench.manager.policy_set("gold".into(), reserves(501)).await.unwrap_err();
+        assert!(error.problem.error.contains("1002 units"), "{error}");
         let policy = bench.manager.policy_set("gold".into(), reserves(500)).await.unwrap();
         assert_eq!((policy.qos.reservation, policy.disks.len()), (500, 2));
         assert_eq!(bench.manager.disk_qos("two").unwrap().qos.reservation, 500);
-        let refusal = bench.give("one", reserves(1)).await.unwrap_err();
-        assert!(refusal.problem.error.contains("storage policy gold"), "{refusal}");
+        let error = bench.give("one", reserves(1)).await.unwrap_err();
+        assert!(error.problem.error.contains("storage policy gold"), "{error}");
         assert!(bench.manager.policy_remove("gold".into()).await.is_err());
         // On its own again, a disk keeps what the policy says now.
         let alone = QosPatch { policy: Some(String::new()), ..QosPatch::default() };
@@ -191,8 +191,8 @@ fn the_configuration_says_what_nobody_has_said_otherwise() {
         assert_eq!((qos.policy.as_deref(), qos.qos.shares, qos.qos.reservation), (Some("gold"), 2000, 30));
         let store = manager.datastore("array").await.unwrap();
         assert_eq!((store.control.as_str(), store.capacity, store.reserved), ("knee", Some(100), 30));
-        let refusal = manager.policy_set("gold".into(), reserves(101)).await.unwrap_err();
-        assert!(refusal.problem.error.contains("is said to do 100"), "{refusal}");
+        let error = manager.policy_set("gold".into(), reserves(101)).await.unwrap_err();
+        assert!(error.problem.error.contains("is said to do 100"), "{error}");
         manager.policy_set("gold".into(), reserves(40)).await.unwrap();
         shard.stop();
         drop(manager);

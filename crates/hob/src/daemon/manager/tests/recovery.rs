@@ -267,8 +267,8 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             bench.manager.cache_disable("vm".into(), OnDirty::Drain).await,
             bench.manager.disk_remove("vm".into(), OnDirty::Drain).await,
         ] {
-            let refusal = dirty.unwrap_err().to_string();
-            assert!(refusal.contains("--discard-dirty") && refusal.contains("export-dirty vm"), "{refusal}");
+            let error = dirty.unwrap_err().to_string();
+            assert!(error.contains("--discard-dirty") && error.contains("export-dirty vm"), "{error}");
         }
         // It is not read again and again, and stays refused.
         bench.manager.bring_online("vm").await;
@@ -287,8 +287,8 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             std::fs::read_to_string(format!("{path}.map")).unwrap(),
             "data 20480 40960\ndata 81920 4096\n"
         );
-        let refusal = bench.manager.export_dirty("vm".into(), export).await.unwrap_err();
-        assert!(refusal.to_string().contains("exists"), "{refusal}");
+        let error = bench.manager.export_dirty("vm".into(), export).await.unwrap_err();
+        assert!(error.to_string().contains("exists"), "{error}");
         let changed = bench.manager.discard_dirty("vm".into()).await.unwrap();
         assert!(changed.notes[0].contains("is lost"), "{:?}", changed.notes);
         assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
@@ -400,16 +400,16 @@ fn a_cache_of_no_disk_is_shown_and_discarded_by_name() {
         let orphans = bench.manager.pool("p").unwrap().orphans;
         assert_eq!((orphans.len(), orphans[0].size.bytes() / MIB), (1, 16 - free));
         let discard = |owner: &str| bench.manager.orphan_discard("p".into(), owner.into());
-        let refusal = discard("00000000000000000000000000000001").await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::NotFound, "{refusal}");
-        assert_eq!(discard("xyz").await.unwrap_err().kind, Kind::Invalid);
+        let error = discard("00000000000000000000000000000001").await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
+        assert_eq!(discard("xyz").await.unwrap_err().kind, ErrorKind::Invalid);
         let change = PlannedPoolChange::DiscardOrphan { owner: orphans[0].owner.clone() };
         let preview = bench.manager.pool_preview("p", &change).await.unwrap();
         assert_eq!((preview.cached, preview.dirty_lost), (orphans[0].size, Size(10 * BLOCK)), "{preview:?}");
         assert!(preview.effects[1].contains("40 KiB of dirty data is lost"), "{preview:?}");
-        let refusal = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Conflict);
-        assert!(refusal.to_string().contains("--yes"), "{refusal}");
+        let error = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Conflict);
+        assert!(error.to_string().contains("--yes"), "{error}");
         bench.manager.check_pool_discard("p", &change, true).await.unwrap();
         let pool = discard(&orphans[0].owner).await.unwrap().pool.unwrap();
         assert!(pool.orphans.is_empty());
@@ -446,8 +446,8 @@ fn a_served_disk_finds_its_persistent_cache_again() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let (_, shard, result) = serve("{}", false).await;
-        let refusal = result.unwrap_err().to_string();
-        assert!(refusal.contains("holds a persistent cache") && refusal.contains("--force"), "{refusal}");
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("holds a persistent cache") && error.contains("--force"), "{error}");
         shard.stop();
         tokio::time::sleep(Duration::from_millis(10)).await;
         let (manager, _shard, result) = serve("{}", true).await;
@@ -475,8 +475,8 @@ fn a_pool_that_was_never_made_has_segments_of_some_size() {
         let (manager, shard) = restart(&state_dir, "").await;
         let bench = Bench { manager, shard, ..bench };
         bench.disk("vm").await;
-        let refusal = bench.cache("vm", 16).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Conflict, "{refusal}");
+        let error = bench.cache("vm", 16).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Conflict, "{error}");
     });
 }
 
@@ -522,9 +522,9 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
         assert!(reason(&bench).contains("may hold dirty data"), "{}", reason(&bench));
         let path = bench.path(name);
         let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-        let refusal = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
-        assert_eq!(refusal.kind, Kind::Conflict);
-        let said = refusal.to_string();
+        let error = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
+        assert_eq!(error.kind, ErrorKind::Conflict);
+        let said = error.to_string();
         assert!(said.contains("dirty data of its cache") && said.contains("--yes"), "{said}");
         std::fs::rename(bench.dir.path().join("away"), bench.dir.path().join(name)).unwrap();
         bench.manager.retry_devices("p").await;

@@ -9,7 +9,7 @@ use super::recovery::{BLOCK, COMMITTED, LAZY, end, prepare, read, sectors, write
 use super::*;
 
 impl Bench {
-    async fn resize_disk(&self, disk: &str, size: Option<u64>) -> Result<DiskChanged, Refusal> {
+    async fn resize_disk(&self, disk: &str, size: Option<u64>) -> Result<DiskChanged, ApiError> {
         self.manager.disk_resize(disk.into(), DiskResize { size: size.map(Size) }).await
     }
 
@@ -79,24 +79,24 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         let backing = bench.image("ro.img", 64);
         let add = DiskAdd { name: "ro".into(), backing, read_only: true, ..DiskAdd::default() };
         bench.manager.disk_add(add).await.unwrap();
-        let refused = async |disk: &str, size: Option<u64>, kind: Kind, part: &str| {
-            let refusal = bench.resize_disk(disk, size).await.unwrap_err();
-            assert_eq!(refusal.kind, kind, "{refusal}");
-            assert!(refusal.to_string().contains(part), "{refusal}");
+        let refused = async |disk: &str, size: Option<u64>, kind: ErrorKind, part: &str| {
+            let error = bench.resize_disk(disk, size).await.unwrap_err();
+            assert_eq!(error.kind, kind, "{error}");
+            assert!(error.to_string().contains(part), "{error}");
         };
-        refused("none", None, Kind::NotFound, "no disk 'none'").await;
-        refused("vm", Some(32 * MIB), Kind::Conflict, "cannot get smaller").await;
-        refused("vm", Some(0), Kind::Conflict, "cannot get smaller").await;
-        refused("vm", Some(64 * MIB + 1), Kind::Invalid, "a multiple of 512 bytes, not 67108865").await;
-        refused("vm", Some(1 << 63), Kind::Invalid, "has no files of 8E").await;
-        refused("ro", Some(65 * MIB), Kind::Conflict, "read-only").await;
+        refused("none", None, ErrorKind::NotFound, "no disk 'none'").await;
+        refused("vm", Some(32 * MIB), ErrorKind::Conflict, "cannot get smaller").await;
+        refused("vm", Some(0), ErrorKind::Conflict, "cannot get smaller").await;
+        refused("vm", Some(64 * MIB + 1), ErrorKind::Invalid, "a multiple of 512 bytes, not 67108865").await;
+        refused("vm", Some(1 << 63), ErrorKind::Invalid, "has no files of 8E").await;
+        refused("ro", Some(65 * MIB), ErrorKind::Conflict, "read-only").await;
         truncate(&bench.img("vm"), 80);
-        refused("vm", Some(72 * MIB), Kind::Conflict, "has 80M already").await;
+        refused("vm", Some(72 * MIB), ErrorKind::Conflict, "has 80M already").await;
         truncate(&bench.img("vm"), 48);
-        refused("vm", None, Kind::Conflict, "its backing has 48M, and the disk 64M").await;
-        refused("vm", Some(96 * MIB), Kind::Conflict, "its backing has 48M, and the disk 64M").await;
+        refused("vm", None, ErrorKind::Conflict, "its backing has 48M, and the disk 64M").await;
+        refused("vm", Some(96 * MIB), ErrorKind::Conflict, "its backing has 48M, and the disk 64M").await;
         File::options().write(true).open(bench.img("vm")).unwrap().set_len(64 * MIB + 100).unwrap();
-        refused("vm", None, Kind::Invalid, "a multiple of 512 bytes").await;
+        refused("vm", None, ErrorKind::Invalid, "a multiple of 512 bytes").await;
         assert_eq!((bench.size("vm"), bench.size("ro")), (64, 64));
         truncate(&bench.img("ro"), 80);
         bench.resize_disk("ro", None).await.unwrap();

@@ -130,16 +130,16 @@ impl Stage {
         stage
     }
 
-    async fn create(&self, name: &str, mib: u64) -> Result<Swap, Refusal> {
+    async fn create(&self, name: &str, mib: u64) -> Result<Swap, ApiError> {
         self.create_as(SwapCreate { name: Some(name.into()), size: Size(mib * MIB), ..SwapCreate::default() })
             .await
     }
 
-    async fn create_as(&self, create: SwapCreate) -> Result<Swap, Refusal> {
+    async fn create_as(&self, create: SwapCreate) -> Result<Swap, ApiError> {
         Ok(self.bench.manager.swap_create(create).await?.swap.unwrap())
     }
 
-    async fn set(&self, name: &str, on: bool, force: bool) -> Result<(SwapState, Vec<String>), Refusal> {
+    async fn set(&self, name: &str, on: bool, force: bool) -> Result<(SwapState, Vec<String>), ApiError> {
         let changed = self.bench.manager.swap_set(name.into(), SwapPatch { on, force }).await?;
         Ok((changed.swap.unwrap().state, changed.notes))
     }
@@ -148,7 +148,7 @@ impl Stage {
         self.bench.manager.swap(name).await.unwrap()
     }
 
-    async fn remove(&self, name: &str) -> Result<(), Refusal> {
+    async fn remove(&self, name: &str) -> Result<(), ApiError> {
         self.bench.manager.swap_remove(name.into()).await.map(drop)
     }
 

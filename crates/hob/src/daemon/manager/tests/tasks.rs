@@ -55,8 +55,8 @@ fn a_change_whose_asker_hears_how_it_ends_leaves_no_task() {
 fn a_removal_that_drains_to_a_failing_backing_is_a_task_that_can_be_cancelled() {
     run(async |bench| {
         stuck(&bench).await;
-        let refusal = bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap_err();
-        assert!(refusal.to_string().contains("as task "), "{refusal}");
+        let error = bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap_err();
+        assert!(error.to_string().contains("as task "), "{error}");
         look(&bench).await;
         assert_eq!(tasks(&bench), [is("disk remove", TaskState::Running, true)]);
         let task = bench.manager.tasks_view().remove(0);
@@ -91,14 +91,14 @@ fn a_change_that_fails_unheard_is_a_problem_until_it_is_acknowledged() {
         bench.disk("vm").await;
         let fails = async {
             tokio::time::sleep(Duration::from_secs(60)).await;
-            Err::<(), Refusal>(Refusal::failed("no luck"))
+            Err::<(), ApiError>(ApiError::failed("no luck"))
         };
         let asked = bench.manager.change("disk resize", "vm".to_owned(), fails).await;
         assert!(asked.is_err());
         assert_eq!(tasks(&bench), [is("disk resize", TaskState::Running, false)]);
         let id = bench.manager.tasks_view()[0].id;
-        let refusal = bench.manager.task_cancel(id).await.unwrap_err();
-        assert!(refusal.to_string().contains("cannot be cancelled"), "{refusal}");
+        let error = bench.manager.task_cancel(id).await.unwrap_err();
+        assert!(error.to_string().contains("cannot be cancelled"), "{error}");
         assert_eq!(failures(&bench).await, []);
         tokio::time::sleep(Duration::from_secs(60)).await;
         assert_eq!(tasks(&bench), [is("disk resize", TaskState::Failed, false)]);

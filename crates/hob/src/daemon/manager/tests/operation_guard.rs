@@ -1,22 +1,22 @@
 //! Commands and hob's own work on one disk.
 
 use super::*;
-use crate::daemon::manager::claim::SPREADING;
+use crate::daemon::manager::operation_guard::SPREADING;
 
 #[tokio::test]
 async fn commands_wait_for_hobs_own_work_and_for_nothing_else() {
     let bench = Bench::new();
     bench.disk("vm").await;
-    let own = bench.manager.claim_disk("vm", SPREADING).unwrap();
+    let own = bench.manager.guard_disk("vm", SPREADING).unwrap();
     let end = async {
         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         drop(own);
     };
-    let (claim, ()) = tokio::join!(bench.manager.claim_disk_for_command("vm", "changed"), end);
-    let claim = claim.unwrap();
+    let (guard, ()) = tokio::join!(bench.manager.guard_disk_for_command("vm", "changed"), end);
+    let guard = guard.unwrap();
     let start = tokio::time::Instant::now();
-    let refused = bench.manager.claim_disk_for_command("vm", "changed").await.unwrap_err().to_string();
+    let refused = bench.manager.guard_disk_for_command("vm", "changed").await.unwrap_err().to_string();
     assert!(refused.contains("vm is being changed"), "{refused}");
     assert!(start.elapsed() < std::time::Duration::from_secs(5), "it does not wait for another command");
-    drop(claim);
+    drop(guard);
 }

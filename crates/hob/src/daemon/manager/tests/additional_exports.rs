@@ -49,20 +49,20 @@ fn names_are_told_apart() {
             ("vm", "a b", "'a b' cannot be an export's name"),
             ("absent", "c", "absent"),
         ] {
-            let refusal = bench.manager.export_add(disk.into(), backup(name)).await.unwrap_err();
-            assert!(refusal.problem.error.contains(what), "{disk} {name}: {refusal}");
+            let error = bench.manager.export_add(disk.into(), backup(name)).await.unwrap_err();
+            assert!(error.problem.error.contains(what), "{disk} {name}: {error}");
         }
         let backing = bench.image("b.img", 1);
         let add = DiskAdd { name: "b".into(), backing, read_only: false, ..DiskAdd::default() };
-        let refusal = bench.manager.disk_add(add).await.unwrap_err();
-        assert!(refusal.problem.error.contains("disk vm has an export 'b'"), "{refusal}");
-        let refusal = bench.manager.export_remove("vm".into(), "vm".into()).await.unwrap_err();
-        assert!(refusal.to_string().contains("hob disk remove"), "{refusal}");
+        let error = bench.manager.disk_add(add).await.unwrap_err();
+        assert!(error.problem.error.contains("disk vm has an export 'b'"), "{error}");
+        let error = bench.manager.export_remove("vm".into(), "vm".into()).await.unwrap_err();
+        assert!(error.to_string().contains("hob disk remove"), "{error}");
         for n in 1..16 {
             bench.manager.export_add("vm".into(), backup(&format!("b{n}"))).await.unwrap();
         }
-        let refusal = bench.manager.export_add("vm".into(), backup("b16")).await.unwrap_err();
-        assert!(refusal.problem.error.contains("16 further exports"), "{refusal}");
+        let error = bench.manager.export_add("vm".into(), backup("b16")).await.unwrap_err();
+        assert!(error.problem.error.contains("16 further exports"), "{error}");
     });
 }
 
@@ -114,8 +114,8 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
         let at = |path: &str| std::path::Path::new(path).exists();
         let with_socket = Export { vhost_user: Some(socket.clone()), ..backup("b") };
         let half = Export { fuse: Some(nowhere.clone()), ..with_socket.clone() };
-        let refusal = bench.manager.export_add("vm".into(), half).await.unwrap_err();
-        assert!(refusal.problem.error.contains("none"), "{refusal}");
+        let error = bench.manager.export_add("vm".into(), half).await.unwrap_err();
+        assert!(error.problem.error.contains("none"), "{error}");
         assert!(!at(&socket) && bench.manager.exports.get("b").is_none());
         assert!(bench.manager.disk("vm").unwrap().exports.is_empty());
         assert_eq!(bench.manager.disk("vm").unwrap().fuse_reason, None);
@@ -123,8 +123,8 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
         assert!(at(&socket));
         // The path of one is no other's.
         let again = Export { name: "c".into(), ..with_socket.clone() };
-        let refusal = bench.manager.export_add("vm".into(), again).await.unwrap_err();
-        assert!(refusal.problem.error.contains("machines cannot come in"), "{refusal}");
+        let error = bench.manager.export_add("vm".into(), again).await.unwrap_err();
+        assert!(error.problem.error.contains("machines cannot come in"), "{error}");
         assert!(at(&socket), "the second one took the first one's socket away");
         bench.manager.export_remove("vm".into(), "b".into()).await.unwrap();
         assert!(!at(&socket));
@@ -134,11 +134,11 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
         for (path, what) in [("b.sock", "absolute"), ("", "absolute")] {
             bench.disk("other").await;
             let wrong = Export { vhost_user: Some(path.into()), ..backup("d") };
-            let refusal = bench.manager.export_add("other".into(), wrong).await.unwrap_err();
-            assert!(refusal.problem.error.contains(what), "{refusal}");
+            let error = bench.manager.export_add("other".into(), wrong).await.unwrap_err();
+            assert!(error.problem.error.contains(what), "{error}");
             let wrong = Export { fuse: Some(path.into()), ..backup("d") };
-            let refusal = bench.manager.export_add("other".into(), wrong).await.unwrap_err();
-            assert!(refusal.problem.error.contains(what), "{refusal}");
+            let error = bench.manager.export_add("other".into(), wrong).await.unwrap_err();
+            assert!(error.problem.error.contains(what), "{error}");
             bench.manager.disk_remove("other".into(), OnDirty::Drain).await.unwrap();
         }
     });

@@ -9,7 +9,7 @@ use hob_engine::units::DiskId;
 use hob_frontends::vhost_user::block::Info;
 use hob_nbd::ExportInfo;
 
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use super::{Inner, Manager, flash};
 use crate::daemon::exports::Export;
 use crate::daemon::shard_api::ShardHandle;
@@ -24,21 +24,21 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         export: ExportSpec,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("export add", disk.clone(), async move {
-            let claim = manager.claim_disk_for_command(&disk, "given another export").await?;
+            let guard = manager.guard_disk_for_command(&disk, "given another export").await?;
             manager.inner().check_export(&disk, &export)?;
             if let Some(path) = &export.fuse {
                 manager.check_file(path)?;
             }
             manager.inner().disk_mut(&disk)?.wanted.exports.push(export.clone());
-            if let Err(refusal) = manager.open_export(&disk, &export).await {
+            if let Err(error) = manager.open_export(&disk, &export).await {
                 manager.exports.remove(&export.name);
                 manager.inner().disk_mut(&disk)?.forget_export(&export.name);
-                return Err(refusal);
+                return Err(error);
             }
-            manager.finish_disk(&disk, claim, Vec::new()).await
+            manager.finish_disk(&disk, guard, Vec::new()).await
         })
         .await
     }
@@ -48,17 +48,19 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         export: String,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("export remove", disk.clone(), async move {
-            let claim = manager.claim_disk_for_command(&disk, "deprived of an export").await?;
+            let guard = manager.guard_disk_for_command(&disk, "deprived of an export").await?;
             let known = manager.inner().disk(&disk)?.wanted.exports.iter().any(|known| known.name == export);
             if !known {
                 let hint = match export == disk {
                     true => "a disk's own export goes with the disk: hob disk remove",
                     false => "see hob export list",
                 };
-                return Err(Refusal::not_found(format!("{disk} has no further export '{export}'")).hint(hint));
+                return Err(
+                    ApiError::not_found(format!("{disk} has no further export '{export}'")).hint(hint)
+                );
             }
             manager.hide_export(&disk, &export).await?;
             manager.inner().disk_mut(&disk)?.forget_export(&export);
@@ -66,13 +68,13 @@ impl Manager {
             if let Ok((shard, id)) = manager.shard_of(&disk) {
                 shard.close_export(id, export);
             }
-            manager.finish_disk(&disk, claim, Vec::new()).await
+            manager.finish_disk(&disk, guard, Vec::new()).await
         })
         .await
     }
 
     /// Lets clients, machines and programs in by another export of a disk; later, if the disk is not there now.
-    async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<(), Refusal> {
+    async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
         // That of its own name is there while the disk is.
         let Some(own) = self.exports.get(disk) else { return Ok(()) };
         let further = further(&own, export);
@@ -81,7 +83,7 @@ impl Manager {
             let opened = flash::blocking(move || open_gateway(&place, &name, &of, Failing::Refuse)).await?;
             let gateway = opened.map_err(|error| {
                 let path = export.vhost_user.as_deref().unwrap_or_default();
-                Refusal::failed(format!("machines cannot come in at {path}: {error}"))
+                ApiError::failed(format!("machines cannot come in at {path}: {error}"))
             })?;
             self.exports.let_machines_in(disk, &export.name, gateway);
         }
@@ -157,16 +159,16 @@ impl super::DiskEntry {
 
 impl Inner {
     /// May a disk be given that export?
-    fn check_export(&self, disk: &str, export: &ExportSpec) -> Result<(), Refusal> {
+    fn check_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
         let name = &export.name;
         check_name(name)
-            .map_err(|error| Refusal::invalid(format!("'{name}' cannot be an export's name: {error}")))?;
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be an export's name: {error}")))?;
         self.check_export_name(name)?;
         if let Some(path) = &export.vhost_user {
-            check_path(path).map_err(Refusal::invalid)?;
+            check_path(path).map_err(ApiError::invalid)?;
         }
         if self.disk(disk)?.wanted.exports.len() >= EXPORTS_MAX {
-            return Err(Refusal::conflict(format!(
+            return Err(ApiError::conflict(format!(
                 "{disk} has {EXPORTS_MAX} further exports; it cannot have more"
             )));
         }
@@ -174,17 +176,17 @@ impl Inner {
     }
 
     /// Has nothing that clients can ask for that name?
-    pub(super) fn check_export_name(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) fn check_export_name(&self, name: &str) -> Result<(), ApiError> {
         let has_it = |disk: &&super::DiskEntry| {
             disk.wanted.name == name || disk.wanted.exports.iter().any(|export| export.name == name)
         };
         match self.disks.values().find(has_it).map(|disk| &disk.wanted.name) {
             None => Ok(()),
             Some(disk) if disk == name => {
-                Err(Refusal::conflict(format!("there is a disk '{name}' already"))
+                Err(ApiError::conflict(format!("there is a disk '{name}' already"))
                     .hint("choose another name"))
             }
-            Some(disk) => Err(Refusal::conflict(format!("disk {disk} has an export '{name}' already"))
+            Some(disk) => Err(ApiError::conflict(format!("disk {disk} has an export '{name}' already"))
                 .hint("choose another name")),
         }
     }

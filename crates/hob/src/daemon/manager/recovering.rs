@@ -16,11 +16,11 @@ use hob_engine::regions::Regions;
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 
-use super::claim::Claim;
-use super::fit::Restructure;
+use super::allocation::Restructure;
+use super::api_error::ApiError;
+use super::operation_guard::OperationGuard;
 use super::recover::{Reading, Served, Source};
-use super::refusal::Refusal;
-use super::{Life, Manager};
+use super::{DiskPhase, Manager};
 use crate::daemon::hardware::{BackingInfo, Reader};
 use crate::daemon::shard_api::ShardError;
 
@@ -32,7 +32,7 @@ pub(super) struct Early {
 }
 
 /// A disk that is served, and whose cache is not there yet.
-pub(super) struct Coming {
+pub(super) struct RecoveringCache {
     reading: Reading,
     served: Served,
 }
@@ -82,7 +82,7 @@ impl Manager {
         name: &str,
         early: Early,
         reading: Reading,
-    ) -> Result<Coming, Refusal> {
+    ) -> Result<RecoveringCache, ApiError> {
         let Early { info, reader, doubtful } = early;
         let (shard, id) = self.shard_of(name)?;
         let waits = doubtful.permille();
@@ -91,7 +91,7 @@ impl Manager {
             let disk = inner.disk_mut(name)?;
             let journal = disk.cache().and_then(|spec| spec.journal);
             let owner = journal.map(|journal| OwnerId(journal.owner.0));
-            disk.coming = owner.map(|owner| OldRings { owner, upto: reading.upto });
+            disk.recovering = owner.map(|owner| OldRings { owner, upto: reading.upto });
             disk.cache_reason = Some("it is being recovered".to_owned());
         }
         let expect = Expect { doubtful, is_void: false };
@@ -103,14 +103,19 @@ impl Manager {
                  that may be dirty, and for writes"
             ),
         }
-        Ok(Coming { reading, served: Served { info, reader, shard, id } })
+        Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
     }
 
     /// Waits for the cache of a disk that is served, and gives it to it.
-    pub(super) async fn await_cache(self: &Arc<Self>, name: &str, coming: Coming, claim: Claim) {
-        let result = self.bring_cache(name, coming).await;
+    pub(super) async fn await_cache(
+        self: &Arc<Self>,
+        name: &str,
+        recovering: RecoveringCache,
+        guard: OperationGuard,
+    ) {
+        let result = self.bring_cache(name, recovering).await;
         if let Ok(disk) = self.inner().disk_mut(name) {
-            disk.coming = None;
+            disk.recovering = None;
             disk.cache_reason = None;
         }
         match result {
@@ -121,11 +126,15 @@ impl Manager {
             Err(Restructure::Shard(error)) if is_leaving(&error) => {}
             Err(error) => self.take_offline(name, &error.into()).await,
         }
-        drop(claim);
+        drop(guard);
     }
 
-    async fn bring_cache(self: &Arc<Self>, name: &str, coming: Coming) -> Result<Vec<String>, Restructure> {
-        let Coming { reading, served } = coming;
+    async fn bring_cache(
+        self: &Arc<Self>,
+        name: &str,
+        recovering: RecoveringCache,
+    ) -> Result<Vec<String>, Restructure> {
+        let RecoveringCache { reading, served } = recovering;
         let (shard, id, upto) = (served.shard.clone(), served.id, reading.upto);
         let may_be_dirty = reading.may_be_dirty();
         let found = match self.recover(name, reading, Source::Served(served)).await {
@@ -135,14 +144,14 @@ impl Manager {
                 Err(Restructure::Shard(error)) if is_leaving(&error) => return Err(error.into()),
                 Err(error) => Err(error),
             },
-            Err(refusal) => Err(refusal.into()),
+            Err(error) => Err(error.into()),
         };
-        let is_served = matches!(self.inner().disk(name)?.life, Life::Online(_));
+        let is_served = matches!(self.inner().disk(name)?.phase, DiskPhase::Online(_));
         let notes = match found {
             Ok(notes) => notes,
             Err(error) if may_be_dirty || !is_served => return Err(error),
             Err(error) => {
-                let why = Refusal::from(error).problem.error;
+                let why = ApiError::from(error).problem.error;
                 vec![format!("its cache cannot be used and starts empty: {why}")]
             }
         };
@@ -162,14 +171,14 @@ impl Manager {
         let (name, rings, flash, size_bytes, shard) = {
             let inner = self.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
-            let (Some(rings), Ok(shard), Some(spec)) = (disk.coming, disk.shard(), disk.cache()) else {
+            let (Some(rings), Ok(shard), Some(spec)) = (disk.recovering, disk.shard(), disk.cache()) else {
                 return;
             };
             let Ok(pool) = inner.pool(&spec.pool) else { return };
             (disk.wanted.name.clone(), rings, pool.flash.clone(), disk.size_bytes, shard)
         };
-        if let Err(refusal) = flash.make_void(rings.owner, rings.upto).await {
-            tracing::warn!("writes to {name} wait for its cache: {refusal}");
+        if let Err(error) = flash.make_void(rings.owner, rings.upto).await {
+            tracing::warn!("writes to {name} wait for its cache: {error}");
             return;
         }
         tracing::info!("{name} is written while its cache is recovered: a crash now would empty the cache");
@@ -181,7 +190,7 @@ impl Manager {
     }
 
     /// A disk that is served cannot be any more.
-    pub(super) async fn take_offline(self: &Arc<Self>, name: &str, refusal: &Refusal) {
+    pub(super) async fn take_offline(self: &Arc<Self>, name: &str, error: &ApiError) {
         self.exports.remove_disk(name);
         // It is mounted anew when the disk is back.
         self.hide_file_at_end(name).await;
@@ -190,10 +199,12 @@ impl Manager {
         {
             tracing::warn!("{name}: {error}");
         }
-        let is_served =
-            matches!(self.inner().disk(name).map(|disk| matches!(disk.life, Life::Online(_))), Ok(true));
+        let is_served = matches!(
+            self.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Online(_))),
+            Ok(true)
+        );
         if is_served {
-            self.note_offline(name, refusal);
+            self.note_offline(name, error);
         }
     }
 }

@@ -7,10 +7,10 @@ use hob_control::{DiskChanged, PoolChanged, Size};
 use hob_engine::command::{CacheChange, Discard, Mode};
 use hob_engine::units::SECTOR_BYTES;
 
+use super::api_error::ApiError;
 use super::caches::no_cache;
 use super::persist::release_owner;
-use super::refusal::Refusal;
-use super::{Life, Manager};
+use super::{DiskPhase, Manager};
 use crate::daemon::state::{CacheOwner, JournalSpec};
 
 /// What becomes of a cache whose dirty data was discarded.
@@ -26,7 +26,7 @@ pub(super) enum Afterwards {
 
 impl Manager {
     /// Gives up what is dirty in a cache. Of a cache that is refused, everything is given up.
-    pub(crate) async fn discard_dirty(self: &Arc<Self>, disk: String) -> Result<DiskChanged, Refusal> {
+    pub(crate) async fn discard_dirty(self: &Arc<Self>, disk: String) -> Result<DiskChanged, ApiError> {
         self.give_dirty_up(disk, Afterwards::GoesOn).await
     }
 
@@ -35,15 +35,15 @@ impl Manager {
         self: &Arc<Self>,
         disk: String,
         afterwards: Afterwards,
-    ) -> Result<DiskChanged, Refusal> {
+    ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
         self.change("cache discard-dirty", disk.clone(), async move {
-            let claim = manager.claim_to_discard(&disk, "changed").await?;
+            let guard = manager.guard_to_discard(&disk, "changed").await?;
             let notes = manager.discard(&disk, afterwards).await?;
-            let changed = manager.finish_disk(&disk, claim, notes).await?;
+            let changed = manager.finish_disk(&disk, guard, notes).await?;
             let is_to_open = {
                 let inner = manager.inner();
-                matches!(inner.disk(&disk)?.life, Life::Offline(_)) && !inner.is_abandoned(&disk)
+                matches!(inner.disk(&disk)?.phase, DiskPhase::Offline(_)) && !inner.is_abandoned(&disk)
             };
             if is_to_open {
                 manager.bring_online(&disk).await;
@@ -54,17 +54,17 @@ impl Manager {
         .await
     }
 
-    /// As `discard_dirty`; the caller has claimed the disk.
+    /// As `discard_dirty`; the caller holds the operation guard of the disk.
     pub(super) async fn discard(
         self: &Arc<Self>,
         name: &str,
         afterwards: Afterwards,
-    ) -> Result<Vec<String>, Refusal> {
+    ) -> Result<Vec<String>, ApiError> {
         let (spec, is_online) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().cloned().ok_or_else(|| no_cache(name))?;
-            (spec, matches!(disk.life, Life::Online(_)))
+            (spec, matches!(disk.phase, DiskPhase::Online(_)))
         };
         let Some(journal) = spec.journal else {
             return Ok(vec!["nothing can be dirty in this cache: the backing has everything".to_owned()]);
@@ -94,7 +94,7 @@ impl Manager {
         name: &str,
         pool: &str,
         journal: JournalSpec,
-    ) -> Result<Vec<String>, Refusal> {
+    ) -> Result<Vec<String>, ApiError> {
         let flash = self.inner().pool(pool)?.flash.clone();
         release_owner(&flash, journal).await?;
         {
@@ -113,13 +113,13 @@ impl Manager {
     }
 
     /// Refuses to give up a cache of which nobody knows whether it holds dirty data.
-    pub(super) fn check_given_up(&self, name: &str) -> Result<(), Refusal> {
+    pub(super) fn check_given_up(&self, name: &str) -> Result<(), ApiError> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
-        let Life::Offline(_) = &disk.life else { return Ok(()) };
+        let DiskPhase::Offline(_) = &disk.phase else { return Ok(()) };
         match disk.cache().and_then(|spec| spec.journal) {
             // It never had a ring, so it holds nothing.
-            Some(journal) if journal.ring > 0 => Err(Refusal::conflict(format!(
+            Some(journal) if journal.ring > 0 => Err(ApiError::conflict(format!(
                 "{name} is offline, and its cache may hold data that is not on the backing"
             ))
             .hint(format!(
@@ -135,7 +135,7 @@ impl Manager {
         self: &Arc<Self>,
         pool: String,
         owner: String,
-    ) -> Result<PoolChanged, Refusal> {
+    ) -> Result<PoolChanged, ApiError> {
         let manager = self.clone();
         self.change("pool discard-orphan", pool.clone(), async move {
             manager.discard_orphan(&pool, &owner).await
@@ -143,17 +143,17 @@ impl Manager {
         .await
     }
 
-    async fn discard_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<PoolChanged, Refusal> {
+    async fn discard_orphan(self: &Arc<Self>, pool: &str, owner: &str) -> Result<PoolChanged, ApiError> {
         // What is no owner at all is told first, whatever is being done to the pool.
-        let _: CacheOwner = owner.parse().map_err(Refusal::invalid)?;
-        let claim = self.claim_pool(pool, "changed")?;
+        let _: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
+        let guard = self.guard_pool(pool, "changed")?;
         let (owner, flash) = {
             let inner = self.inner();
             (inner.orphan(pool, owner)?, inner.pool(pool)?.flash.clone())
         };
         let journal = JournalSpec { owner, ..JournalSpec::new() };
         release_owner(&flash, journal).await?;
-        drop(claim);
+        drop(guard);
         self.refresh_owners(pool).await;
         tracing::warn!("pool {pool}: the cache {owner}, which belonged to no disk, was discarded by command");
         let notes = self.top_up(pool).await;

@@ -11,17 +11,17 @@ use hob_control::Size;
 use hob_engine::command::{CacheChange, CommandError, DataSegment, Enable, Mode, NewRing, Segment, Vacate};
 use hob_engine::units::{DeviceId, DiskId};
 
+use super::api_error::ApiError;
 use super::caches::no_cache;
-use super::claim::ENLARGING;
-use super::refusal::Refusal;
+use super::operation_guard::ENLARGING;
 use super::room::Wanted;
 use super::settings::engine_config;
-use super::{DiskEntry, Life, Manager};
+use super::{DiskEntry, DiskPhase, Manager};
 use crate::daemon::shard_api::{ShardError, ShardHandle};
 
 /// What to do when the pool has less room than is wanted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fit {
+pub(super) enum AllocationRule {
     /// Refuse, and change nothing.
     Exactly,
     /// Take what there is.
@@ -29,21 +29,25 @@ pub(super) enum Fit {
 }
 
 impl Manager {
-    /// Makes the shard's cache as large as is wanted, and gives it the memory it is to have. The caller has claimed the disk. Says what
+    /// Makes the shard's cache as large as is wanted, and gives it the memory it is to have. The caller holds the operation guard of the disk. Says what
     /// came out differently. A disk that is offline gets its cache when it is back.
-    pub(super) async fn fit_cache(self: &Arc<Self>, name: &str, fit: Fit) -> Result<Vec<String>, Refusal> {
-        let mut notes = self.fit_flash(name, fit).await?;
+    pub(super) async fn fit_cache(
+        self: &Arc<Self>,
+        name: &str,
+        rule: AllocationRule,
+    ) -> Result<Vec<String>, ApiError> {
+        let mut notes = self.fit_flash(name, rule).await?;
         notes.extend(self.fit_peer(name).await?);
         notes.extend(self.fit_memory(name).await?);
         Ok(notes)
     }
 
-    async fn fit_flash(self: &Arc<Self>, name: &str, fit: Fit) -> Result<Vec<String>, Refusal> {
+    async fn fit_flash(self: &Arc<Self>, name: &str, rule: AllocationRule) -> Result<Vec<String>, ApiError> {
         let (shard, id, spec, config, has_cache, have) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let Some(spec) = disk.cache().cloned() else { return Ok(Vec::new()) };
-            let Life::Online(shard) = &disk.life else {
+            let DiskPhase::Online(shard) = &disk.phase else {
                 return Ok(vec![format!("{name} is offline; it gets its cache when it is back")]);
             };
             let config = engine_config(&spec, inner.pool(&spec.pool)?.segment_bytes)?;
@@ -52,7 +56,7 @@ impl Manager {
         let target = spec.size.bytes().div_ceil(config.segment_bytes);
         if have > target {
             let surplus =
-                u32::try_from(have - target).map_err(|_| Refusal::invalid("that is too large a change"))?;
+                u32::try_from(have - target).map_err(|_| ApiError::invalid("that is too large a change"))?;
             let released = self.shrink(name, target, surplus).await?;
             let free = self.let_go(name, &released, |_| false);
             self.give_back(&spec.pool, &free).await;
@@ -62,7 +66,7 @@ impl Manager {
             self.inner().disk_mut(name)?.cache_reason = None;
             return Ok(Vec::new());
         }
-        let least = if fit == Fit::Exactly { missing } else { 0 };
+        let least = if rule == AllocationRule::Exactly { missing } else { 0 };
         let segments = self.take_room(&spec, id, Wanted { least, most: missing }).await?;
         let got = segments.len() as u64;
         if got > 0 {
@@ -77,9 +81,9 @@ impl Manager {
                     let free = self.let_go(name, &released, |_| false);
                     self.give_back(&spec.pool, &free).await;
                 }
-                Err(refusal) => {
+                Err(error) => {
                     self.give_back(&spec.pool, &places(&segments)).await;
-                    return Err(refusal);
+                    return Err(error);
                 }
             }
         }
@@ -103,7 +107,7 @@ impl Manager {
         name: &str,
         segments_after: u64,
         more: &[DataSegment],
-    ) -> Result<Vec<Segment>, Refusal> {
+    ) -> Result<Vec<Segment>, ApiError> {
         let grow = |ring: &Option<NewRing>| CacheChange::Grow(more.to_vec(), ring.clone());
         match self.restructure(name, segments_after, grow).await {
             // A fence took the last of it; what is new is a new cache.
@@ -117,7 +121,7 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         segments: &[DataSegment],
-    ) -> Result<Vec<Segment>, Refusal> {
+    ) -> Result<Vec<Segment>, ApiError> {
         let config = {
             let inner = self.inner();
             let spec = inner.disk(name)?.cache().ok_or_else(|| no_cache(name))?;
@@ -135,7 +139,7 @@ impl Manager {
     }
 
     /// Applies block size and layout. The cache starts empty.
-    pub(super) async fn configure(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn configure(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (pool, config, segments) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -155,7 +159,7 @@ impl Manager {
     }
 
     /// Empties the shard's cache, which is there.
-    pub(super) async fn empty(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn empty(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (pool, segments) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -170,7 +174,7 @@ impl Manager {
     }
 
     /// Takes the shard's cache away; what is wanted stays. What is dirty in it goes to the backing first.
-    pub(super) async fn take_cache(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn take_cache(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id, pool) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -268,10 +272,10 @@ impl Manager {
         change: &(impl Fn(&Option<NewRing>) -> CacheChange + Send),
     ) -> Result<Vec<Segment>, (Restructure, Vec<Segment>)> {
         let (ring, room) =
-            self.new_ring(name, segments_after).await.map_err(|refusal| (refusal.into(), vec![]))?;
+            self.new_ring(name, segments_after).await.map_err(|error| (error.into(), vec![]))?;
         let mut result = match self.say_before(name, ring.as_ref()).await {
             Ok(()) => shard.change_cache(id, change(&ring)).await.map_err(Restructure::from),
-            Err(refusal) => Err(refusal.into()),
+            Err(error) => Err(error.into()),
         };
         let is_dirty = |result: &Result<_, Restructure>| {
             result.as_ref().is_err_and(|error| error.is(CommandError::Dirty))
@@ -280,7 +284,7 @@ impl Manager {
             while is_dirty(&result) {
                 result = match self.vacate(name, shard, id, which).await {
                     Ok(()) => shard.change_cache(id, change(&ring)).await.map_err(Restructure::from),
-                    Err(refusal) => Err(refusal.into()),
+                    Err(error) => Err(error.into()),
                 };
             }
         } else if is_dirty(&result) {
@@ -296,14 +300,14 @@ impl Manager {
         id: DiskId,
         change: CacheChange,
     ) -> Result<Vec<Segment>, ShardError> {
-        if let Err(refusal) = self.clean(name, shard, id).await {
-            tracing::warn!("{name}: {refusal}");
+        if let Err(error) = self.clean(name, shard, id).await {
+            tracing::warn!("{name}: {error}");
             return Err(ShardError::Command(CommandError::Dirty));
         }
         let result = shard.change_cache(id, change).await;
         // Whatever came of it, writes go on as they are to.
-        if let Err(refusal) = self.tune(name, shard, id).await {
-            tracing::warn!("{name}: {refusal}");
+        if let Err(error) = self.tune(name, shard, id).await {
+            tracing::warn!("{name}: {error}");
         }
         result
     }
@@ -314,7 +318,7 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         device: DeviceId,
-    ) -> Result<Vec<String>, Refusal> {
+    ) -> Result<Vec<String>, ApiError> {
         if self.inner().is_peer(device) {
             self.leave_peer(name, device).await?;
             return Ok(Vec::new());
@@ -332,8 +336,8 @@ impl Manager {
         };
         let pool = &spec.pool;
         let wanted = Wanted { least: 0, most: leaving as u64 };
-        let replacements = self.take_room(&spec, id, wanted).await.unwrap_or_else(|refusal| {
-            tracing::warn!("pool {pool}: {refusal}");
+        let replacements = self.take_room(&spec, id, wanted).await.unwrap_or_else(|error| {
+            tracing::warn!("pool {pool}: {error}");
             Vec::new()
         });
         let got = replacements.len();
@@ -414,8 +418,9 @@ impl Manager {
             let inner = self.inner();
             let Ok(entry) = inner.pool(pool) else { return Vec::new() };
             let is_short = |disk: &&DiskEntry| {
-                let spec =
-                    disk.cache().filter(|spec| spec.pool == pool && matches!(disk.life, Life::Online(_)));
+                let spec = disk
+                    .cache()
+                    .filter(|spec| spec.pool == pool && matches!(disk.phase, DiskPhase::Online(_)));
                 spec.is_some_and(|spec| {
                     let wanted = spec.size.bytes().div_ceil(entry.segment_bytes);
                     (disk.held.len() as u64) < wanted || disk.lacks_peer() && entry.has_peer()
@@ -426,10 +431,10 @@ impl Manager {
         let mut notes = Vec::new();
         for name in short {
             // Whoever changes it at this moment fits it as well.
-            let Ok(_claim) = self.claim_disk(&name, ENLARGING) else { continue };
-            match self.fit_cache(&name, Fit::AsFarAsPossible).await {
+            let Ok(_guard) = self.guard_disk(&name, ENLARGING) else { continue };
+            match self.fit_cache(&name, AllocationRule::AsFarAsPossible).await {
                 Ok(more) => notes.extend(more),
-                Err(refusal) => tracing::warn!("the cache of {name} stays as it is: {refusal}"),
+                Err(error) => tracing::warn!("the cache of {name} stays as it is: {error}"),
             }
         }
         self.mirror_again(pool).await;
@@ -442,7 +447,7 @@ impl Manager {
 #[derive(Debug)]
 pub(super) enum Restructure {
     /// Before the shard was asked.
-    Refused(Refusal),
+    Refused(ApiError),
     /// By the shard.
     Shard(ShardError),
 }
@@ -454,9 +459,9 @@ impl Restructure {
     }
 }
 
-impl From<Refusal> for Restructure {
-    fn from(refusal: Refusal) -> Restructure {
-        Restructure::Refused(refusal)
+impl From<ApiError> for Restructure {
+    fn from(error: ApiError) -> Restructure {
+        Restructure::Refused(error)
     }
 }
 
@@ -466,10 +471,10 @@ impl From<ShardError> for Restructure {
     }
 }
 
-impl From<Restructure> for Refusal {
-    fn from(error: Restructure) -> Refusal {
+impl From<Restructure> for ApiError {
+    fn from(error: Restructure) -> ApiError {
         match error {
-            Restructure::Refused(refusal) => refusal,
+            Restructure::Refused(error) => error,
             Restructure::Shard(error) => error.into(),
         }
     }

@@ -12,7 +12,7 @@ use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
 
 use super::Manager;
-use super::refusal::Refusal;
+use super::api_error::ApiError;
 use crate::daemon::state::JournalSpec;
 
 impl Manager {
@@ -23,13 +23,13 @@ impl Manager {
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             disk.wanted.backing.clone()
         };
-        let refusal = Refusal::conflict(format!("somebody else has taken {backing} over"))
+        let error = ApiError::conflict(format!("somebody else has taken {backing} over"))
             .hint("one disk has one writer: end the other one; the disk comes back by itself then");
-        self.lost(id, refusal).await;
+        self.lost(id, error).await;
     }
 
     /// A disk whose shard refuses everything already, because somebody else has it.
-    pub(super) async fn lost(self: &Arc<Self>, id: DiskId, mut refusal: Refusal) {
+    pub(super) async fn lost(self: &Arc<Self>, id: DiskId, mut error: ApiError) {
         let (name, spec, flash, shard, is_coming) = {
             let inner = self.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
@@ -37,7 +37,7 @@ impl Manager {
             let spec = disk.cache().cloned();
             let pool = spec.as_ref().and_then(|spec| inner.pool(&spec.pool).ok());
             let flash = pool.map(|pool| pool.flash.clone());
-            (disk.wanted.name.clone(), spec, flash, shard, disk.coming.is_some())
+            (disk.wanted.name.clone(), spec, flash, shard, disk.recovering.is_some())
         };
         let dirty = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_dirty);
         let journal = spec.and_then(|spec| spec.journal);
@@ -48,19 +48,19 @@ impl Manager {
             // What is dirty in it is not known yet. It is looked at when the disk is opened again.
             _ if is_coming => {}
             (Some(_), _) if dirty > 0 => {
-                refusal = refusal.hint(format!(
+                error = error.hint(format!(
                     "its cache has data that is not on the backing: save it with 'hob cache export-dirty {name} FILE', \
                      and give it up with 'hob cache discard-dirty {name} --yes'"
                 ));
             }
             (Some(journal), Some(flash)) => {
-                if let Err(refusal) = flash.make_void(OwnerId(journal.owner.0), u32::MAX).await {
-                    tracing::error!("{name}: its cache may be believed when it is opened again: {refusal}");
+                if let Err(error) = flash.make_void(OwnerId(journal.owner.0), u32::MAX).await {
+                    tracing::error!("{name}: its cache may be believed when it is opened again: {error}");
                 }
             }
             _ => {}
         }
-        self.take_offline(&name, &refusal).await;
+        self.take_offline(&name, &error).await;
     }
 
     /// Keeps that nothing of a disk in flash counts from now on.
@@ -73,15 +73,15 @@ impl Manager {
             };
             journal.foreign = true;
         }
-        if let Err(refusal) = self.save().await {
+        if let Err(error) = self.save().await {
             tracing::error!(
-                "{name}: after a restart its cache may be believed, though somebody else had the disk: {refusal}"
+                "{name}: after a restart its cache may be believed, though somebody else had the disk: {error}"
             );
         }
     }
 
     /// What flash had of a disk is given up, if somebody else has had it: the next cache is one of this disk again. Before that is served.
-    pub(super) async fn forget_foreign(self: &Arc<Self>, name: &str) -> Result<(), Refusal> {
+    pub(super) async fn forget_foreign(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         {
             let mut inner = self.inner();
             let cache = inner.disk_mut(name)?.wanted.cache.as_mut();
