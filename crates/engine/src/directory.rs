@@ -5,7 +5,7 @@ mod nodes;
 
 use nodes::Nodes;
 
-use crate::admission::{Admission, Brings, Gate, Popularity, Run};
+use crate::admission::{Admission, AdmissionEffect, Gate, Popularity, Run};
 use crate::chooser::{CacheAccess, Choice, Chooser, Combination};
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
@@ -204,7 +204,7 @@ impl Directory {
         &mut self,
         span: Span,
         found: Option<u64>,
-        (run, brings): (Run, Brings),
+        (run, effect): (Run, AdmissionEffect),
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
         match found {
@@ -212,7 +212,7 @@ impl Directory {
                 self.touch(sector);
                 Ok(Placed { sector, evicted: 0 })
             }
-            None => self.place(span, (run, brings), is_busy),
+            None => self.place(span, (run, effect), is_busy),
         }
     }
 
@@ -222,7 +222,7 @@ impl Directory {
     fn place(
         &mut self,
         span: Span,
-        (run, brings): (Run, Brings),
+        (run, effect): (Run, AdmissionEffect),
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
         let room = self.index.room();
@@ -233,8 +233,8 @@ impl Directory {
             return Err(Refusal::NoBlock);
         }
         // Both are asked: each learns from what it is asked.
-        let popular = self.gate.admit(span.block, brings, room);
-        if !(popular && self.policy.admit(span.block)) && brings != Brings::Pulled {
+        let popular = self.gate.admit(span.block, effect, room);
+        if !(popular && self.policy.admit(span.block)) && effect != AdmissionEffect::Pulled {
             let waits_for_room = self.gate.only_while_free() && !popular;
             return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });
         }

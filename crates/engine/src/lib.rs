@@ -7,7 +7,6 @@
 pub mod admission;
 mod cache;
 pub mod chooser;
-mod claims;
 pub mod cluster;
 pub mod command;
 mod device;
@@ -26,6 +25,7 @@ pub mod placement;
 pub mod policy;
 pub mod preset;
 pub mod qos;
+mod range_locks;
 pub mod regions;
 pub mod shares;
 mod simulate;

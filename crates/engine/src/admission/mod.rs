@@ -173,7 +173,7 @@ pub(crate) struct Gate {
 
 /// The data that an admitted block will hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Brings {
+pub(crate) enum AdmissionEffect {
     /// A copy of data on the backing.
     Clean,
     /// Dirty data.
@@ -237,13 +237,13 @@ impl Gate {
     }
 
     /// Returns true if this block, which was accessed and is not in the cache, is admitted.
-    pub(crate) fn admit(&mut self, block: BlockNo, brings: Brings, room: Room) -> bool {
+    pub(crate) fn admit(&mut self, block: BlockNo, effect: AdmissionEffect, room: Room) -> bool {
         let has_free = room.has_free;
         if self.is_filling(room) {
             return true;
         }
         match (self.popularity, &mut self.recent) {
-            (Popularity::WhileFree, _) => has_free || brings == Brings::Dirty,
+            (Popularity::WhileFree, _) => has_free || effect == AdmissionEffect::Dirty,
             (Popularity::NthAccess(n), Some(recent)) => recent.count(block, n) >= n,
             (Popularity::Ghost, Some(recent)) => has_free || recent.count(block, 2) >= 2,
             _ => true,

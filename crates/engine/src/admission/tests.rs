@@ -50,51 +50,54 @@ fn the_third_access_promotes() {
     let block = BlockNo(7);
     assert_eq!(
         [
-            gate.admit(block, Brings::Clean, FREE),
-            gate.admit(block, Brings::Clean, FREE),
-            gate.admit(block, Brings::Clean, FREE)
+            gate.admit(block, AdmissionEffect::Clean, FREE),
+            gate.admit(block, AdmissionEffect::Clean, FREE),
+            gate.admit(block, AdmissionEffect::Clean, FREE)
         ],
         [false, false, true]
     );
     // After an eviction, the block must reach the count again.
     gate.evicted(block);
-    assert!(!gate.admit(block, Brings::Clean, FREE));
+    assert!(!gate.admit(block, AdmissionEffect::Clean, FREE));
 }
 
 #[test]
 fn popularity_is_not_required_while_the_cache_fills() {
     let mut gate = gate("nth-access:3+while-filling:80%", 100);
     let room = |used| Room { has_free: used < 100, used };
-    assert!(gate.admit(BlockNo(1), Brings::Clean, room(79)));
-    assert!(!gate.admit(BlockNo(2), Brings::Clean, room(80)));
-    assert!(gate.admit(BlockNo(3), Brings::Clean, room(79)), "blocks were given up");
+    assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, room(79)));
+    assert!(!gate.admit(BlockNo(2), AdmissionEffect::Clean, room(80)));
+    assert!(gate.admit(BlockNo(3), AdmissionEffect::Clean, room(79)), "blocks were given up");
 }
 
 #[test]
 fn accesses_too_long_ago_do_not_count() {
     let mut gate = gate("nth-access:2", 1000);
-    assert!(!gate.admit(BlockNo(7), Brings::Clean, FREE));
-    (100..100_000).for_each(|block| _ = gate.admit(BlockNo(block), Brings::Clean, FREE));
-    assert!(!gate.admit(BlockNo(7), Brings::Clean, FREE));
+    assert!(!gate.admit(BlockNo(7), AdmissionEffect::Clean, FREE));
+    (100..100_000).for_each(|block| _ = gate.admit(BlockNo(block), AdmissionEffect::Clean, FREE));
+    assert!(!gate.admit(BlockNo(7), AdmissionEffect::Clean, FREE));
 }
 
 #[test]
 fn a_ghost_comes_back_and_a_stranger_only_while_there_is_room() {
     let mut gate = gate("ghost", 100);
-    assert!(gate.admit(BlockNo(1), Brings::Clean, FREE));
-    assert!(!gate.admit(BlockNo(2), Brings::Clean, FULL));
-    assert!(gate.admit(BlockNo(2), Brings::Clean, FULL), "refused a moment ago");
+    assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, FREE));
+    assert!(!gate.admit(BlockNo(2), AdmissionEffect::Clean, FULL));
+    assert!(gate.admit(BlockNo(2), AdmissionEffect::Clean, FULL), "refused a moment ago");
     gate.evicted(BlockNo(1));
-    assert!(gate.admit(BlockNo(1), Brings::Clean, FULL), "left a moment ago");
+    assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, FULL), "left a moment ago");
 }
 
 /// SYSTEMS §4, "Read miss: load into the cache when there is room", and "Clean is reclaimed for new writes".
 #[test]
 fn while_free_only_what_is_dirty_makes_room() {
     let mut gate = gate("while-free", 100);
-    assert!(gate.admit(BlockNo(1), Brings::Clean, FREE));
-    assert!(!gate.admit(BlockNo(2), Brings::Clean, FULL) && !gate.admit(BlockNo(2), Brings::Clean, FULL));
-    assert!(gate.admit(BlockNo(2), Brings::Dirty, FULL));
+    assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, FREE));
+    assert!(
+        !gate.admit(BlockNo(2), AdmissionEffect::Clean, FULL)
+            && !gate.admit(BlockNo(2), AdmissionEffect::Clean, FULL)
+    );
+    assert!(gate.admit(BlockNo(2), AdmissionEffect::Dirty, FULL));
     assert_eq!(gate.bytes(), 0, "it remembers nothing");
 }
 

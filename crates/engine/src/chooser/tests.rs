@@ -15,7 +15,7 @@ fn config(blocks: u32, policy: &str, admission: &str) -> SimConfig {
 }
 
 /// Pseudo-random numbers below `n`, the same in each run.
-fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
+fn rng(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut state = seed;
     move |n| {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -43,8 +43,8 @@ fn compared(frames: u32, blocks: &[u64]) -> (f64, Vec<f64>) {
 
 /// A working set that moves on all the time: recency is everything.
 fn moving(accesses: u64, width: u64) -> Vec<u64> {
-    let mut dice = dice(7);
-    (0..accesses).map(|at| 1_000_000 + at / 4 + dice(width)).collect()
+    let mut rng = rng(7);
+    (0..accesses).map(|at| 1_000_000 + at / 4 + rng(width)).collect()
 }
 
 /// A loop, larger than the cache, over blocks that do not follow each other.
@@ -112,15 +112,15 @@ fn miniatures_count_whole_requests() {
     let blocks = 100_000;
     let config = config(blocks, "auto", "auto");
     let mut cache = CacheSim::new(&config).ok().expect("workable");
-    let mut dice = dice(3);
+    let mut rng = rng(3);
     for _ in 0..1_500_000 {
-        cache.read(dice(12_000) * 16 * BLOCK, 16 * BLOCK);
+        cache.read(rng(12_000) * 16 * BLOCK, 16 * BLOCK);
     }
     let choice = cache.choice().expect("automatic");
     assert_eq!(choice.phase, Phase::Warm);
     let before = cache.stats();
     for _ in 0..300_000 {
-        cache.read(dice(12_000) * 16 * BLOCK, 16 * BLOCK);
+        cache.read(rng(12_000) * 16 * BLOCK, 16 * BLOCK);
     }
     let after = cache.stats();
     let real = (after.read_hits - before.read_hits) as f64 / (after.reads - before.reads) as f64;

@@ -25,9 +25,9 @@ use super::{DISKS_MAX, DiskEntry, DiskPhase, Inner, Manager, flash};
 use crate::daemon::cluster::Taken;
 use crate::daemon::descriptors;
 use crate::daemon::hardware::Backing;
+use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};
-use crate::daemon::tape::Counter;
 use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
 /// When is a disk offered to clients?
@@ -344,7 +344,7 @@ impl Manager {
             let disk = inner.disk_mut(name)?;
             (disk.identity, disk.lock) = (info.identity, backing.lock());
             disk.constant = backing.constant().map(str::to_owned);
-            let (gauge, witness, monitor) = (backing.gauge(), backing.witness(), backing.monitor());
+            let (gauge, witness, monitor) = (backing.size_probe(), backing.witness(), backing.monitor());
             disk.measure = Some(Measure { gauge, witness, monitor, info: info.clone() });
         }
         let (mut kept, mut recovering, mut backing) = (None, None, backing);

@@ -7,8 +7,8 @@ use hob_engine::units::DiskId;
 
 use super::Manager;
 use super::api_error::ApiError;
+use crate::daemon::request_recorder::{self, Reader};
 use crate::daemon::shard_api::ShardHandle;
-use crate::daemon::tape::{self, Reader};
 
 /// Recordings at once: each takes 3 MiB and one of the control socket's connections.
 const RECORDINGS_MAX: usize = 16;
@@ -39,7 +39,7 @@ impl Manager {
                 .hint("end one of these recordings first"));
             }
             let shard = disk.shard()?;
-            let (recorder, reader) = tape::new();
+            let (recorder, reader) = request_recorder::new();
             disk.recording = reader.counter();
             (recorder, Recording { reader, shard, disk: disk.id })
         };

@@ -15,7 +15,7 @@ use hob_engine::units::DiskId;
 use super::Manager;
 use super::api_error::ApiError;
 use super::flash::blocking;
-use crate::daemon::hardware::{BackingInfo, Gauge, Monitor, Witness};
+use crate::daemon::hardware::{BackingInfo, ChangeDetector, Monitor, SizeProbe};
 use crate::daemon::shard_api::ShardHandle;
 
 /// Sizes of disks are multiples of this, bytes.
@@ -25,9 +25,9 @@ const UNIT_BYTES: u64 = 512;
 #[derive(Debug)]
 pub(super) struct Measure {
     /// Tells how large it is now.
-    pub(super) gauge: Option<Gauge>,
+    pub(super) gauge: Option<SizeProbe>,
     /// Tells whether it was changed.
-    pub(super) witness: Option<Witness>,
+    pub(super) witness: Option<ChangeDetector>,
     /// Tells whether it is connected and answers.
     pub(super) monitor: Arc<Monitor>,
     /// As its disk is.
@@ -91,7 +91,7 @@ impl Manager {
         before: u64,
         wanted: Option<u64>,
         read_only: bool,
-        gauge: Gauge,
+        gauge: SizeProbe,
     ) -> Result<u64, ApiError> {
         let cannot = |what: &str, error: &std::io::Error| {
             ApiError::failed(format!("the backing of {name} cannot be {what}: {error}"))
