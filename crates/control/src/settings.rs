@@ -63,7 +63,7 @@ settings! {
     preset: String,
     /// Unit of fill and eviction, a power of two from 4K to 1M. A change empties the cache.
     block_size: Size,
-    /// A policy's name. A change empties the cache.
+    /// A policy's name, or `auto`. A change keeps the contents.
     policy: String,
     /// `write-through`, `write-back`, `write-around`, `read-only-cache` or `pass-through`. A change away from
     /// `write-back` drains the cache first.
@@ -72,8 +72,8 @@ settings! {
     persistent: bool,
     /// `unified`, or `split:70` for 70 % read cache and 30 % write buffer. A change empties the cache.
     layout: String,
-    /// Admission rule: `always`, `while-free`, `nth-access:N` or `ghost`, each optionally with
-    /// `+not-sequential:BYTES`. A change empties the cache.
+    /// Admission rule: `auto`, or `always`, `while-free`, `nth-access:N` or `ghost`, each optionally
+    /// with `+not-sequential:BYTES` and `+while-filling:PERCENT%`. A change keeps the contents.
     admission: String,
     /// Order in which dirty data is written to the backing: `elevator` or `coldest`.
     destage_order: String,

@@ -23,7 +23,7 @@ pub(super) struct Settings {
     /// One room for reads and writes (unified), or PERCENT of it for reads (split:PERCENT)
     #[arg(long, value_parser = checked::<Layout>)]
     layout: Option<String>,
-    /// Admission rule: always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
+    /// Admission rule: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_parser = checked::<Admission>)]
     admission: Option<String>,
     /// Replacement policy

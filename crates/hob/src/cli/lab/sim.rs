@@ -49,7 +49,7 @@ pub(crate) struct Sim {
     /// Sizes of a cache block
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K")]
     block_size: Vec<Size>,
-    /// Admissions: always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
+    /// Admissions: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
     /// Policy and admission of a preset with one room for reads and writes; see docs/presets.md. Writes are counted as

@@ -472,7 +472,7 @@ impl Inner {
                 size: (key == "size").then_some(wanted.size),
                 settings: if key == "size" { CacheSettings::default() } else { whole_settings(&wanted) },
             };
-            let empties = ["block_size", "policy", "admission", "layout", "persistent"].contains(&key);
+            let empties = ["block_size", "layout", "persistent"].contains(&key);
             let action = match key {
                 "size" if wanted.size < now.size => "the cache shrinks; what does not fit goes",
                 "size" => "the cache grows",
