@@ -14,6 +14,8 @@ mod links;
 mod reconnect;
 mod report;
 #[cfg(test)]
+mod services;
+#[cfg(test)]
 mod snippets;
 pub(crate) mod source;
 pub(crate) mod test_code;

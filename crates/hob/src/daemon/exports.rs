@@ -6,11 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use hob_engine::command::Access;
 use hob_engine::io::Promote;
 use hob_engine::units::DiskId;
 use hob_nbd::ExportInfo;
 use tokio::sync::Notify;
 
+use super::hardware::BackingInfo;
 use super::shard_api::ShardHandle;
 use super::vhost_user::Gateway;
 
@@ -155,5 +157,18 @@ impl Exports {
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Export>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What clients are told of a disk with that backing.
+pub(crate) fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
+    ExportInfo {
+        read_only: access == Access::ReadOnly,
+        can_trim: info.can_discard,
+        can_fast_zero: info.can_fast_zero,
+        description: info.description.clone(),
+        block_size_min: info.block_bytes_min,
+        block_size_preferred: info.block_bytes_min.max(4096),
+        ..ExportInfo::new(info.size_bytes)
     }
 }

@@ -51,7 +51,7 @@ use hardware::{BackingOptions, RingKind};
 use http::{ControlListener, Guard};
 use lifecycle::{Lifecycle, Signals};
 pub(crate) use manager::simulated_cache;
-use manager::{Lending, Manager, MigrationTransport};
+use manager::{FlashExports, Manager, MigrationTransport};
 use nbd_listener::{ListenAddress, Listener, ListenerContext, NbdSession, NbdTls};
 use relay::{Relays, Spawner};
 use shard::ShardOptions;
@@ -271,16 +271,16 @@ async fn serve(
     let manager = match content {
         Content::Kept { store, state, config } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, store);
-            manager.set_socket_access(sockets);
+            manager.exports.set_socket_access(sockets);
             let _ = lifecycle.manager.set(manager.clone());
-            manager.inherit_files(files);
+            manager.exports.inherit_files(files);
             let tls = config.migrate.tls(&config.control);
             manager.set_migration_transport(MigrationTransport { tls, directory: config.state_dir.clone() });
             if let Some(directory) = &config.peers.lend {
-                let lending = Lending::open(directory, config.peers.lend_max.bytes());
+                let lending = FlashExports::open(directory, config.peers.lend_max.bytes());
                 let lending =
                     lending.with_context(|| format!("cannot lend flash in {}", directory.display()))?;
-                manager.set_lending(lending);
+                manager.remote_flash.set_exports(lending);
             }
             manager.set_peer_name(config.peers.name.clone());
             tasks.spawn(manager.clone().tend(events));
@@ -294,16 +294,16 @@ async fn serve(
         }
         Content::One { disk, cache, force } => {
             let manager = Manager::new(shards.to_vec(), exports, backing_options, Store::Memory);
-            manager.set_socket_access(sockets);
+            manager.exports.set_socket_access(sockets);
             let _ = lifecycle.manager.set(manager.clone());
-            manager.inherit_files(files);
+            manager.exports.inherit_files(files);
             tasks.spawn(manager.clone().tend(events));
             // A cache that the previous program used is not foreign data.
             manager.start_serving(*disk, cache, force && !goes_on).await?;
             manager
         }
     };
-    manager.drop_unwanted_files().await;
+    manager.exports.drop_unwanted_files().await;
     for address in &listen {
         let endpoint = &address.endpoint;
         let listener = Listener::bind(address, sockets, listening)

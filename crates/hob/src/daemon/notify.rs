@@ -58,7 +58,7 @@ impl Notifier {
     pub(crate) fn ready(self: &Arc<Self>, manager: &Arc<Manager>) {
         self.ready.store(true, Ordering::Relaxed);
         if self.line.is_some() {
-            self.say(&format!("READY=1\nSTATUS={}", manager.summary()));
+            self.say(&format!("READY=1\nSTATUS={}", manager.observe.summary()));
             tokio::spawn(self.clone().watch(manager.clone()));
         }
     }
@@ -102,13 +102,13 @@ impl Notifier {
         let pause = self.watchdog.map_or(LOOK_EVERY, |limit| limit / WATCHDOG_SHARE);
         let mut tick = tokio::time::interval(pause.max(Duration::from_millis(1)));
         tick.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut said = manager.summary();
+        let mut said = manager.observe.summary();
         loop {
             tick.tick().await;
-            if self.watchdog.is_some() && manager.is_alive(pause).await {
+            if self.watchdog.is_some() && manager.observe.is_alive(pause).await {
                 self.say("WATCHDOG=1");
             }
-            let summary = manager.summary();
+            let summary = manager.observe.summary();
             if summary != said && !self.stopping.load(Ordering::Relaxed) {
                 self.say(&format!("STATUS={summary}"));
                 said = summary;

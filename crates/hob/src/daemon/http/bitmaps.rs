@@ -19,7 +19,7 @@ type App = State<Arc<Manager>>;
     responses((status = 200, body = Bitmaps), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn list(State(manager): App, Path(disk): Path<String>) -> Answer<Bitmaps> {
-    manager.bitmaps(disk).await.into()
+    manager.exports.bitmaps(disk).await.into()
 }
 
 /// Gives a disk another bitmap, which records from now on.
@@ -36,7 +36,7 @@ pub(super) async fn add(
     Path(disk): Path<String>,
     Body(add): Body<BitmapAdd>,
 ) -> Answer<Bitmaps> {
-    manager.bitmap_add(disk, add).await.into()
+    manager.exports.bitmap_add(disk, add).await.into()
 }
 
 /// Takes a bitmap away.
@@ -54,7 +54,7 @@ pub(super) async fn remove(
     State(manager): App,
     Path((disk, bitmap)): Path<(String, String)>,
 ) -> Answer<Bitmaps> {
-    manager.bitmap_remove(disk, bitmap).await.into()
+    manager.exports.bitmap_remove(disk, bitmap).await.into()
 }
 
 /// Lets a bitmap forget what it has noted.
@@ -72,7 +72,7 @@ pub(super) async fn clear(
     State(manager): App,
     Path((disk, bitmap)): Path<(String, String)>,
 ) -> Answer<Bitmaps> {
-    manager.bitmap_clear(disk, bitmap).await.into()
+    manager.exports.bitmap_clear(disk, bitmap).await.into()
 }
 
 /// Freezes what a bitmap has noted under another name, and lets it go on empty. No change is lost between the two.
@@ -92,7 +92,7 @@ pub(super) async fn rotate(
     Path((disk, bitmap)): Path<(String, String)>,
     Body(rotate): Body<BitmapRotate>,
 ) -> Answer<Bitmaps> {
-    manager.bitmap_rotate(disk, bitmap, rotate).await.into()
+    manager.exports.bitmap_rotate(disk, bitmap, rotate).await.into()
 }
 
 /// Puts what a bitmap has noted into another one that records, and takes it away: for a backup that failed.
@@ -112,5 +112,5 @@ pub(super) async fn merge(
     Path((disk, bitmap)): Path<(String, String)>,
     Body(merge): Body<BitmapMerge>,
 ) -> Answer<Bitmaps> {
-    manager.bitmap_merge(disk, bitmap, merge).await.into()
+    manager.exports.bitmap_merge(disk, bitmap, merge).await.into()
 }

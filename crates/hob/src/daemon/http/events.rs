@@ -72,7 +72,7 @@ impl Hub {
             if self.is_alone() {
                 return;
             }
-            let event = event(number, &self.manager.snapshot().await);
+            let event = event(number, &self.manager.observe.snapshot().await);
             self.news.send_replace(Some(event));
         }
     }

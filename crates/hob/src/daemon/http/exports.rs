@@ -24,7 +24,7 @@ pub(super) async fn add(
     Path(disk): Path<String>,
     Body(export): Body<Export>,
 ) -> Answer<DiskChanged> {
-    manager.export_add(disk, export).await.into()
+    manager.disks.export_add(disk, export).await.into()
 }
 
 /// Takes a further export away. Its clients are disconnected.
@@ -42,5 +42,5 @@ pub(super) async fn remove(
     State(manager): App,
     Path((disk, export)): Path<(String, String)>,
 ) -> Answer<DiskChanged> {
-    manager.export_remove(disk, export).await.into()
+    manager.disks.export_remove(disk, export).await.into()
 }

@@ -30,13 +30,13 @@ pub(super) async fn openapi() -> impl IntoResponse {
 /// Who answers?
 #[utoipa::path(get, path = "/v1/version", responses((status = 200, body = Version)))]
 pub(super) async fn version(State(manager): App) -> Answer<Version> {
-    Answer::Yes(manager.version())
+    Answer::Yes(manager.observe.version())
 }
 
 /// All pools.
 #[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = Vec<Pool>)))]
 pub(super) async fn pools(State(manager): App) -> Answer<Vec<Pool>> {
-    Answer::Yes(manager.pools())
+    Answer::Yes(manager.observe.pools())
 }
 
 /// Makes a pool.
@@ -47,7 +47,7 @@ pub(super) async fn pools(State(manager): App) -> Answer<Vec<Pool>> {
     responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn pool_create(State(manager): App, Body(create): Body<PoolCreate>) -> Answer<PoolChanged> {
-    manager.pool_create(create).await.into()
+    manager.pools.pool_create(create).await.into()
 }
 
 /// One pool.
@@ -58,7 +58,7 @@ pub(super) async fn pool_create(State(manager): App, Body(create): Body<PoolCrea
     responses((status = 200, body = Pool), (status = 404, body = Problem))
 )]
 pub(super) async fn pool(State(manager): App, Path(pool): Path<String>) -> Answer<Pool> {
-    manager.pool(&pool).into()
+    manager.observe.pool(&pool).into()
 }
 
 /// Removes a pool that no cache uses.
@@ -69,7 +69,7 @@ pub(super) async fn pool(State(manager): App, Path(pool): Path<String>) -> Answe
     responses((status = 200, body = PoolChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn pool_remove(State(manager): App, Path(pool): Path<String>) -> Answer<PoolChanged> {
-    manager.pool_remove(pool).await.into()
+    manager.pools.pool_remove(pool).await.into()
 }
 
 /// A pool's devices.
@@ -80,7 +80,7 @@ pub(super) async fn pool_remove(State(manager): App, Path(pool): Path<String>) -
     responses((status = 200, body = Vec<Device>), (status = 404, body = Problem))
 )]
 pub(super) async fn devices(State(manager): App, Path(pool): Path<String>) -> Answer<Vec<Device>> {
-    manager.pool(&pool).map(|pool| pool.devices).into()
+    manager.observe.pool(&pool).map(|pool| pool.devices).into()
 }
 
 /// Gives a pool another device.
@@ -96,7 +96,7 @@ pub(super) async fn device_add(
     Path(pool): Path<String>,
     Body(add): Body<DeviceAdd>,
 ) -> Answer<PoolChanged> {
-    manager.device_add(pool, add).await.into()
+    manager.pools.device_add(pool, add).await.into()
 }
 
 /// Says what a change of a pool would do to caches and dirty data, without making it.
@@ -112,7 +112,7 @@ pub(super) async fn pool_preview(
     Path(pool): Path<String>,
     Body(change): Body<PlannedPoolChange>,
 ) -> Answer<Preview> {
-    manager.pool_preview(&pool, &change).await.into()
+    manager.disks.pool_preview(&pool, &change).await.into()
 }
 
 /// Which device of a pool.
@@ -139,7 +139,7 @@ pub(super) async fn device_set(
     Body(patch): Body<DevicePatch>,
 ) -> Answer<PoolChanged> {
     match query {
-        Ok(Query(device)) => manager.device_set(pool, device.path, patch).await.into(),
+        Ok(Query(device)) => manager.pools.device_set(pool, device.path, patch).await.into(),
         Err(_) => no_path("PATCH"),
     }
 }
@@ -171,10 +171,10 @@ pub(super) async fn device_remove(
 ) -> Answer<PoolChanged> {
     let Ok(Query(DeviceRemoval { path, discard_dirty })) = query else { return no_path("DELETE") };
     let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-    if let Err(error) = manager.check_pool_discard(&pool, &change, discard_dirty).await {
+    if let Err(error) = manager.disks.check_pool_discard(&pool, &change, discard_dirty).await {
         return Answer::from(Err(error));
     }
-    manager.device_remove(pool, path).await.into()
+    manager.pools.device_remove(pool, path).await.into()
 }
 
 fn no_path<T>(method: &str) -> Answer<T> {
@@ -185,7 +185,7 @@ fn no_path<T>(method: &str) -> Answer<T> {
 /// All disks.
 #[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
 pub(super) async fn disks(State(manager): App) -> Answer<Vec<Disk>> {
-    Answer::Yes(manager.disks())
+    Answer::Yes(manager.observe.disks())
 }
 
 /// Serves a disk.
@@ -196,7 +196,7 @@ pub(super) async fn disks(State(manager): App) -> Answer<Vec<Disk>> {
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn disk_add(State(manager): App, Body(add): Body<DiskAdd>) -> Answer<DiskChanged> {
-    manager.disk_add(add).await.into()
+    manager.disks.disk_add(add).await.into()
 }
 
 /// One disk.
@@ -207,7 +207,7 @@ pub(super) async fn disk_add(State(manager): App, Body(add): Body<DiskAdd>) -> A
     responses((status = 200, body = Disk), (status = 404, body = Problem))
 )]
 pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answer<Disk> {
-    manager.disk(&disk).into()
+    manager.observe.disk(&disk).into()
 }
 
 /// What becomes of data that only flash has.
@@ -260,11 +260,11 @@ pub(super) async fn disk_remove(
         return Answer::No(StatusCode::BAD_REQUEST, problem);
     };
     let clients = if force { OnClients::Disconnect } else { OnClients::Refuse };
-    if let Err(error) = manager.check_unused(&disk, clients).await {
+    if let Err(error) = manager.disks.check_unused(&disk, clients).await {
         return Answer::from(Err(error));
     }
     let dirty = if discard_dirty { OnDirty::Discard } else { OnDirty::Drain };
-    manager.disk_remove_from(disk, dirty, clients).await.into()
+    manager.disks.disk_remove_from(disk, dirty, clients).await.into()
 }
 
 /// Says what a change would do to cached data, dirty data and clients, without making it.
@@ -280,7 +280,7 @@ pub(super) async fn preview(
     Path(disk): Path<String>,
     Body(change): Body<PlannedChange>,
 ) -> Answer<Preview> {
-    manager.preview(&disk, &change).await.into()
+    manager.disks.preview(&disk, &change).await.into()
 }
 
 /// Begins to bring a disk's dirty data to its backing; clean data stays in flash. The disk shows how far it is. Goes on
@@ -292,7 +292,7 @@ pub(super) async fn preview(
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn drain(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.drain(disk).await.into()
+    manager.pools.drain(disk).await.into()
 }
 
 /// Changes a disk's own settings while it is served. Requests that wait for the backing already follow the new limit too.
@@ -308,7 +308,7 @@ pub(super) async fn disk_patch(
     Path(disk): Path<String>,
     Body(patch): Body<DiskPatch>,
 ) -> Answer<DiskChanged> {
-    manager.disk_patch(disk, patch).await.into()
+    manager.disks.disk_patch(disk, patch).await.into()
 }
 
 /// Lets a disk be larger while it is served: as large as its backing is now, or a raw file is made as large as is said.
@@ -324,7 +324,7 @@ pub(super) async fn disk_resize(
     Path(disk): Path<String>,
     Body(resize): Body<DiskResize>,
 ) -> Answer<DiskChanged> {
-    manager.disk_resize(disk, resize).await.into()
+    manager.disks.disk_resize(disk, resize).await.into()
 }
 
 /// Reports what happened to a disk's machine: its cache is drained or emptied, or stays as it is. A drain goes on after the answer;
@@ -342,10 +342,12 @@ pub(super) async fn disk_event(
     Body(report): Body<EventReport>,
 ) -> Answer<DiskChanged> {
     let EventReport { event, discard_dirty } = report;
-    if let Err(error) = manager.check_discard(&disk, &PlannedChange::Event { event }, discard_dirty).await {
+    if let Err(error) =
+        manager.disks.check_discard(&disk, &PlannedChange::Event { event }, discard_dirty).await
+    {
         return Answer::from(Err(error));
     }
-    manager.disk_event(disk, event).await.into()
+    manager.disks.disk_event(disk, event).await.into()
 }
 
 /// Stops a drain before it is done.
@@ -356,7 +358,7 @@ pub(super) async fn disk_event(
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn drain_stop(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.drain_stop(disk).await.into()
+    manager.pools.drain_stop(disk).await.into()
 }
 
 /// Gives up what is dirty: acknowledged writes are lost. Of a disk that is offline, the whole cache is given up. Refused without
@@ -376,10 +378,10 @@ pub(super) async fn discard_dirty(
         Ok(dirty) => dirty == OnDirty::Discard,
         Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
     };
-    if let Err(error) = manager.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
+    if let Err(error) = manager.disks.check_discard(&disk, &PlannedChange::DiscardDirty, may_lose).await {
         return Answer::from(Err(error));
     }
-    manager.discard_dirty(disk).await.into()
+    manager.disks.discard_dirty(disk).await.into()
 }
 
 /// Writes what is dirty in the cache of a disk that is offline into a sparse file on the daemon's host. Beside it,
@@ -396,7 +398,7 @@ pub(super) async fn export_dirty(
     Path(disk): Path<String>,
     Body(export): Body<ExportDirty>,
 ) -> Answer<DiskChanged> {
-    manager.export_dirty(disk, export).await.into()
+    manager.disks.export_dirty(disk, export).await.into()
 }
 
 /// Frees the room of a persistent cache that belongs to no disk. What is in it is lost. Refused without
@@ -421,10 +423,10 @@ pub(super) async fn orphan_discard(
         Err(problem) => return Answer::No(StatusCode::BAD_REQUEST, problem),
     };
     let change = PlannedPoolChange::DiscardOrphan { owner: owner.clone() };
-    if let Err(error) = manager.check_pool_discard(&pool, &change, may_lose).await {
+    if let Err(error) = manager.disks.check_pool_discard(&pool, &change, may_lose).await {
         return Answer::from(Err(error));
     }
-    manager.orphan_discard(pool, owner).await.into()
+    manager.disks.orphan_discard(pool, owner).await.into()
 }
 
 /// A disk's cache; null if it has none.
@@ -435,7 +437,7 @@ pub(super) async fn orphan_discard(
     responses((status = 200, body = Option<Cache>), (status = 404, body = Problem))
 )]
 pub(super) async fn cache(State(manager): App, Path(disk): Path<String>) -> Answer<Option<Cache>> {
-    manager.disk(&disk).map(|disk| disk.cache).into()
+    manager.observe.disk(&disk).map(|disk| disk.cache).into()
 }
 
 /// Gives a disk a cache.
@@ -451,7 +453,7 @@ pub(super) async fn cache_enable(
     Path(disk): Path<String>,
     Body(enable): Body<CacheEnable>,
 ) -> Answer<DiskChanged> {
-    manager.cache_enable(disk, enable).await.into()
+    manager.pools.cache_enable(disk, enable).await.into()
 }
 
 /// Changes size or settings of a cache.
@@ -467,7 +469,7 @@ pub(super) async fn cache_patch(
     Path(disk): Path<String>,
     Body(patch): Body<CachePatch>,
 ) -> Answer<DiskChanged> {
-    manager.cache_patch(disk, patch).await.into()
+    manager.pools.cache_patch(disk, patch).await.into()
 }
 
 /// Takes a disk's cache away, once its dirty data has reached the backing.
@@ -483,7 +485,7 @@ pub(super) async fn cache_disable(
     query: Result<Query<WhatOfDirty>, QueryRejection>,
 ) -> Answer<DiskChanged> {
     match WhatOfDirty::read(query) {
-        Ok(dirty) => manager.cache_disable(disk, dirty).await.into(),
+        Ok(dirty) => manager.disks.cache_disable(disk, dirty).await.into(),
         Err(problem) => Answer::No(StatusCode::BAD_REQUEST, problem),
     }
 }
@@ -496,7 +498,7 @@ pub(super) async fn cache_disable(
     responses((status = 200, body = DiskChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn cache_clear(State(manager): App, Path(disk): Path<String>) -> Answer<DiskChanged> {
-    manager.cache_clear(disk).await.into()
+    manager.pools.cache_clear(disk).await.into()
 }
 
 /// A disk's figures.
@@ -507,7 +509,7 @@ pub(super) async fn cache_clear(State(manager): App, Path(disk): Path<String>) -
     responses((status = 200, body = DiskStats), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn stats(State(manager): App, Path(disk): Path<String>) -> Answer<DiskStats> {
-    manager.stats(&disk).await.into()
+    manager.observe.stats(&disk).await.into()
 }
 
 /// Why a disk's I/O is, or is not, served from flash.
@@ -518,7 +520,7 @@ pub(super) async fn stats(State(manager): App, Path(disk): Path<String>) -> Answ
     responses((status = 200, body = Explanation), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn explain(State(manager): App, Path(disk): Path<String>) -> Answer<Explanation> {
-    manager.explain(&disk).await.into()
+    manager.observe.explain(&disk).await.into()
 }
 
 /// Records a disk's requests as they come, until the client or the disk goes. A disk has one recording at a time.
@@ -538,7 +540,7 @@ pub(super) async fn explain(State(manager): App, Path(disk): Path<String>) -> An
     )
 )]
 pub(super) async fn trace(State(manager): App, Path(disk): Path<String>) -> Response {
-    match manager.record(&disk).await {
+    match manager.observe.record(&disk).await {
         Ok(recording) => {
             let headers = [(CONTENT_TYPE, "application/octet-stream"), (CACHE_CONTROL, "no-store")];
             (headers, HttpBody::new(TraceBody::new(recording))).into_response()

@@ -32,7 +32,7 @@ fn name_of(shown: Shown) -> Option<String> {
 /// What this host lends, and what it has borrowed.
 #[utoipa::path(get, path = "/v1/peers", operation_id = "peers", responses((status = 200, body = Peers)))]
 pub(super) async fn peers(State(manager): App) -> Answer<Peers> {
-    Answer::Yes(manager.peers())
+    Answer::Yes(manager.pools.peers())
 }
 
 /// Of another host: lend it flash for second copies, or go on doing so.
@@ -50,7 +50,7 @@ pub(super) async fn ask(
     shown: Shown,
     Body(ask): Body<LoanAsk>,
 ) -> Answer<Loan> {
-    manager.lend(borrower, ask, name_of(shown)).await.into()
+    manager.remote_flash.lend(borrower, ask, name_of(shown)).await.into()
 }
 
 /// What becomes of a loan that is ended.
@@ -76,7 +76,7 @@ pub(super) async fn end(
     shown: Shown,
 ) -> Answer<Vec<String>> {
     let after = if forget { Ended::Forgotten } else { Ended::Known };
-    manager.loan_end(borrower, name_of(shown), after).await.into()
+    manager.remote_flash.end(borrower, name_of(shown), after).await.into()
 }
 
 /// Which loan is meant.
@@ -104,7 +104,7 @@ pub(super) async fn data(
     shown: Shown,
     connection: DataConnection,
 ) -> Response {
-    let admitted = match manager.admit_borrower(&borrower, &epoch, name_of(shown)) {
+    let admitted = match manager.remote_flash.admit(&borrower, &epoch, name_of(shown)) {
         Ok(admitted) => admitted,
         Err(error) => return Answer::<()>::from(Err(error)).into_response(),
     };

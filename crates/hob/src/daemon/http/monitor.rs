@@ -28,7 +28,7 @@ type App = State<Arc<Manager>>;
     )
 )]
 pub(super) async fn healthz(State(manager): App) -> Response {
-    let health = manager.health().await;
+    let health = manager.observe.health().await;
     let mut text = String::new();
     let status = match health.status {
         HealthStatus::Ok => StatusCode::OK,
@@ -44,13 +44,13 @@ pub(super) async fn healthz(State(manager): App) -> Response {
 /// The same for programs.
 #[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health)))]
 pub(super) async fn health(State(manager): App) -> Answer<Health> {
-    Answer::Yes(manager.health().await)
+    Answer::Yes(manager.observe.health().await)
 }
 
 /// What each disk has done so far, in few figures.
 #[utoipa::path(get, path = "/v1/load", responses((status = 200, body = Vec<DiskLoad>)))]
 pub(super) async fn load(State(manager): App) -> Answer<Vec<DiskLoad>> {
-    Answer::Yes(manager.load().await)
+    Answer::Yes(manager.observe.load().await)
 }
 
 /// What is to be on the page of metrics.
@@ -95,6 +95,6 @@ pub(super) async fn metrics(
     });
     let accept = headers.get(ACCEPT).and_then(|value| value.to_str().ok()).unwrap_or_default();
     let form = Form::accepted(accept);
-    let text = manager.metrics(form, latencies).await;
+    let text = manager.observe.metrics(form, latencies).await;
     ([(CONTENT_TYPE, form.media_type()), (CACHE_CONTROL, "no-store")], text).into_response()
 }

@@ -65,7 +65,7 @@ pub(super) async fn histograms(
         Ok(is_csv) => is_csv,
         Err(problem) => return Answer::<()>::No(StatusCode::BAD_REQUEST, problem).into_response(),
     };
-    match manager.histograms(&disk).await {
+    match manager.observe.histograms(&disk).await {
         Ok(found) if is_csv => ([(CONTENT_TYPE, "text/csv")], found.to_csv()).into_response(),
         found => Answer::from(found).into_response(),
     }
@@ -82,7 +82,7 @@ pub(super) async fn histograms_reset(
     State(manager): App,
     Path(disk): Path<String>,
 ) -> Answer<DiskHistograms> {
-    manager.histograms_reset(&disk).await.into()
+    manager.observe.histograms_reset(&disk).await.into()
 }
 
 /// What caches of other sizes would do for a disk: miss-ratio curves, estimated while it is served.
@@ -93,7 +93,7 @@ pub(super) async fn histograms_reset(
     responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
-    manager.curve(&disk).await.into()
+    manager.observe.curve(&disk).await.into()
 }
 
 /// Forgets what was learnt for the curves, and shows them empty.
@@ -104,5 +104,5 @@ pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answ
     responses((status = 200, body = DiskCurve), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn curve_reset(State(manager): App, Path(disk): Path<String>) -> Answer<DiskCurve> {
-    manager.curve_reset(&disk).await.into()
+    manager.observe.curve_reset(&disk).await.into()
 }

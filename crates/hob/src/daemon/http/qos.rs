@@ -13,7 +13,7 @@ type App = State<Arc<Manager>>;
 /// What all disks are due.
 #[utoipa::path(get, path = "/v1/qos", operation_id = "qos_list", responses((status = 200, body = Vec<DiskQos>)))]
 pub(super) async fn disks(State(manager): App) -> Answer<Vec<DiskQos>> {
-    Answer::Yes(manager.disks_qos())
+    Answer::Yes(manager.qos.disks())
 }
 
 /// What a disk is due.
@@ -25,7 +25,7 @@ pub(super) async fn disks(State(manager): App) -> Answer<Vec<DiskQos>> {
     responses((status = 200, body = DiskQos), (status = 404, body = Problem))
 )]
 pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answer<DiskQos> {
-    manager.disk_qos(&disk).into()
+    manager.qos.disk(&disk).into()
 }
 
 /// Says what a disk is due, from now on. Reservations that its datastore cannot keep are refused.
@@ -42,7 +42,7 @@ pub(super) async fn set(
     Path(disk): Path<String>,
     Body(patch): Body<QosPatch>,
 ) -> Answer<DiskQos> {
-    manager.qos_set(disk, patch).await.into()
+    manager.qos.set(disk, patch).await.into()
 }
 
 /// All storage policies.
@@ -53,7 +53,7 @@ pub(super) async fn set(
     responses((status = 200, body = Vec<StoragePolicy>))
 )]
 pub(super) async fn policies(State(manager): App) -> Answer<Vec<StoragePolicy>> {
-    Answer::Yes(manager.policies())
+    Answer::Yes(manager.qos.policies())
 }
 
 /// Makes a storage policy, or changes it for all disks that have it.
@@ -70,7 +70,7 @@ pub(super) async fn policy_set(
     Path(policy): Path<String>,
     Body(patch): Body<QosPatch>,
 ) -> Answer<StoragePolicy> {
-    manager.policy_set(policy, patch).await.into()
+    manager.qos.policy_set(policy, patch).await.into()
 }
 
 /// Removes a storage policy that no disk has.
@@ -82,7 +82,7 @@ pub(super) async fn policy_set(
     responses((status = 200, body = StoragePolicy), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn policy_remove(State(manager): App, Path(policy): Path<String>) -> Answer<StoragePolicy> {
-    manager.policy_remove(policy).await.into()
+    manager.qos.policy_remove(policy).await.into()
 }
 
 /// All datastores, and how they are doing.
@@ -93,7 +93,7 @@ pub(super) async fn policy_remove(State(manager): App, Path(policy): Path<String
     responses((status = 200, body = Vec<Datastore>), (status = "5XX", body = Problem))
 )]
 pub(super) async fn datastores(State(manager): App) -> Answer<Vec<Datastore>> {
-    manager.datastores().await.into()
+    manager.qos.datastores().await.into()
 }
 
 /// One datastore.
@@ -105,7 +105,7 @@ pub(super) async fn datastores(State(manager): App) -> Answer<Vec<Datastore>> {
     responses((status = 200, body = Datastore), (status = 404, body = Problem))
 )]
 pub(super) async fn datastore(State(manager): App, Path(datastore): Path<String>) -> Answer<Datastore> {
-    manager.datastore(&datastore).await.into()
+    manager.qos.datastore(&datastore).await.into()
 }
 
 /// Says how a datastore is to be bounded, and what it can do.
@@ -122,5 +122,5 @@ pub(super) async fn datastore_set(
     Path(datastore): Path<String>,
     Body(patch): Body<DatastorePatch>,
 ) -> Answer<Datastore> {
-    manager.datastore_set(datastore, patch).await.into()
+    manager.qos.datastore_set(datastore, patch).await.into()
 }

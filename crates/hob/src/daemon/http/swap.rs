@@ -18,7 +18,7 @@ type App = State<Arc<Manager>>;
     responses((status = 200, body = Vec<Swap>), (status = "5XX", body = Problem))
 )]
 pub(super) async fn swaps(State(manager): App) -> Answer<Vec<Swap>> {
-    manager.swaps().await.into()
+    manager.swap.all().await.into()
 }
 
 /// Carves a swap area out of a pool and turns it on. That goes on after the answer if it takes long.
@@ -30,7 +30,7 @@ pub(super) async fn swaps(State(manager): App) -> Answer<Vec<Swap>> {
     responses((status = 200, body = SwapChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn create(State(manager): App, Body(create): Body<SwapCreate>) -> Answer<SwapChanged> {
-    manager.swap_create(create).await.into()
+    manager.swap.create(create).await.into()
 }
 
 /// One swap area.
@@ -42,7 +42,7 @@ pub(super) async fn create(State(manager): App, Body(create): Body<SwapCreate>) 
     responses((status = 200, body = Swap), (status = 404, body = Problem))
 )]
 pub(super) async fn swap(State(manager): App, Path(swap): Path<String>) -> Answer<Swap> {
-    manager.swap(&swap).await.into()
+    manager.swap.one(&swap).await.into()
 }
 
 /// Turns a swap area on or off, which goes on after the answer if it takes long; or stops the opposite that is under way.
@@ -59,7 +59,7 @@ pub(super) async fn set(
     Path(swap): Path<String>,
     Body(patch): Body<SwapPatch>,
 ) -> Answer<SwapChanged> {
-    manager.swap_set(swap, patch).await.into()
+    manager.swap.set(swap, patch).await.into()
 }
 
 /// Gives a swap area that is off back to its pool.
@@ -71,5 +71,5 @@ pub(super) async fn set(
     responses((status = 200, body = SwapChanged), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn remove(State(manager): App, Path(swap): Path<String>) -> Answer<SwapChanged> {
-    manager.swap_remove(swap).await.into()
+    manager.pools.swap_remove(swap).await.into()
 }

@@ -27,7 +27,7 @@ fn number(task: &str) -> Result<u64, ApiError> {
 /// the last 20.
 #[utoipa::path(get, path = "/v1/tasks", responses((status = 200, body = Vec<Task>)))]
 pub(super) async fn list(State(manager): App) -> Answer<Vec<Task>> {
-    Answer::Yes(manager.tasks_view())
+    Answer::Yes(manager.pools.tasks_view())
 }
 
 /// Cancels a task that drains a disk (`can_cancel`): the drain stops, and a change that waited for it is not made. Others cannot be cancelled.
@@ -39,7 +39,7 @@ pub(super) async fn list(State(manager): App) -> Answer<Vec<Task>> {
 )]
 pub(super) async fn cancel(State(manager): App, Path(task): Path<String>) -> Answer<Vec<Task>> {
     match number(&task) {
-        Ok(id) => manager.task_cancel(id).await.into(),
+        Ok(id) => manager.pools.task_cancel(id).await.into(),
         Err(error) => Answer::from(Err(error)),
     }
 }
@@ -52,5 +52,5 @@ pub(super) async fn cancel(State(manager): App, Path(task): Path<String>) -> Ans
     responses((status = 200, body = Vec<Task>), (status = "4XX", body = Problem))
 )]
 pub(super) async fn acknowledge(State(manager): App, Path(task): Path<String>) -> Answer<Vec<Task>> {
-    number(&task).and_then(|id| manager.task_acknowledge(id)).into()
+    number(&task).and_then(|id| manager.pools.task_acknowledge(id)).into()
 }

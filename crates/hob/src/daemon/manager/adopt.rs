@@ -25,10 +25,10 @@ use hob_storage::backing::alone::{Alone, WRITE_BYTES_MAX};
 use hob_storage::pool::{OwnerId, Pool};
 use tokio::time::Instant;
 
-use super::api_error::ApiError;
-use super::dirty::{Dirty, Source};
+use super::api_error::{ApiError, open_error};
+use super::disks::{Dirty, Source};
 use super::flash::blocking;
-use super::{DiskPhase, Manager, disks};
+use super::{DiskPhase, Manager};
 use crate::daemon::cluster::{Cluster, LeaseClock, Taken, ToAdopt, now};
 use crate::daemon::hardware::{Backing, BackingInfo};
 use crate::daemon::state::CacheOwner;
@@ -93,14 +93,14 @@ impl Manager {
                 "start that host again; if it never comes back, 'hob cluster take {name} --force --yes' goes on without that data"
             ))
         };
-        let path = self.end_loan(&from.id, &copy.loan).await.map_err(unusable)?;
+        let path = self.remote_flash.end_for_failover(&from.id, &copy.loan).await.map_err(unusable)?;
         let spec = self.inner().disk(name)?.wanted.backing.clone();
         let (manager, disk) = (self.clone(), name.to_owned());
-        let options = self.image_options(name).await?;
+        let options = self.disks.image_options(name).await?;
         let checked = blocking(move || {
             let (pool, mut dirty, bytes) = manager.check_copy(&disk, &path, &copy)?;
             let backing =
-                Backing::open(&spec, Access::ReadWrite, &options).map_err(|error| disks::refuse(&error))?;
+                Backing::open(&spec, Access::ReadWrite, &options).map_err(|error| open_error(&error))?;
             check_backing(&dirty, backing.info())?;
             let mut pass = Pass::new(&manager, &disk, "is being checked", bytes);
             dirty.each(|range, found| match found {

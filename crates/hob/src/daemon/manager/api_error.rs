@@ -1,6 +1,7 @@
 //! Why something that was asked for was not done. Each kind is one reaction of whoever asked.
 
 use hob_control::Problem;
+use hob_storage::backing::OpenError;
 
 use crate::daemon::shard_api::ShardError;
 use crate::daemon::state::StateError;
@@ -94,4 +95,16 @@ impl From<StateError> for ApiError {
             "make room or repair the state directory, and change something again before the daemon restarts",
         )
     }
+}
+
+/// Why a backing cannot be opened.
+pub(super) fn open_error(error: &OpenError) -> ApiError {
+    let kind = match error {
+        OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => ErrorKind::Invalid,
+        OpenError::InUse { .. } | OpenError::InUseByQemu { .. } => ErrorKind::Conflict,
+        OpenError::Connect { .. } | OpenError::MissingProgram { .. } | OpenError::Unresponsive { .. } => {
+            ErrorKind::Failed
+        }
+    };
+    ApiError { kind, problem: Problem::new(error.to_string()) }
 }

@@ -11,10 +11,11 @@ use hob_engine::migration::Record;
 
 use super::api_error::ApiError;
 use super::disks::Open;
+use super::disks::RecoveringCache;
 use super::leave::Ending;
-use super::recovering::RecoveringCache;
+use super::registry::ClusterWait;
 use super::{DiskPhase, Manager};
-use crate::daemon::cluster::{Cluster, Elsewhere, TakeError, Taken, Took};
+use crate::daemon::cluster::{Cluster, Elsewhere, TakeError, Took};
 
 /// How often it is looked which disks are waited for, or have to be taken again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -31,20 +32,6 @@ const ORDERS_LOOKS: u32 = 15;
 /// Looks after which the cluster is told what has been learnt of disks.
 const TELL_LOOKS: u32 = 12;
 
-/// Why a disk is offline, as far as its cluster is concerned.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum ClusterWait {
-    /// It is not the cluster's matter.
-    #[default]
-    No,
-    /// Another host serves it: all is well.
-    Served,
-    /// Its owner vanished, and it is had soon.
-    Settles,
-    /// It could not be had, and nobody serves it, for all that is known.
-    Yes,
-}
-
 impl super::DiskEntry {
     /// Is it not here because of what etcd says of it, or does not say? It is tried when the cluster says so.
     pub(super) fn waits_for_cluster(&self) -> bool {
@@ -55,11 +42,11 @@ impl super::DiskEntry {
 impl Manager {
     /// Disks are served as members of a cluster from now on. Before any is opened.
     pub(crate) fn set_cluster(&self, cluster: Arc<Cluster>) {
-        let _ = self.cluster.set(cluster);
+        self.peers.set_cluster(cluster);
     }
 
     pub(super) fn cluster(&self) -> Option<&Arc<Cluster>> {
-        self.cluster.get()
+        self.peers.cluster()
     }
 
     pub(super) fn cluster_or_refuse(&self) -> Result<&Arc<Cluster>, ApiError> {
@@ -89,33 +76,34 @@ impl Manager {
         let cluster = self.cluster_or_refuse()?;
         let is_offline = matches!(self.inner().disk(&disk)?.phase, DiskPhase::Offline(_));
         if !is_offline {
-            return self.disk(&disk);
+            return self.observe.disk(&disk);
         }
         if force {
             cluster.force(&disk);
         }
         let manager = self.clone();
-        self.change("cluster take", disk.clone(), async move {
-            loop {
-                manager.bring_online(&disk).await;
-                if manager.inner().disk(&disk)?.cluster_wait != ClusterWait::Settles {
-                    return manager.disk(&disk);
+        self.tasks
+            .run("cluster take", disk.clone(), async move {
+                loop {
+                    manager.disks.bring_online(&disk).await;
+                    if manager.inner().disk(&disk)?.cluster_wait != ClusterWait::Settles {
+                        return manager.observe.disk(&disk);
+                    }
+                    tokio::time::sleep(LOOK_EVERY).await;
                 }
-                tokio::time::sleep(LOOK_EVERY).await;
-            }
-        })
-        .await
+            })
+            .await
     }
 
     /// Opens a disk's backing, gives it to a shard and offers it to clients; takes it first, where there is a cluster. The caller has claimed the
-    /// disk, which is offline. See [`Manager::open_owned`].
+    /// disk, which is offline. See `Disks::open_owned`.
     pub(super) async fn open_disk(
         self: &Arc<Self>,
         name: &str,
         when: Open,
     ) -> Result<(Vec<String>, Option<RecoveringCache>), ApiError> {
         let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else {
-            return self.open_owned(name, when, None).await;
+            return self.disks.open_owned(name, when, None).await;
         };
         let taken = match self.take_disk(cluster, name).await? {
             Took::Taken(taken) => taken,
@@ -127,16 +115,11 @@ impl Manager {
                 }
             },
         };
-        let opened = self.open_owned(name, when, Some(&taken)).await;
+        let opened = self.disks.open_owned(name, when, Some(&taken)).await;
         if opened.is_err() {
             cluster.leave(name, &taken).await;
         }
         opened
-    }
-
-    /// Nobody writes it: every host may serve it.
-    fn needs_no_owner(&self, name: &str) -> bool {
-        self.inner().disk(name).is_ok_and(|disk| disk.wanted.read_only)
     }
 
     async fn take_disk(&self, cluster: &Cluster, name: &str) -> Result<Took, ApiError> {
@@ -156,11 +139,6 @@ impl Manager {
             };
         }
         taken.map_err(refuse)
-    }
-
-    /// Could it not be had because another host of the cluster serves it?
-    pub(super) fn is_served_elsewhere(&self, name: &str) -> bool {
-        self.inner().disk(name).is_ok_and(|disk| disk.cluster_wait == ClusterWait::Served)
     }
 
     /// A disk that came from another host of the cluster is this one's, before it is served.
@@ -222,23 +200,6 @@ impl Manager {
         }
     }
 
-    /// The generation that is kept with what flash has of a disk, and whether anything may be dirty.
-    pub(super) fn wish(&self, name: &str) -> Result<(Option<u64>, bool), ApiError> {
-        let inner = self.inner();
-        let disk = inner.disk(name)?;
-        let dirty = disk.cache().is_some_and(|spec| spec.mode == Mode::WriteBack);
-        Ok((disk.wanted.generation, dirty))
-    }
-
-    /// What flash has of the disk counts as of this generation. Before it is served.
-    pub(super) async fn keep_generation(self: &Arc<Self>, name: &str, taken: &Taken) -> Result<(), ApiError> {
-        if let Some(why) = &taken.foreign {
-            self.all_is_changed(name, why).await?;
-        }
-        let known = self.inner().disk_mut(name)?.wanted.generation.replace(taken.generation);
-        if known == Some(taken.generation) { Ok(()) } else { self.save_first().await }
-    }
-
     /// Before something may become dirty in flash, etcd says so.
     pub(super) async fn mark_dirty(&self) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster() else { return Ok(()) };
@@ -251,7 +212,7 @@ impl Manager {
             inner.disks.values().filter(writes_back).map(|disk| disk.wanted.name.clone()).collect()
         };
         for name in names {
-            self.forget_copies_of_others(&name).await?;
+            self.pools.forget_copies_of_others(&name).await?;
             if cluster.stays_marked(&name).await == Some(false) {
                 cluster.mark(&name).await.map_err(|why| {
                     ApiError::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
@@ -330,7 +291,7 @@ impl Manager {
     pub(crate) fn cluster_pools(&self) -> Vec<ClusterPool> {
         let pool =
             |pool: hob_control::Pool| ClusterPool { name: pool.name, size: pool.size, free: pool.free };
-        self.pools().into_iter().map(pool).collect()
+        self.observe.pools().into_iter().map(pool).collect()
     }
 
     /// Disks that are served and were taken under a lease that has ended.
@@ -356,12 +317,6 @@ impl Manager {
         online.into_iter().filter(|name| self.owns(name)).collect()
     }
 
-    /// Is a disk this host's, once it is taken? Not one that is on its way here, has gone elsewhere, or has no owner.
-    pub(super) fn owns(&self, name: &str) -> bool {
-        let is_ours = matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
-        is_ours && !self.needs_no_owner(name)
-    }
-
     async fn take_again(self: &Arc<Self>, cluster: &Cluster, name: &str) {
         let (Ok((known, dirty)), Ok((shard, id))) = (self.wish(name), self.shard_of(name)) else { return };
         match cluster.take_again(name, known, dirty).await {
@@ -375,7 +330,7 @@ impl Manager {
             Err(error @ TakeError::Elsewhere { .. }) => {
                 tracing::error!("{name} is lost: {error}");
                 shard.lose(id);
-                self.lost(id, refuse(error)).await;
+                self.disks.lost(id, refuse(error)).await;
             }
         }
     }
@@ -389,7 +344,7 @@ impl Manager {
         };
         for name in cluster.to_try(&waiting) {
             let manager = self.clone();
-            tokio::spawn(async move { manager.bring_online(&name).await });
+            tokio::spawn(async move { manager.disks.bring_online(&name).await });
         }
     }
 
@@ -422,15 +377,6 @@ impl Manager {
             && let Err(why) = cluster.unmark(name, is_clean).await
         {
             tracing::debug!("{name}: {why}");
-        }
-    }
-
-    /// A disk is not this host's to serve any more, and nothing of it is in flash that matters.
-    pub(super) async fn leave_disk(&self, name: &str) {
-        let Some(cluster) = self.cluster() else { return };
-        let (known, _) = self.wish(name).unwrap_or((None, false));
-        if let Err(why) = cluster.give_up(name, known).await {
-            tracing::warn!("{name} was not given back: {why}; that happens when the lease ends");
         }
     }
 

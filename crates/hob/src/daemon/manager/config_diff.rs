@@ -15,7 +15,7 @@ use hob_storage::pool::SEGMENT_BYTES_DEFAULT;
 
 use super::api_error::ApiError;
 use super::definitions::datastore_patch;
-use super::qos::patched;
+use super::qos::{QosService, patched};
 use super::settings::new_spec;
 use super::{DiskEntry as Served, Inner, Manager};
 use crate::daemon::config::{Config, DiskEntry};
@@ -71,13 +71,14 @@ impl Manager {
         let (running, config) = self.read_config().await?;
         let manager = self.clone();
         let found = self.differences(running, &config);
-        self.change("config apply", String::new(), async move {
-            let applied = manager.make(found, yes).await;
-            manager.note_definitions(&config);
-            manager.save().await?;
-            Ok(applied)
-        })
-        .await
+        self.tasks
+            .run("config apply", String::new(), async move {
+                let applied = manager.make(found, yes).await;
+                manager.note_definitions(&config);
+                manager.save().await?;
+                Ok(applied)
+            })
+            .await
     }
 
     /// Applies what was changed in the file since it was last read, as far as nothing is emptied or removed by that. Says what is left.
@@ -129,6 +130,8 @@ impl Manager {
 
     /// In an order in which they can be made to go: what others need comes first, what others use goes last.
     fn differences(&self, running: &Config, config: &Config) -> Vec<Found> {
+        let policies = policy_differences(&self.qos, config);
+        let named: BTreeSet<String> = self.qos.policies().into_iter().map(|policy| policy.name).collect();
         let inner = self.inner();
         let mut found = Vec::new();
         for (key, _) in
@@ -147,7 +150,7 @@ impl Manager {
             });
         }
         inner.pool_differences(config, &mut found);
-        inner.policy_differences(config, &mut found);
+        found.extend(policies);
         for disk in &config.disks {
             match inner.disks.get(&disk.name) {
                 None => found.push(added(
@@ -159,7 +162,7 @@ impl Manager {
                 Some(served) => inner.disk_differences(disk, served, &mut found),
             }
         }
-        inner.deleted(config, &mut found);
+        inner.deleted(config, &named, &mut found);
         found
     }
 
@@ -186,32 +189,32 @@ impl Manager {
     async fn make_one(self: &Arc<Self>, change: Change) -> Result<(), ApiError> {
         match change {
             Change::CreatePool(pool) => self.start_new_pool(&pool).await,
-            Change::AddDevice(pool, add) => self.device_add(pool, add).await.map(drop),
+            Change::AddDevice(pool, add) => self.pools.device_add(pool, add).await.map(drop),
             Change::RemoveDevice(pool, path) => {
                 let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-                self.check_pool_discard(&pool, &change, false).await?;
-                self.device_remove(pool, path).await.map(drop)
+                self.disks.check_pool_discard(&pool, &change, false).await?;
+                self.pools.device_remove(pool, path).await.map(drop)
             }
-            Change::RemovePool(pool) => self.pool_remove(pool).await.map(drop),
+            Change::RemovePool(pool) => self.pools.pool_remove(pool).await.map(drop),
             Change::AddDisk(disk) => self.add_defined(*disk).await,
             Change::RemoveDisk(disk) => {
-                self.check_unused(&disk, OnClients::Refuse).await?;
-                self.disk_remove(disk, OnDirty::Drain).await.map(drop)
+                self.disks.check_unused(&disk, OnClients::Refuse).await?;
+                self.disks.disk_remove(disk, OnDirty::Drain).await.map(drop)
             }
-            Change::EnableCache(disk, enable) => self.cache_enable(disk, enable).await.map(drop),
-            Change::DisableCache(disk) => self.cache_disable(disk, OnDirty::Drain).await.map(drop),
+            Change::EnableCache(disk, enable) => self.pools.cache_enable(disk, enable).await.map(drop),
+            Change::DisableCache(disk) => self.disks.cache_disable(disk, OnDirty::Drain).await.map(drop),
             Change::MoveCache(disk, enable) => {
-                self.cache_disable(disk.clone(), OnDirty::Drain).await?;
-                self.cache_enable(disk, enable).await.map(drop)
+                self.disks.cache_disable(disk.clone(), OnDirty::Drain).await?;
+                self.pools.cache_enable(disk, enable).await.map(drop)
             }
-            Change::PatchCache(disk, patch) => self.cache_patch(disk, *patch).await.map(drop),
-            Change::AddExport(disk, export) => self.export_add(disk, export).await.map(drop),
-            Change::RemoveExport(disk, export) => self.export_remove(disk, export).await.map(drop),
-            Change::PatchDisk(disk, patch) => self.disk_patch(disk, patch).await.map(drop),
-            Change::Qos(disk, patch) => self.qos_set(disk, patch).await.map(drop),
-            Change::Policy(name, patch) => self.policy_set(name, patch).await.map(drop),
-            Change::RemovePolicy(name) => self.policy_remove(name).await.map(drop),
-            Change::Datastore(name, patch) => self.datastore_set(name, patch).await.map(drop),
+            Change::PatchCache(disk, patch) => self.pools.cache_patch(disk, *patch).await.map(drop),
+            Change::AddExport(disk, export) => self.disks.export_add(disk, export).await.map(drop),
+            Change::RemoveExport(disk, export) => self.disks.export_remove(disk, export).await.map(drop),
+            Change::PatchDisk(disk, patch) => self.disks.disk_patch(disk, patch).await.map(drop),
+            Change::Qos(disk, patch) => self.qos.set(disk, patch).await.map(drop),
+            Change::Policy(name, patch) => self.qos.policy_set(name, patch).await.map(drop),
+            Change::RemovePolicy(name) => self.qos.policy_remove(name).await.map(drop),
+            Change::Datastore(name, patch) => self.qos.datastore_set(name, patch).await.map(drop),
         }
     }
 
@@ -244,25 +247,26 @@ impl Manager {
             share_parent,
             parent_cache,
         };
-        self.disk_add(add).await?;
+        self.disks.disk_add(add).await?;
         for export in exports {
-            self.export_add(name.clone(), export).await?;
+            self.disks.export_add(name.clone(), export).await?;
         }
         if let Some(qos) = qos {
-            self.qos_set(name.clone(), qos).await?;
+            self.qos.set(name.clone(), qos).await?;
         }
         if let Some(cache) = cache {
-            self.cache_enable(name, cache).await?;
+            self.pools.cache_enable(name, cache).await?;
         }
         Ok(())
     }
 
     /// Keeps what the file defines now. Entries that were deleted from it are kept until they are gone.
     fn note_definitions(&self, config: &Config) {
+        let policies: BTreeSet<String> = self.qos.policies().into_iter().map(|policy| policy.name).collect();
         let mut inner = self.inner();
         let mut now = definitions(config);
         for (subject, text) in std::mem::take(&mut inner.definitions) {
-            if !now.contains_key(&subject) && inner.is_served(&subject) {
+            if !now.contains_key(&subject) && inner.is_served(&subject, &policies) {
                 now.insert(subject, text);
             }
         }
@@ -271,11 +275,11 @@ impl Manager {
 }
 
 impl Inner {
-    fn is_served(&self, subject: &str) -> bool {
+    fn is_served(&self, subject: &str, policies: &BTreeSet<String>) -> bool {
         match subject.split_once(' ') {
             Some(("disk", name)) => self.disks.contains_key(name),
             Some(("pool", name)) => self.pools.contains_key(name),
-            Some(("storage-policy", name)) => self.policies.contains_key(name),
+            Some(("storage-policy", name)) => policies.contains(name),
             _ => false,
         }
     }
@@ -326,45 +330,6 @@ impl Inner {
                     action,
                     Change::RemoveDevice(name.clone(), path.clone()),
                 ));
-            }
-        }
-    }
-
-    fn policy_differences(&self, config: &Config, found: &mut Vec<Found>) {
-        for policy in &config.policies {
-            let Ok(wanted) = patched(Qos::default(), &policy.qos) else { continue };
-            let change = || Change::Policy(policy.name.clone(), whole_patch(wanted));
-            match self.policies.get(&policy.name) {
-                None => found.push(added("storage-policy", &policy.name, &json(&wanted), change())),
-                Some(now) if *now != wanted => {
-                    let subject = format!("storage-policy {}", policy.name);
-                    found.push(apply(
-                        &subject,
-                        "qos",
-                        json(&wanted),
-                        json(now),
-                        "it is set for all its disks",
-                        change(),
-                    ));
-                }
-                Some(_) => {}
-            }
-        }
-        for store in &config.datastores {
-            let patch = datastore_patch(store);
-            let known = self.datastores.iter().find(|known| known.spec.name == store.name);
-            let now = known.map_or_else(|| DatastoreState::new(&store.name), |known| known.spec.clone());
-            let Ok(wanted) = DatastoreState::new(&store.name).patched(&patch) else { continue };
-            if wanted != now {
-                // A capacity that the file does not say is taken away.
-                let patch = DatastorePatch {
-                    control: Some(wanted.control.to_string()),
-                    latency_ms: Some(wanted.latency_ms),
-                    capacity: Some(wanted.capacity.unwrap_or(0)),
-                };
-                let subject = format!("datastore {}", store.name);
-                let change = Change::Datastore(store.name.clone(), patch);
-                found.push(apply(&subject, "", json(&wanted), json(&now), "it is set", change));
             }
         }
     }
@@ -519,10 +484,10 @@ impl Inner {
     }
 
     /// Entries that the file once had, and that are served still.
-    fn deleted(&self, config: &Config, found: &mut Vec<Found>) {
+    fn deleted(&self, config: &Config, policies: &BTreeSet<String>, found: &mut Vec<Found>) {
         let now: BTreeSet<String> = definitions(config).into_keys().collect();
-        let gone =
-            self.definitions.keys().filter(|subject| !now.contains(*subject) && self.is_served(subject));
+        let is_gone = |subject: &&String| !now.contains(*subject) && self.is_served(subject, policies);
+        let gone = self.definitions.keys().filter(is_gone);
         for subject in gone {
             let Some((kind, name)) = subject.split_once(' ') else { continue };
             let name = name.to_owned();
@@ -539,6 +504,48 @@ impl Inner {
         // Disks go before the pools that their caches lie in.
         found.sort_by_key(|it| matches!(it.change, Some(Change::RemovePool(_) | Change::RemovePolicy(_))));
     }
+}
+
+/// Storage policies and datastores that differ.
+fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
+    let mut found = Vec::new();
+    for policy in &config.policies {
+        let Ok(wanted) = patched(Qos::default(), &policy.qos) else { continue };
+        let change = || Change::Policy(policy.name.clone(), whole_patch(wanted));
+        match qos.policy_rules(&policy.name) {
+            None => found.push(added("storage-policy", &policy.name, &json(&wanted), change())),
+            Some(now) if now != wanted => {
+                let subject = format!("storage-policy {}", policy.name);
+                found.push(apply(
+                    &subject,
+                    "qos",
+                    json(&wanted),
+                    json(&now),
+                    "it is set for all its disks",
+                    change(),
+                ));
+            }
+            Some(_) => {}
+        }
+    }
+    for store in &config.datastores {
+        let patch = datastore_patch(store);
+        let known = qos.datastore_settings(&store.name);
+        let now = known.unwrap_or_else(|| DatastoreState::new(&store.name));
+        let Ok(wanted) = DatastoreState::new(&store.name).patched(&patch) else { continue };
+        if wanted != now {
+            // A capacity that the file does not say is taken away.
+            let patch = DatastorePatch {
+                control: Some(wanted.control.to_string()),
+                latency_ms: Some(wanted.latency_ms),
+                capacity: Some(wanted.capacity.unwrap_or(0)),
+            };
+            let subject = format!("datastore {}", store.name);
+            let change = Change::Datastore(store.name.clone(), patch);
+            found.push(apply(&subject, "", json(&wanted), json(&now), "it is set", change));
+        }
+    }
+    found
 }
 
 /// The text of each entry, by what it is and its name.

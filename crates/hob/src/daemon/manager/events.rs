@@ -9,22 +9,15 @@ use hob_engine::units::{DeviceId, DiskId, SECTOR_BYTES};
 use hob_storage::pool::Admission;
 use tokio::sync::mpsc::UnboundedReceiver;
 
-use super::drain::LOOK_EVERY;
-use super::fellows::AGREE_EVERY;
-use super::journal_lost::JOURNAL_LOST;
-use super::operation_guard::OperationGuard;
-use super::quality::{COUNT_EVERY, JUDGE_EVERY};
+use super::observe::{COUNT_EVERY, JUDGE_EVERY};
+use super::pools::LOOK_EVERY;
+use super::qos::AGREE_EVERY;
+use super::registry::JOURNAL_LOST;
 use super::{DiskPhase, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
 /// Pause between attempts to open what is offline.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
-
-/// Pause between attempts to take the guard of a disk for something that cannot be refused.
-pub(super) const CLAIM_EVERY: Duration = Duration::from_millis(200);
-
-/// So many of them.
-const CLAIM_TRIES: u32 = 20;
 
 impl Manager {
     /// Follows the shards' events and tries again what is offline, until dropped.
@@ -39,7 +32,7 @@ impl Manager {
         judge.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut count = tokio::time::interval(COUNT_EVERY);
         count.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let evidence = self.clone().record_evidence();
+        let evidence = self.disks.clone().record_evidence();
         tokio::pin!(evidence);
         loop {
             tokio::select! {
@@ -49,17 +42,17 @@ impl Manager {
                     None => return,
                 },
                 _ = retry.tick() => self.retry(),
-                _ = look.tick() => self.look_at_dirty(),
-                _ = judge.tick() => self.judge(),
-                _ = count.tick() => self.count_mismatches(),
+                _ = look.tick() => self.pools.look_at_dirty(),
+                _ = judge.tick() => self.observe.judge(),
+                _ = count.tick() => self.observe.count_mismatches(),
                 _ = agree.tick() => self.agree_on_datastores(),
             }
         }
     }
 
     fn retry(self: &Arc<Self>) {
-        self.link_parents();
-        self.drop_idle_parents();
+        self.disks.link_parents();
+        self.disks.drop_idle_parents();
         let (disks, pools, roomy, lenders) = {
             let inner = self.inner();
             let now = tokio::time::Instant::now();
@@ -87,29 +80,29 @@ impl Manager {
         // Each by itself: one that hangs holds up no other. The operation guard keeps attempts from piling up.
         for name in disks {
             let manager = self.clone();
-            tokio::spawn(async move { manager.bring_online(&name).await });
+            tokio::spawn(async move { manager.disks.bring_online(&name).await });
         }
         for name in pools {
             let manager = self.clone();
-            tokio::spawn(async move { manager.retry_devices(&name).await });
+            tokio::spawn(async move { manager.pools.retry_devices(&name).await });
         }
         for name in lenders {
             let manager = self.clone();
-            tokio::spawn(async move { manager.offer_again(&name).await });
+            tokio::spawn(async move { manager.pools.offer_again(&name).await });
         }
         for device in self.fenced_in_use() {
             let manager = self.clone();
             tokio::spawn(async move { manager.flee(device).await });
         }
-        for name in self.without_file() {
-            tokio::spawn(self.clone().show_file_again(name));
+        for name in self.exports.without_file() {
+            tokio::spawn(self.exports.clone().show_file_again(name));
         }
         let manager = self.clone();
-        tokio::spawn(async move { manager.free_ended_loans().await });
+        tokio::spawn(async move { manager.remote_flash.free_ended().await });
         // A cache that was being changed when room came up missed it.
         for name in roomy {
             let manager = self.clone();
-            tokio::spawn(async move { manager.top_up(&name).await });
+            tokio::spawn(async move { manager.pools.top_up(&name).await });
         }
     }
 
@@ -159,7 +152,7 @@ impl Manager {
                 );
                 self.note_health(device, DeviceState::Stalled, "its host has not answered, and is given up");
                 let manager = self.clone();
-                tokio::spawn(async move { manager.peer_silent(device).await });
+                tokio::spawn(async move { manager.pools.peer_silent(device).await });
             }
             ShardEvent::Resumed(device) => self.note_health(device, DeviceState::Online, ""),
             ShardEvent::DirtyLost { disk, sectors } => {
@@ -175,7 +168,7 @@ impl Manager {
             ShardEvent::ChangeWaits(disk) if self.note_wanted(disk) => {}
             ShardEvent::ChangeWaits(disk) => {
                 let manager = self.clone();
-                tokio::spawn(async move { manager.let_changes_pass(disk).await });
+                tokio::spawn(async move { manager.disks.let_changes_pass(disk).await });
             }
             ShardEvent::WritesInDoubt(disk) => {
                 let inner = self.inner();
@@ -189,13 +182,13 @@ impl Manager {
             ShardEvent::FailuresOwed { disk, count } => self.note_owed(disk, count),
             ShardEvent::BackingLost(disk) => {
                 let manager = self.clone();
-                tokio::spawn(async move { manager.backing_lost(disk).await });
+                tokio::spawn(async move { manager.disks.backing_lost(disk).await });
             }
-            ShardEvent::BackingClosed(disk) => self.backing_closed(disk),
+            ShardEvent::BackingClosed(disk) => self.disks.backing_closed(disk),
             ShardEvent::JournalLost(disk) => {
                 self.note_cache(disk, JOURNAL_LOST);
                 let manager = self.clone();
-                tokio::spawn(async move { manager.replace_journal(disk).await });
+                tokio::spawn(async move { manager.pools.replace_journal(disk).await });
             }
         }
     }
@@ -234,7 +227,7 @@ impl Manager {
                 tracing::warn!("{name} is being changed; its cache leaves its failed device later");
                 continue;
             };
-            match self.leave_device(&name, device).await {
+            match self.pools.leave_device(&name, device).await {
                 Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{note}")),
                 Err(error) => {
                     tracing::error!("the cache of {name} cannot leave a failed device: {error}");
@@ -245,21 +238,6 @@ impl Manager {
                 }
             }
         }
-    }
-
-    /// Takes the operation guard of a disk when whatever is being done to it is over, if that is soon.
-    pub(super) async fn guard_patiently(
-        self: &Arc<Self>,
-        name: &str,
-        doing: &'static str,
-    ) -> Option<OperationGuard> {
-        for _ in 0..CLAIM_TRIES {
-            match self.guard_disk(name, doing) {
-                Ok(guard) => return Some(guard),
-                Err(_) => tokio::time::sleep(CLAIM_EVERY).await,
-            }
-        }
-        None
     }
 
     /// Notes that something is wrong with a disk's cache.

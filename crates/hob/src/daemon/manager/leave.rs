@@ -1,22 +1,22 @@
-//! Ending so that the next program can go on, and going on where the program before has ended.
-//!
-//! From the moment at which the end is certain nothing is changed any more. Mounted files stay as they are; the next manager
-//! takes each when its disk is online, if it is still to be the same file, and takes away those that nobody wants.
+//! Ending so that the next program can go on. From the moment at which the end is certain nothing is changed any more.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::time::Duration;
 
 use hob_engine::units::DiskId;
-use hob_frontends::fuse::Attributes;
 use tokio::task::JoinSet;
 
 use super::api_error::ApiError;
 use super::flash::blocking;
-use super::{DiskEntry, DiskPhase, Inner, Manager};
-use crate::daemon::mount::Mount;
+use super::{DiskEntry, DiskPhase, ExportService, Manager};
 use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::state::Closed;
+
+/// How long closing a cache may take when the daemon ends.
+const CLOSE_MAX: Duration = Duration::from_secs(30);
+
+/// A drain at the end of the daemon is given up when nothing has reached the backing for that long.
+const STUCK_MAX: Duration = Duration::from_secs(30);
 
 /// How the end goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,21 +27,6 @@ pub(crate) enum Ending {
     Drain,
     /// Another program goes on at once.
     HandOver,
-}
-
-/// A mounted file that the program before has left.
-#[derive(Debug)]
-pub(crate) struct InheritedFile {
-    /// Where it is mounted.
-    pub(crate) path: PathBuf,
-    /// /dev/fuse. It is closed before the mount is dropped: then nobody waits for answers any more.
-    pub(crate) device: OwnedFd,
-    /// The mount. Dropping it takes it away.
-    pub(crate) mount: Mount,
-    /// As programs see it.
-    pub(crate) attributes: Attributes,
-    /// Changes are refused.
-    pub(crate) read_only: bool,
 }
 
 impl Manager {
@@ -94,82 +79,110 @@ impl Manager {
         self.inner().leaving = false;
     }
 
-    /// Lets go of all mounts and leaves them as they are: of which export, where, and whether the file below was made for it.
-    pub(crate) fn leave_mounts(&self) -> Vec<(String, PathBuf, bool)> {
-        let mut inner = self.inner();
-        let mounted = inner.disks.values_mut().flat_map(DiskEntry::take_mounts);
-        let leave = |(export, mount): (String, Mount)| {
-            let (path, made) = mount.leave();
-            (export, path, made)
-        };
-        mounted.map(leave).collect()
-    }
-
-    /// Takes over what the program before has left, before anything is started.
-    pub(crate) fn inherit_files(&self, files: impl IntoIterator<Item = (String, InheritedFile)>) {
-        self.left_files().extend(files);
-    }
-
-    fn left_files(&self) -> MutexGuard<'_, BTreeMap<String, InheritedFile>> {
-        self.left_files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Files that were left and whose disks have not come since, by export, for the next program.
-    pub(crate) fn leave_left_files(&self) -> Vec<(String, InheritedFile)> {
-        std::mem::take(&mut *self.left_files()).into_iter().collect()
-    }
-
-    /// Was an export's file left mounted?
-    pub(super) fn has_left_file(&self, export: &str, path: &str) -> bool {
-        self.left_files().get(export).is_some_and(|file| file.path == Path::new(path))
-    }
-
-    /// An export's file, if it was left and can stay as it is. If not, it is taken away.
-    pub(super) async fn take_left_file(
-        &self,
-        export: &str,
-        path: &str,
-        size: u64,
-        read_only: bool,
-    ) -> Result<Option<InheritedFile>, ApiError> {
-        let Some(file) = self.left_files().remove(export) else { return Ok(None) };
-        if file.path == Path::new(path) && file.attributes.size <= size && file.read_only == read_only {
-            return Ok(Some(file));
-        }
-        tracing::warn!(
-            "{export} is not the file any more that it was; whoever has that open gets errors from now on"
-        );
-        blocking(move || drop(file)).await?;
-        Ok(None)
-    }
-
-    /// Takes away files of disks and exports that there are not any more.
-    pub(crate) async fn drop_unwanted_files(self: &Arc<Self>) {
-        let known: BTreeSet<String> = {
+    /// Brings every persistent cache to rest, and dirty bitmaps, and keeps what is needed to believe it next time. New clients are not
+    /// let in any more.
+    pub(crate) async fn close(self: &Arc<Self>, ending: Ending) {
+        self.stop_migrations();
+        let disks: Vec<String> = {
             let inner = self.inner();
-            let files = inner.disks.values().flat_map(|disk| disk.wanted.files());
-            files.map(|(export, _)| export.to_owned()).collect()
+            let is_open = |disk: &&DiskEntry| {
+                matches!(disk.phase, DiskPhase::Online(_)) || ExportService::has_bitmaps(disk)
+            };
+            inner.disks.values().filter(is_open).map(|disk| disk.wanted.name.clone()).collect()
         };
-        let unwanted = {
-            let mut files = self.left_files();
-            let (wanted, unwanted): (BTreeMap<_, _>, BTreeMap<_, _>) =
-                std::mem::take(&mut *files).into_iter().partition(|(export, _)| known.contains(export));
-            *files = wanted;
-            unwanted
-        };
-        for (export, file) in unwanted {
-            tracing::warn!("{export} is not the file {} any more", file.path.display());
-            drop(file);
+        let mut closing = tokio::task::JoinSet::new();
+        for name in disks {
+            let manager = self.clone();
+            closing.spawn(async move {
+                if ending == Ending::Drain {
+                    manager.drain_at_end(&name).await;
+                }
+                if ending != Ending::HandOver {
+                    manager.exports.hide_file_at_end(&name).await;
+                }
+                if tokio::time::timeout(CLOSE_MAX, manager.close_disk(&name)).await.is_err() {
+                    tracing::warn!(
+                        "{name} was not closed within {} s; its cache will be recovered from its journal",
+                        CLOSE_MAX.as_secs()
+                    );
+                }
+            });
+        }
+        while closing.join_next().await.is_some() {}
+        if ending != Ending::HandOver {
+            self.exports.hide_files_at_end().await;
+        }
+        if let Err(error) = self.save().await {
+            tracing::error!("{error}");
         }
     }
-}
 
-impl Inner {
-    /// May something be changed?
-    pub(super) fn check_stays(&self) -> Result<(), ApiError> {
-        match self.leaving {
-            false => Ok(()),
-            true => Err(ApiError::conflict("hob is being upgraded").hint("try again in a moment")),
+    async fn close_disk(self: &Arc<Self>, name: &str) {
+        let Ok((shard, id)) = self.shard_of(name) else { return };
+        self.exports.table().remove_disk(name);
+        // There are no more later.
+        let unverified = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_unverified);
+        match self.exports.take_from_shard(name, &shard, id).await {
+            Ok(gone) => {
+                let evidence = match gone.witness {
+                    Some(witness) if unverified == 0 => {
+                        blocking(move || witness.evidence_at_end()).await.ok().flatten()
+                    }
+                    _ => None,
+                };
+                let mut inner = self.inner();
+                let Ok(disk) = inner.disk_mut(name) else { return };
+                disk.phase = DiskPhase::Offline("the daemon is ending".to_owned());
+                let had_cache = disk.has_cache;
+                let mark = gone
+                    .changed
+                    .map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
+                if disk.recovering.is_some() {
+                    // It was not there yet, and is on flash as it was.
+                    return;
+                }
+                if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
+                    // Of a cache that was not in service, the evidence says nothing.
+                    let evidence = evidence.filter(|_| had_cache);
+                    (journal.closed, journal.evidence) = (mark, evidence);
+                    tracing::info!("the cache of {name} is closed");
+                }
+            }
+            Err(error) => tracing::warn!("{name} was not closed: {error}"),
+        }
+    }
+
+    /// Drains a disk for as long as something moves.
+    async fn drain_at_end(self: &Arc<Self>, name: &str) {
+        let Ok((shard, id)) = self.shard_of(name) else { return };
+        let clean = self.pools.clean(name, &shard, id);
+        tokio::pin!(clean);
+        let (mut moved, mut at) = (u64::MAX, tokio::time::Instant::now());
+        loop {
+            tokio::select! {
+                result = &mut clean => {
+                    match result {
+                        Ok(()) => {
+                            if let Ok(disk) = self.inner().disk_mut(name) {
+                                disk.drained_at_end = true;
+                            }
+                        }
+                        Err(error) => tracing::warn!("{name} keeps dirty data in its cache: {error}"),
+                    }
+                    return;
+                }
+                () = tokio::time::sleep(super::pools::LOOK_EVERY) => {}
+            }
+            let destaged = shard.stats(id).await.map_or(moved, |stats| stats.destaged_bytes);
+            if destaged != moved {
+                (moved, at) = (destaged, tokio::time::Instant::now());
+            } else if at.elapsed() >= STUCK_MAX {
+                tracing::warn!(
+                    "the drain of {name} got nowhere for {} s; what is dirty stays in its cache",
+                    STUCK_MAX.as_secs()
+                );
+                return;
+            }
         }
     }
 }

@@ -87,7 +87,7 @@ impl Manager {
         for name in &names {
             disks.extend(self.disk_learnt(name, names.len()).await);
         }
-        let free: u64 = self.pools().iter().map(|pool| pool.free.bytes()).sum();
+        let free: u64 = self.observe.pools().iter().map(|pool| pool.free.bytes()).sum();
         let used: u64 = disks.iter().map(|disk| disk.cache).sum();
         HostLearnt { name: String::new(), flash: free + used, free, disks }
     }
@@ -96,7 +96,7 @@ impl Manager {
         let (shard, id) = self.shard_of(name).ok()?;
         let sizing = shard.sizing(id).await.ok()?;
         let users = shard.users(id).await.ok()?;
-        let shown = self.disk(name).ok()?;
+        let shown = self.observe.disk(name).ok()?;
         let block_size = shown.cache.as_ref().map_or(u64::MAX, |cache| cache.block_size.bytes());
         let curve = best_curve(&sizing, block_size)?;
         let (reads, load) = self.rates.note(name, Instant::now(), &sizing);

@@ -13,18 +13,17 @@ use hob_storage::pool::{
     Overwrite, SEGMENT_BYTES_DEFAULT, SEGMENT_BYTES_MIN, device_bytes_for, is_segment_size,
 };
 
-use super::allocation::AllocationRule;
 use super::api_error::ApiError;
-use super::datastores::DatastoreEntry;
+use super::disks::image_asked;
 use super::flash::{Flash, Opened, are_pool_devices};
-use super::image::image_asked;
-use super::persist::journal_room;
+use super::pools::AllocationRule;
 use super::pools::device_spec;
+use super::pools::journal_room;
 use super::settings::{CacheContext, new_spec};
-use super::{Config, Manager, SwapEntry};
+use super::{Config, Manager};
 use crate::daemon::config::DiskEntry;
 use crate::daemon::state::{
-    CacheOwner, CacheSpec, DatastoreState, DiskState, ImageSpec, JournalSpec, PoolState, ShareSpec, State,
+    CacheOwner, CacheSpec, DiskState, ImageSpec, JournalSpec, PoolState, ShareSpec, State,
 };
 use crate::daemon::swap::{FileId, loops_over};
 
@@ -55,12 +54,10 @@ impl Manager {
             inner.caches_refused = kept.caches_refused.clone();
             inner.gone = kept.gone.clone();
             inner.waited = kept.waited.iter().map(|disk| (disk.name.clone(), disk.clone())).collect();
-            inner.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
-            let entry = |spec: &DatastoreState| DatastoreEntry::new(spec.clone());
-            inner.datastores = kept.datastores.iter().map(entry).collect();
-            inner.swaps = SwapEntry::all(&kept.swaps);
         }
-        self.start_qos(config)?;
+        self.qos.restore(&kept);
+        self.swap.restore(&kept.swaps);
+        self.qos.start(config)?;
         for pool in &kept.pools {
             self.start_pool(pool).await?;
         }
@@ -89,10 +86,11 @@ impl Manager {
                 continue;
             }
             let manager = self.clone();
-            let is_opening = self.exports.begin_opening(&name, names.into_iter().chain([name.clone()]));
+            let is_opening =
+                self.exports.table().begin_opening(&name, names.into_iter().chain([name.clone()]));
             opening.push(tokio::spawn(async move {
                 let started = tokio::time::Instant::now();
-                manager.bring_online(&name).await;
+                manager.disks.bring_online(&name).await;
                 if started.elapsed() > OPENING_MAX {
                     tracing::info!(
                         "{name} took {} s to open; its clients waited",
@@ -152,7 +150,7 @@ impl Manager {
                 }
             }
         });
-        let qos = qos.and_then(|qos| match self.inner().first_qos(&qos) {
+        let qos = qos.and_then(|qos| match self.qos.first_of(&qos) {
             Ok(qos) => Some(qos),
             Err(error) => {
                 tracing::error!("disk {name} of hob.toml has the usual shares: {error}");
@@ -181,8 +179,8 @@ impl Manager {
             .filter(|bytes| is_segment_size(*bytes))
             .unwrap_or(SEGMENT_BYTES_DEFAULT);
         for peer in &pool.peers {
-            let asked = match self.open_line(peer) {
-                Ok(()) => self.ask_loan(peer).await.map(drop),
+            let asked = match self.remote_flash.open_socket(peer) {
+                Ok(()) => self.remote_flash.ask_lease(peer).await.map(drop),
                 Err(error) => Err(error),
             };
             if let Err(error) = asked {
@@ -195,7 +193,7 @@ impl Manager {
         }
         let opened =
             Flash::open(pool.name.clone(), pool.devices.clone(), pool.uuid.clone(), segment_bytes).await?;
-        self.take_pool_in(&pool.name, opened, &pool.devices_out, &pool.peers).await
+        self.pools.take_pool_in(&pool.name, opened, &pool.devices_out, &pool.peers).await
     }
 
     /// A pool of hob.toml that is not known: made, or found where it was made before.
@@ -205,9 +203,9 @@ impl Manager {
         let segment_bytes = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
         if !pool.force && are_pool_devices(paths.clone()).await? {
             let opened = Flash::open(name, paths, None, segment_bytes).await?;
-            return self.take_pool_in(&pool.name, opened, &[], &[]).await;
+            return self.pools.take_pool_in(&pool.name, opened, &[], &[]).await;
         }
-        match self.create(pool.clone()).await {
+        match self.pools.create(pool.clone()).await {
             Ok(_) => Ok(()),
             Err(error) => {
                 let mut opened = Flash::open(name.clone(), paths, None, segment_bytes).await?;
@@ -215,7 +213,7 @@ impl Manager {
                 if !opened.offline.is_empty() {
                     tracing::error!("pool {name} of hob.toml cannot be made: {error}");
                 }
-                self.take_pool_in(&pool.name, opened, &[], &[]).await
+                self.pools.take_pool_in(&pool.name, opened, &[], &[]).await
             }
         }
     }
@@ -242,7 +240,7 @@ impl Manager {
             self.serve_pool(&path, &spec, force).await?;
             if let Some(kept) = self.kept_cache(&device, &spec).await? {
                 self.serve_disk(disk, Some(kept)).await?;
-                let notes = self.fit_cache(&name, AllocationRule::Exactly).await?;
+                let notes = self.pools.fit_cache(&name, AllocationRule::Exactly).await?;
                 notes.iter().for_each(|note| tracing::info!("{name}: {note}"));
                 return Ok(());
             }
@@ -251,7 +249,7 @@ impl Manager {
         if !is_pool {
             self.serve_pool(&path, &spec, force).await?;
         }
-        for note in self.enable(&name, enable).await?.notes {
+        for note in self.pools.enable(&name, enable).await?.notes {
             tracing::info!("{name}: {note}");
         }
         Ok(())
@@ -264,9 +262,9 @@ impl Manager {
                 let DiskAdd { name, backing, format, read_only, datastore, fuse, vhost_user, .. } = disk;
                 let image = Some(image_asked(&backing, format.as_deref())?);
                 let state = DiskState::new(name, backing, read_only);
-                self.add_state(DiskState { image, cache, datastore, fuse, vhost_user, ..state }).await?
+                self.disks.add_state(DiskState { image, cache, datastore, fuse, vhost_user, ..state }).await?
             }
-            None => self.add(disk).await?,
+            None => self.disks.add(disk).await?,
         };
         changed.notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
         Ok(())
@@ -313,7 +311,7 @@ impl Manager {
             let is_kept =
                 !opened.flash.owners().await?.0.is_empty() || !opened.flash.swap_areas().await?.is_empty();
             if room(&opened) >= size.bytes() || !is_file || is_kept {
-                return self.take_pool_in(SERVE_POOL, opened, &[], &[]).await;
+                return self.pools.take_pool_in(SERVE_POOL, opened, &[], &[]).await;
             }
             tracing::info!("{} is too small for {size} and is made anew", path.display());
             drop(opened);
@@ -334,7 +332,7 @@ impl Manager {
             segment_size: Some(Size(segment_bytes)),
             force,
         };
-        self.create(create).await.map(|_| ())
+        self.pools.create(create).await.map(|_| ())
     }
 }
 

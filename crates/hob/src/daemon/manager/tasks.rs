@@ -4,13 +4,14 @@
 //! is a task that nobody waits for. A failed task is a problem in health until somebody acknowledges it. Nothing of this is kept over restarts.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hob_control::{Task, TaskState};
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
-use super::Manager;
 use super::api_error::ApiError;
+use crate::daemon::shard_api::PATIENCE;
 
 /// So many tasks that are done or cancelled are remembered.
 const ENDED_MAX: usize = 20;
@@ -21,9 +22,13 @@ const FAILED_MAX: usize = 100;
 /// Asked for by other hosts, which ask again: nobody is to acknowledge how they end.
 const UNACKNOWLEDGED: &str = "peer lend";
 
-/// All tasks, by number.
+/// All tasks.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Tasks(Arc<Mutex<List>>);
+
+/// The tasks, by number.
 #[derive(Debug, Default)]
-pub(super) struct Tasks {
+struct List {
     last: u64,
     list: BTreeMap<u64, Entry>,
 }
@@ -43,7 +48,7 @@ struct Entry {
 /// A task that is under way. It has failed if this is dropped.
 #[derive(Debug)]
 pub(super) struct Running {
-    manager: Arc<Manager>,
+    tasks: Tasks,
     id: u64,
     is_over: bool,
 }
@@ -56,19 +61,19 @@ impl Running {
     /// Whoever asked has heard how it ended.
     pub(super) fn forget(mut self) {
         self.is_over = true;
-        self.manager.tasks().list.remove(&self.id);
+        self.tasks.lock().list.remove(&self.id);
     }
 
     /// It ended, and nobody has heard how.
     pub(super) fn end(mut self, result: Result<(), String>) {
         self.is_over = true;
-        self.manager.tasks().end(self.id, result);
+        self.tasks.lock().end(self.id, result);
     }
 
     /// Somebody stopped it.
     pub(super) fn end_cancelled(mut self) {
         self.is_over = true;
-        let mut tasks = self.manager.tasks();
+        let mut tasks = self.tasks.lock();
         if let Some(entry) = tasks.list.get_mut(&self.id) {
             entry.is_cancelled = true;
         }
@@ -79,12 +84,12 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over {
-            self.manager.tasks().end(self.id, Err("it broke off; the log says why".to_owned()));
+            self.tasks.lock().end(self.id, Err("it broke off; the log says why".to_owned()));
         }
     }
 }
 
-impl Tasks {
+impl List {
     fn begin(&mut self, what: &'static str, subject: String) -> u64 {
         self.last += 1;
         let entry = Entry {
@@ -133,85 +138,101 @@ impl Tasks {
     }
 }
 
-impl Manager {
-    fn tasks(&self) -> MutexGuard<'_, Tasks> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+impl Tasks {
+    fn lock(&self) -> MutexGuard<'_, List> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes that a change has begun.
-    pub(super) fn begin_task(self: &Arc<Self>, what: &'static str, subject: String) -> Running {
-        let id = self.tasks().begin(what, subject);
-        Running { manager: self.clone(), id, is_over: false }
+    pub(super) fn begin(&self, what: &'static str, subject: String) -> Running {
+        let id = self.lock().begin(what, subject);
+        Running { tasks: self.clone(), id, is_over: false }
+    }
+
+    /// Runs a change to its end as a task. Waits for it no longer than [`PATIENCE`]; then the task keeps the result.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        what: &'static str,
+        subject: String,
+        change: impl Future<Output = Result<T, ApiError>> + Send + 'static,
+    ) -> Result<T, ApiError> {
+        let (done, result) = tokio::sync::oneshot::channel();
+        let task = self.begin(what, subject);
+        let id = task.id();
+        let run = async move {
+            let result = change.await;
+            match done.send(result) {
+                Ok(()) => task.forget(),
+                Err(Ok(_)) => task.end(Ok(())),
+                Err(Err(error)) => {
+                    tracing::warn!("task {id}, a change that nobody waited for any more, failed: {error}");
+                    task.end(Err(error.to_string()));
+                }
+            }
+        };
+        // What it says is said in the name of the request that asked for it, also later.
+        tokio::spawn(run.in_current_span());
+        match tokio::time::timeout(PATIENCE, result).await {
+            Ok(Ok(result)) => result,
+            Ok(Err(_)) => Err(ApiError::failed("the change broke off; the log says why")),
+            Err(_) => Err(ApiError::busy(format!(
+                "the change is not finished after {} s",
+                PATIENCE.as_secs()
+            ))
+            .hint(format!(
+                "it goes on in the background as task {id}; 'hob tasks' shows how far it is and how it ends"
+            ))),
+        }
     }
 
     /// Returns the tasks in progress, and those that ended after their client stopped waiting; the oldest first.
-    pub(crate) fn tasks_view(&self) -> Vec<Task> {
+    pub(super) fn all(&self) -> Vec<Task> {
         let now = Instant::now();
-        let mut shown: Vec<Task> = {
-            let tasks = self.tasks();
-            let show = |(id, entry): (&u64, &Entry)| Task {
-                id: *id,
-                what: entry.what.to_owned(),
-                subject: entry.subject.clone(),
-                state: entry.state,
-                age_seconds: now.duration_since(entry.began).as_secs(),
-                ended_seconds_ago: entry.ended.map(|ended| now.duration_since(ended).as_secs()),
-                dirty: None,
-                can_cancel: false,
-                error: entry.error.clone(),
-            };
-            tasks.list.iter().map(show).collect()
+        let show = |(id, entry): (&u64, &Entry)| Task {
+            id: *id,
+            what: entry.what.to_owned(),
+            subject: entry.subject.clone(),
+            state: entry.state,
+            age_seconds: now.duration_since(entry.began).as_secs(),
+            ended_seconds_ago: entry.ended.map(|ended| now.duration_since(ended).as_secs()),
+            dirty: None,
+            can_cancel: false,
+            error: entry.error.clone(),
         };
-        let inner = self.inner();
-        for task in shown.iter_mut().filter(|task| task.state == TaskState::Running) {
-            let disk = inner.disks.get(&task.subject).filter(|_| is_of_disk(&task.what));
-            task.dirty = disk.and_then(|disk| disk.dirty()).filter(|dirty| dirty.draining);
-            task.can_cancel = task.dirty.is_some();
-        }
-        shown
+        self.lock().list.iter().map(show).collect()
     }
 
-    /// Ends a task before it is done, if it drains a disk. Others cannot be cancelled.
-    pub(crate) async fn task_cancel(self: &Arc<Self>, id: u64) -> Result<Vec<Task>, ApiError> {
-        let shown = self.tasks_view().into_iter().find(|task| task.id == id);
-        let (what, subject) = {
-            let mut tasks = self.tasks();
-            let entry = tasks.find(id)?;
-            if entry.state != TaskState::Running {
-                return Err(ApiError::conflict(format!("task {id} has ended"))
-                    .hint(format!("'hob tasks acknowledge {id}' removes it from the list")));
-            }
-            (entry.what, entry.subject.clone())
-        };
-        if !shown.is_some_and(|task| task.can_cancel) {
-            return Err(ApiError::conflict(format!(
-                "task {id} ({what} {subject}) cannot be cancelled: only a drain of dirty data can be stopped"
-            ))
-            .hint(
-                "'hob tasks' shows how it ends; if a disk waits for a dead backing, 'hob disk remove --discard-dirty' does not",
-            ));
+    /// What a task in progress does, and to what.
+    pub(super) fn running(&self, id: u64) -> Result<(&'static str, String), ApiError> {
+        let mut tasks = self.lock();
+        let entry = tasks.find(id)?;
+        if entry.state != TaskState::Running {
+            return Err(ApiError::conflict(format!("task {id} has ended"))
+                .hint(format!("'hob tasks acknowledge {id}' removes it from the list")));
         }
-        self.tasks().find(id)?.is_cancelled = true;
-        self.drain_stop(subject).await?;
-        Ok(self.tasks_view())
+        Ok((entry.what, entry.subject.clone()))
+    }
+
+    /// Notes that a task ends because it was cancelled.
+    pub(super) fn cancel(&self, id: u64) -> Result<(), ApiError> {
+        self.lock().find(id)?.is_cancelled = true;
+        Ok(())
     }
 
     /// Removes a task that has ended from the list, and its failure from health.
-    pub(crate) fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>, ApiError> {
-        {
-            let mut tasks = self.tasks();
-            if tasks.find(id)?.state == TaskState::Running {
-                return Err(ApiError::conflict(format!("task {id} has not ended"))
-                    .hint(format!("'hob tasks' shows how far it is, 'hob tasks cancel {id}' ends a drain")));
-            }
-            tasks.list.remove(&id);
+    pub(super) fn acknowledge(&self, id: u64) -> Result<(), ApiError> {
+        let mut tasks = self.lock();
+        if tasks.find(id)?.state == TaskState::Running {
+            return Err(ApiError::conflict(format!("task {id} has not ended"))
+                .hint(format!("'hob tasks' shows how far it is, 'hob tasks cancel {id}' ends a drain")));
         }
-        Ok(self.tasks_view())
+        tasks.list.remove(&id);
+        Ok(())
     }
 
     /// What failed and was not acknowledged: what it concerns, and in words.
-    pub(super) fn failed_tasks(&self) -> Vec<(String, String)> {
-        let tasks = self.tasks();
+    pub(super) fn failed(&self) -> Vec<(String, String)> {
+        let tasks = self.lock();
         let failed = tasks.list.iter().filter(|(_, entry)| entry.state == TaskState::Failed);
         let say = |(id, entry): (&u64, &Entry)| {
             let why = entry.error.as_deref().unwrap_or_default();
@@ -223,9 +244,4 @@ impl Manager {
         };
         failed.map(say).collect()
     }
-}
-
-/// Is the subject of such a task a disk?
-fn is_of_disk(what: &str) -> bool {
-    ["disk ", "cache ", "drain", "migrate", "qos "].iter().any(|kind| what.starts_with(kind))
 }

@@ -11,7 +11,6 @@ mod foreign_writer;
 mod guards;
 mod health;
 mod journal_lost;
-mod lending;
 mod life_cycle;
 mod memory;
 mod operation_guard;
@@ -20,21 +19,25 @@ mod persistent;
 mod qos;
 mod recovering;
 mod recovery;
+mod remote_flash;
 mod resize;
 mod swap;
 mod tasks;
 
-use std::path::Path;
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 use hob_control::{
-    CacheEnable, CachePatch, CacheSettings, CacheState, DeviceAdd, DiskAdd, DiskState as DiskLife, OnDirty,
-    PoolCreate,
+    Admission, CacheEnable, CachePatch, CacheSettings, CacheState, DeviceAdd, DeviceState, DiskAdd,
+    DiskState as DiskLife, OnDirty, PoolCreate, Qos, Size,
 };
+use hob_engine::units::{DeviceId, DiskId};
 use tempfile::TempDir;
 
 use super::*;
 use crate::daemon::fake_shard::FakeShard;
 use crate::daemon::shard_api::ShardEvent;
+use crate::daemon::state::{DiskState, PoolState, State};
 
 const MIB: u64 = 1 << 20;
 const SEGMENT: u64 = MIB;
@@ -66,32 +69,33 @@ impl Bench {
     /// A pool `p` whose devices have room for `mib` MiB each.
     async fn pool(&self, devices: &[&str], mib: u64) {
         let create = pool_create("p", devices.iter().map(|name| self.path(name)).collect(), mib);
-        self.manager.pool_create(create).await.unwrap();
+        self.manager.pools.pool_create(create).await.unwrap();
     }
 
     async fn disk(&self, name: &str) {
         let backing = self.image(&format!("{name}.img"), 64);
         self.manager
+            .disks
             .disk_add(DiskAdd { name: name.into(), backing, read_only: false, ..DiskAdd::default() })
             .await
             .unwrap();
     }
 
     async fn cache(&self, disk: &str, mib: u64) -> Result<DiskChanged, ApiError> {
-        self.manager.cache_enable(disk.into(), cache_of(mib)).await
+        self.manager.pools.cache_enable(disk.into(), cache_of(mib)).await
     }
 
     async fn resize(&self, disk: &str, mib: u64) -> Result<DiskChanged, ApiError> {
         let patch = CachePatch { size: Some(Size(mib * MIB)), ..CachePatch::default() };
-        self.manager.cache_patch(disk.into(), patch).await
+        self.manager.pools.cache_patch(disk.into(), patch).await
     }
 
     fn room(&self, disk: &str) -> u64 {
-        self.manager.disk(disk).unwrap().cache.map_or(0, |cache| cache.room.bytes() / MIB)
+        self.manager.observe.disk(disk).unwrap().cache.map_or(0, |cache| cache.room.bytes() / MIB)
     }
 
     fn free(&self) -> u64 {
-        self.manager.pool("p").unwrap().free.bytes() / MIB
+        self.manager.observe.pool("p").unwrap().free.bytes() / MIB
     }
 }
 
@@ -141,18 +145,18 @@ fn a_cache_comes_grows_shrinks_and_goes_and_all_room_comes_back() {
         assert_eq!((bench.room("vm"), bench.free()), (16, 0));
         bench.resize("vm", 1).await.unwrap();
         assert_eq!((bench.room("vm"), bench.free()), (1, 15));
-        bench.manager.cache_clear("vm".into()).await.unwrap();
-        let stats = bench.manager.stats("vm").await.unwrap();
+        bench.manager.pools.cache_clear("vm".into()).await.unwrap();
+        let stats = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!((stats.blocks, stats.block_size), (256, Size(4096)));
-        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
-        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
+        bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        assert!(bench.manager.observe.disk("vm").unwrap().cache.is_none());
         assert_eq!(bench.free(), 16);
         bench.cache("vm", 16).await.unwrap();
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
-        assert!(bench.manager.disks().is_empty());
-        bench.manager.pool_remove("p".into()).await.unwrap();
-        assert!(bench.manager.pools().is_empty() && bench.shard.devices().is_empty());
+        assert!(bench.manager.observe.disks().is_empty());
+        bench.manager.pools.pool_remove("p".into()).await.unwrap();
+        assert!(bench.manager.observe.pools().is_empty() && bench.shard.devices().is_empty());
     });
 }
 
@@ -162,7 +166,7 @@ fn block_size_and_policy_change_and_sizes_are_rounded_up() {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         let enable = CacheEnable { size: Size(2 * MIB + 1), ..cache_of(0) };
-        let changed = bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+        let changed = bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
         assert_eq!(changed.notes, ["2097153 is rounded up to 3M, whole segments of 1M"]);
         let settings = CacheSettings {
             block_size: Some(Size(65536)),
@@ -170,14 +174,14 @@ fn block_size_and_policy_change_and_sizes_are_rounded_up() {
             ..CacheSettings::default()
         };
         let patch = CachePatch { size: None, settings };
-        let changed = bench.manager.cache_patch("vm".into(), patch.clone()).await.unwrap();
+        let changed = bench.manager.pools.cache_patch("vm".into(), patch.clone()).await.unwrap();
         let cache = changed.disk.unwrap().cache.unwrap();
         assert_eq!(
             (cache.block_size, cache.policy.as_str(), cache.room),
             (Size(65536), "lru", Size(3 * MIB))
         );
-        assert_eq!(bench.manager.stats("vm").await.unwrap().blocks, 48);
-        let changed = bench.manager.cache_patch("vm".into(), patch).await.unwrap();
+        assert_eq!(bench.manager.observe.stats("vm").await.unwrap().blocks, 48);
+        let changed = bench.manager.pools.cache_patch("vm".into(), patch).await.unwrap();
         assert_eq!(changed.notes, ["the cache was so already"]);
     });
 }
@@ -195,15 +199,23 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
             assert_eq!(error.kind, kind, "{error}");
             assert!(error.to_string().contains(part), "{error}");
         };
-        is(manager.disk_add(add("vm", image.clone())).await, ErrorKind::Conflict, "already");
-        is(manager.disk_add(add("a b", image)).await, ErrorKind::Invalid, "'a b'");
-        is(manager.disk_add(add("new", "/nonexistent/x".into())).await, ErrorKind::Invalid, "/nonexistent/x");
-        is(manager.disk_add(add("new", String::new())).await, ErrorKind::Invalid, "backing");
-        is(manager.disk_remove("none".into(), OnDirty::Drain).await, ErrorKind::NotFound, "hob disk list");
+        is(manager.disks.disk_add(add("vm", image.clone())).await, ErrorKind::Conflict, "already");
+        is(manager.disks.disk_add(add("a b", image)).await, ErrorKind::Invalid, "'a b'");
+        is(
+            manager.disks.disk_add(add("new", "/nonexistent/x".into())).await,
+            ErrorKind::Invalid,
+            "/nonexistent/x",
+        );
+        is(manager.disks.disk_add(add("new", String::new())).await, ErrorKind::Invalid, "backing");
+        is(
+            manager.disks.disk_remove("none".into(), OnDirty::Drain).await,
+            ErrorKind::NotFound,
+            "hob disk list",
+        );
         is(bench.cache("none", 1).await, ErrorKind::NotFound, "'none'");
         is(bench.cache("vm", 0).await, ErrorKind::Invalid, "size 0");
         is(bench.cache("vm", 5).await, ErrorKind::Conflict, "4M free and 5M are needed");
-        let enable = |enable: CacheEnable| manager.cache_enable("vm".into(), enable);
+        let enable = |enable: CacheEnable| manager.pools.cache_enable("vm".into(), enable);
         is(enable(CacheEnable { pool: "q".into(), ..cache_of(1) }).await, ErrorKind::NotFound, "'q'");
         let with = |settings| CacheEnable { settings, ..cache_of(1) };
         let block = |bytes| CacheSettings { block_size: Some(Size(bytes)), ..CacheSettings::default() };
@@ -213,15 +225,15 @@ fn what_cannot_be_is_refused_with_a_reason_and_changes_nothing() {
         is(enable(with(policy)).await, ErrorKind::Invalid, "s3-fifo, lru");
         is(enable(CacheEnable { size: Size(u64::MAX), ..cache_of(1) }).await, ErrorKind::Invalid, "bounds");
         is(bench.resize("vm", 1).await, ErrorKind::Conflict, "no cache");
-        is(manager.cache_disable("vm".into(), OnDirty::Drain).await, ErrorKind::Conflict, "no cache");
-        is(manager.cache_clear("vm".into()).await, ErrorKind::Conflict, "no cache");
-        assert!(manager.disk("vm").unwrap().cache.is_none());
-        assert_eq!((manager.disks().len(), bench.free()), (1, 4));
+        is(manager.disks.cache_disable("vm".into(), OnDirty::Drain).await, ErrorKind::Conflict, "no cache");
+        is(manager.pools.cache_clear("vm".into()).await, ErrorKind::Conflict, "no cache");
+        assert!(manager.observe.disk("vm").unwrap().cache.is_none());
+        assert_eq!((manager.observe.disks().len(), bench.free()), (1, 4));
         bench.cache("vm", 2).await.unwrap();
         is(bench.cache("vm", 1).await, ErrorKind::Conflict, "cache already");
         is(bench.resize("vm", 5).await, ErrorKind::Conflict, "needed");
         assert_eq!((bench.room("vm"), bench.free()), (2, 2));
-        assert_eq!(manager.disk("vm").unwrap().cache.unwrap().size, Size(2 * MIB));
+        assert_eq!(manager.observe.disk("vm").unwrap().cache.unwrap().size, Size(2 * MIB));
     });
 }
 
@@ -238,18 +250,27 @@ fn pools_refuse_what_is_not_theirs() {
             assert_eq!(error.kind, kind, "{error}");
             assert!(error.to_string().contains(part), "{error}");
         };
-        let create =
-            |name: &str, device: &str| manager.pool_create(pool_create(name, vec![bench.path(device)], 4));
+        let create = |name: &str, device: &str| {
+            manager.pools.pool_create(pool_create(name, vec![bench.path(device)], 4))
+        };
         is(create("p", "b").await, ErrorKind::Conflict, "'p' already");
         is(create("q", "a").await, ErrorKind::Conflict, "belongs to pool p");
         is(create("q", "precious").await, ErrorKind::Conflict, "--force");
         is(create("q/", "b").await, ErrorKind::Invalid, "'q/'");
         let relative = pool_create("q", vec!["b".into()], 4);
-        is(manager.pool_create(relative).await, ErrorKind::Invalid, "absolute");
-        is(manager.pool_create(pool_create("q", vec![], 4)).await, ErrorKind::Invalid, "at least one device");
-        is(manager.device_remove("p".into(), bench.path("b")).await, ErrorKind::NotFound, "hob pool show p");
-        is(manager.pool_remove("p".into()).await, ErrorKind::Conflict, "caches of vm");
-        assert_eq!(manager.pools().len(), 1);
+        is(manager.pools.pool_create(relative).await, ErrorKind::Invalid, "absolute");
+        is(
+            manager.pools.pool_create(pool_create("q", vec![], 4)).await,
+            ErrorKind::Invalid,
+            "at least one device",
+        );
+        is(
+            manager.pools.device_remove("p".into(), bench.path("b")).await,
+            ErrorKind::NotFound,
+            "hob pool show p",
+        );
+        is(manager.pools.pool_remove("p".into()).await, ErrorKind::Conflict, "caches of vm");
+        assert_eq!(manager.observe.pools().len(), 1);
         assert_eq!(std::fs::read(bench.path("precious")).unwrap(), vec![7; 4 << 20]);
     });
 }
@@ -260,21 +281,21 @@ fn caches_move_off_a_device_that_is_removed_and_grow_back_when_one_is_added() {
         bench.pool(&["a", "b"], 4).await;
         bench.disk("vm").await;
         bench.cache("vm", 4).await.unwrap();
-        let changed = bench.manager.device_remove("p".into(), bench.path("a")).await.unwrap();
+        let changed = bench.manager.pools.device_remove("p".into(), bench.path("a")).await.unwrap();
         assert!(changed.notes.is_empty(), "{:?}", changed.notes);
         assert_eq!((bench.room("vm"), bench.free()), (4, 0));
-        bench.manager.device_add("p".into(), device_add(bench.path("c"), 2)).await.unwrap();
+        bench.manager.pools.device_add("p".into(), device_add(bench.path("c"), 2)).await.unwrap();
         bench.resize("vm", 6).await.unwrap();
-        let changed = bench.manager.device_remove("p".into(), bench.path("b")).await.unwrap();
+        let changed = bench.manager.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
         assert_eq!(changed.notes, ["the cache of vm is 4M smaller until pool p has room again"]);
         assert_eq!((bench.room("vm"), bench.free()), (2, 0));
-        let changed = bench.manager.device_remove("p".into(), bench.path("c")).await.unwrap();
+        let changed = bench.manager.pools.device_remove("p".into(), bench.path("c")).await.unwrap();
         assert_eq!(changed.notes.len(), 2, "{:?}", changed.notes);
-        let disk = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let disk = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((disk.state, disk.size, disk.room), (CacheState::None, Size(6 * MIB), Size(0)));
         assert!(bench.shard.devices().is_empty());
-        bench.manager.device_add("p".into(), device_add(bench.path("d"), 8)).await.unwrap();
-        let disk = bench.manager.disk("vm").unwrap().cache.unwrap();
+        bench.manager.pools.device_add("p".into(), device_add(bench.path("d"), 8)).await.unwrap();
+        let disk = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((disk.state, disk.room, disk.reason), (CacheState::Active, Size(6 * MIB), None));
         assert_eq!(bench.free(), 2);
     });
@@ -301,20 +322,20 @@ fn a_fenced_device_gets_no_more_caches_and_can_be_taken_out() {
         bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
         bench.manager.handle_event(ShardEvent::Lost { disk, segments });
         tokio::time::sleep(std::time::Duration::from_secs(1)).await;
-        let pool = bench.manager.pool("p").unwrap();
+        let pool = bench.manager.observe.pool("p").unwrap();
         let fenced: Vec<_> =
             pool.devices.iter().filter(|device| device.state == DeviceState::Fenced).collect();
         assert_eq!(fenced.len(), 1);
         assert!(fenced[0].reason.as_ref().unwrap().contains("16 failed"));
         assert_eq!((bench.room("vm"), bench.free()), (2, 2));
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert!(cache.reason.unwrap().contains("2 of its 4 segments"));
         bench.disk("other").await;
         assert_eq!(bench.cache("other", 3).await.unwrap_err().kind, ErrorKind::Conflict);
-        bench.manager.device_remove("p".into(), fenced[0].path.clone()).await.unwrap();
+        bench.manager.pools.device_remove("p".into(), fenced[0].path.clone()).await.unwrap();
         // What was lost has been found elsewhere.
         assert_eq!((bench.room("vm"), bench.free()), (4, 0));
-        assert!(bench.manager.disk("vm").unwrap().cache.unwrap().reason.is_none());
+        assert!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().reason.is_none());
     });
 }
 
@@ -326,10 +347,10 @@ fn a_stalled_device_is_shown_until_it_answers() {
         bench.cache("vm", 1).await.unwrap();
         let device = bench.shard.devices()[0];
         bench.manager.handle_event(ShardEvent::Stalled(device));
-        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().state, CacheState::Stalled);
-        assert_eq!(bench.manager.pool("p").unwrap().devices[0].state, DeviceState::Stalled);
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().state, CacheState::Stalled);
+        assert_eq!(bench.manager.observe.pool("p").unwrap().devices[0].state, DeviceState::Stalled);
         bench.manager.handle_event(ShardEvent::Resumed(device));
-        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().state, CacheState::Active);
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().state, CacheState::Active);
         bench.manager.handle_event(ShardEvent::Stalled(DeviceId(999)));
     });
 }
@@ -344,12 +365,12 @@ fn a_shard_that_hangs_holds_up_nobody_and_its_changes_end_later() {
         let error = bench.resize("vm", 1).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Busy);
         assert!(error.to_string().contains("in the background"), "{error}");
-        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().state, CacheState::Changing);
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().state, CacheState::Changing);
         let error = bench.resize("vm", 2).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Conflict);
         assert!(error.to_string().contains("vm is being changed"), "{error}");
-        assert_eq!(bench.manager.stats("vm").await.unwrap_err().kind, ErrorKind::Busy);
-        let explanation = bench.manager.explain("vm").await.unwrap();
+        assert_eq!(bench.manager.observe.stats("vm").await.unwrap_err().kind, ErrorKind::Busy);
+        let explanation = bench.manager.observe.explain("vm").await.unwrap();
         assert!(explanation.sentences[0].contains("does not answer"), "{explanation:?}");
         assert_eq!(bench.free(), 0);
         bench.shard.set_hangs(false);
@@ -373,12 +394,12 @@ fn what_was_changed_is_there_after_a_restart() {
         }
         bench.cache("vm", 6).await.unwrap();
         bench.cache("gone", 1).await.unwrap();
-        bench.manager.disk_remove("gone".into(), OnDirty::Drain).await.unwrap();
-        let before = (bench.manager.disks(), bench.manager.pools());
+        bench.manager.disks.disk_remove("gone".into(), OnDirty::Drain).await.unwrap();
+        let before = (bench.manager.observe.disks(), bench.manager.observe.pools());
         bench.shard.stop();
         drop(bench.manager);
         let (manager, _shard) = restart(&state_dir, "").await;
-        let after = (manager.disks(), manager.pools());
+        let after = (manager.observe.disks(), manager.observe.pools());
         assert_eq!(after, before);
         assert_eq!(after.0.len(), 2);
     });
@@ -436,27 +457,27 @@ fn what_cannot_be_opened_at_the_start_is_offline_and_comes_back() {
         std::fs::rename(bench.dir.path().join("a"), bench.dir.path().join("a.away")).unwrap();
         let (manager, _shard) = restart(&state_dir, "").await;
         let bench = Bench { manager, ..bench };
-        let vm = bench.manager.disk("vm").unwrap();
+        let vm = bench.manager.observe.disk("vm").unwrap();
         assert_eq!(vm.state, DiskLife::Offline);
         assert!(vm.reason.unwrap().contains("vm.img"));
-        assert_eq!(bench.manager.disk("healthy").unwrap().state, DiskLife::Online);
-        let pool = bench.manager.pool("p").unwrap();
+        assert_eq!(bench.manager.observe.disk("healthy").unwrap().state, DiskLife::Online);
+        let pool = bench.manager.observe.pool("p").unwrap();
         assert_eq!(pool.devices.iter().filter(|device| device.state == DeviceState::Offline).count(), 1);
         assert_eq!(pool.size, Size(4 * MIB));
         let (_events, receiver) = tokio::sync::mpsc::unbounded_channel();
         tokio::spawn(bench.manager.clone().tend(receiver));
         tokio::time::sleep(std::time::Duration::from_secs(30)).await;
-        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Offline);
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Offline);
         std::fs::rename(bench.dir.path().join("vm.away"), bench.dir.path().join("vm.img")).unwrap();
         std::fs::rename(bench.dir.path().join("a.away"), bench.dir.path().join("a")).unwrap();
         let mut left = 1000;
         while (bench.room("vm"), bench.room("healthy")) != (4, 4) {
             left -= 1;
-            assert!(left > 0, "{:?} {:?}", bench.manager.disks(), bench.manager.pools());
+            assert!(left > 0, "{:?} {:?}", bench.manager.observe.disks(), bench.manager.observe.pools());
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
-        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
-        assert_eq!(bench.manager.pool("p").unwrap().size, Size(8 * MIB));
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Online);
+        assert_eq!(bench.manager.observe.pool("p").unwrap().size, Size(8 * MIB));
     });
 }
 
@@ -474,15 +495,15 @@ fn hob_toml_makes_what_is_not_there_and_commands_have_the_last_word() {
         let (manager, shard) = restart(&state_dir, &toml).await;
         let bench = Bench { manager, shard, ..bench };
         assert_eq!(bench.room("vm"), 2);
-        assert_eq!(bench.manager.disk("bad").unwrap().state, DiskLife::Offline);
+        assert_eq!(bench.manager.observe.disk("bad").unwrap().state, DiskLife::Offline);
         bench.resize("vm", 3).await.unwrap();
-        bench.manager.disk_remove("bad".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("bad".into(), OnDirty::Drain).await.unwrap();
         bench.shard.stop();
         drop(bench.manager);
         let (manager, shard) = restart(&state_dir, &toml).await;
         let bench = Bench { manager, shard, ..bench };
         assert_eq!(bench.room("vm"), 3);
-        assert_eq!(bench.manager.disks().len(), 1);
+        assert_eq!(bench.manager.observe.disks().len(), 1);
     });
 }
 
@@ -496,7 +517,7 @@ fn a_pool_that_was_made_in_part_is_completed_if_nothing_is_in_it() {
         );
         let start = async |state: &str| {
             let (manager, shard) = restart(&bench.dir.path().join(state), &toml).await;
-            let pool = manager.pool("p").unwrap();
+            let pool = manager.observe.pool("p").unwrap();
             let states: Vec<_> = pool.devices.iter().map(|device| device.state).collect();
             (manager, shard, pool.size, states)
         };
@@ -529,7 +550,7 @@ fn a_pool_that_was_made_in_part_is_completed_if_nothing_is_in_it() {
         let (manager, shard, _, states) = start("fourth").await;
         assert_eq!(states.iter().filter(|state| **state == DeviceState::Offline).count(), 1, "{states:?}");
         assert!(std::fs::read(&b).unwrap().starts_with(b"precious"));
-        let health = manager.health().await;
+        let health = manager.observe.health().await;
         assert!(health.problems.iter().any(|it| it.subject.contains(&b)), "{health:?}");
         shard.stop();
     });
@@ -546,7 +567,7 @@ fn a_served_pool_is_made_found_again_and_made_larger() {
             let (manager, shard) = manager(Store::Memory);
             let cache = CacheEnable { pool: "default".into(), ..cache_of(mib) };
             manager.start_serving(disk.clone(), Some((device.clone(), cache)), false).await.unwrap();
-            assert_eq!(manager.disk("vm").unwrap().cache.unwrap().room, Size(mib * MIB));
+            assert_eq!(manager.observe.disk("vm").unwrap().cache.unwrap().room, Size(mib * MIB));
             let after = std::fs::metadata(&device).unwrap().len();
             assert_eq!(after > before, file_grows, "{before} → {after} bytes for {mib} MiB");
             shard.stop();

@@ -218,7 +218,7 @@ impl HandOff {
     }
 
     fn add_files(&mut self, manager: &Arc<Manager>, files: Vec<super::shard_api::FileAtRest>) {
-        let mut mounts = manager.leave_mounts();
+        let mut mounts = manager.exports.leave_mounts();
         for file in files {
             let FileRights { export, read_only, .. } = file.rights;
             let Some(at) = mounts.iter().position(|(of, ..)| *of == export) else { continue };
@@ -226,7 +226,7 @@ impl HandOff {
             self.record.table.files.push(file_entry(export, (path, made), file.file, read_only));
             self.fds.push(file.device);
         }
-        for (export, left) in manager.leave_left_files() {
+        for (export, left) in manager.exports.leave_left_files() {
             let InheritedFile { path, device, mount, attributes, read_only } = left;
             let (_, made) = mount.leave();
             self.record.table.files.push(file_entry(export, (path, made), attributes, read_only));

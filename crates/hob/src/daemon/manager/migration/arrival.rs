@@ -9,10 +9,10 @@ use hob_storage::backing::Format;
 
 use super::super::api_error::ApiError;
 use super::super::disks::BACKING_CHARS_MAX;
-use super::super::image::image_asked;
+use super::super::disks::image_asked;
+use super::super::registry::MIGRATING;
 use super::super::settings::new_spec;
 use super::super::{DiskPhase, Inner, Manager};
-use super::MIGRATING;
 use crate::daemon::state::{
     CacheSpec, DiskQosSpec, DiskState, FormatName, ImageSpec, MigrationSpec, RecordSpec, check_qos,
 };
@@ -51,7 +51,7 @@ impl Manager {
         self.inner().gone.retain(|gone| gone.name != name);
         self.inner().waited.extend(waited.map(|waited| (name.to_owned(), waited)));
         if self.inner().disk(name).is_err() {
-            self.enter(wanted.clone(), None)?;
+            self.disks.enter(wanted.clone(), None)?;
         }
         let mut inner = self.inner();
         let disk = inner.disk_mut(name)?;

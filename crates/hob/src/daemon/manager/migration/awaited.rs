@@ -9,13 +9,14 @@ use hob_engine::migration::Record;
 use hob_engine::units::DiskId;
 use hob_storage::backing::Format;
 
-use super::super::api_error::ApiError;
-use super::super::datastores::datastore_of;
-use super::super::disks::{Open, export_info, open_gateway, refuse};
+use super::super::api_error::{ApiError, open_error};
+use super::super::disks::Measure;
+use super::super::disks::{Open, open_gateway};
 use super::super::flash::blocking;
-use super::super::resize::Measure;
+use super::super::qos::datastore_of;
 use super::super::{DiskPhase, Manager};
 use super::hook::{Hook, Ready};
+use crate::daemon::exports::export_info;
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
@@ -38,7 +39,7 @@ impl Manager {
         ready: Arc<Ready>,
     ) -> Result<Option<Hook>, ApiError> {
         // Clients are let in last.
-        if self.exports.get(name).is_some()
+        if self.exports.table().get(name).is_some()
             && let Ok((shard, id)) = self.shard_of(name)
         {
             shard.restart(id).await?;
@@ -65,7 +66,7 @@ impl Manager {
             let disk = inner.disk(name)?;
             (disk.wanted.clone(), disk.id)
         };
-        self.clear_stale_file(name).await?;
+        self.exports.clear_stale_file(name).await?;
         let own = self.open_unlocked(name, &wanted.backing, wanted.read_only).await?;
         let here = own.info().size_bytes;
         if size_bytes > 0 && size_bytes < here {
@@ -85,8 +86,8 @@ impl Manager {
         let access = if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite };
         let (lock, gauge, witness, monitor) = (own.lock(), own.gauge(), own.witness(), own.monitor());
         let datastore = wanted.datastore.clone().unwrap_or_else(|| datastore_of(&wanted.backing));
-        let datastore_id = self.inner().datastore_id(&datastore, wanted.datastore.is_some())?;
-        let shard = self.shard_for(datastore_id);
+        let datastore_id = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
+        let shard = self.qos.shard_for(datastore_id);
         let config = DiskConfig { size_bytes: info.size_bytes, access, datastore: datastore_id };
         shard.add_disk(id, config, Backing::handover(own)).await?;
         {
@@ -101,24 +102,27 @@ impl Manager {
             disk.size_bytes = info.size_bytes;
             disk.datastore = Some(datastore);
         }
-        self.open_bitmaps(name, &shard, &info).await?;
+        self.exports.open_bitmaps(name, &shard, &info).await?;
         // A life of the process before this one may have served the disk, and died before it could record that.
         shard.flush(id).await?;
         shard.own(id, Role::Standby).await?;
         let hook = self.read_peer(name, shard.clone(), id, "owner", ready)?;
         if wanted.qos.is_some() {
-            self.apply_qos(name).await?;
+            self.qos.apply(name).await?;
         } else {
-            self.apply_control_of(name);
+            self.qos.apply_control_of(name);
         }
-        self.fit_opened(name).await;
+        self.disks.fit_opened(name).await;
         if let Some(path) = &wanted.vhost_user {
-            let gateway = open_gateway(name, &self.socket_at(path), id, &shard, &info, access, Open::AtOnce)
-                .map_err(|error| ApiError::failed(format!("machines cannot come in at {path}: {error}")))?;
-            self.exports.let_machines_in(name, name, gateway);
+            let gateway =
+                open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce)
+                    .map_err(|error| {
+                        ApiError::failed(format!("machines cannot come in at {path}: {error}"))
+                    })?;
+            self.exports.table().let_machines_in(name, name, gateway);
         }
-        self.offer(name, id, shard, export_info(&info, access));
-        if let Err(error) = self.show_file(name).await {
+        self.exports.offer(name, id, shard, export_info(&info, access));
+        if let Err(error) = self.exports.show_file(name).await {
             tracing::error!("{name} is no file: {error}; it is tried again every few seconds");
         }
         tracing::info!("{name} is awaited: {}", info.description);
@@ -134,7 +138,7 @@ impl Manager {
         role: &str,
         ready: Arc<Ready>,
     ) -> Result<Hook, ApiError> {
-        let socket = self.migration_transport()?.directory.join(format!("{role}-{}.sock", id.0));
+        let socket = self.peers.transport()?.directory.join(format!("{role}-{}.sock", id.0));
         let mut hook = Hook::open(&socket, ready)
             .map_err(|error| ApiError::failed(format!("no socket at {}: {error}", socket.display())))?;
         let (uri, of) = (hook.uri(name), name.to_owned());
@@ -163,9 +167,9 @@ impl Manager {
     ) -> Result<Backing, ApiError> {
         self.check_two_can_open(spec).await?;
         let access = if read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let options = BackingOptions { locked: false, ..self.image_options(name).await? };
+        let options = BackingOptions { locked: false, ..self.disks.image_options(name).await? };
         let spec = spec.to_owned();
-        blocking(move || Backing::open(&spec, access, &options)).await?.map_err(|error| refuse(&error))
+        blocking(move || Backing::open(&spec, access, &options)).await?.map_err(|error| open_error(&error))
     }
 
     /// Refuses backings that two hosts cannot have open at once.
@@ -181,7 +185,7 @@ impl Manager {
     pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.shard_of(name)?;
         self.take_arrived(name).await?;
-        self.begin_recording(name).await?;
+        self.exports.begin_recording(name).await?;
         let lock = self.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.take()).await?.map_err(|error| {
@@ -194,14 +198,14 @@ impl Manager {
 
     /// Takes an awaited disk from its shard, with its cache. What is wanted stays.
     pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
-        self.exports.remove_disk(name);
-        self.hide_file_at_end(name).await;
+        self.exports.table().remove_disk(name);
+        self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name) {
-            self.take_cache(name).await?;
+            self.pools.take_cache(name).await?;
             let gone = shard.remove_disk(id).await?;
             let crate::daemon::shard_api::Gone { released, memory, .. } = gone;
             blocking(move || drop(memory)).await?;
-            let free = self.let_go(name, &released, |_| true);
+            let free = self.pools.let_go(name, &released, |_| true);
             let pool = self.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
             if let Some(pool) = pool {
                 self.give_back(&pool, &free).await;
@@ -211,7 +215,7 @@ impl Manager {
         // Nothing that flash still has of it is to be believed.
         let spec = self.inner().disk(name)?.cache().cloned();
         if let Some(spec) = spec.filter(|spec| spec.journal.is_some_and(|journal| journal.ring > 0)) {
-            self.forget_owner(&spec).await;
+            self.pools.forget_owner(&spec).await;
             // What may be on devices that are away is nobody's.
             self.forget_journal(name)?;
             self.save_first().await?;

@@ -10,7 +10,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::super::Manager;
-use super::super::operation_guard::OperationGuard;
+use super::super::registry::OperationGuard;
 use super::hook::{Doors, Hook};
 use super::source::serves_after;
 use super::status::Shared;

@@ -10,10 +10,11 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::super::Manager;
 use super::super::api_error::{ApiError, ErrorKind};
+use super::super::registry::MIGRATING;
 use super::destination::{self, CallIn, IncomingDisk};
 use super::hook::{Doors, Ready};
 use super::status::Shared;
-use super::{Handle, Inputs, MIGRATING, awaited, calls};
+use super::{Handle, Inputs, awaited, calls};
 
 /// A call is answered within this, or said to be lost.
 const CALL_MAX: Duration = Duration::from_secs(27);
@@ -26,7 +27,7 @@ impl Manager {
         of: CarrySession,
         call: CallIn,
     ) -> Result<CallAnswer, ApiError> {
-        self.migration_transport()?;
+        self.peers.transport()?;
         let session = calls::session(&of).ok_or_else(|| ApiError::invalid("there can be no such session"))?;
         if self.brought(&name, &of.lineage, session, &call).is_some() {
             self.let_rest(&name).await;
@@ -97,11 +98,11 @@ impl Manager {
     }
 
     fn check_arrival(&self, name: &str, arrival: &Arrival) -> Result<(), ApiError> {
-        awaited::check_directory(&self.migration_transport()?.directory)?;
+        awaited::check_directory(&self.peers.transport()?.directory)?;
         if let Some(path) = &arrival.fuse
             && self.inner().disk(name).is_err()
         {
-            self.check_file(path)?;
+            self.exports.check_file(path)?;
         }
         if let Ok(disk) = self.inner().disk(name)
             && disk.busy.is_some_and(|busy| busy != MIGRATING)

@@ -21,41 +21,16 @@ mod source_acts;
 mod status;
 mod waiting;
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use hob_engine::units::Instant;
 use tokio::sync::mpsc;
 
 use super::Manager;
-use super::api_error::ApiError;
 pub(crate) use calls::CHANGED_BYTES_MAX;
 pub(crate) use destination::CallIn;
 pub(crate) use hook::DataConnection;
 use status::Shared;
-
-/// What is being done to a disk that moves.
-pub(super) const MIGRATING: &str = "migrated";
-
-/// What a daemon needs to move disks.
-#[derive(Clone, Debug)]
-pub(crate) struct MigrationTransport {
-    /// What this host shows to others, and whom it trusts; `None` if nothing was configured.
-    pub(crate) tls: Option<MigrationTls>,
-    /// Where sockets of its own can be.
-    pub(crate) directory: PathBuf,
-}
-
-/// Files with certificates.
-#[derive(Clone, Debug)]
-pub(crate) struct MigrationTls {
-    /// What it shows.
-    pub(crate) cert: PathBuf,
-    /// Its key.
-    pub(crate) key: PathBuf,
-    /// Whom it trusts.
-    pub(crate) ca: PathBuf,
-}
 
 /// A migration that is under way, or was the last of its disk.
 #[derive(Debug)]
@@ -78,19 +53,6 @@ impl Handle {
 }
 
 impl Manager {
-    /// Says what is needed to move disks. Once, before the start.
-    pub(crate) fn set_migration_transport(&self, migration_transport: MigrationTransport) {
-        // It is said once.
-        let _ = self.migration_transport.set(migration_transport);
-    }
-
-    pub(super) fn migration_transport(&self) -> Result<&MigrationTransport, ApiError> {
-        self.migration_transport.get().ok_or_else(|| {
-            ApiError::conflict("this daemon keeps no state, and so its disks cannot move")
-                .hint("'hob serve' has one disk for as long as it runs; 'hob daemon' keeps records of whose a disk is")
-        })
-    }
-
     fn handles(&self) -> std::sync::MutexGuard<'_, std::collections::BTreeMap<String, Handle>> {
         self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }

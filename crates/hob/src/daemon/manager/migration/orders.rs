@@ -11,13 +11,13 @@ use hob_engine::migration::{Order, Record, Session, Source, SourceOptions};
 use tokio::sync::{mpsc, oneshot};
 
 use super::super::api_error::ApiError;
-use super::super::operation_guard::OperationGuard;
+use super::super::registry::{MIGRATING, OperationGuard};
 use super::super::{DiskPhase, Manager};
 use super::destination;
 use super::flow::Bandwidth;
 use super::source::{self, Leaving, serves_after};
 use super::status::Shared;
-use super::{Handle, Inputs, MIGRATING, awaited};
+use super::{Handle, Inputs, awaited};
 use crate::daemon::state::RecordSpec;
 
 /// A guest waits no longer than this for a host that does not answer, nanoseconds.
@@ -37,31 +37,32 @@ impl Manager {
         start: MigrationStart,
     ) -> Result<Migration, ApiError> {
         let manager = self.clone();
-        self.change("migrate", name.clone(), async move {
-            let guard = manager.guard_disk_for_command(&name, MIGRATING).await?;
-            manager.end_filling(&name);
-            manager.check_leaving(&name, &start).await?;
-            let spec = manager.spec_to_leave(&name)?;
-            let session = next_session(spec.record.record());
-            let leaving = manager.leaving(&name, spec.lineage.clone(), start.clone(), session)?;
-            leaving.meet(session).await?;
-            if let Ok(disk) = manager.inner().disk_mut(&name) {
-                let record = spec.record;
-                disk.wanted.migration = Some(crate::daemon::state::MigrationSpec {
-                    peer: start.to.clone(),
-                    cache: start.cache,
-                    plan: Some(start),
-                    record,
-                    ..spec
-                });
-            }
-            let shared = leaving.shared.clone();
-            manager.begin_attempt(leaving, session, Some(guard));
-            // What was begun goes on after a crash; whoever hears that it has may count on that.
-            let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
-            manager.migration(&name)
-        })
-        .await
+        self.tasks
+            .run("migrate", name.clone(), async move {
+                let guard = manager.guard_disk_for_command(&name, MIGRATING).await?;
+                manager.end_filling(&name);
+                manager.check_leaving(&name, &start).await?;
+                let spec = manager.spec_to_leave(&name)?;
+                let session = next_session(spec.record.record());
+                let leaving = manager.leaving(&name, spec.lineage.clone(), start.clone(), session)?;
+                leaving.meet(session).await?;
+                if let Ok(disk) = manager.inner().disk_mut(&name) {
+                    let record = spec.record;
+                    disk.wanted.migration = Some(crate::daemon::state::MigrationSpec {
+                        peer: start.to.clone(),
+                        cache: start.cache,
+                        plan: Some(start),
+                        record,
+                        ..spec
+                    });
+                }
+                let shared = leaving.shared.clone();
+                manager.begin_attempt(leaving, session, Some(guard));
+                // What was begun goes on after a crash; whoever hears that it has may count on that.
+                let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
+                manager.migration(&name)
+            })
+            .await
     }
 
     /// A disk that has come, and whose cache is still pulled, has what it has.
@@ -77,7 +78,7 @@ impl Manager {
 
     /// What can be said before another host is asked.
     async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<(), ApiError> {
-        awaited::check_directory(&self.migration_transport()?.directory)?;
+        awaited::check_directory(&self.peers.transport()?.directory)?;
         let backing = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -103,7 +104,7 @@ impl Manager {
         plan: MigrationStart,
         session: Session,
     ) -> Result<Leaving, ApiError> {
-        let (host, port, tls) = self.other_daemon(&plan.to)?;
+        let (host, port, tls) = self.peers.other_daemon(&plan.to)?;
         let to = (host, port);
         let shared = Leaving::new_shared(&plan, session);
         let bandwidth = Arc::new(Bandwidth::new(plan.bandwidth.map(hob_control::Size::bytes)));
@@ -209,43 +210,46 @@ impl Manager {
         force: bool,
     ) -> Result<DiskChanged, ApiError> {
         let manager = self.clone();
-        self.change("migrate --take-back", name.clone(), async move {
-            let spec = manager.inner().disk(&name)?.wanted.migration.clone();
-            let Some((spec, Record::Away { session, .. })) =
-                spec.map(|spec| (spec.clone(), spec.record.record()))
-            else {
-                return Err(ApiError::conflict(format!("{name} is not away")));
-            };
-            if !force {
-                return Err(ApiError::conflict(format!(
+        self.tasks
+            .run("migrate --take-back", name.clone(), async move {
+                let spec = manager.inner().disk(&name)?.wanted.migration.clone();
+                let Some((spec, Record::Away { session, .. })) =
+                    spec.map(|spec| (spec.clone(), spec.record.record()))
+                else {
+                    return Err(ApiError::conflict(format!("{name} is not away")));
+                };
+                if !force {
+                    return Err(ApiError::conflict(format!(
                     "{name} is {}'s: if that host still serves it, two hosts write one disk, and it is lost",
                     spec.peer
                 ))
                 .hint("make sure that it never does again, and say --force"));
-            }
-            if let Some(handle) = manager.handles().remove(&name) {
-                handle.task.abort();
-            }
-            manager.give_cache_up(&name, &spec.peer).await?;
-            manager.own_again(&name, session.generation + 2).await?;
-            manager.restore_wanted_mode(&name)?;
-            tracing::warn!("{name} was taken back by command; {} must not serve it any more", spec.peer);
-            if let Ok(disk) = manager.inner().disk_mut(&name) {
-                disk.phase = DiskPhase::Offline("it was taken back".to_owned());
-                disk.busy = None;
-            }
-            manager.save().await?;
-            manager.bring_online(&name).await;
-            let note =
-                format!("{} must never serve it again: what it has of it is not {name} any more", spec.peer);
-            manager.disk_changed(&name, vec![note])
-        })
-        .await
+                }
+                if let Some(handle) = manager.handles().remove(&name) {
+                    handle.task.abort();
+                }
+                manager.give_cache_up(&name, &spec.peer).await?;
+                manager.own_again(&name, session.generation + 2).await?;
+                manager.restore_wanted_mode(&name)?;
+                tracing::warn!("{name} was taken back by command; {} must not serve it any more", spec.peer);
+                if let Ok(disk) = manager.inner().disk_mut(&name) {
+                    disk.phase = DiskPhase::Offline("it was taken back".to_owned());
+                    disk.busy = None;
+                }
+                manager.save().await?;
+                manager.disks.bring_online(&name).await;
+                let note = format!(
+                    "{} must never serve it again: what it has of it is not {name} any more",
+                    spec.peer
+                );
+                manager.observe.disk_changed(&name, vec![note])
+            })
+            .await
     }
 
     /// A disk that is away, or has not come, is removed: the tombstone goes, or the other host keeps the disk. `None` if it is
     /// neither.
-    pub(in super::super) async fn remove_absent(
+    pub(in super::super) async fn remove_absent_disk(
         self: &Arc<Self>,
         name: &str,
     ) -> Result<Option<DiskChanged>, ApiError> {
@@ -273,7 +277,7 @@ impl Manager {
                 self.handles().remove(name);
                 self.inner().disks.remove(name);
                 self.save().await?;
-                self.forget_bitmaps(name).await;
+                self.exports.forget_bitmaps(name).await;
                 Ok(Some(DiskChanged { disk: None, notes: Vec::new() }))
             }
             Some(RecordSpec::Away { taken: false, .. }) => Err(ApiError::conflict(format!(

@@ -15,17 +15,6 @@ use crate::daemon::state::{CacheOwner, GoneState, MigrationSpec, RecordSpec};
 const GONE_MAX: usize = 4096;
 
 impl Manager {
-    /// What the state says of a disk, by its name.
-    pub(in super::super) fn record_of(&self, name: &str) -> Option<Record> {
-        let inner = self.inner();
-        if let Ok(disk) = inner.disk(name) {
-            let never_moved = Record::Owner { generation: 0, attempts: 0 };
-            return Some(disk.wanted.migration.as_ref().map_or(never_moved, |spec| spec.record.record()));
-        }
-        let gone = inner.gone.iter().find(|gone| gone.name == name)?;
-        Some(Record::Gone(Session { generation: gone.generation, attempt: gone.attempt }))
-    }
-
     /// Which disk of that name it is, as far as that was ever said.
     pub(super) fn lineage_of(&self, name: &str) -> Option<String> {
         let inner = self.inner();
@@ -89,7 +78,7 @@ impl Manager {
         self.wait_for_cluster_again(name);
         self.save_first().await?;
         if self.inner().disk(name).is_err() {
-            self.forget_bitmaps(name).await;
+            self.exports.forget_bitmaps(name).await;
         }
         Ok(())
     }

@@ -8,9 +8,10 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Source};
 
 use super::super::api_error::ApiError;
+use super::super::registry::MIGRATING;
 use super::super::{DiskPhase, Manager};
+use super::orders;
 use super::status::Shared;
-use super::{MIGRATING, orders};
 use crate::daemon::state::DiskState;
 
 /// Pause between attempts to go on with what a disk that is not there yet is needed for.
@@ -21,7 +22,7 @@ impl Manager {
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {
-            self.enter(disk, None)?;
+            self.disks.enter(disk, None)?;
             return Ok(true);
         };
         let why = match spec.record.record() {
@@ -38,7 +39,7 @@ impl Manager {
             Record::Away { .. } => Some(format!("it is at {}", spec.peer)),
             Record::Awaiting(_) => Some("it has not come yet".to_owned()),
         };
-        self.enter(disk, None)?;
+        self.disks.enter(disk, None)?;
         let is_here = why.is_none();
         if let Some(why) = why {
             self.show_away(&name, why);
@@ -145,10 +146,7 @@ impl Manager {
     }
 
     /// The operation guard of a disk that a task has marked as its own.
-    pub(super) fn guard_awaited(
-        self: &Arc<Self>,
-        name: &str,
-    ) -> super::super::operation_guard::OperationGuard {
+    pub(super) fn guard_awaited(self: &Arc<Self>, name: &str) -> super::super::registry::OperationGuard {
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);
             if matches!(disk.phase, DiskPhase::Offline(_)) {

@@ -14,7 +14,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::super::Manager;
-use super::super::operation_guard::OperationGuard;
+use super::super::registry::OperationGuard;
 use super::flow::Bandwidth;
 use super::status::Shared;
 use super::{Clock, calls, data, list};

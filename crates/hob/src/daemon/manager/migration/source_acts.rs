@@ -11,7 +11,7 @@ use hob_engine::regions::Regions;
 
 use super::super::api_error::ApiError;
 use super::super::flash::blocking;
-use super::super::{DiskEntry, DiskPhase, Inner, Manager};
+use super::super::{DiskEntry, DiskPhase, Manager};
 use super::source::Leaving;
 use crate::daemon::state::CacheSpec;
 
@@ -62,14 +62,14 @@ impl Leaving {
         let (shard, id) = manager.shard_of(name)?;
         let before = manager.inner().disk(name)?.cache().cloned();
         if let Some(before) = before.filter(|spec| spec.mode == Mode::WriteBack) {
-            if let Err(error) = manager.clean(name, &shard, id).await {
-                manager.tune(name, &shard, id).await?;
+            if let Err(error) = manager.pools.clean(name, &shard, id).await {
+                manager.pools.tune(name, &shard, id).await?;
                 return Err(error);
             }
             // From here on the state says that nothing is dirty, and what the mode was.
             manager.set_mode(name, Mode::WriteThrough)?;
             manager.keep_spec(name, |spec| spec.mode_due = Some(before.mode.to_string())).await?;
-            manager.tune(name, &shard, id).await?;
+            manager.pools.tune(name, &shard, id).await?;
         }
         self.shared.facts().drained = true;
         manager.unmark_drained(name);
@@ -107,7 +107,7 @@ impl Leaving {
         let (manager, name) = (&self.manager, &self.name);
         let (shard, id) = manager.shard_of(name)?;
         shard.own(id, Role::Away).await?;
-        manager.exports.remove_disk(name);
+        manager.exports.table().remove_disk(name);
         let lock = manager.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.release()).await?.map_err(|error| {
@@ -128,6 +128,7 @@ impl Leaving {
 impl Manager {
     /// What another host is to know of a disk.
     pub(in super::super) fn arrival(&self, name: &str, plan: &MigrationStart) -> Result<Arrival, ApiError> {
+        let qos = self.qos.rules_of(name);
         let inner = self.inner();
         let disk = inner.disk(name)?;
         Ok(Arrival {
@@ -140,18 +141,12 @@ impl Manager {
             mode: plan.cache,
             cache: disk.cache().map(|spec| arriving(spec, disk, plan.pool.clone())),
             exports: disk.wanted.exports.iter().map(hob_control::Export::elsewhere).collect(),
-            qos: disk.qos_due(&inner),
+            qos,
             datastore: disk.wanted.datastore.clone(),
             vhost_user: plan.vhost_user.clone(),
             fuse: plan.fuse.clone(),
             cluster: self.cluster_identity(),
         })
-    }
-}
-
-impl DiskEntry {
-    fn qos_due(&self, inner: &Inner) -> Option<hob_control::Qos> {
-        self.wanted.qos.as_ref().map(|_| self.due(inner))
     }
 }
 
@@ -208,15 +203,15 @@ impl Manager {
         self.set_mode(name, mode)?;
         self.keep_spec(name, |spec| spec.mode_due = None).await?;
         let (shard, id) = self.shard_of(name)?;
-        self.tune(name, &shard, id).await
+        self.pools.tune(name, &shard, id).await
     }
 
     /// A disk that is another host's: its cache and all else of it go, and a tombstone stays.
     pub(super) async fn give_cache_up(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
-        self.exports.remove_disk(name);
-        self.hide_file_at_end(name).await;
+        self.exports.table().remove_disk(name);
+        self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name) {
-            if let Err(error) = self.take_cache(name).await {
+            if let Err(error) = self.pools.take_cache(name).await {
                 tracing::warn!("the cache of {name} was not taken away in peace: {error}");
             }
             let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
@@ -225,7 +220,7 @@ impl Manager {
             });
             let crate::daemon::shard_api::Gone { released, memory, .. } = gone;
             blocking(move || drop(memory)).await?;
-            let free = self.let_go(name, &released, |_| true);
+            let free = self.pools.let_go(name, &released, |_| true);
             let pool = self.inner().disk(name)?.cache().map(|spec| spec.pool.clone());
             if let Some(pool) = pool {
                 self.give_back(&pool, &free).await;
@@ -246,7 +241,7 @@ impl Manager {
             disk.cache().cloned()
         };
         if let Some(spec) = spec {
-            self.forget_owner(&spec).await;
+            self.pools.forget_owner(&spec).await;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
 use hob_storage::pool::OwnerId;
 
-use super::super::cluster::ClusterWait;
+use super::super::registry::ClusterWait;
 use super::super::{DiskEntry, DiskPhase, Inner, Manager};
 use crate::daemon::state::JournalSpec;
 
@@ -55,7 +55,7 @@ impl Manager {
         if let Some(cache) = waited.cache.as_mut().filter(|cache| cache.journal.is_some()) {
             cache.journal = Some(JournalSpec::new());
         }
-        if let Err(error) = self.enter(waited, None) {
+        if let Err(error) = self.disks.enter(waited, None) {
             return tracing::warn!("{name} does not wait here any more: {error}");
         }
         if let Ok(disk) = self.inner().disk_mut(name) {

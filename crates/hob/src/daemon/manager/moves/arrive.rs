@@ -9,9 +9,9 @@ use hob_engine::migration::Record;
 use hob_storage::backing::Format;
 use tokio::time::Instant;
 
-use super::super::api_error::ApiError;
-use super::super::cluster::ClusterWait;
+use super::super::api_error::{ApiError, open_error};
 use super::super::flash::blocking;
+use super::super::registry::ClusterWait;
 use super::super::{DiskPhase, Manager};
 use crate::daemon::cluster::{Cluster, OrderFound};
 use crate::daemon::hardware::{Backing, BackingOptions};
@@ -60,7 +60,7 @@ impl Manager {
             true => (self.inner().disk(&found.disk)?.wanted.clone(), arrival.size_bytes),
             false => (self.awaited_state(&found.disk, arrival)?, arrival.size_bytes),
         };
-        let (options, ..) = self.options_of(&wanted).await?;
+        let (options, ..) = self.disks.options_of(&wanted).await?;
         let options = BackingOptions { locked: false, ..options };
         let backing = wanted.backing;
         let of = backing.clone();
@@ -72,7 +72,7 @@ impl Manager {
             _ => Ok(None),
         })
         .await?
-        .map_err(|error| super::super::disks::refuse(&error))?;
+        .map_err(|error| open_error(&error))?;
         match here {
             Some(here) if here != size_bytes => Err(ApiError::conflict(format!(
                 "{backing} has {here} bytes, and the disk {size_bytes}: it is another backing"
@@ -121,12 +121,12 @@ impl Manager {
             false => {
                 let wanted = self.awaited_state(name, arrival)?;
                 self.inner().gone.retain(|gone| gone.name != *name);
-                self.add_state(wanted).await?;
+                self.disks.add_state(wanted).await?;
             }
         }
         let until = Instant::now() + TAKE_MAX;
         loop {
-            self.bring_online(name).await;
+            self.disks.bring_online(name).await;
             let why = match &self.inner().disk(name)?.phase {
                 DiskPhase::Online(_) => break,
                 DiskPhase::Offline(why) | DiskPhase::Away(why) => why.clone(),

@@ -10,10 +10,11 @@ use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
 use super::super::api_error::ApiError;
-use super::super::cluster::ClusterWait;
+use super::super::registry::ClusterWait;
 use super::super::{DiskPhase, Manager};
 use super::lost;
 use crate::daemon::cluster::{Cluster, Order, OrderFound};
+use crate::daemon::exports::export_info;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
 
@@ -184,17 +185,17 @@ impl Manager {
         let offered = Instant::now();
         work.wait_for(ClusterMoveState::Welcome, WELCOME_MAX).await?;
         work.say(ClusterMoveState::Leaving, None).await?;
-        self.hide_file(&name).await?;
+        self.exports.hide_file(&name).await?;
         let closed = self.close_to_leave(work, shard, id, offered).await;
         let given = match closed {
             Ok(()) => self.hand_on(work).await,
             Err(error) => {
                 // It is served still, and has what it had.
-                if let Err(error) = self.tune(&name, shard, id).await {
+                if let Err(error) = self.pools.tune(&name, shard, id).await {
                     tracing::warn!("{name}: {error}");
                 }
-                self.fit_opened(&name).await;
-                let _ = self.show_file(&name).await;
+                self.disks.fit_opened(&name).await;
+                let _ = self.exports.show_file(&name).await;
                 return Err(error);
             }
         };
@@ -220,7 +221,7 @@ impl Manager {
         self.drain_to_leave(work, shard, id).await?;
         tokio::time::sleep_until(offered + SEEN_AFTER).await;
         // From here on nobody comes in.
-        self.exports.remove_disk(&name);
+        self.exports.table().remove_disk(&name);
         let users = shard.users(id).await?;
         if users > 0 || work.read().await.is_err() {
             self.let_in_again(&name)?;
@@ -239,15 +240,15 @@ impl Manager {
         id: DiskId,
     ) -> Result<(), ApiError> {
         let name = work.disk.clone();
-        let draining = self.take_cache(&name);
+        let draining = self.pools.take_cache(&name);
         tokio::pin!(draining);
         loop {
             tokio::select! {
                 drained = &mut draining => return drained,
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
-            self.look(&name, shard, id).await;
-            let dirty = self.disk(&name)?.cache.and_then(|cache| cache.dirty);
+            self.pools.look(&name, shard, id).await;
+            let dirty = self.observe.disk(&name)?.cache.and_then(|cache| cache.dirty);
             let left = dirty.map_or(Size(0), |dirty| dirty.size);
             let note = format!("{} go to the backing", left.human());
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
@@ -265,7 +266,7 @@ impl Manager {
         let reason = ApiError::conflict(format!("it is on its way to {to}"));
         // It is no fault that it is offline.
         self.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
-        self.take_offline(&name, &reason).await;
+        self.disks.take_offline(&name, &reason).await;
         self.wait_again(&name).await?;
         work.cluster
             .give_back(&name, false)
@@ -285,7 +286,7 @@ impl Manager {
             disk.wanted.cache.clone()
         };
         if let Some(spec) = spec.filter(|spec| spec.journal.is_some()) {
-            self.forget_owner(&spec).await;
+            self.pools.forget_owner(&spec).await;
             if let Some(cache) = self.inner().disk_mut(name)?.wanted.cache.as_mut() {
                 cache.journal = Some(JournalSpec::new());
             }
@@ -415,12 +416,12 @@ impl Manager {
         };
         if let Some(path) = &vhost_user {
             use super::super::disks::{Open, open_gateway};
-            match open_gateway(name, &self.socket_at(path), id, &shard, &info, access, Open::AtOnce) {
-                Ok(gateway) => self.exports.let_machines_in(name, name, gateway),
+            match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce) {
+                Ok(gateway) => self.exports.table().let_machines_in(name, name, gateway),
                 Err(error) => tracing::error!("{name}: machines cannot come in at {path}: {error}"),
             }
         }
-        self.offer(name, id, shard, super::super::disks::export_info(&info, access));
+        self.exports.offer(name, id, shard, export_info(&info, access));
         Ok(())
     }
 }

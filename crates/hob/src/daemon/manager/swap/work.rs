@@ -11,10 +11,9 @@ use hob_storage::pool::Uuid;
 use hob_storage::ring::FdClass;
 use tokio::sync::watch;
 
-use super::super::Manager;
 use super::super::api_error::ApiError;
 use super::super::flash;
-use super::{IN_PARTS, Place, SwapEntry, being_removed, refuse};
+use super::{IN_PARTS, Place, SwapEntry, Swaps, being_removed, refuse};
 use crate::daemon::hardware::LocalFlash;
 use crate::daemon::swap::{Active, Area, Memory, Spot, SwapError};
 
@@ -68,29 +67,26 @@ impl Work {
     }
 }
 
-impl Manager {
+impl Swaps {
     /// Turns an area on or off, from now on.
-    pub(crate) async fn swap_set(
-        self: &Arc<Self>,
-        name: String,
-        patch: SwapPatch,
-    ) -> Result<SwapChanged, ApiError> {
-        let manager = self.clone();
-        self.change("swap set", name.clone(), async move {
-            let note = match patch.on {
-                true => manager.begin_on(&name).await?,
-                false => manager.begin_off(&name, patch.force).await?,
-            };
-            manager.swap_changed(&name, note.into_iter().map(str::to_owned).collect()).await
-        })
-        .await
+    pub(crate) async fn set(&self, name: String, patch: SwapPatch) -> Result<SwapChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("swap set", name.clone(), async move {
+                let note = match patch.on {
+                    true => service.begin_on(&name).await?,
+                    false => service.begin_off(&name, patch.force).await?,
+                };
+                service.changed(&name, note.into_iter().map(str::to_owned).collect()).await
+            })
+            .await
     }
 
     /// Begins to turn an area on, and waits for that a moment; stops its turning off. Says what there was to be said about it.
-    pub(super) async fn begin_on(self: &Arc<Self>, name: &str) -> Result<Option<&'static str>, ApiError> {
+    pub(super) async fn begin_on(&self, name: &str) -> Result<Option<&'static str>, ApiError> {
         let (work, is_new, place) = {
-            let mut inner = self.inner();
-            let entry = inner.swap_mut(name)?;
+            let mut areas = self.areas();
+            let entry = areas.get_mut(name)?;
             let place = entry.usable_place(name)?;
             match &entry.work {
                 Some(work) if work.doing == Doing::Removing => return Err(being_removed(name)),
@@ -99,10 +95,10 @@ impl Manager {
             }
         };
         if is_new {
-            let (manager, name, mine) = (self.clone(), name.to_owned(), work.clone());
+            let (service, name, mine) = (self.clone(), name.to_owned(), work.clone());
             tokio::spawn(async move {
-                let result = manager.turn_on(&name, &place, &mine).await;
-                manager.end_work(&name, &mine, result, true).await;
+                let result = service.turn_on(&name, &place, &mine).await;
+                service.end_work(&name, &mine, result, true).await;
             });
         } else if work.doing == Doing::TurningOff {
             work.stop.store(true, Ordering::Relaxed);
@@ -110,7 +106,7 @@ impl Manager {
                 Some(Ok(())) => Err(ApiError::conflict(format!("{name} was turned off already"))
                     .hint("ask once more to turn it on again")),
                 Some(Err(_)) => {
-                    self.want_swap(name, true).await?;
+                    self.want(name, true).await?;
                     Ok(Some("it was being turned off; that was stopped"))
                 }
                 None => Err(ApiError::busy("its turning off does not stop yet").hint("look again later")),
@@ -121,14 +117,13 @@ impl Manager {
     }
 
     async fn turn_on(&self, name: &str, place: &Place, work: &Arc<Work>) -> Result<(), ApiError> {
-        let device = self.swap_device(name, place).await?;
+        let device = self.device_of(name, place).await?;
         let (owner, priority) = {
-            let inner = self.inner();
-            let wanted = &inner.swap(name)?.wanted;
+            let areas = self.areas();
+            let wanted = &areas.get(name)?.wanted;
             (wanted.owner, wanted.priority)
         };
-        let (kernel, spot, work, label) =
-            (self.swap_kernel.clone(), place.spot, work.clone(), name.to_owned());
+        let (kernel, spot, work, label) = (self.kernel.clone(), place.spot, work.clone(), name.to_owned());
         let turn_on = move || {
             // A daemon before this one may have turned it on.
             if kernel.look(spot)?.is_some() {
@@ -154,10 +149,11 @@ impl Manager {
     }
 
     /// The device of an area, if it may be swapped to now.
-    async fn swap_device(&self, name: &str, place: &Place) -> Result<LocalFlash, ApiError> {
+    async fn device_of(&self, name: &str, place: &Place) -> Result<LocalFlash, ApiError> {
         let flash = {
-            let inner = self.inner();
-            let wanted = &inner.swap(name)?.wanted;
+            let areas = self.areas();
+            let wanted = &areas.get(name)?.wanted;
+            let inner = self.registry.inner();
             let entry = inner.pool(&wanted.pool)?;
             let device = entry.devices.iter().find(|device| device.path == wanted.device);
             if let Some(device) = device.filter(|device| device.state == DeviceState::Fenced) {
@@ -175,10 +171,10 @@ impl Manager {
     }
 
     /// Begins to turn an area off, and waits for that a moment; stops its turning on. Says what there was to be said about it.
-    async fn begin_off(self: &Arc<Self>, name: &str, force: bool) -> Result<Option<&'static str>, ApiError> {
+    async fn begin_off(&self, name: &str, force: bool) -> Result<Option<&'static str>, ApiError> {
         let (busy, spot) = {
-            let inner = self.inner();
-            let entry = inner.swap(name)?;
+            let areas = self.areas();
+            let entry = areas.get(name)?;
             (entry.work.clone(), entry.place.as_ref().map(|place| place.spot))
         };
         if let Some(work) = busy {
@@ -191,7 +187,7 @@ impl Manager {
             match work.wait(STOP_MAX).await {
                 Some(Ok(())) => {}
                 Some(Err(_)) => {
-                    self.want_swap(name, false).await?;
+                    self.want(name, false).await?;
                     return Ok(Some("it was being turned on; that was stopped"));
                 }
                 None => {
@@ -200,27 +196,27 @@ impl Manager {
             }
         }
         let active = match spot {
-            Some(spot) => self.look_at_swap(spot).await?.map(|active| (spot, active)),
+            Some(spot) => self.look(spot).await?.map(|active| (spot, active)),
             None => None,
         };
         let Some((spot, active)) = active else {
-            self.want_swap(name, false).await?;
+            self.want(name, false).await?;
             return Ok(Some("it was off already"));
         };
         if !force {
             self.check_memory_for(name, spot, &active).await?;
         }
         let work = {
-            let mut inner = self.inner();
-            let entry = inner.swap_mut(name)?;
+            let mut areas = self.areas();
+            let entry = areas.get_mut(name)?;
             entry.check_idle(name)?;
             entry.work.insert(Work::new(Doing::TurningOff)).clone()
         };
         tracing::info!("{name} is being turned off, {} are swapped out to it", Size(active.used).human());
-        let (manager, of, mine) = (self.clone(), name.to_owned(), work.clone());
+        let (service, of, mine) = (self.clone(), name.to_owned(), work.clone());
         tokio::spawn(async move {
-            let result = manager.turn_off(&of, spot, active, &mine).await;
-            manager.end_work(&of, &mine, result, false).await;
+            let result = service.turn_off(&of, spot, active, &mine).await;
+            service.end_work(&of, &mine, result, false).await;
         });
         work.wait(WAIT_MAX).await.transpose()?;
         Ok(None)
@@ -233,10 +229,10 @@ impl Manager {
         active: Active,
         work: &Arc<Work>,
     ) -> Result<(), ApiError> {
-        let (kernel, mine) = (self.swap_kernel.clone(), work.clone());
+        let (kernel, mine) = (self.kernel.clone(), work.clone());
         let ended = flash::blocking(move || kernel.turn_off(&active.path, &mine.stop)).await?;
         // What counts is how things are, whatever was said.
-        match (self.look_at_swap(spot).await?, ended) {
+        match (self.look(spot).await?, ended) {
             (None, _) => {
                 tracing::info!("the kernel does not swap to {name} any more");
                 Ok(())
@@ -248,7 +244,7 @@ impl Manager {
 
     /// Is there room for what is swapped out to an area?
     async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<(), ApiError> {
-        let kernel = self.swap_kernel.clone();
+        let kernel = self.kernel.clone();
         let memory = flash::blocking(move || kernel.memory()).await?;
         let memory = memory
             .map_err(|error| ApiError::failed(format!("cannot see how much memory there is: {error}")))?;
@@ -265,16 +261,10 @@ impl Manager {
     }
 
     /// Ends a piece of work.
-    async fn end_work(
-        self: &Arc<Self>,
-        name: &str,
-        work: &Arc<Work>,
-        result: Result<(), ApiError>,
-        on: bool,
-    ) {
+    async fn end_work(&self, name: &str, work: &Arc<Work>, result: Result<(), ApiError>, on: bool) {
         {
-            let mut inner = self.inner();
-            if let Ok(entry) = inner.swap_mut(name) {
+            let mut areas = self.areas();
+            if let Ok(entry) = areas.get_mut(name) {
                 entry.work = None;
                 let is_stopped = work.stop.load(Ordering::Relaxed);
                 let why = result.as_ref().err().filter(|_| !is_stopped);
@@ -282,7 +272,7 @@ impl Manager {
             }
         }
         let saved = match &result {
-            Ok(()) => self.want_swap(name, on).await,
+            Ok(()) => self.want(name, on).await,
             Err(_) => Ok(()),
         };
         let outcome = result.and(saved);
@@ -293,16 +283,16 @@ impl Manager {
     }
 
     /// Keeps whether an area is turned on at the start.
-    async fn want_swap(self: &Arc<Self>, name: &str, on: bool) -> Result<(), ApiError> {
+    async fn want(&self, name: &str, on: bool) -> Result<(), ApiError> {
         {
-            let mut inner = self.inner();
-            let entry = inner.swap_mut(name)?;
+            let mut areas = self.areas();
+            let entry = areas.get_mut(name)?;
             entry.failed = None;
             if std::mem::replace(&mut entry.wanted.on, on) == on {
                 return Ok(());
             }
         }
-        self.save().await
+        self.registry.save().await
     }
 }
 

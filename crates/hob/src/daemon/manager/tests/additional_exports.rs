@@ -13,14 +13,14 @@ fn backup(name: &str) -> Export {
 fn a_further_export_is_the_same_disk_with_fewer_rights() {
     run(async |bench| {
         bench.disk("vm").await;
-        let changed = bench.manager.export_add("vm".into(), backup("vm-backup")).await.unwrap();
+        let changed = bench.manager.disks.export_add("vm".into(), backup("vm-backup")).await.unwrap();
         assert_eq!(changed.disk.unwrap().exports, [backup("vm-backup")]);
-        let exports = &bench.manager.exports;
+        let exports = bench.manager.exports.table();
         let (own, further) = (exports.get("vm").unwrap(), exports.get("vm-backup").unwrap());
         assert_eq!((further.disk, further.of.as_str()), (own.disk, "vm"));
         assert_eq!((own.info.read_only, own.promote), (false, Promote::Usual));
         assert_eq!((further.info.read_only, further.promote), (true, Promote::Never));
-        bench.manager.export_remove("vm".into(), "vm-backup".into()).await.unwrap();
+        bench.manager.disks.export_remove("vm".into(), "vm-backup".into()).await.unwrap();
         assert!(exports.get("vm-backup").is_none() && exports.get("vm").is_some());
     });
 }
@@ -29,9 +29,9 @@ fn a_further_export_is_the_same_disk_with_fewer_rights() {
 fn exports_leave_with_their_disk_and_their_names_are_free_again() {
     run(async |bench| {
         bench.disk("vm").await;
-        bench.manager.export_add("vm".into(), backup("b")).await.unwrap();
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
-        assert!(bench.manager.exports.get("b").is_none());
+        bench.manager.disks.export_add("vm".into(), backup("b")).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        assert!(bench.manager.exports.table().get("b").is_none());
         bench.disk("b").await;
     });
 }
@@ -41,7 +41,7 @@ fn names_are_told_apart() {
     run(async |bench| {
         bench.disk("vm").await;
         bench.disk("other").await;
-        bench.manager.export_add("vm".into(), backup("b")).await.unwrap();
+        bench.manager.disks.export_add("vm".into(), backup("b")).await.unwrap();
         for (disk, name, what) in [
             ("other", "b", "disk vm has an export 'b' already"),
             ("vm", "other", "there is a disk 'other' already"),
@@ -49,19 +49,19 @@ fn names_are_told_apart() {
             ("vm", "a b", "'a b' cannot be an export's name"),
             ("absent", "c", "absent"),
         ] {
-            let error = bench.manager.export_add(disk.into(), backup(name)).await.unwrap_err();
+            let error = bench.manager.disks.export_add(disk.into(), backup(name)).await.unwrap_err();
             assert!(error.problem.error.contains(what), "{disk} {name}: {error}");
         }
         let backing = bench.image("b.img", 1);
         let add = DiskAdd { name: "b".into(), backing, read_only: false, ..DiskAdd::default() };
-        let error = bench.manager.disk_add(add).await.unwrap_err();
+        let error = bench.manager.disks.disk_add(add).await.unwrap_err();
         assert!(error.problem.error.contains("disk vm has an export 'b'"), "{error}");
-        let error = bench.manager.export_remove("vm".into(), "vm".into()).await.unwrap_err();
+        let error = bench.manager.disks.export_remove("vm".into(), "vm".into()).await.unwrap_err();
         assert!(error.to_string().contains("hob disk remove"), "{error}");
         for n in 1..16 {
-            bench.manager.export_add("vm".into(), backup(&format!("b{n}"))).await.unwrap();
+            bench.manager.disks.export_add("vm".into(), backup(&format!("b{n}"))).await.unwrap();
         }
-        let error = bench.manager.export_add("vm".into(), backup("b16")).await.unwrap_err();
+        let error = bench.manager.disks.export_add("vm".into(), backup("b16")).await.unwrap_err();
         assert!(error.problem.error.contains("16 further exports"), "{error}");
     });
 }
@@ -75,7 +75,7 @@ fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
         let (manager, shard) = manager(store);
         let bench = Bench { manager, shard, ..bench };
         bench.disk("x").await;
-        bench.manager.export_add("x".into(), backup("b")).await.unwrap();
+        bench.manager.disks.export_add("x".into(), backup("b")).await.unwrap();
         let image = bench.image("other.img", 8);
         bench.shard.stop();
         drop(bench.manager);
@@ -85,13 +85,13 @@ fn what_hob_toml_brings_takes_no_name_that_a_command_gave() {
         let toml =
             [disk("a"), export("x"), export("a-more"), disk("b"), disk("c"), export("c-more")].concat();
         let (manager, _shard) = restart(&state, &toml).await;
-        let of = |name: &str| manager.exports.get(name).map(|export| export.of);
+        let of = |name: &str| manager.exports.table().get(name).map(|export| export.of);
         let names = ["x", "b", "a", "a-more", "c", "c-more"];
         assert_eq!(names.map(of), ["x", "x", "a", "a", "c", "c"].map(|disk| Some(disk.to_owned())));
-        assert!(manager.disk("b").is_err(), "there is an export of that name");
+        assert!(manager.observe.disk("b").is_err(), "there is an export of that name");
         // Nor do clients find another disk by a name that nobody has looked at.
-        manager.exports.insert("x", manager.exports.get("a").unwrap());
-        assert_eq!(manager.exports.get("x").unwrap().of, "x");
+        manager.exports.table().insert("x", manager.exports.table().get("a").unwrap());
+        assert_eq!(manager.exports.table().get("x").unwrap().of, "x");
         // One that such a state was kept of has its name again.
         let taken = DiskState {
             exports: vec![backup("x"), backup("d-more")],
@@ -114,32 +114,32 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
         let at = |path: &str| std::path::Path::new(path).exists();
         let with_socket = Export { vhost_user: Some(socket.clone()), ..backup("b") };
         let half = Export { fuse: Some(nowhere.clone()), ..with_socket.clone() };
-        let error = bench.manager.export_add("vm".into(), half).await.unwrap_err();
+        let error = bench.manager.disks.export_add("vm".into(), half).await.unwrap_err();
         assert!(error.problem.error.contains("none"), "{error}");
-        assert!(!at(&socket) && bench.manager.exports.get("b").is_none());
-        assert!(bench.manager.disk("vm").unwrap().exports.is_empty());
-        assert_eq!(bench.manager.disk("vm").unwrap().fuse_reason, None);
-        bench.manager.export_add("vm".into(), with_socket.clone()).await.unwrap();
+        assert!(!at(&socket) && bench.manager.exports.table().get("b").is_none());
+        assert!(bench.manager.observe.disk("vm").unwrap().exports.is_empty());
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().fuse_reason, None);
+        bench.manager.disks.export_add("vm".into(), with_socket.clone()).await.unwrap();
         assert!(at(&socket));
         // The path of one is no other's.
         let again = Export { name: "c".into(), ..with_socket.clone() };
-        let error = bench.manager.export_add("vm".into(), again).await.unwrap_err();
+        let error = bench.manager.disks.export_add("vm".into(), again).await.unwrap_err();
         assert!(error.problem.error.contains("machines cannot come in"), "{error}");
         assert!(at(&socket), "the second one took the first one's socket away");
-        bench.manager.export_remove("vm".into(), "b".into()).await.unwrap();
+        bench.manager.disks.export_remove("vm".into(), "b".into()).await.unwrap();
         assert!(!at(&socket));
-        bench.manager.export_add("vm".into(), with_socket).await.unwrap();
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.export_add("vm".into(), with_socket).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert!(!at(&socket));
         for (path, what) in [("b.sock", "absolute"), ("", "absolute")] {
             bench.disk("other").await;
             let wrong = Export { vhost_user: Some(path.into()), ..backup("d") };
-            let error = bench.manager.export_add("other".into(), wrong).await.unwrap_err();
+            let error = bench.manager.disks.export_add("other".into(), wrong).await.unwrap_err();
             assert!(error.problem.error.contains(what), "{error}");
             let wrong = Export { fuse: Some(path.into()), ..backup("d") };
-            let error = bench.manager.export_add("other".into(), wrong).await.unwrap_err();
+            let error = bench.manager.disks.export_add("other".into(), wrong).await.unwrap_err();
             assert!(error.problem.error.contains(what), "{error}");
-            bench.manager.disk_remove("other".into(), OnDirty::Drain).await.unwrap();
+            bench.manager.disks.disk_remove("other".into(), OnDirty::Drain).await.unwrap();
         }
     });
 }
@@ -152,15 +152,15 @@ fn a_disk_says_which_of_its_files_is_not_there() {
         let nowhere = bench.path("none/b.img");
         let export = Export { fuse: Some(nowhere), ..backup("b") };
         let wanted = DiskState { exports: vec![export], ..DiskState::new("vm".into(), backing, false) };
-        drop(bench.manager.enter(wanted, None).unwrap());
-        bench.manager.bring_online("vm").await;
-        let disk = bench.manager.disk("vm").unwrap();
+        drop(bench.manager.disks.enter(wanted, None).unwrap());
+        bench.manager.disks.bring_online("vm").await;
+        let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!(disk.state, DiskLife::Online);
         let reason = disk.fuse_reason.expect("a reason");
         assert!(reason.starts_with("export b: ") && reason.contains("none"), "{reason}");
-        assert_eq!(bench.manager.without_file(), ["vm"]);
-        bench.manager.export_remove("vm".into(), "b".into()).await.unwrap();
-        assert!(bench.manager.without_file().is_empty());
-        assert_eq!(bench.manager.disk("vm").unwrap().fuse_reason, None);
+        assert_eq!(bench.manager.exports.without_file(), ["vm"]);
+        bench.manager.disks.export_remove("vm".into(), "b".into()).await.unwrap();
+        assert!(bench.manager.exports.without_file().is_empty());
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().fuse_reason, None);
     });
 }

@@ -5,13 +5,13 @@ use hob_control::{DevicePatch, PoolChanged};
 use super::*;
 
 async fn set(bench: &Bench, device: &str, admission: Admission) -> Result<PoolChanged, ApiError> {
-    bench.manager.device_set("p".into(), bench.path(device), DevicePatch { admission }).await
+    bench.manager.pools.device_set("p".into(), bench.path(device), DevicePatch { admission }).await
 }
 
 /// Admission and free MiB of a device.
 fn device(bench: &Bench, name: &str) -> (Admission, u64) {
     let path = bench.path(name);
-    let pool = bench.manager.pool("p").unwrap();
+    let pool = bench.manager.observe.pool("p").unwrap();
     let device = pool.devices.iter().find(|device| device.path == path).unwrap();
     (device.admission, device.free.bytes() / MIB)
 }
@@ -65,7 +65,7 @@ fn a_restart_keeps_a_device_out_until_it_is_opted_in() {
             if late {
                 assert_eq!(device(&bench, "a"), (Admission::Out, 0));
                 std::fs::rename(&away, &here).unwrap();
-                bench.manager.retry_devices("p").await;
+                bench.manager.pools.retry_devices("p").await;
             }
             // Caches start anew, without the device.
             assert_eq!((bench.room("vm"), bench.free()), (4, 0));
@@ -82,7 +82,7 @@ fn a_device_that_is_fenced_or_unknown_is_refused() {
         bench.pool(&["a"], 4).await;
         let error = set(&bench, "b", Admission::Out).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::NotFound);
-        let removal = bench.manager.device_remove("p".into(), bench.path("b")).await.unwrap_err();
+        let removal = bench.manager.pools.device_remove("p".into(), bench.path("b")).await.unwrap_err();
         assert_eq!(error, removal);
         let sick = bench.shard.devices()[0];
         bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });

@@ -77,12 +77,12 @@ impl Bench {
 
     async fn rotate(&self, frozen: &str) {
         let rotate = BitmapRotate { frozen: frozen.into() };
-        self.manager.bitmap_rotate("vm".into(), "daily".into(), rotate).await.unwrap();
+        self.manager.exports.bitmap_rotate("vm".into(), "daily".into(), rotate).await.unwrap();
     }
 
     /// How much is in it, and why everything is.
     async fn bitmap(&self, name: &str) -> (Option<Size>, Option<String>) {
-        let all = self.manager.bitmaps("vm".into()).await.unwrap().bitmaps;
+        let all = self.manager.exports.bitmaps("vm".into()).await.unwrap().bitmaps;
         let found = all.into_iter().find(|bitmap| bitmap.name == name).unwrap();
         (found.dirty, found.everything_because)
     }
@@ -123,12 +123,12 @@ fn a_disk_that_was_given_up_before_anybody_called_leaves_its_name_free() {
         let bench = prepare(bench).await;
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         let bench = crash(bench).await;
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
-        while bench.manager.disk("vm").is_ok() {
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        while bench.manager.observe.disk("vm").is_ok() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         bench.disk("vm").await;
-        let disk = bench.manager.disk("vm").unwrap();
+        let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!((disk.state, disk.migration), (DiskLife::Online, None));
     });
 }
@@ -138,9 +138,9 @@ fn a_disk_that_was_given_up_and_is_handed_over_nevertheless_is_taken() {
     run(async |bench| {
         let bench = prepare(bench).await;
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         // Until that is on record: who calls before is heard by whoever gives it up.
-        while bench.manager.disk("vm").is_ok() || bench.manager.is_migrating("vm") {
+        while bench.manager.observe.disk("vm").is_ok() || bench.manager.is_migrating("vm") {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         // An older host does not say what disk it is.
@@ -151,7 +151,7 @@ fn a_disk_that_was_given_up_and_is_handed_over_nevertheless_is_taken() {
         assert_eq!(bench.called(0, 2, yours()).await.refused, Some(CallRefusal::NotAwaited));
         assert_eq!(bench.called(0, 1, yours()).await.refused, None);
         assert_eq!(bench.manager.record_of("vm"), Some(OWNER));
-        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Online);
     });
 }
 
@@ -179,7 +179,7 @@ fn a_disk_that_was_not_opened_to_the_end_is_opened_anew() {
         assert!(why(&answer).contains("the disk says"), "{answer:?}");
         bench.shard.set_backings_fail(false);
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
-        assert!(bench.manager.exports.get("vm").is_some());
+        assert!(bench.manager.exports.table().get("vm").is_some());
         bench.take().await;
     });
 }
@@ -195,7 +195,7 @@ fn a_disk_that_cannot_be_read_at_its_owner_is_not_ready() {
         }
         std::fs::create_dir(bench.sockets()).unwrap();
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
-        assert!(bench.manager.exports.get("vm").is_some());
+        assert!(bench.manager.exports.table().get("vm").is_some());
         bench.take().await;
     });
 }
@@ -207,7 +207,7 @@ fn a_disk_that_comes_back_finds_what_stayed() {
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         bench.take().await;
         let add = BitmapAdd { name: "daily".into(), granularity: None };
-        bench.manager.bitmap_add("vm".into(), add).await.unwrap();
+        bench.manager.exports.bitmap_add("vm".into(), add).await.unwrap();
         write(&bench, 0..1);
         bench.rotate("monday").await;
         let share = ShareSpec { cache: Some(Size(MIB)), disk: None };
@@ -220,7 +220,7 @@ fn a_disk_that_comes_back_finds_what_stayed() {
         }
         bench.manager.save().await.unwrap();
         let bench = crash(bench).await;
-        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Away);
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Away);
 
         let arrival = CallIn::Arrive(Box::new(bench.arrival()));
         assert_eq!(bench.called(2, 1, arrival).await.refused, None);
@@ -245,7 +245,7 @@ fn a_disk_that_does_not_come_leaves_no_bitmaps() {
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         bench.take().await;
         let add = BitmapAdd { name: "daily".into(), granularity: None };
-        bench.manager.bitmap_add("vm".into(), add).await.unwrap();
+        bench.manager.exports.bitmap_add("vm".into(), add).await.unwrap();
         bench.rotate("monday").await;
         let files = bench.dir.path().join("state/bitmaps/vm");
         assert!(files.join("monday").exists());
@@ -256,7 +256,7 @@ fn a_disk_that_does_not_come_leaves_no_bitmaps() {
         let arrival = CallIn::Arrive(Box::new(bench.arrival()));
         assert_eq!(bench.called(2, 1, arrival).await.refused, None);
         assert_eq!(bench.called(2, 1, CallIn::Cancel).await.refused, None);
-        assert!(bench.manager.disk("vm").is_err() && !files.exists());
+        assert!(bench.manager.observe.disk("vm").is_err() && !files.exists());
     });
 }
 
@@ -273,7 +273,7 @@ fn a_disk_that_gave_way_waits_again_after_a_restart() {
         bench.manager.inner().waited.insert("vm".into(), waited(&bench));
         bench.manager.save().await.unwrap();
         let bench = crash(bench).await;
-        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Awaited);
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Awaited);
         assert_eq!(bench.called(0, 1, CallIn::Cancel).await.refused, None);
         let inner = bench.manager.inner();
         assert!(inner.disk("vm").unwrap().waits_for_cluster() && inner.waited.is_empty());

@@ -14,11 +14,11 @@ fn add(name: &str) -> BitmapAdd {
 
 async fn rotate(bench: &Bench, name: &str, frozen: &str) -> Result<(), ApiError> {
     let rotate = BitmapRotate { frozen: frozen.into() };
-    bench.manager.bitmap_rotate("vm".into(), name.into(), rotate).await.map(drop)
+    bench.manager.exports.bitmap_rotate("vm".into(), name.into(), rotate).await.map(drop)
 }
 
 async fn found(bench: &Bench, name: &str) -> Bitmap {
-    let all = bench.manager.bitmaps("vm".into()).await.unwrap().bitmaps;
+    let all = bench.manager.exports.bitmaps("vm".into()).await.unwrap().bitmaps;
     all.into_iter().find(|bitmap| bitmap.name == name).unwrap_or_else(|| panic!("no bitmap {name}"))
 }
 
@@ -33,8 +33,8 @@ fn what_was_noted_is_kept_over_a_restart_and_taken_for_everything_after_a_crash(
     use BitmapState::{Frozen, Recording};
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
-        bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap();
-        let contexts = bench.manager.exports.get("vm").unwrap().info.contexts;
+        bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap();
+        let contexts = bench.manager.exports.table().get("vm").unwrap().info.contexts;
         assert_eq!(contexts, ["qemu:dirty-bitmap:b"]);
         write(&bench, 0..1);
         rotate(&bench, "b", "b1").await.unwrap();
@@ -42,17 +42,17 @@ fn what_was_noted_is_kept_over_a_restart_and_taken_for_everything_after_a_crash(
         assert_eq!(state(&bench, "b1").await, (Frozen, GRANULE, false));
         let bench = end(bench, false, |_| {}).await;
         assert_eq!(state(&bench, "b").await, (Recording, GRANULE, false));
-        assert_eq!(bench.manager.exports.get("vm").unwrap().info.contexts.len(), 2);
+        assert_eq!(bench.manager.exports.table().get("vm").unwrap().info.contexts.len(), 2);
         let bench = crash(bench).await;
         assert_eq!(state(&bench, "b").await, (Recording, 64 * MIB, true));
         assert_eq!(state(&bench, "b1").await, (Frozen, GRANULE, false), "no change can have escaped it");
-        bench.manager.bitmap_clear("vm".into(), "b".into()).await.unwrap();
+        bench.manager.exports.bitmap_clear("vm".into(), "b".into()).await.unwrap();
         let bench = end(bench, false, |_| {}).await;
         assert_eq!(state(&bench, "b").await, (Recording, 0, false));
         let into = BitmapMerge { into: "b".into() };
-        bench.manager.bitmap_merge("vm".into(), "b1".into(), into).await.unwrap();
+        bench.manager.exports.bitmap_merge("vm".into(), "b1".into(), into).await.unwrap();
         assert_eq!(state(&bench, "b").await, (Recording, GRANULE, false));
-        bench.manager.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Discard).await.unwrap();
         assert!(!bench.dir.path().join("state/bitmaps/vm").exists());
     });
 }
@@ -61,7 +61,7 @@ fn what_was_noted_is_kept_over_a_restart_and_taken_for_everything_after_a_crash(
 fn a_file_that_is_not_what_was_written_counts_for_nothing() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
-        bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap();
+        bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap();
         let bench = end(bench, false, |dir| {
             let path = dir.join("state/bitmaps/vm/b");
             let mut bytes = std::fs::read(&path).unwrap();
@@ -81,8 +81,8 @@ fn discarded_data_is_changed_data() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..10);
-        bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap();
-        bench.manager.discard_dirty("vm".into()).await.unwrap();
+        bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap();
+        bench.manager.disks.discard_dirty("vm".into()).await.unwrap();
         let bitmap = found(&bench, "b").await;
         assert_eq!(bitmap.dirty, Some(Size(64 * MIB)));
         assert!(bitmap.everything_because.unwrap().contains("discarded"));
@@ -96,7 +96,7 @@ fn discarded_data_is_changed_data() {
 fn a_rotation_that_fails_loses_nothing() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
-        bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap();
+        bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap();
         write(&bench, 0..1);
         let mut struck = 0;
         for nth in 1.. {
@@ -106,7 +106,7 @@ fn a_rotation_that_fails_loses_nothing() {
             drop(failure);
             struck += u32::from(!is_over);
             let names: Vec<String> = {
-                let all = bench.manager.bitmaps("vm".into()).await.unwrap().bitmaps;
+                let all = bench.manager.exports.bitmaps("vm".into()).await.unwrap().bitmaps;
                 all.into_iter().map(|bitmap| bitmap.name).collect()
             };
             if names.len() == 1 {
@@ -120,7 +120,7 @@ fn a_rotation_that_fails_loses_nothing() {
                 break;
             }
             let into = BitmapMerge { into: "b".into() };
-            bench.manager.bitmap_merge("vm".into(), "b1".into(), into).await.unwrap();
+            bench.manager.exports.bitmap_merge("vm".into(), "b1".into(), into).await.unwrap();
         }
         assert!(struck >= 4, "only {struck} changes of files could fail");
     });
@@ -129,10 +129,10 @@ fn a_rotation_that_fails_loses_nothing() {
 #[test]
 fn what_makes_no_sense_is_refused() {
     run(async |bench| {
-        let error = bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap_err();
+        let error = bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap_err();
         assert!(error.problem.error.contains("no disk 'vm'"), "{error}");
         bench.disk("vm").await;
-        let error = bench.manager.bitmap_add("vm".into(), add("b")).await.unwrap_err();
+        let error = bench.manager.exports.bitmap_add("vm".into(), add("b")).await.unwrap_err();
         assert!(error.problem.error.contains("keeps no state"), "{error}");
     });
     run(async |bench| {
@@ -143,24 +143,24 @@ fn what_makes_no_sense_is_refused() {
             (None, "../b", "cannot be a bitmap's name"),
         ] {
             let add = BitmapAdd { name: name.into(), granularity };
-            let error = bench.manager.bitmap_add("vm".into(), add).await.unwrap_err();
+            let error = bench.manager.exports.bitmap_add("vm".into(), add).await.unwrap_err();
             assert!(error.problem.error.contains(what), "{error}");
         }
         for n in 0..8 {
-            bench.manager.bitmap_add("vm".into(), add(&format!("b{n}"))).await.unwrap();
+            bench.manager.exports.bitmap_add("vm".into(), add(&format!("b{n}"))).await.unwrap();
         }
-        let error = bench.manager.bitmap_add("vm".into(), add("b8")).await.unwrap_err();
+        let error = bench.manager.exports.bitmap_add("vm".into(), add("b8")).await.unwrap_err();
         assert!(error.problem.error.contains("has 8 bitmaps"), "{error}");
         let error = rotate(&bench, "b0", "b8").await.unwrap_err();
         assert!(error.problem.error.contains("has 8 bitmaps"), "{error}");
-        bench.manager.bitmap_remove("vm".into(), "b7".into()).await.unwrap();
+        bench.manager.exports.bitmap_remove("vm".into(), "b7".into()).await.unwrap();
         let error = rotate(&bench, "b0", "b1").await.unwrap_err();
         assert!(error.problem.error.contains("'b1' already"), "{error}");
         let into = BitmapMerge { into: "b0".into() };
-        let error = bench.manager.bitmap_merge("vm".into(), "b0".into(), into).await.unwrap_err();
+        let error = bench.manager.exports.bitmap_merge("vm".into(), "b0".into(), into).await.unwrap_err();
         assert!(error.problem.error.contains("with itself"), "{error}");
         rotate(&bench, "b0", "f").await.unwrap();
-        let error = bench.manager.bitmap_clear("vm".into(), "f".into()).await.unwrap_err();
+        let error = bench.manager.exports.bitmap_clear("vm".into(), "f".into()).await.unwrap_err();
         assert!(error.problem.error.contains("is frozen"), "{error}");
     });
 }

@@ -96,7 +96,7 @@ fn differences_are_listed_and_applied() {
         assert!(applied.failed.iter().any(|what| what.contains("new has 1 client connected")), "{applied:?}");
         filed.bench.shard.set_users(0);
         filed.apply(true).await;
-        assert!(filed.bench.manager.disk("new").is_err(), "it is removed when nobody uses it");
+        assert!(filed.bench.manager.observe.disk("new").is_err(), "it is removed when nobody uses it");
     });
 }
 
@@ -128,7 +128,7 @@ fn a_cache_that_could_not_be_created_is_degraded_until_it_is_there() {
         let first = text(&bench, two, "");
         let config = Config::parse(&first).unwrap();
         bench.manager.start(State::default(), &config).await.unwrap();
-        let health = bench.manager.health().await;
+        let health = bench.manager.observe.health().await;
         assert_eq!(health.problems.len(), 1, "{health:?}");
         let problem = &health.problems[0];
         assert_eq!((problem.kind, problem.subject.as_str()), (hob_control::ProblemKind::CacheDegraded, "vm"));
@@ -138,9 +138,9 @@ fn a_cache_that_could_not_be_created_is_degraded_until_it_is_there() {
         );
         let size = Some(Size(hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT)));
         let add = DeviceAdd { path: bench.path("b"), size, peer: None, force: false };
-        bench.manager.device_add("p".into(), add).await.unwrap();
+        bench.manager.pools.device_add("p".into(), add).await.unwrap();
         bench.manager.apply_changed(&config).await;
-        assert!(bench.manager.health().await.problems.is_empty());
+        assert!(bench.manager.observe.health().await.problems.is_empty());
         assert_eq!(bench.room("vm"), 4);
     });
 }

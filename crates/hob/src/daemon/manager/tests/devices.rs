@@ -16,14 +16,14 @@ fn half_way(test: impl AsyncFnOnce(Bench, FakeShard)) {
 impl Bench {
     fn state_of(&self, device: &str) -> Option<DeviceState> {
         let path = self.path(device);
-        let pool = self.manager.pool("p").unwrap();
+        let pool = self.manager.observe.pool("p").unwrap();
         pool.devices.iter().find(|it| it.path == path).map(|it| it.state)
     }
 
     async fn add(&self, device: &str) -> Result<(), ApiError> {
         let size = Some(Size(hob_storage::pool::device_bytes_for(4 * MIB, SEGMENT)));
         let add = DeviceAdd { path: self.path(device), size, peer: None, force: false };
-        self.manager.device_add("p".into(), add).await.map(drop)
+        self.manager.pools.device_add("p".into(), add).await.map(drop)
     }
 }
 
@@ -34,10 +34,10 @@ fn a_device_that_was_opened_is_closed_again_and_is_there_when_it_works() {
         assert_eq!(bench.state_of("a"), Some(DeviceState::Offline));
         assert_eq!(bench.shard.devices(), [], "no shard has it");
         // It fails once more, and then works.
-        bench.manager.retry_devices("p").await;
+        bench.manager.pools.retry_devices("p").await;
         assert_eq!((bench.state_of("a"), bench.shard.devices()), (Some(DeviceState::Offline), vec![]));
         sick.set_refuses_devices(false);
-        bench.manager.retry_devices("p").await;
+        bench.manager.pools.retry_devices("p").await;
         assert_eq!((bench.state_of("a"), bench.free()), (Some(DeviceState::Online), 4));
         assert_eq!(bench.shard.devices(), sick.devices());
     });

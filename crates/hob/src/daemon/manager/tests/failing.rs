@@ -75,7 +75,7 @@ async fn prepare() -> Bench {
     bench.disk("vm").await;
     bench.disk("plain").await;
     let enable = CacheEnable { settings: patch(LAZY).settings, ..cache_of(4) };
-    bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+    bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
     let id = bench.manager.inner().disks["vm"].id;
     (0..DIRTY).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
     bench.image("new.img", 16);
@@ -84,24 +84,25 @@ async fn prepare() -> Bench {
 
 async fn carry_out(bench: &Bench, order: Order) -> Result<(), ApiError> {
     let manager = &bench.manager;
-    let set = |json: &str| manager.cache_patch("vm".into(), patch(json));
+    let set = |json: &str| manager.pools.cache_patch("vm".into(), patch(json));
     match order {
         Order::EnableVolatile => bench.cache("plain", 6).await.map(drop),
         Order::EnablePersistent => {
             let enable = CacheEnable { settings: patch(LAZY).settings, ..cache_of(6) };
-            manager.cache_enable("plain".into(), enable).await.map(drop)
+            manager.pools.cache_enable("plain".into(), enable).await.map(drop)
         }
         Order::Grow => bench.resize("vm", 9).await.map(drop),
         Order::Shrink => bench.resize("vm", 2).await.map(drop),
-        Order::Clear => manager.cache_clear("vm".into()).await.map(drop),
+        Order::Clear => manager.pools.cache_clear("vm".into()).await.map(drop),
         Order::BlockSize => set(r#"{"block_size":16384}"#).await.map(drop),
         Order::TwoCopies => set(r#"{"copies":"2-dirty"}"#).await.map(drop),
         Order::Volatile => set(r#"{"preset":"vfrc"}"#).await.map(drop),
-        Order::Disable => manager.cache_disable("vm".into(), OnDirty::Drain).await.map(drop),
-        Order::RemoveDisk => manager.disk_remove("vm".into(), OnDirty::Drain).await.map(drop),
+        Order::Disable => manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.map(drop),
+        Order::RemoveDisk => manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.map(drop),
         Order::AddDisk => {
             let backing = bench.path("new.img");
             manager
+                .disks
                 .disk_add(DiskAdd { name: "new".into(), backing, read_only: false, ..DiskAdd::default() })
                 .await
                 .map(drop)
@@ -109,16 +110,18 @@ async fn carry_out(bench: &Bench, order: Order) -> Result<(), ApiError> {
         Order::AddDevice => {
             let size = hob_storage::pool::device_bytes_for(8 * MIB, SEGMENT);
             let add = DeviceAdd { path: bench.path("c"), size: Some(Size(size)), peer: None, force: false };
-            manager.device_add("p".into(), add).await.map(drop)
+            manager.pools.device_add("p".into(), add).await.map(drop)
         }
-        Order::RemoveDevice => manager.device_remove("p".into(), bench.path("b")).await.map(drop),
-        Order::MakePool => manager.pool_create(pool_create("q", vec![bench.path("d")], 8)).await.map(drop),
+        Order::RemoveDevice => manager.pools.device_remove("p".into(), bench.path("b")).await.map(drop),
+        Order::MakePool => {
+            manager.pools.pool_create(pool_create("q", vec![bench.path("d")], 8)).await.map(drop)
+        }
     }
 }
 
 /// Is it as the command wants it?
 fn is_done(bench: &Bench, order: Order) -> bool {
-    let disk = |name: &str| bench.manager.disk(name).ok();
+    let disk = |name: &str| bench.manager.observe.disk(name).ok();
     let cache = |name: &str| disk(name).and_then(|disk| disk.cache);
     let vm = cache("vm");
     match order {
@@ -133,9 +136,9 @@ fn is_done(bench: &Bench, order: Order) -> bool {
         Order::Disable => vm.is_none(),
         Order::RemoveDisk => disk("vm").is_none(),
         Order::AddDisk => disk("new").is_some_and(|disk| disk.state == DiskLife::Online),
-        Order::AddDevice => bench.manager.pool("p").unwrap().devices.len() == 3,
-        Order::RemoveDevice => bench.manager.pool("p").unwrap().devices.len() == 1,
-        Order::MakePool => bench.manager.pool("q").is_ok(),
+        Order::AddDevice => bench.manager.observe.pool("p").unwrap().devices.len() == 3,
+        Order::RemoveDevice => bench.manager.observe.pool("p").unwrap().devices.len() == 1,
+        Order::MakePool => bench.manager.observe.pool("q").is_ok(),
     }
 }
 
@@ -149,9 +152,9 @@ fn check_owners(bench: &Bench, what: &str) {
 
 /// What guests wrote is in flash or has been destaged.
 async fn check_data(bench: &Bench, before: u64, what: &str) {
-    let Ok(disk) = bench.manager.disk("vm") else { return };
+    let Ok(disk) = bench.manager.observe.disk("vm") else { return };
     assert_eq!(disk.state, DiskLife::Online, "{what}: {disk:?}");
-    let stats = bench.manager.stats("vm").await.unwrap();
+    let stats = bench.manager.observe.stats("vm").await.unwrap();
     // A disk that was removed and came back counts anew.
     let drained = before == 0 && stats.dirty_bytes == 0;
     assert!(drained || stats.dirty_bytes + stats.destaged_bytes >= before * BLOCK, "{what}: {stats:?}");
@@ -168,16 +171,17 @@ async fn crash(bench: Bench) -> Bench {
 /// Takes everything away: all room has to come back.
 async fn take_all(bench: &Bench, what: &str) {
     let manager = &bench.manager;
-    for disk in manager.disks() {
+    for disk in manager.observe.disks() {
         manager
+            .disks
             .disk_remove(disk.name.clone(), OnDirty::Drain)
             .await
             .unwrap_or_else(|error| panic!("{what}: {}: {error}", disk.name));
     }
-    for orphan in manager.pool("p").unwrap().orphans {
-        manager.orphan_discard("p".into(), orphan.owner).await.unwrap();
+    for orphan in manager.observe.pool("p").unwrap().orphans {
+        manager.disks.orphan_discard("p".into(), orphan.owner).await.unwrap();
     }
-    let pool = manager.pool("p").unwrap();
+    let pool = manager.observe.pool("p").unwrap();
     assert_eq!(pool.free, pool.size, "{what}: {pool:?}");
 }
 
@@ -202,9 +206,9 @@ async fn try_one(order: Order, how: Failing, nth: u32, afterwards: Afterwards) -
     check_owners(&bench, &what);
     match afterwards {
         Afterwards::Crash => {
-            let stats = bench.manager.stats("vm").await;
+            let stats = bench.manager.observe.stats("vm").await;
             let dirty = stats.map_or(0, |stats| stats.dirty_bytes / BLOCK);
-            let still = bench.manager.disk("vm").is_ok();
+            let still = bench.manager.observe.disk("vm").is_ok();
             bench = crash(bench).await;
             if still {
                 check_data(&bench, dirty, &what).await;
@@ -274,16 +278,17 @@ fn a_device_that_takes_no_writes_is_left_and_taken_out() {
         };
         let _failure = fail(&path, 1, Failing::FromThenOn);
         bench.shard.set_sick(sick);
-        let removed = bench.manager.device_remove("p".into(), path.to_string_lossy().into_owned()).await;
+        let removed =
+            bench.manager.pools.device_remove("p".into(), path.to_string_lossy().into_owned()).await;
         let notes = removed.unwrap().notes;
-        let pool = bench.manager.pool("p").unwrap();
+        let pool = bench.manager.observe.pool("p").unwrap();
         assert_eq!(pool.devices.len(), 1, "{notes:?}");
         assert_eq!((bench.room("vm"), pool.free), (4, Size((ROOM / 2 - 4 - 1) * MIB)));
         check_data(&bench, DIRTY, "left").await;
         let id = bench.manager.inner().disks["vm"].id;
         bench.shard.write(id, 1 << 20, BLOCK).unwrap();
         let bench = crash(bench).await;
-        assert_eq!(bench.manager.stats("vm").await.unwrap().dirty_bytes, BLOCK);
+        assert_eq!(bench.manager.observe.stats("vm").await.unwrap().dirty_bytes, BLOCK);
         take_all(&bench, "left").await;
     });
 }

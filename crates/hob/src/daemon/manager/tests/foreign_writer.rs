@@ -8,7 +8,7 @@ use super::*;
 /// Another host takes the disk over; then it writes one block, and lets go.
 async fn lose(bench: &Bench) {
     let id = bench.manager.inner().disks["vm"].id;
-    bench.manager.backing_lost(id).await;
+    bench.manager.disks.backing_lost(id).await;
     let image = std::fs::File::options().write(true).open(bench.dir.path().join("vm.img")).unwrap();
     image.write_all_at(&[7; BLOCK as usize], 1 << 20).unwrap();
 }
@@ -30,11 +30,11 @@ fn dirty_data_is_not_written_over_what_the_other_wrote() {
                 assert!(why.contains(part), "{why}");
             }
         };
-        bench.manager.bring_online("vm").await;
+        bench.manager.disks.bring_online("vm").await;
         refused(&bench);
         let bench = crash(bench).await;
         refused(&bench);
-        let changed = bench.manager.discard_dirty("vm".into()).await.unwrap();
+        let changed = bench.manager.disks.discard_dirty("vm".into()).await.unwrap();
         assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
         assert_eq!((sectors(&bench).await, bench.room("vm")), ((0, 0), 4));
         // The next cache is believed as ever.
@@ -55,7 +55,7 @@ fn clean_data_is_dropped_and_the_disk_comes_back() {
         lose(&bench).await;
         let bench = crash(bench).await;
         assert_eq!((sectors(&bench).await, bench.room("vm"), bench.free()), ((0, 0), 4, free));
-        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+        assert!(bench.manager.observe.pool("p").unwrap().orphans.is_empty());
         write(&bench, 0..3);
         let bench = crash(bench).await;
         assert_eq!(sectors(&bench).await.1, 3);

@@ -12,18 +12,18 @@ fn dirty_data_is_not_lost_by_a_call_that_does_not_say_so() {
         let manager = &bench.manager;
         let revert = PlannedChange::Event { event: LifeEvent::SnapshotRevert };
         for change in [&revert, &PlannedChange::DiscardDirty] {
-            let error = manager.check_discard("vm", change, false).await.unwrap_err();
+            let error = manager.disks.check_discard("vm", change, false).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Conflict);
             let said = error.to_string();
             assert!(said.contains("80 KiB of dirty data is lost") && said.contains("--yes"), "{said}");
-            manager.check_discard("vm", change, true).await.unwrap();
+            manager.disks.check_discard("vm", change, true).await.unwrap();
         }
         let suspend = PlannedChange::Event { event: LifeEvent::Suspend };
-        manager.check_discard("vm", &suspend, false).await.unwrap();
+        manager.disks.check_discard("vm", &suspend, false).await.unwrap();
         manager.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".into());
-        let error = manager.check_discard("vm", &revert, false).await.unwrap_err().to_string();
+        let error = manager.disks.check_discard("vm", &revert, false).await.unwrap_err().to_string();
         assert!(error.contains("cannot be told while the disk is offline"), "{error}");
-        let missing = manager.check_discard("none", &revert, false).await.unwrap_err();
+        let missing = manager.disks.check_discard("none", &revert, false).await.unwrap_err();
         assert_eq!(missing.kind, ErrorKind::NotFound);
     });
 }
@@ -33,7 +33,7 @@ fn what_a_change_does_is_said_and_not_done() {
     run(async |bench| {
         prepare(&bench, &["a"], 20).await;
         bench.shard.take_changes();
-        let preview = async |change: PlannedChange| bench.manager.preview("vm", &change).await.unwrap();
+        let preview = async |change: PlannedChange| bench.manager.disks.preview("vm", &change).await.unwrap();
         let set = |json: &str| PlannedChange::Set { patch: Box::new(serde_json::from_str(json).unwrap()) };
         for change in [
             PlannedChange::Clear,
@@ -55,7 +55,7 @@ fn what_a_change_does_is_said_and_not_done() {
         let smaller = preview(set(r#"{"size":1048576}"#)).await;
         assert!(smaller.effects[0].contains("shrinks from 4M to 1M"), "{smaller:?}");
         assert!(preview(set(r#"{"dirty_full":90}"#)).await.effects.is_empty());
-        let wrong = bench.manager.preview("vm", &set(r#"{"policy":"best"}"#)).await.unwrap_err();
+        let wrong = bench.manager.disks.preview("vm", &set(r#"{"policy":"best"}"#)).await.unwrap_err();
         assert_eq!(wrong.kind, ErrorKind::Invalid);
         assert!(bench.shard.take_changes().is_empty(), "nothing was changed");
     });
@@ -65,7 +65,7 @@ fn what_a_change_does_is_said_and_not_done() {
 fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
     run(async |bench| {
         bench.disk("vm").await;
-        let check = async |clients| bench.manager.check_unused("vm", clients).await;
+        let check = async |clients| bench.manager.disks.check_unused("vm", clients).await;
         check(OnClients::Refuse).await.unwrap();
         bench.shard.set_users(2);
         let error = check(OnClients::Refuse).await.unwrap_err();
@@ -73,7 +73,7 @@ fn a_disk_with_clients_is_removed_only_if_they_may_be_disconnected() {
         assert!(error.to_string().contains("vm has 2 clients connected"), "{error}");
         check(OnClients::Disconnect).await.unwrap();
         let preview =
-            bench.manager.preview("vm", &PlannedChange::Remove { discard_dirty: false }).await.unwrap();
+            bench.manager.disks.preview("vm", &PlannedChange::Remove { discard_dirty: false }).await.unwrap();
         assert_eq!(
             (preview.clients, preview.effects.as_slice()),
             (2, &["vm: 2 clients are disconnected".to_owned()][..])
@@ -97,17 +97,17 @@ fn a_cache_with_two_copies_is_spread_again_when_a_device_returns() {
             let json = format!(r#"{{{preset}"mode":"write-back","copies":"{copies}","dirty_age_max":0}}"#);
             let settings = serde_json::from_str::<CachePatch>(&json).unwrap().settings;
             let enable = CacheEnable { settings, ..cache_of(8) };
-            bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+            bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
             assert_eq!(devices(&bench), 2);
-            bench.manager.device_remove("p".into(), bench.path("b")).await.unwrap();
+            bench.manager.pools.device_remove("p".into(), bench.path("b")).await.unwrap();
             assert_eq!((devices(&bench), bench.room("vm")), (1, 8));
-            let reason = bench.manager.disk("vm").unwrap().cache.unwrap().reason.unwrap();
+            let reason = bench.manager.observe.disk("vm").unwrap().cache.unwrap().reason.unwrap();
             assert!(reason.contains("one copy"), "{reason}");
             let size = Some(Size(hob_storage::pool::device_bytes_for(16 * MIB, SEGMENT)));
             let add = DeviceAdd { path: bench.path("b"), size, peer: None, force: true };
-            bench.manager.device_add("p".into(), add).await.unwrap();
+            bench.manager.pools.device_add("p".into(), add).await.unwrap();
             assert_eq!((devices(&bench), bench.room("vm")), (2, 8), "{copies} {preset}");
-            assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().reason, None);
+            assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().reason, None);
             let id = bench.manager.inner().disks["vm"].id;
             (0..100).for_each(|block| bench.shard.write(id, block * 4096, 4096).unwrap());
             let (shard, id) = bench.manager.shard_of("vm").unwrap();
@@ -128,27 +128,27 @@ fn what_the_removal_of_a_device_does_to_caches_is_said_and_not_done() {
         let first = bench.manager.inner().disks["vm"].held[0].device;
         let path = bench.manager.inner().device_on_shards(first).unwrap().1.path.clone();
         let change = PlannedPoolChange::RemoveDevice { path: path.to_string_lossy().into_owned() };
-        let preview = async || bench.manager.pool_preview("p", &change).await.unwrap();
+        let preview = async || bench.manager.disks.pool_preview("p", &change).await.unwrap();
         let moves = preview().await;
         assert_eq!(moves.effects, ["vm: its cache moves to other devices of pool p"]);
         assert_eq!((moves.cached, moves.loses_dirty()), (Size(0), false));
         let patch = CachePatch { size: Some(Size(6 * MIB)), ..CachePatch::default() };
-        bench.manager.cache_patch("vm".into(), patch).await.unwrap();
+        bench.manager.pools.cache_patch("vm".into(), patch).await.unwrap();
         let shrinks = preview().await;
         assert!(shrinks.cached > Size(0) && !shrinks.loses_dirty(), "{shrinks:?}");
         assert!(shrinks.effects[0].contains("vm: the cache shrinks by "), "{shrinks:?}");
         assert_eq!(bench.room("vm"), 6, "nothing was changed");
         // As much as was said.
         let PlannedPoolChange::RemoveDevice { path } = change.clone() else { unreachable!() };
-        bench.manager.device_remove("p".into(), path).await.unwrap();
+        bench.manager.pools.device_remove("p".into(), path).await.unwrap();
         assert_eq!(Size(6 * MIB - bench.room("vm") * MIB), shrinks.cached);
-        let path = if bench.path("a") == bench.manager.pool("p").unwrap().devices[0].path {
+        let path = if bench.path("a") == bench.manager.observe.pool("p").unwrap().devices[0].path {
             bench.path("a")
         } else {
             bench.path("b")
         };
         let last = PlannedPoolChange::RemoveDevice { path };
-        let empties = bench.manager.pool_preview("p", &last).await.unwrap();
+        let empties = bench.manager.disks.pool_preview("p", &last).await.unwrap();
         assert!(empties.effects[0].contains("vm: the cache is emptied"), "{empties:?}");
     });
 }

@@ -16,15 +16,15 @@ fn kinds(health: &Health) -> Vec<ProblemKind> {
 }
 
 async fn metrics(bench: &Bench) -> String {
-    bench.manager.metrics(Form::Prometheus, None).await
+    bench.manager.observe.metrics(Form::Prometheus, None).await
 }
 
 #[test]
 fn nothing_is_wrong_with_a_daemon_that_works() {
     run(async |bench| {
-        assert!(kinds(&bench.manager.health().await).is_empty());
+        assert!(kinds(&bench.manager.observe.health().await).is_empty());
         prepare(&bench, &["a", "b"], 20).await;
-        assert!(kinds(&bench.manager.health().await).is_empty());
+        assert!(kinds(&bench.manager.observe.health().await).is_empty());
         let page = metrics(&bench).await;
         assert!(page.contains("\nhob_healthy 1\n"), "{page}");
         for line in [
@@ -56,7 +56,7 @@ fn a_disk_without_its_backing_and_devices_that_fail_are_named() {
         bench.manager.handle_event(ShardEvent::Stalled(device("a")));
         bench.manager.handle_event(ShardEvent::Fenced { device: device("b"), errors: 16 });
         bench.manager.inner().disk_mut("vm").unwrap().phase = DiskPhase::Offline("no such file".to_owned());
-        let health = bench.manager.health().await;
+        let health = bench.manager.observe.health().await;
         let expected = [ProblemKind::DeviceStalled, ProblemKind::DeviceFenced, ProblemKind::DiskOffline];
         assert_eq!(kinds(&health), expected);
         assert_eq!(
@@ -82,9 +82,9 @@ fn a_lost_journal_is_named_until_it_is_elsewhere() {
     run(async |bench| {
         let sick: DeviceId = prepare(&bench, &["a", "b"], 20).await;
         lose(&bench, sick).await;
-        assert!(kinds(&bench.manager.health().await).contains(&ProblemKind::JournalLost));
+        assert!(kinds(&bench.manager.observe.health().await).contains(&ProblemKind::JournalLost));
         tokio::time::sleep(Duration::from_secs(10)).await;
-        assert!(kinds(&bench.manager.health().await).is_empty());
+        assert!(kinds(&bench.manager.observe.health().await).is_empty());
     });
 }
 
@@ -93,20 +93,20 @@ fn dirty_data_that_gets_nowhere_is_named() {
     run(async |bench| {
         prepare(&bench, &["a"], 20).await;
         bench.shard.set_backings_fail(true);
-        bench.manager.drain("vm".into()).await.unwrap();
+        bench.manager.pools.drain("vm".into()).await.unwrap();
         for _ in 0..3 {
             tokio::time::sleep(Duration::from_secs(2)).await;
-            bench.manager.look_at_dirty();
+            bench.manager.pools.look_at_dirty();
         }
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let health = bench.manager.health().await;
+        let health = bench.manager.observe.health().await;
         assert_eq!(kinds(&health), [ProblemKind::DestageStuck], "{health:?}");
         bench.shard.set_backings_fail(false);
         for _ in 0..40 {
             tokio::time::sleep(Duration::from_secs(2)).await;
-            bench.manager.look_at_dirty();
+            bench.manager.pools.look_at_dirty();
         }
-        assert!(kinds(&bench.manager.health().await).is_empty());
+        assert!(kinds(&bench.manager.observe.health().await).is_empty());
     });
 }
 
@@ -115,21 +115,21 @@ fn dirty_data_that_gets_nowhere_is_named() {
 fn a_failure_that_is_over_is_not_named() {
     run(async |bench| {
         prepare(&bench, &["a"], 20).await;
-        bench.manager.look_at_dirty();
+        bench.manager.pools.look_at_dirty();
         tokio::time::sleep(Duration::from_secs(1)).await;
         bench.shard.set_backings_fail(true);
-        bench.manager.drain("vm".into()).await.unwrap();
+        bench.manager.pools.drain("vm".into()).await.unwrap();
         bench.shard.set_backings_fail(false);
         tokio::time::sleep(Duration::from_secs(60)).await;
         for _ in 0..3 {
-            bench.manager.look_at_dirty();
+            bench.manager.pools.look_at_dirty();
             tokio::time::sleep(Duration::from_secs(2)).await;
-            let health = bench.manager.health().await;
+            let health = bench.manager.observe.health().await;
             assert!(kinds(&health).is_empty(), "{health:?}");
         }
-        let stats = bench.manager.stats("vm").await.unwrap();
+        let stats = bench.manager.observe.stats("vm").await.unwrap();
         assert!(stats.dirty_bytes == 0 && stats.destage_errors > 0, "{stats:?}");
-        let drained = bench.manager.drain("vm".into()).await.unwrap().disk.unwrap();
+        let drained = bench.manager.pools.drain("vm".into()).await.unwrap().disk.unwrap();
         let dirty = drained.cache.unwrap().dirty.unwrap();
         assert_eq!((dirty.draining, dirty.why), (false, None));
     });
@@ -139,16 +139,16 @@ fn a_failure_that_is_over_is_not_named() {
 fn a_backing_without_flush_is_a_problem() {
     run(async |bench| {
         bench.disk("vm").await;
-        assert!(kinds(&bench.manager.health().await).is_empty());
+        assert!(kinds(&bench.manager.observe.health().await).is_empty());
         let set = |can_flush| {
             let mut inner = bench.manager.inner();
             inner.disk_mut("vm").unwrap().measure.as_mut().unwrap().info.can_flush = can_flush;
         };
         set(false);
-        let health = bench.manager.health().await;
+        let health = bench.manager.observe.health().await;
         assert_eq!(kinds(&health), [ProblemKind::FlushMissing], "{health:?}");
         set(true);
-        assert!(kinds(&bench.manager.health().await).is_empty());
+        assert!(kinds(&bench.manager.observe.health().await).is_empty());
     });
 }
 
@@ -159,9 +159,9 @@ fn a_backing_that_is_not_connected_is_a_problem_and_no_shard_is_asked() {
         bench.shard.set_hangs(true);
         let monitor = bench.manager.inner().disk("vm").unwrap().measure.as_ref().unwrap().monitor.clone();
         let silent = ProblemKind::ShardSilent;
-        assert_eq!(kinds(&bench.manager.health().await), [silent]);
+        assert_eq!(kinds(&bench.manager.observe.health().await), [silent]);
         monitor.note_outage(Duration::from_secs(7), "Connection refused");
-        let health = bench.manager.health().await;
+        let health = bench.manager.observe.health().await;
         assert_eq!(kinds(&health), [silent, ProblemKind::BackingUnreachable], "{health:?}");
         let reason = &health.problems[1].reason;
         assert!(reason.contains("reconnecting for 7 s: Connection refused; 0 requests wait"), "{reason}");
@@ -175,10 +175,10 @@ fn a_backing_that_is_not_connected_is_a_problem_and_no_shard_is_asked() {
         ] {
             assert!(page.contains(&format!("\n{line}\n")), "{line}\n{page}");
         }
-        let said = bench.manager.explain("vm").await.unwrap().sentences.join(" ");
+        let said = bench.manager.observe.explain("vm").await.unwrap().sentences.join(" ");
         assert!(said.contains("reconnecting for 7 s: Connection refused"), "{said}");
         monitor.note_connected();
-        assert_eq!(kinds(&bench.manager.health().await), [silent]);
+        assert_eq!(kinds(&bench.manager.observe.health().await), [silent]);
     });
 }
 
@@ -191,9 +191,9 @@ fn checksum_mismatches_are_a_problem_with_their_number() {
             inner.disk_mut("vm").unwrap().quality.count(mismatches, tokio::time::Instant::now());
         };
         count(10);
-        assert!(kinds(&bench.manager.health().await).is_empty(), "a few are repaired without a word");
+        assert!(kinds(&bench.manager.observe.health().await).is_empty(), "a few are repaired without a word");
         count(72_499);
-        let health = bench.manager.health().await;
+        let health = bench.manager.observe.health().await;
         assert_eq!(kinds(&health), [ProblemKind::ChecksumMismatch], "{health:?}");
         let reason = &health.problems[0].reason;
         assert!(
@@ -216,13 +216,13 @@ fn a_silent_shard_is_named_and_holds_up_no_page() {
         }
         bench.shard.set_hangs(true);
         let began = tokio::time::Instant::now();
-        let health = bench.manager.health().await;
+        let health = bench.manager.observe.health().await;
         assert_eq!(kinds(&health), [ProblemKind::ShardSilent]);
         let page = metrics(&bench).await;
         assert!(page.contains("\nhob_shard_up{shard=\"0\"} 0\n"), "{page}");
         assert!(!page.contains("hob_device_ios_total"), "half a sum would look like a new beginning");
         assert!(page.contains("\nhob_scrape_disks_missing 1\n"), "{page}");
-        let loads = bench.manager.load().await;
+        let loads = bench.manager.observe.load().await;
         assert!(loads.len() == 1 && !loads[0].is_counted, "{loads:?}");
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     });

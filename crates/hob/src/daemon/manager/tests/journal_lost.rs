@@ -13,7 +13,7 @@ pub(super) async fn prepare(bench: &Bench, devices: &[&str], blocks: u64) -> Dev
     let json = r#"{"mode":"write-back","dirty_age_max":0}"#;
     let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
     let enable = CacheEnable { settings, ..cache_of(4) };
-    bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+    bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
     let id = bench.manager.inner().disks["vm"].id;
     (0..blocks).for_each(|block| bench.shard.write(id, block * BLOCK, BLOCK).unwrap());
     bench.manager.inner().disks["vm"].ring[0].device
@@ -40,7 +40,7 @@ fn another_device_takes_it_over_within_seconds() {
         let sick = prepare(&bench, &["a", "b"], 20).await;
         let owner = journal_owner(&bench);
         lose(&bench, sick).await;
-        let shown = bench.manager.disk("vm").unwrap().cache.unwrap().reason.unwrap();
+        let shown = bench.manager.observe.disk("vm").unwrap().cache.unwrap().reason.unwrap();
         assert!(shown.contains("journal cannot be written"), "{shown}");
         tokio::time::sleep(Duration::from_secs(10)).await;
         let (id, ring) = {
@@ -49,7 +49,7 @@ fn another_device_takes_it_over_within_seconds() {
         };
         assert!(!ring.is_empty() && ring.iter().all(|segment| segment.device != sick), "{ring:?}");
         assert_eq!(journal_owner(&bench), owner, "it is the same cache");
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!(
             (cache.state, cache.reason, cache.mode.as_str()),
             (CacheState::Active, None, "write-back")
@@ -72,7 +72,7 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         let id = bench.manager.inner().disks["vm"].id;
         bench.shard.write(id, 2 << 20, BLOCK).unwrap();
         assert_ne!(journal_owner(&bench), owner);
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!(cache.state, CacheState::None);
         assert!(cache.reason.unwrap().contains("nor a new cache be made"));
         // A device that works brings the cache back.
@@ -80,10 +80,10 @@ fn without_another_device_the_disk_goes_on_without_a_cache() {
         let add = DeviceAdd { path: bench.path("b"), size: Some(Size(size)), peer: None, force: false };
         bench.manager.handle_event(ShardEvent::Fenced { device: sick, errors: 16 });
         tokio::time::sleep(Duration::from_secs(5)).await;
-        bench.manager.device_add("p".into(), add).await.unwrap();
+        bench.manager.pools.device_add("p".into(), add).await.unwrap();
         assert_eq!(bench.room("vm"), 4);
         bench.shard.write(id, 3 << 20, BLOCK).unwrap();
-        assert_eq!(bench.manager.stats("vm").await.unwrap().dirty_bytes, BLOCK);
+        assert_eq!(bench.manager.observe.stats("vm").await.unwrap().dirty_bytes, BLOCK);
     });
 }
 
@@ -125,26 +125,26 @@ fn a_device_that_does_not_answer_is_named_and_holds_up_no_command_for_ever() {
         bench.shard.set_silent(Some(silent));
         assert!(bench.shard.write(id, 1 << 20, BLOCK).is_err(), "its flush is not answered");
         pass(&bench, 10).await;
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!(cache.state, CacheState::Stalled);
         let reason = cache.reason.unwrap();
         assert!(reason.contains(&path) && reason.contains("does not answer"), "{reason}");
-        let pool = bench.manager.pool("p").unwrap();
+        let pool = bench.manager.observe.pool("p").unwrap();
         assert!(
             pool.devices.iter().any(|device| device.path == path && device.state == DeviceState::Stalled)
         );
-        assert!(bench.manager.stats("vm").await.unwrap().dirty_bytes >= 20 * BLOCK);
-        let drain = bench.manager.drain("vm".into()).await.unwrap();
+        assert!(bench.manager.observe.stats("vm").await.unwrap().dirty_bytes >= 20 * BLOCK);
+        let drain = bench.manager.pools.drain("vm".into()).await.unwrap();
         let dirty = drain.disk.unwrap().cache.unwrap().dirty.unwrap();
         assert!(dirty.draining && dirty.why.unwrap().contains(&path));
-        bench.manager.drain_stop("vm".into()).await.unwrap();
+        bench.manager.pools.drain_stop("vm".into()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
-        let error = bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
+        let error = bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Busy, "{error}");
-        assert!(bench.manager.disk("vm").unwrap().cache.is_some(), "it goes on in the background");
+        assert!(bench.manager.observe.disk("vm").unwrap().cache.is_some(), "it goes on in the background");
         bench.shard.set_silent(None);
         pass(&bench, 30).await;
-        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
+        assert!(bench.manager.observe.disk("vm").unwrap().cache.is_none());
         assert_eq!(bench.free(), 16);
     });
 }
@@ -159,9 +159,9 @@ fn a_device_that_answers_again_leaves_nothing_behind() {
         pass(&bench, 100).await;
         bench.shard.set_silent(None);
         pass(&bench, 2).await;
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((cache.state, cache.reason), (CacheState::Active, None));
         bench.shard.write(id, 2 << 20, BLOCK).unwrap();
-        assert_eq!(bench.manager.stats("vm").await.unwrap().dirty_bytes, 22 * BLOCK);
+        assert_eq!(bench.manager.observe.stats("vm").await.unwrap().dirty_bytes, 22 * BLOCK);
     });
 }

@@ -14,13 +14,13 @@ fn every_event_does_to_each_kind_of_cache_what_the_table_says() {
         bench.disk("kept").await;
         let settings = CacheSettings { mode: Some("write-back".into()), ..CacheSettings::default() };
         let enable = CacheEnable { settings, ..cache_of(16) };
-        bench.manager.cache_enable("kept".into(), enable).await.unwrap();
+        bench.manager.pools.cache_enable("kept".into(), enable).await.unwrap();
         for row in EVENTS {
             for (disk, effect) in
                 [("volatile", row.of_volatile), ("kept", row.of_persistent), ("bare", Effect::Nothing)]
             {
                 bench.shard.take_changes();
-                let changed = bench.manager.disk_event(disk.into(), row.event).await.unwrap();
+                let changed = bench.manager.disks.disk_event(disk.into(), row.event).await.unwrap();
                 let did = bench.shard.take_changes();
                 let wanted: &[&str] = match effect {
                     Effect::Nothing => &[],
@@ -31,7 +31,7 @@ fn every_event_does_to_each_kind_of_cache_what_the_table_says() {
                 assert_eq!(did, wanted, "{}: {disk} {:?}", row.name, changed.notes);
             }
         }
-        let error = bench.manager.disk_event("absent".into(), LifeEvent::Resume).await.unwrap_err();
+        let error = bench.manager.disks.disk_event("absent".into(), LifeEvent::Resume).await.unwrap_err();
         assert!(error.to_string().contains("absent"), "{error}");
     });
 }

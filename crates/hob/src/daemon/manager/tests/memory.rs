@@ -7,13 +7,13 @@ fn ram(text: &str) -> CacheSettings {
 }
 
 async fn set(bench: &Bench, settings: CacheSettings) -> Result<DiskChanged, ApiError> {
-    bench.manager.cache_patch("vm".into(), CachePatch { size: None, settings }).await
+    bench.manager.pools.cache_patch("vm".into(), CachePatch { size: None, settings }).await
 }
 
 /// Bytes that the shard has for the disk, and those that it says.
 async fn memory(bench: &Bench) -> (u64, u64) {
     let id = bench.manager.inner().disk("vm").unwrap().id;
-    (bench.shard.area_bytes(id), bench.manager.stats("vm").await.unwrap().memory_bytes)
+    (bench.shard.area_bytes(id), bench.manager.observe.stats("vm").await.unwrap().memory_bytes)
 }
 
 #[test]
@@ -41,7 +41,7 @@ fn memory_comes_changes_and_goes_with_the_cache() {
         set(&bench, ram("0")).await.unwrap();
         assert_eq!(memory(&bench).await, (0, 0));
         set(&bench, ram("1M")).await.unwrap();
-        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(memory(&bench).await, (0, 0), "it goes with the cache");
     });
 }
@@ -52,10 +52,10 @@ fn a_cache_can_begin_with_memory_and_a_disk_takes_it_along() {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         let enable = CacheEnable { settings: ram("1M"), ..cache_of(4) };
-        bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+        bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
         assert_eq!(memory(&bench).await, (MIB, MIB));
         let id = bench.manager.inner().disk("vm").unwrap().id;
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.shard.area_bytes(id), 0);
     });
 }
@@ -66,10 +66,10 @@ fn what_makes_no_sense_is_refused_and_nothing_changes() {
         bench.pool(&["a"], 8).await;
         bench.disk("vm").await;
         let enable = |text| CacheEnable { settings: ram(text), ..cache_of(4) };
-        let error = bench.manager.cache_enable("vm".into(), enable("1000T")).await.unwrap_err();
+        let error = bench.manager.pools.cache_enable("vm".into(), enable("1000T")).await.unwrap_err();
         assert!(error.to_string().contains("more than half"), "{error}");
-        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
-        bench.manager.cache_enable("vm".into(), enable("1M")).await.unwrap();
+        assert!(bench.manager.observe.disk("vm").unwrap().cache.is_none());
+        bench.manager.pools.cache_enable("vm".into(), enable("1M")).await.unwrap();
         let error = set(&bench, ram("4K")).await.unwrap_err();
         assert!(error.to_string().contains("at least 1 MiB, or 0"), "{error}");
         assert_eq!(memory(&bench).await, (MIB, MIB));
@@ -87,6 +87,7 @@ fn a_restart_brings_it_back_empty() {
         bench.disk("vm").await;
         bench
             .manager
+            .pools
             .cache_enable("vm".into(), CacheEnable { settings: ram("1M"), ..cache_of(4) })
             .await
             .unwrap();
@@ -97,6 +98,6 @@ fn a_restart_brings_it_back_empty() {
         manager.start(kept, &Config::parse("").unwrap()).await.unwrap();
         let bench = Bench { manager, shard, dir: bench.dir };
         assert_eq!(memory(&bench).await, (MIB, MIB));
-        assert_eq!(bench.manager.stats("vm").await.unwrap().memory_held_bytes, 0);
+        assert_eq!(bench.manager.observe.stats("vm").await.unwrap().memory_held_bytes, 0);
     });
 }

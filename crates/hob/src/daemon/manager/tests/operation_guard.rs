@@ -1,7 +1,7 @@
 //! Commands and hob's own work on one disk.
 
 use super::*;
-use crate::daemon::manager::operation_guard::SPREADING;
+use crate::daemon::manager::registry::SPREADING;
 
 #[tokio::test]
 async fn commands_wait_for_hobs_own_work_and_for_nothing_else() {

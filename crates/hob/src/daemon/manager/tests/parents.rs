@@ -19,25 +19,25 @@ fn a_parents_disk_is_offered_to_nobody_and_goes_with_the_last_clone() {
         };
         for state in [golden, clone_of_golden(&bench, "a"), clone_of_golden(&bench, "b")] {
             let name = state.name.clone();
-            drop(bench.manager.enter(state, None).unwrap());
-            bench.manager.bring_online(&name).await;
+            drop(bench.manager.disks.enter(state, None).unwrap());
+            bench.manager.disks.bring_online(&name).await;
         }
-        let disk = bench.manager.disk("golden").unwrap();
+        let disk = bench.manager.observe.disk("golden").unwrap();
         assert_eq!((disk.state, disk.clones), (DiskLife::Online, vec!["a".to_owned(), "b".to_owned()]));
-        assert!(bench.manager.exports.get("golden").is_none());
-        let error = bench.manager.disk_remove("golden".into(), OnDirty::Drain).await.unwrap_err();
+        assert!(bench.manager.exports.table().get("golden").is_none());
+        let error = bench.manager.disks.disk_remove("golden".into(), OnDirty::Drain).await.unwrap_err();
         assert!(error.problem.error.contains("a, b"), "{error}");
-        bench.manager.disk_remove("a".into(), OnDirty::Drain).await.unwrap();
-        bench.manager.drop_idle_parents();
-        assert!(bench.manager.disk("golden").is_ok());
-        bench.manager.disk_remove("b".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("a".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.drop_idle_parents();
+        assert!(bench.manager.observe.disk("golden").is_ok());
+        bench.manager.disks.disk_remove("b".into(), OnDirty::Drain).await.unwrap();
         for _ in 0..100 {
-            if bench.manager.disks().is_empty() {
+            if bench.manager.observe.disks().is_empty() {
                 return;
             }
             tokio::time::sleep(std::time::Duration::from_millis(100)).await;
         }
-        panic!("it is still there: {:?}", bench.manager.disks());
+        panic!("it is still there: {:?}", bench.manager.observe.disks());
     });
 }
 
@@ -47,9 +47,9 @@ fn what_has_no_parent_is_served_and_says_so() {
         let backing = bench.image("vm.img", 8);
         let add = DiskAdd { name: "vm".into(), backing, share_parent: true, ..DiskAdd::default() };
         let wrong = DiskAdd { share_parent: false, parent_cache: Some(Size(MIB)), ..add.clone() };
-        let error = bench.manager.disk_add(wrong).await.unwrap_err();
+        let error = bench.manager.disks.disk_add(wrong).await.unwrap_err();
         assert!(error.to_string().contains("share_parent"), "{error}");
-        let changed = bench.manager.disk_add(add).await.unwrap();
+        let changed = bench.manager.disks.disk_add(add).await.unwrap();
         assert!(changed.notes[0].contains("it has no parent"), "{:?}", changed.notes);
         let disk = changed.disk.unwrap();
         assert_eq!((disk.state, disk.parent), (DiskLife::Online, None));
@@ -65,7 +65,7 @@ fn names_of_parents_disks_are_free_and_can_be_typed() {
         assert_eq!(name("rbd:vms/team/a\\:b@c"), "vms-team-a-b-c");
         assert!(name(&format!("rbd:{}/x@y", "p".repeat(300))).len() <= hob_control::NAME_CHARS_MAX);
         let taken = DiskState::new("vms-golden-base".into(), bench.image("x.img", 8), true);
-        drop(bench.manager.enter(taken, None).unwrap());
+        drop(bench.manager.disks.enter(taken, None).unwrap());
         assert_eq!(name("rbd:vms/golden@base"), "vms-golden-base-2");
     });
 }

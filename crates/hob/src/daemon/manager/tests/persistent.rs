@@ -16,11 +16,11 @@ fn settings(json: &str) -> CacheSettings {
 impl Bench {
     async fn with(&self, disk: &str, mib: u64, json: &str) -> Result<DiskChanged, ApiError> {
         let enable = CacheEnable { settings: settings(json), ..cache_of(mib) };
-        self.manager.cache_enable(disk.into(), enable).await
+        self.manager.pools.cache_enable(disk.into(), enable).await
     }
 
     async fn set(&self, disk: &str, json: &str) -> Result<DiskChanged, ApiError> {
-        self.manager.cache_patch(disk.into(), serde_json::from_str(json).unwrap()).await
+        self.manager.pools.cache_patch(disk.into(), serde_json::from_str(json).unwrap()).await
     }
 
     fn id(&self, disk: &str) -> DiskId {
@@ -32,14 +32,14 @@ impl Bench {
     }
 
     async fn dirty(&self, disk: &str) -> u64 {
-        self.manager.stats(disk).await.unwrap().dirty_bytes
+        self.manager.observe.stats(disk).await.unwrap().dirty_bytes
     }
 
     /// What the disk shows of its dirty data, as it is now.
     async fn shown(&self, disk: &str) -> hob_control::Dirty {
         let (shard, id) = self.manager.shard_of(disk).unwrap();
-        self.manager.look(disk, &shard, id).await;
-        self.manager.disk(disk).unwrap().cache.unwrap().dirty.unwrap()
+        self.manager.pools.look(disk, &shard, id).await;
+        self.manager.observe.disk(disk).unwrap().cache.unwrap().dirty.unwrap()
     }
 }
 
@@ -58,15 +58,15 @@ fn a_journal_takes_room_besides_and_all_of_it_comes_back() {
         bench.resize("vm", 2).await.unwrap();
         assert_eq!((bench.room("vm"), bench.free()), (2, 13));
         bench.set("vm", r#"{"block_size":65536}"#).await.unwrap();
-        bench.manager.cache_clear("vm".into()).await.unwrap();
+        bench.manager.pools.cache_clear("vm".into()).await.unwrap();
         assert_eq!(bench.free(), 13);
         bench.set("vm", r#"{"copies":"2-dirty"}"#).await.unwrap();
         assert_eq!(bench.free(), 12);
         bench.set("vm", r#"{"copies":"1"}"#).await.unwrap();
         assert_eq!(bench.free(), 13);
-        bench.manager.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
-        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+        assert!(bench.manager.observe.pool("p").unwrap().orphans.is_empty());
     });
 }
 
@@ -90,8 +90,8 @@ fn a_cache_of_which_the_shard_has_a_part_goes_before_it_is_forgotten() {
         bench.shard.set_hangs(false);
         settled(&bench.manager).await;
         bench.manager.inner().pools.insert("p".into(), pool);
-        assert_eq!(bench.manager.stats("new").await.unwrap().blocks, 0);
-        assert!(bench.manager.disk("new").unwrap().cache.is_none());
+        assert_eq!(bench.manager.observe.stats("new").await.unwrap().blocks, 0);
+        assert!(bench.manager.observe.disk("new").unwrap().cache.is_none());
         bench.with("new", 4, recovery::LAZY).await.unwrap();
         (0..100).for_each(|block| bench.write("new", block));
         let bench = recovery::crash(bench).await;
@@ -107,12 +107,12 @@ fn a_cache_that_fills_the_pool_leaves_no_room_for_its_journal() {
         let error = bench.with("vm", 4, r#"{"mode":"write-back"}"#).await.unwrap_err();
         assert!(error.to_string().contains("the journal of vm has no room"), "{error}");
         assert_eq!((error.kind, bench.free()), (ErrorKind::Conflict, 4));
-        assert!(bench.manager.disk("vm").unwrap().cache.is_none());
+        assert!(bench.manager.observe.disk("vm").unwrap().cache.is_none());
         bench.with("vm", 3, r#"{"mode":"write-back"}"#).await.unwrap();
         // The next ring has to stand beside the one in use.
         let error = bench.set("vm", r#"{"block_size":8192}"#).await.unwrap_err();
         assert!(error.to_string().contains("the journal of vm has no room"), "{error}");
-        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().block_size, Size(4096));
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().block_size, Size(4096));
         assert_eq!((bench.room("vm"), bench.free()), (3, 0));
     });
 }
@@ -126,7 +126,7 @@ fn leaving_write_back_drains_and_a_failing_backing_keeps_it() {
         (0..100).for_each(|block| bench.write("vm", block));
         assert_eq!(bench.dirty("vm").await, 100 * BLOCK);
         bench.set("vm", r#"{"mode":"write-through"}"#).await.unwrap();
-        let stats = bench.manager.stats("vm").await.unwrap();
+        let stats = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!((stats.dirty_bytes, stats.mode.as_str(), stats.draining), (0, "write-through", false));
         assert!(stats.blocks_cached >= 100, "clean data stays");
         bench.set("vm", r#"{"mode":"write-back"}"#).await.unwrap();
@@ -134,9 +134,9 @@ fn leaving_write_back_drains_and_a_failing_backing_keeps_it() {
         bench.shard.set_backings_fail(true);
         let error = bench.set("vm", r#"{"mode":"pass-through"}"#).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Busy, "{error}");
-        assert_eq!(bench.manager.disk("vm").unwrap().cache.unwrap().mode, "write-back");
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().cache.unwrap().mode, "write-back");
         bench.shard.set_backings_fail(false);
-        while bench.manager.disk("vm").unwrap().cache.unwrap().mode != "pass-through" {
+        while bench.manager.observe.disk("vm").unwrap().cache.unwrap().mode != "pass-through" {
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
         assert_eq!(bench.dirty("vm").await, 0);
@@ -153,23 +153,23 @@ fn a_drain_is_begun_watched_stopped_and_taken_up_again() {
         bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         bench.write("vm", 1);
         bench.shard.set_backings_fail(true);
-        let cache = bench.manager.drain("vm".into()).await.unwrap().disk.unwrap().cache.unwrap();
+        let cache = bench.manager.pools.drain("vm".into()).await.unwrap().disk.unwrap().cache.unwrap();
         assert_eq!((cache.state, cache.dirty.unwrap().draining), (CacheState::Active, true));
-        let again = bench.manager.drain("vm".into()).await.unwrap();
+        let again = bench.manager.pools.drain("vm".into()).await.unwrap();
         assert_eq!(again.notes, ["the drain goes on"]);
         tokio::time::sleep(Duration::from_secs(20)).await;
-        let dirty = bench.manager.disk("vm").unwrap().cache.unwrap().dirty.unwrap();
+        let dirty = bench.manager.observe.disk("vm").unwrap().cache.unwrap().dirty.unwrap();
         assert!(dirty.why.as_ref().unwrap().contains("writes to the backing failed"), "{dirty:?}");
         assert_eq!((dirty.size, dirty.eta_seconds), (Size(BLOCK), None));
         let error = bench.resize("vm", 2).await.unwrap_err();
         assert!(error.to_string().contains("hob drain vm --stop"), "{error}");
-        bench.manager.drain_stop("vm".into()).await.unwrap();
+        bench.manager.pools.drain_stop("vm".into()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(1)).await;
         let dirty = bench.shown("vm").await;
         assert!(!dirty.draining && dirty.size == Size(BLOCK), "{dirty:?}");
         bench.shard.set_backings_fail(false);
         tokio::time::sleep(Duration::from_secs(120)).await;
-        bench.manager.drain("vm".into()).await.unwrap();
+        bench.manager.pools.drain("vm".into()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(60)).await;
         let dirty = bench.shown("vm").await;
         assert_eq!((dirty.size, dirty.draining, dirty.why), (Size(0), false, None));
@@ -193,7 +193,7 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
             let error = bench.resize("vm", 2).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::Busy, "{error}");
             (0..200).for_each(|block| bench.write("vm", block));
-            let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+            let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
             assert_eq!(
                 (cache.state, cache.room, cache.mode_in_effect),
                 (CacheState::Active, Size(4 * MIB), None)
@@ -202,15 +202,15 @@ fn a_shrink_waits_for_a_failing_backing_and_writes_stay_on_flash() {
             let error = bench.resize("vm", 3).await.unwrap_err();
             assert!(error.to_string().contains("hob drain vm --stop"), "{error}");
             if ends == "stopped" {
-                bench.manager.drain_stop("vm".into()).await.unwrap();
+                bench.manager.pools.drain_stop("vm".into()).await.unwrap();
                 settled(&bench.manager).await;
-                let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+                let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
                 assert_eq!((cache.size, cache.room), (Size(4 * MIB), Size(4 * MIB)));
             }
         }
         bench.shard.set_backings_fail(false);
         settled(&bench.manager).await;
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((cache.size, cache.room), (Size(2 * MIB), Size(2 * MIB)));
         assert_eq!(bench.dirty("vm").await, 200 * BLOCK, "what stays is as dirty as it was");
     });
@@ -225,13 +225,13 @@ fn the_mode_in_effect_is_shown_while_a_drain_lets_writes_through() {
         bench.disk("vm").await;
         bench.with("vm", 4, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
         bench.write("vm", 1);
-        let in_effect = || bench.manager.disk("vm").unwrap().cache.unwrap().mode_in_effect;
+        let in_effect = || bench.manager.observe.disk("vm").unwrap().cache.unwrap().mode_in_effect;
         assert_eq!(in_effect(), None);
         bench.shard.set_backings_fail(true);
-        bench.manager.drain("vm".into()).await.unwrap();
+        bench.manager.pools.drain("vm".into()).await.unwrap();
         tokio::time::sleep(Duration::from_secs(2)).await;
         assert_eq!(in_effect().as_deref(), Some("write-through until the drain ends"));
-        bench.manager.drain_stop("vm".into()).await.unwrap();
+        bench.manager.pools.drain_stop("vm".into()).await.unwrap();
         assert_eq!(in_effect(), None);
     });
 }
@@ -242,11 +242,11 @@ fn a_volatile_cache_has_nothing_to_drain() {
         bench.pool(&["a"], 4).await;
         bench.disk("vm").await;
         bench.cache("vm", 2).await.unwrap();
-        let changed = bench.manager.drain("vm".into()).await.unwrap();
+        let changed = bench.manager.pools.drain("vm".into()).await.unwrap();
         assert!(changed.notes[0].contains("the backing has everything"), "{:?}", changed.notes);
         assert!(changed.disk.unwrap().cache.unwrap().dirty.is_none());
-        assert_eq!(bench.manager.drain_stop("vm".into()).await.unwrap().notes.len(), 0);
-        let notes = bench.manager.discard_dirty("vm".into()).await.unwrap().notes;
+        assert_eq!(bench.manager.pools.drain_stop("vm".into()).await.unwrap().notes.len(), 0);
+        let notes = bench.manager.disks.discard_dirty("vm".into()).await.unwrap().notes;
         assert!(notes[0].contains("the backing has everything"), "{notes:?}");
     });
 }
@@ -260,21 +260,24 @@ fn a_disk_is_removed_after_its_dirty_data_has_reached_the_backing_or_is_discarde
             bench.with(disk, 2, r#"{"mode":"write-back","dirty_age_max":0}"#).await.unwrap();
             bench.write(disk, 3);
         }
-        let before = bench.manager.stats("vm").await.unwrap();
+        let before = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!((before.dirty_bytes, before.destaged_bytes), (BLOCK, 0));
-        assert!(bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap().notes.is_empty());
+        assert!(bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap().notes.is_empty());
         bench.shard.set_backings_fail(true);
-        let changed = bench.manager.discard_dirty("other".into()).await.unwrap();
+        let changed = bench.manager.disks.discard_dirty("other".into()).await.unwrap();
         assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
         assert_eq!(bench.dirty("other").await, 0);
         bench.shard.set_backings_fail(false);
         let flushed = bench.shard.write(bench.id("other"), 4 * BLOCK, BLOCK);
         assert!(flushed.is_err(), "the guest hears that acknowledged writes are lost");
         bench.write("other", 4);
-        let changed = bench.manager.disk_remove("other".into(), OnDirty::Discard).await.unwrap();
+        let changed = bench.manager.disks.disk_remove("other".into(), OnDirty::Discard).await.unwrap();
         assert_eq!(changed.notes, ["4 KiB that only flash had is lost"]);
         assert_eq!(bench.free(), 8);
-        assert!(bench.manager.disks().is_empty() && bench.manager.pool("p").unwrap().orphans.is_empty());
+        assert!(
+            bench.manager.observe.disks().is_empty()
+                && bench.manager.observe.pool("p").unwrap().orphans.is_empty()
+        );
     });
 }
 
@@ -286,13 +289,13 @@ fn dirty_data_leaves_a_device_before_it_is_taken_out() {
         bench.with("vm", 4, r#"{"preset":"auto","dirty_age_max":0}"#).await.unwrap();
         (0..200).for_each(|block| bench.write("vm", block));
         assert_eq!(bench.free(), 12 - 4 - 2);
-        bench.manager.device_remove("p".into(), bench.path("a")).await.unwrap();
+        bench.manager.pools.device_remove("p".into(), bench.path("a")).await.unwrap();
         assert_eq!((bench.room("vm"), bench.free()), (4, 1));
-        assert_eq!(bench.manager.stats("vm").await.unwrap().mode, "write-back");
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        assert_eq!(bench.manager.observe.stats("vm").await.unwrap().mode, "write-back");
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert!(cache.reason.unwrap().contains("one copy of what is not on the backing"));
-        bench.manager.device_add("p".into(), device_add(bench.path("c"), 6)).await.unwrap();
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        bench.manager.pools.device_add("p".into(), device_add(bench.path("c"), 6)).await.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((cache.reason, cache.journal), (None, Size(2 * MIB)));
     });
 }
@@ -308,7 +311,7 @@ fn a_cache_that_becomes_persistent_or_volatile_begins_anew() {
         assert_eq!((bench.free(), changed.disk.unwrap().cache.unwrap().mode.as_str()), (5, "write-through"));
         bench.set("vm", r#"{"preset":"vfrc"}"#).await.unwrap();
         assert_eq!((bench.room("vm"), bench.free()), (2, 6));
-        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+        assert!(bench.manager.observe.pool("p").unwrap().orphans.is_empty());
     });
 }
 
@@ -344,11 +347,11 @@ fn a_journal_whose_device_fails_is_made_anew_on_another_one() {
             assert!(all.all(|segment| segment.device != sick), "{:?} {:?}", disk.held, disk.ring);
             assert_eq!((disk.held.len(), disk.ring.len()), (4, 1));
         }
-        bench.manager.drain("vm".into()).await.unwrap();
+        bench.manager.pools.drain("vm".into()).await.unwrap();
         assert_eq!(bench.dirty("vm").await, 0);
         (0..10).for_each(|block| bench.write("vm", 9000 + block));
         assert_eq!(bench.dirty("vm").await, 10 * BLOCK, "the cache takes writes again");
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!((cache.state, cache.reason), (CacheState::Active, None));
     });
 }
@@ -371,7 +374,7 @@ fn a_persistent_cache_leaves_a_fenced_device() {
             assert!(all().all(|segment| segment.device != sick), "{:?}", disk.held);
             assert_eq!((disk.held.len(), disk.ring.len()), (4, 1));
         }
-        let stats = bench.manager.stats("vm").await.unwrap();
+        let stats = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!(stats.dirty_bytes + stats.destaged_bytes, 50 * BLOCK);
     });
 }

@@ -13,6 +13,7 @@ impl Bench {
         let backing = self.image(&format!("{name}.img"), 64);
         let datastore = Some(datastore.to_owned());
         self.manager
+            .disks
             .disk_add(DiskAdd { name: name.into(), backing, datastore, ..DiskAdd::default() })
             .await
             .unwrap();
@@ -20,11 +21,11 @@ impl Bench {
 
     async fn capacity(&self, datastore: &str, units: u32) -> Result<u32, ApiError> {
         let patch = DatastorePatch { capacity: Some(units), ..DatastorePatch::default() };
-        self.manager.datastore_set(datastore.into(), patch).await.map(|store| store.reserved)
+        self.manager.qos.datastore_set(datastore.into(), patch).await.map(|store| store.reserved)
     }
 
     async fn give(&self, disk: &str, patch: QosPatch) -> Result<Qos, ApiError> {
-        self.manager.qos_set(disk.into(), patch).await.map(|disk| disk.qos)
+        self.manager.qos.set(disk.into(), patch).await.map(|disk| disk.qos)
     }
 }
 
@@ -32,7 +33,7 @@ impl Bench {
 fn rules_are_set_one_by_one_and_taken_back() {
     run(async |bench| {
         bench.disk("vm").await;
-        assert_eq!(bench.manager.disk_qos("vm").unwrap().qos, Qos::default());
+        assert_eq!(bench.manager.qos.disk("vm").unwrap().qos, Qos::default());
         let patch = QosPatch {
             shares: Some("high".into()),
             limit: Some(500),
@@ -59,7 +60,7 @@ fn rules_are_set_one_by_one_and_taken_back() {
             let error = bench.give("vm", patch.clone()).await.unwrap_err();
             assert!(error.problem.error.contains(what), "{patch:?}: {error}");
         }
-        assert_eq!(bench.manager.disk_qos("vm").unwrap().qos, qos, "nothing of that was taken");
+        assert_eq!(bench.manager.qos.disk("vm").unwrap().qos, qos, "nothing of that was taken");
     });
 }
 
@@ -105,7 +106,7 @@ fn reservations_that_a_datastore_cannot_keep_are_refused_with_the_numbers() {
         bench.disk_on("one", "array").await;
         bench.disk_on("two", "array").await;
         bench.disk_on("else", "other").await;
-        let first = bench.manager.qos_set("one".into(), reserves(600)).await.unwrap();
+        let first = bench.manager.qos.set("one".into(), reserves(600)).await.unwrap();
         assert!(first.notes[0].contains("not known"), "{:?}", first.notes);
         assert_eq!(bench.capacity("array", 1000).await.unwrap(), 600);
         let error = bench.give("two", reserves(401)).await.unwrap_err();
@@ -125,27 +126,27 @@ fn disks_follow_their_storage_policy() {
             bench.disk_on(disk, "array").await;
         }
         bench.capacity("array", 1000).await.unwrap();
-        let policy = bench.manager.policy_set("gold".into(), reserves(300)).await.unwrap();
+        let policy = bench.manager.qos.policy_set("gold".into(), reserves(300)).await.unwrap();
         assert!(policy.disks.is_empty());
         let gold = QosPatch { policy: Some("gold".into()), ..QosPatch::default() };
         for disk in ["one", "two"] {
             assert_eq!(bench.give(disk, gold.clone()).await.unwrap().reservation, 300);
         }
         // Both have it, so both count.
-        let error = bench.manager.policy_set("gold".into(), reserves(501)).await.unwrap_err();
+        let error = bench.manager.qos.policy_set("gold".into(), reserves(501)).await.unwrap_err();
         assert!(error.problem.error.contains("1002 units"), "{error}");
-        let policy = bench.manager.policy_set("gold".into(), reserves(500)).await.unwrap();
+        let policy = bench.manager.qos.policy_set("gold".into(), reserves(500)).await.unwrap();
         assert_eq!((policy.qos.reservation, policy.disks.len()), (500, 2));
-        assert_eq!(bench.manager.disk_qos("two").unwrap().qos.reservation, 500);
+        assert_eq!(bench.manager.qos.disk("two").unwrap().qos.reservation, 500);
         let error = bench.give("one", reserves(1)).await.unwrap_err();
         assert!(error.problem.error.contains("storage policy gold"), "{error}");
-        assert!(bench.manager.policy_remove("gold".into()).await.is_err());
+        assert!(bench.manager.qos.policy_remove("gold".into()).await.is_err());
         // On its own again, a disk keeps what the policy says now.
         let alone = QosPatch { policy: Some(String::new()), ..QosPatch::default() };
         for disk in ["one", "two"] {
             assert_eq!(bench.give(disk, alone.clone()).await.unwrap().reservation, 500);
         }
-        bench.manager.policy_remove("gold".into()).await.unwrap();
+        bench.manager.qos.policy_remove("gold".into()).await.unwrap();
     });
 }
 
@@ -158,22 +159,22 @@ fn all_of_it_is_there_after_a_restart() {
         let backing = bench.image("vm.img", 64);
         let add =
             DiskAdd { name: "vm".into(), backing, datastore: Some("array".into()), ..DiskAdd::default() };
-        manager.disk_add(add).await.unwrap();
-        manager.policy_set("gold".into(), reserves(300)).await.unwrap();
+        manager.disks.disk_add(add).await.unwrap();
+        manager.qos.policy_set("gold".into(), reserves(300)).await.unwrap();
         let gold = QosPatch { policy: Some("gold".into()), ..QosPatch::default() };
-        manager.qos_set("vm".into(), gold).await.unwrap();
+        manager.qos.set("vm".into(), gold).await.unwrap();
         let patch =
             DatastorePatch { control: Some("auto".into()), latency_ms: Some(12), capacity: Some(400) };
-        let set = manager.datastore_set("array".into(), patch).await.unwrap();
-        let (qos, policies) = (manager.disk_qos("vm").unwrap(), manager.policies());
+        let set = manager.qos.datastore_set("array".into(), patch).await.unwrap();
+        let (qos, policies) = (manager.qos.disk("vm").unwrap(), manager.qos.policies());
         shard.stop();
         drop(manager);
         let (manager, _shard) = restart(&state, "").await;
-        assert_eq!(manager.disk_qos("vm").unwrap(), qos);
-        assert_eq!(manager.policies(), policies);
-        assert_eq!(manager.datastore("array").await.unwrap(), set);
+        assert_eq!(manager.qos.disk("vm").unwrap(), qos);
+        assert_eq!(manager.qos.policies(), policies);
+        assert_eq!(manager.qos.datastore("array").await.unwrap(), set);
         let patch = DatastorePatch { control: Some("depth:0".into()), ..DatastorePatch::default() };
-        assert!(manager.datastore_set("array".into(), patch).await.is_err());
+        assert!(manager.qos.datastore_set("array".into(), patch).await.is_err());
     });
 }
 
@@ -187,16 +188,16 @@ fn the_configuration_says_what_nobody_has_said_otherwise() {
              [[disk]]\nname = \"vm\"\nbacking = \"{image}\"\ndatastore = \"array\"\nqos = {{ policy = \"gold\" }}\n"
         );
         let (manager, shard) = restart(&state, &text).await;
-        let qos = manager.disk_qos("vm").unwrap();
+        let qos = manager.qos.disk("vm").unwrap();
         assert_eq!((qos.policy.as_deref(), qos.qos.shares, qos.qos.reservation), (Some("gold"), 2000, 30));
-        let store = manager.datastore("array").await.unwrap();
+        let store = manager.qos.datastore("array").await.unwrap();
         assert_eq!((store.control.as_str(), store.capacity, store.reserved), ("knee", Some(100), 30));
-        let error = manager.policy_set("gold".into(), reserves(101)).await.unwrap_err();
+        let error = manager.qos.policy_set("gold".into(), reserves(101)).await.unwrap_err();
         assert!(error.problem.error.contains("is said to do 100"), "{error}");
-        manager.policy_set("gold".into(), reserves(40)).await.unwrap();
+        manager.qos.policy_set("gold".into(), reserves(40)).await.unwrap();
         shard.stop();
         drop(manager);
         let (manager, _shard) = restart(&state, &text).await;
-        assert_eq!(manager.disk_qos("vm").unwrap().qos.reservation, 40, "what a command said stays");
+        assert_eq!(manager.qos.disk("vm").unwrap().qos.reservation, 40, "what a command said stays");
     });
 }

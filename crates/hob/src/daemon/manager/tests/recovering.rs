@@ -43,7 +43,7 @@ async fn tend(bench: &Bench) {
 }
 
 fn cache(bench: &Bench) -> hob_control::Cache {
-    let disk = bench.manager.disk("vm").unwrap();
+    let disk = bench.manager.observe.disk("vm").unwrap();
     assert_eq!(disk.state, DiskLife::Online, "{disk:?}");
     disk.cache.unwrap()
 }

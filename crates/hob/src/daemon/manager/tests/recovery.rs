@@ -27,7 +27,7 @@ pub(super) async fn prepare(bench: Bench, json: &str) -> Bench {
     bench.disk("vm").await;
     let settings = serde_json::from_str::<CachePatch>(json).unwrap().settings;
     let enable = CacheEnable { settings, ..cache_of(4) };
-    bench.manager.cache_enable("vm".into(), enable).await.unwrap();
+    bench.manager.pools.cache_enable("vm".into(), enable).await.unwrap();
     bench
 }
 
@@ -63,13 +63,13 @@ pub(super) fn read(bench: &Bench, blocks: std::ops::Range<u64>) {
 
 /// Sectors that are valid, and dirty.
 pub(super) async fn sectors(bench: &Bench) -> (u64, u64) {
-    let stats = bench.manager.stats("vm").await.unwrap();
+    let stats = bench.manager.observe.stats("vm").await.unwrap();
     (stats.sectors_valid, stats.dirty_bytes / BLOCK)
 }
 
 /// Why the disk is offline.
 pub(super) fn reason(bench: &Bench) -> String {
-    let disk = bench.manager.disk("vm").unwrap();
+    let disk = bench.manager.observe.disk("vm").unwrap();
     assert_eq!(disk.state, DiskLife::Offline, "{disk:?}");
     disk.reason.unwrap()
 }
@@ -95,7 +95,7 @@ fn flushed_writes_survive_a_crash_of_the_daemon() {
         assert_eq!(dirty, 300);
         assert!(valid >= 300, "{valid}");
         assert_eq!((bench.room("vm"), bench.free()), (4, free));
-        let cache = bench.manager.disk("vm").unwrap().cache.unwrap();
+        let cache = bench.manager.observe.disk("vm").unwrap().cache.unwrap();
         assert_eq!(
             (cache.state, cache.reason, cache.mode.as_str()),
             (CacheState::Active, None, "write-back")
@@ -103,7 +103,7 @@ fn flushed_writes_survive_a_crash_of_the_daemon() {
         // And once more, without a change in between.
         let bench = crash(bench).await;
         assert_eq!((sectors(&bench).await.1, bench.free()), (300, free));
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
     });
 }
@@ -141,7 +141,7 @@ fn a_persistent_read_cache_is_warm_after_an_end_and_after_a_crash() {
 
 /// Bytes that had to be compared with the backing since the daemon began, or still have to.
 async fn compared(bench: &Bench) -> u64 {
-    let stats = bench.manager.stats("vm").await.unwrap();
+    let stats = bench.manager.observe.stats("vm").await.unwrap();
     stats.unverified_bytes + stats.verified_bytes + stats.stale_bytes
 }
 
@@ -165,11 +165,11 @@ fn a_file_is_evidence_after_an_end_and_a_secret_change_is_none() {
         assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 0));
         let bench = end(bench, false, change_secretly).await;
         assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 500 * BLOCK));
-        bench.manager.look_at_dirty();
+        bench.manager.pools.look_at_dirty();
         tokio::time::sleep(Duration::from_millis(1)).await;
-        let left = bench.manager.stats("vm").await.unwrap().unverified_bytes;
+        let left = bench.manager.observe.stats("vm").await.unwrap().unverified_bytes;
         assert!(left > 0);
-        let shown = bench.manager.disk("vm").unwrap().cache.unwrap().verification.unwrap();
+        let shown = bench.manager.observe.disk("vm").unwrap().cache.unwrap().verification.unwrap();
         assert_eq!((shown.left, shown.total), (Size(left), Size(500 * BLOCK)));
     });
 }
@@ -179,7 +179,7 @@ async fn heartbeat(bench: &Bench) {
     let recorded = || bench.manager.inner().disks["vm"].cache().unwrap().journal.unwrap().evidence;
     let before = recorded();
     for _ in 0..500 {
-        bench.manager.record_evidence_now().await;
+        bench.manager.disks.record_evidence_now().await;
         if recorded() != before {
             return;
         }
@@ -216,7 +216,7 @@ fn an_operator_can_trust_or_compare_always() {
         let bench = end(bench, false, change_secretly).await;
         assert_eq!((sectors(&bench).await, compared(&bench).await), ((500, 0), 0));
         let patch = serde_json::from_str(r#"{"verify":"always"}"#).unwrap();
-        let changed = bench.manager.cache_patch("vm".into(), patch).await.unwrap();
+        let changed = bench.manager.pools.cache_patch("vm".into(), patch).await.unwrap();
         assert_eq!(changed.disk.unwrap().cache.unwrap().verify, "always");
         assert_eq!(sectors(&bench).await, (500, 0), "it keeps what it holds");
         let bench = end(bench, false, |_| ()).await;
@@ -264,18 +264,18 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             assert!(why.contains(part), "{why}");
         }
         for dirty in [
-            bench.manager.cache_disable("vm".into(), OnDirty::Drain).await,
-            bench.manager.disk_remove("vm".into(), OnDirty::Drain).await,
+            bench.manager.disks.cache_disable("vm".into(), OnDirty::Drain).await,
+            bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await,
         ] {
             let error = dirty.unwrap_err().to_string();
             assert!(error.contains("--discard-dirty") && error.contains("export-dirty vm"), "{error}");
         }
         // It is not read again and again, and stays refused.
-        bench.manager.bring_online("vm").await;
+        bench.manager.disks.bring_online("vm").await;
         assert!(reason(&bench).contains("its backing was changed"));
         let path = bench.path("rescue");
         let export = hob_control::ExportDirty { path: path.clone() };
-        let notes = bench.manager.export_dirty("vm".into(), export.clone()).await.unwrap().notes;
+        let notes = bench.manager.disks.export_dirty("vm".into(), export.clone()).await.unwrap().notes;
         assert!(notes[0].contains("44 KiB"), "{notes:?}");
         assert_eq!(std::fs::metadata(&path).unwrap().len(), 64 * MIB);
         for path in [path.clone(), format!("{path}.map")] {
@@ -287,13 +287,13 @@ fn a_backing_that_was_changed_meanwhile_is_not_written_over_with_dirty_data() {
             std::fs::read_to_string(format!("{path}.map")).unwrap(),
             "data 20480 40960\ndata 81920 4096\n"
         );
-        let error = bench.manager.export_dirty("vm".into(), export).await.unwrap_err();
+        let error = bench.manager.disks.export_dirty("vm".into(), export).await.unwrap_err();
         assert!(error.to_string().contains("exists"), "{error}");
-        let changed = bench.manager.discard_dirty("vm".into()).await.unwrap();
+        let changed = bench.manager.disks.discard_dirty("vm".into()).await.unwrap();
         assert!(changed.notes[0].contains("is lost"), "{:?}", changed.notes);
         assert_eq!(changed.disk.unwrap().state, DiskLife::Online);
         assert_eq!((sectors(&bench).await, bench.room("vm")), ((0, 0), 4));
-        assert!(bench.manager.pool("p").unwrap().orphans.is_empty());
+        assert!(bench.manager.observe.pool("p").unwrap().orphans.is_empty());
     });
 }
 
@@ -312,7 +312,7 @@ fn an_export_does_not_keep_the_pool() {
         let busy = tokio::task::spawn_blocking(move || waits.recv());
         let export = hob_control::ExportDirty { path: path.clone() };
         let manager = bench.manager.clone();
-        let export = tokio::spawn(async move { manager.export_dirty("vm".into(), export).await });
+        let export = tokio::spawn(async move { manager.disks.export_dirty("vm".into(), export).await });
         while bench.manager.inner().disks["vm"].busy.is_none() {
             tokio::task::yield_now().await;
         }
@@ -373,12 +373,12 @@ fn with_two_copies_a_device_may_be_away() {
         assert_eq!(sectors(&bench).await.1, 100);
         let away = |dir: &Path| std::fs::rename(dir.join("b"), dir.join("b.away")).unwrap();
         let bench = end(bench, false, away).await;
-        let disk = bench.manager.disk("vm").unwrap();
+        let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!((disk.state, disk.reason), (DiskLife::Online, None));
         let reason = disk.cache.unwrap().reason.unwrap();
         assert!(reason.contains("one copy of what is not on the backing"), "{reason}");
         // What has one copy only is brought to the backing, or is still dirty.
-        let stats = bench.manager.stats("vm").await.unwrap();
+        let stats = bench.manager.observe.stats("vm").await.unwrap();
         assert_eq!(stats.dirty_bytes + stats.destaged_bytes, 100 * BLOCK);
     });
 }
@@ -397,20 +397,20 @@ fn a_cache_of_no_disk_is_shown_and_discarded_by_name() {
             std::fs::write(&path, serde_json::to_vec(&state).unwrap()).unwrap();
         };
         let bench = end(bench, false, forget).await;
-        let orphans = bench.manager.pool("p").unwrap().orphans;
+        let orphans = bench.manager.observe.pool("p").unwrap().orphans;
         assert_eq!((orphans.len(), orphans[0].size.bytes() / MIB), (1, 16 - free));
-        let discard = |owner: &str| bench.manager.orphan_discard("p".into(), owner.into());
+        let discard = |owner: &str| bench.manager.disks.orphan_discard("p".into(), owner.into());
         let error = discard("00000000000000000000000000000001").await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::NotFound, "{error}");
         assert_eq!(discard("xyz").await.unwrap_err().kind, ErrorKind::Invalid);
         let change = PlannedPoolChange::DiscardOrphan { owner: orphans[0].owner.clone() };
-        let preview = bench.manager.pool_preview("p", &change).await.unwrap();
+        let preview = bench.manager.disks.pool_preview("p", &change).await.unwrap();
         assert_eq!((preview.cached, preview.dirty_lost), (orphans[0].size, Size(10 * BLOCK)), "{preview:?}");
         assert!(preview.effects[1].contains("40 KiB of dirty data is lost"), "{preview:?}");
-        let error = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
+        let error = bench.manager.disks.check_pool_discard("p", &change, false).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Conflict);
         assert!(error.to_string().contains("--yes"), "{error}");
-        bench.manager.check_pool_discard("p", &change, true).await.unwrap();
+        bench.manager.disks.check_pool_discard("p", &change, true).await.unwrap();
         let pool = discard(&orphans[0].owner).await.unwrap().pool.unwrap();
         assert!(pool.orphans.is_empty());
         assert_eq!(bench.free(), 16);
@@ -434,7 +434,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
         for round in 0..3 {
             let (manager, shard, result) = serve(LAZY, false).await;
             result.unwrap();
-            let stats = manager.stats("vm").await.unwrap();
+            let stats = manager.observe.stats("vm").await.unwrap();
             assert_eq!(stats.dirty_bytes, round * 10 * BLOCK);
             let id = manager.inner().disks["vm"].id;
             (0..10).for_each(|block| shard.write(id, (round * 10 + block) * BLOCK, BLOCK).unwrap());
@@ -452,7 +452,7 @@ fn a_served_disk_finds_its_persistent_cache_again() {
         tokio::time::sleep(Duration::from_millis(10)).await;
         let (manager, _shard, result) = serve("{}", true).await;
         result.unwrap();
-        assert_eq!(manager.disk("vm").unwrap().cache.unwrap().room, Size(4 * MIB));
+        assert_eq!(manager.observe.disk("vm").unwrap().cache.unwrap().room, Size(4 * MIB));
     });
 }
 
@@ -488,21 +488,21 @@ fn a_daemon_that_cannot_save_its_state_serves_what_was_saved_and_says_so() {
         write(&bench, 0..8);
         tokio::time::sleep(COMMITTED).await;
         let kinds = async |bench: &Bench| -> Vec<ProblemKind> {
-            bench.manager.health().await.problems.iter().map(|problem| problem.kind).collect()
+            bench.manager.observe.health().await.problems.iter().map(|problem| problem.kind).collect()
         };
         assert!(!kinds(&bench).await.contains(&ProblemKind::StateNotSaved));
         let full = failing::fail(&bench.dir.path().join("state"), 1, Failing::FromThenOn);
         let bench = crash(bench).await;
         assert!(full.has_struck());
-        assert_eq!(bench.manager.disk("plain").unwrap().state, DiskLife::Online);
+        assert_eq!(bench.manager.observe.disk("plain").unwrap().state, DiskLife::Online);
         assert!(kinds(&bench).await.contains(&ProblemKind::StateNotSaved));
         // The number of its next journal has to be saved before that is used.
-        assert_ne!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
+        assert_ne!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Online);
         drop(full);
         bench.manager.save().await.unwrap();
         assert!(!kinds(&bench).await.contains(&ProblemKind::StateNotSaved));
         let bench = crash(bench).await;
-        assert_eq!(bench.manager.disk("vm").unwrap().state, DiskLife::Online);
+        assert_eq!(bench.manager.observe.disk("vm").unwrap().state, DiskLife::Online);
         read(&bench, 0..8);
     });
 }
@@ -522,14 +522,14 @@ fn a_device_that_is_away_is_not_taken_out_while_a_disk_may_need_it() {
         assert!(reason(&bench).contains("may hold dirty data"), "{}", reason(&bench));
         let path = bench.path(name);
         let change = PlannedPoolChange::RemoveDevice { path: path.clone() };
-        let error = bench.manager.check_pool_discard("p", &change, false).await.unwrap_err();
+        let error = bench.manager.disks.check_pool_discard("p", &change, false).await.unwrap_err();
         assert_eq!(error.kind, ErrorKind::Conflict);
         let said = error.to_string();
         assert!(said.contains("dirty data of its cache") && said.contains("--yes"), "{said}");
         std::fs::rename(bench.dir.path().join("away"), bench.dir.path().join(name)).unwrap();
-        bench.manager.retry_devices("p").await;
-        bench.manager.bring_online("vm").await;
+        bench.manager.pools.retry_devices("p").await;
+        bench.manager.disks.bring_online("vm").await;
         assert_eq!(sectors(&bench).await.1, 10);
-        bench.manager.check_pool_discard("p", &change, false).await.unwrap();
+        bench.manager.disks.check_pool_discard("p", &change, false).await.unwrap();
     });
 }

@@ -10,7 +10,7 @@ use super::*;
 
 impl Bench {
     async fn resize_disk(&self, disk: &str, size: Option<u64>) -> Result<DiskChanged, ApiError> {
-        self.manager.disk_resize(disk.into(), DiskResize { size: size.map(Size) }).await
+        self.manager.disks.disk_resize(disk.into(), DiskResize { size: size.map(Size) }).await
     }
 
     fn img(&self, disk: &str) -> PathBuf {
@@ -19,8 +19,8 @@ impl Bench {
 
     /// What everybody is told that the disk has, MiB.
     fn size(&self, disk: &str) -> u64 {
-        let shown = self.manager.disk(disk).unwrap().size.bytes();
-        let exported = self.manager.exports.get(disk).unwrap().info.size_bytes;
+        let shown = self.manager.observe.disk(disk).unwrap().size.bytes();
+        let exported = self.manager.exports.table().get(disk).unwrap().info.size_bytes;
         assert_eq!(shown, exported);
         shown / MIB
     }
@@ -78,7 +78,7 @@ fn what_cannot_be_is_refused_and_changes_nothing() {
         bench.disk("vm").await;
         let backing = bench.image("ro.img", 64);
         let add = DiskAdd { name: "ro".into(), backing, read_only: true, ..DiskAdd::default() };
-        bench.manager.disk_add(add).await.unwrap();
+        bench.manager.disks.disk_add(add).await.unwrap();
         let refused = async |disk: &str, size: Option<u64>, kind: ErrorKind, part: &str| {
             let error = bench.resize_disk(disk, size).await.unwrap_err();
             assert_eq!(error.kind, kind, "{error}");
@@ -122,7 +122,7 @@ fn a_persistent_cache_knows_the_new_size_over_crashes_and_ends() {
         assert_eq!(sectors(&bench).await, (201, 101));
         let bench = end(bench, false, |_| ()).await;
         assert_eq!((bench.size("vm"), sectors(&bench).await), (96, (201, 101)));
-        bench.manager.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
+        bench.manager.disks.disk_remove("vm".into(), OnDirty::Drain).await.unwrap();
         assert_eq!(bench.free(), 16);
     });
 }
@@ -137,7 +137,7 @@ fn a_crash_between_the_backing_and_the_journal_keeps_what_the_cache_holds() {
         assert_eq!((bench.size("vm"), sectors(&bench).await), (96, (100, 100)));
         // A backing that is another one, or does not hold what the cache remembers, is not one that has grown.
         let bench = crash_and_grow(bench, 80).await;
-        let disk = bench.manager.disk("vm").unwrap();
+        let disk = bench.manager.observe.disk("vm").unwrap();
         assert_eq!(disk.state, DiskLife::Offline, "it got smaller");
     });
     run(async |bench| {
@@ -167,7 +167,7 @@ fn who_grows_a_backing_while_hob_is_away_may_have_changed_it_too() {
         let bench = prepare(bench, LAZY).await;
         write(&bench, 0..100);
         let bench = end(bench, false, |dir| truncate(&dir.join("vm.img"), 96)).await;
-        let disk = bench.manager.disk("vm").unwrap();
+        let disk = bench.manager.observe.disk("vm").unwrap();
         let reason = disk.reason.unwrap();
         assert!(reason.contains("has grown while hob did not serve it"), "{reason}");
     });
@@ -179,12 +179,12 @@ fn bitmaps_count_what_is_new_as_changed_over_a_crash_too() {
     run(async |bench| {
         let bench = prepare(bench, LAZY).await;
         let add = BitmapAdd { name: "b".into(), granularity: None };
-        bench.manager.bitmap_add("vm".into(), add).await.unwrap();
+        bench.manager.exports.bitmap_add("vm".into(), add).await.unwrap();
         write(&bench, 0..1);
         let rotate = BitmapRotate { frozen: "b1".into() };
-        bench.manager.bitmap_rotate("vm".into(), "b".into(), rotate).await.unwrap();
+        bench.manager.exports.bitmap_rotate("vm".into(), "b".into(), rotate).await.unwrap();
         let dirty = async |bench: &Bench, name: &str| {
-            let all = bench.manager.bitmaps("vm".into()).await.unwrap().bitmaps;
+            let all = bench.manager.exports.bitmaps("vm".into()).await.unwrap().bitmaps;
             let found = all.into_iter().find(|bitmap| bitmap.name == name).unwrap();
             (found.dirty.unwrap().bytes(), found.everything_because.is_some())
         };

@@ -109,8 +109,9 @@ impl Stage {
                 Err(_) => tokio::time::sleep(Duration::from_millis(1)).await,
             }
         };
-        let (mut manager, shard) = manager(store);
-        Arc::get_mut(&mut manager).unwrap().swap_kernel = kernel.clone();
+        let (handle, shard) = FakeShard::start();
+        let (exports, options) = (Exports::default(), BackingOptions::default());
+        let manager = Manager::with_swap_kernel(vec![handle], exports, options, store, kernel.clone());
         (Stage { bench: Bench { dir, manager, shard }, kernel }, kept)
     }
 
@@ -136,20 +137,20 @@ impl Stage {
     }
 
     async fn create_as(&self, create: SwapCreate) -> Result<Swap, ApiError> {
-        Ok(self.bench.manager.swap_create(create).await?.swap.unwrap())
+        Ok(self.bench.manager.swap.create(create).await?.swap.unwrap())
     }
 
     async fn set(&self, name: &str, on: bool, force: bool) -> Result<(SwapState, Vec<String>), ApiError> {
-        let changed = self.bench.manager.swap_set(name.into(), SwapPatch { on, force }).await?;
+        let changed = self.bench.manager.swap.set(name.into(), SwapPatch { on, force }).await?;
         Ok((changed.swap.unwrap().state, changed.notes))
     }
 
     async fn show(&self, name: &str) -> Swap {
-        self.bench.manager.swap(name).await.unwrap()
+        self.bench.manager.swap.one(name).await.unwrap()
     }
 
     async fn remove(&self, name: &str) -> Result<(), ApiError> {
-        self.bench.manager.swap_remove(name.into()).await.map(drop)
+        self.bench.manager.pools.swap_remove(name.into()).await.map(drop)
     }
 
     async fn wait_for(&self, name: &str, state: SwapState) {
@@ -174,7 +175,7 @@ fn config() -> Config {
 
 /// Are the pool's files where it can be swapped to at all, as the manager sees it?
 fn is_direct(stage: &Stage) -> bool {
-    let pool = stage.bench.manager.pool("p").unwrap();
+    let pool = stage.bench.manager.observe.pool("p").unwrap();
     let is_direct = pool.devices[0].io == Some(hob_control::IoMode::Direct);
     if !is_direct {
         eprintln!("temporary files have no direct I/O here; nothing is tested");
@@ -194,7 +195,7 @@ fn an_area_comes_on_goes_off_and_gives_its_room_back() {
         let swap = stage.create("s", 3).await.unwrap();
         assert_eq!((swap.state, swap.at_start, swap.size), (SwapState::On, true, Size(3 * MIB)));
         assert!(swap.loop_device.is_some() && swap.priority == Some(-2) && swap.reason.is_none(), "{swap:?}");
-        let pool = stage.bench.manager.pool("p").unwrap();
+        let pool = stage.bench.manager.observe.pool("p").unwrap();
         assert_eq!((pool.free, pool.swap.len(), pool.swap[0].size), (Size(3 * MIB), 1, Size(3 * MIB)));
         assert_eq!((pool.orphans, pool.caches), (vec![], vec!["vm".to_owned()]));
         // A cache that grows gets what is left, and no more.
@@ -206,7 +207,7 @@ fn an_area_comes_on_goes_off_and_gives_its_room_back() {
         assert_eq!(stage.set("s", false, false).await.unwrap(), (SwapState::Off, vec![]));
         assert!(!stage.show("s").await.at_start);
         stage.remove("s").await.unwrap();
-        assert_eq!((stage.bench.free(), stage.bench.manager.swaps().await.unwrap().len()), (3, 0));
+        assert_eq!((stage.bench.free(), stage.bench.manager.swap.all().await.unwrap().len()), (3, 0));
         assert!(stage.remove("s").await.unwrap_err().to_string().contains("hob swap list"));
     });
 }
@@ -242,7 +243,7 @@ fn an_area_that_is_being_removed_is_not_turned_on() {
         let (removed, ()) = tokio::join!(stage.remove("s"), meanwhile);
         removed.unwrap();
         assert!(stage.kernel.on.lock().unwrap().is_empty());
-        assert_eq!((stage.bench.free(), stage.bench.manager.swaps().await.unwrap().len()), (8, 0));
+        assert_eq!((stage.bench.free(), stage.bench.manager.swap.all().await.unwrap().len()), (8, 0));
     });
 }
 
@@ -302,7 +303,7 @@ fn areas_that_nobody_knows_are_found() {
         };
         let again = State { pools: vec![pool], ..State::default() };
         stage.bench.manager.start(again, &config()).await.unwrap();
-        let found = stage.bench.manager.swaps().await.unwrap();
+        let found = stage.bench.manager.swap.all().await.unwrap();
         assert_eq!((found.len(), found[0].state, found[0].at_start), (1, SwapState::On, false));
         assert!(found[0].name.starts_with("found-"), "{found:?}");
         let name = found[0].name.clone();
@@ -335,7 +336,7 @@ fn what_would_be_unsafe_is_refused_and_leaves_nothing() {
             assert!(said.contains(wrong), "{said}");
         }
         let out = DevicePatch { admission: Admission::Out };
-        stage.bench.manager.device_set("p".into(), stage.bench.path("a"), out).await.unwrap();
+        stage.bench.manager.pools.device_set("p".into(), stage.bench.path("a"), out).await.unwrap();
         assert!(said(device("a")).await.contains("--admission in"));
         assert_eq!(stage.create("s", 2).await.unwrap().device, stage.bench.path("b"));
         assert!(stage.create("s", 2).await.unwrap_err().to_string().contains("already"));
@@ -346,19 +347,19 @@ fn what_would_be_unsafe_is_refused_and_leaves_nothing() {
             let said = said(device("b")).await;
             assert!(said.contains(wrong), "{said}");
         }
-        assert_eq!(stage.bench.manager.swaps().await.unwrap().len(), 1);
+        assert_eq!(stage.bench.manager.swap.all().await.unwrap().len(), 1);
         // What takes the ground from under it.
         for refused in [
-            stage.bench.manager.pool_remove("p".into()).await,
-            stage.bench.manager.device_remove("p".into(), stage.bench.path("b")).await,
+            stage.bench.manager.pools.pool_remove("p".into()).await,
+            stage.bench.manager.pools.device_remove("p".into(), stage.bench.path("b")).await,
         ] {
             let said = refused.unwrap_err().to_string();
             assert!(said.contains("has swap of the host: s"), "{said}");
         }
-        stage.bench.manager.device_remove("p".into(), stage.bench.path("a")).await.unwrap();
+        stage.bench.manager.pools.device_remove("p".into(), stage.bench.path("a")).await.unwrap();
         // One that forgets what it was told.
         let (manager, _shard) = manager(Store::Memory);
-        let refused = manager.swap_create(sized(2)).await.unwrap_err().to_string();
+        let refused = manager.swap.create(sized(2)).await.unwrap_err().to_string();
         assert!(refused.contains("hob daemon"), "{refused}");
     });
 }
@@ -439,27 +440,25 @@ fn an_area_waits_for_its_device() {
         let swap = stage.show("s").await;
         assert_eq!((swap.state, swap.at_start), (SwapState::Unavailable, true));
         assert!(swap.reason.unwrap().contains("pool p says"));
-        let problems = stage.bench.manager.problems(&[true]);
+        let problems = stage.bench.manager.observe.problems(&[true]);
         assert!(problems.iter().any(|found| found.kind == ProblemKind::SwapOff && found.subject == "s"));
         let refused = stage.set("s", true, false).await.unwrap_err().to_string();
         assert!(refused.contains("hob pool show p"), "{refused}");
         let refused =
-            stage.bench.manager.device_remove("p".into(), here.clone()).await.unwrap_err().to_string();
+            stage.bench.manager.pools.device_remove("p".into(), here.clone()).await.unwrap_err().to_string();
         assert!(refused.contains("has swap of the host"), "{refused}");
         std::fs::rename(&away, &here).unwrap();
         stage.kernel.bad_ground.store(true, Ordering::Relaxed);
-        stage.bench.manager.retry_devices("p").await;
+        stage.bench.manager.pools.retry_devices("p").await;
         stage.wait_for("s", SwapState::Off).await;
-        while stage.show("s").await.state != SwapState::Off
-            || stage.bench.manager.inner().missing_swap().is_empty()
-        {
+        while stage.show("s").await.state != SwapState::Off || stage.bench.manager.swap.missing().is_empty() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        let problems = stage.bench.manager.problems(&[true]);
+        let problems = stage.bench.manager.observe.problems(&[true]);
         assert!(problems.len() == 1 && problems[0].reason.contains("lies on sand"), "{problems:?}");
         stage.kernel.bad_ground.store(false, Ordering::Relaxed);
         stage.set("s", true, false).await.unwrap();
-        assert!(stage.bench.manager.problems(&[true]).is_empty());
+        assert!(stage.bench.manager.observe.problems(&[true]).is_empty());
         assert_eq!(stage.bench.free(), 5);
     });
 }

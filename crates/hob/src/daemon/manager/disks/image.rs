@@ -1,0 +1,215 @@
+//! How the backings of disks are opened: in the format that was decided when the disk was added, with the files that were recorded then.
+//!
+//! The operator says the format, or the file's extension does. A file whose extension says nothing is raw. If its content looks like an image
+//! when it is added, the operator is asked. The content is never asked again: from then on the guest may have written it.
+
+use std::path::Path;
+
+use hob_storage::backing::{Format, ImageFile};
+
+use super::Disks;
+use super::backing_timeout::wait_max;
+use crate::daemon::hardware::{Backing, BackingOptions};
+use crate::daemon::image::{check_format, files_of};
+use crate::daemon::manager::api_error::{ApiError, open_error};
+use crate::daemon::manager::flash::blocking;
+use crate::daemon::manager::registry::ADDING;
+use crate::daemon::state::{DiskState, FileSpec, FormatName, ImageSpec};
+use crate::daemon::watchdog::contained;
+
+/// How a backing is to be opened.
+struct Settled {
+    image: ImageSpec,
+    format: Option<Format>,
+    files: Vec<ImageFile>,
+    /// For the log, once.
+    notes: Vec<String>,
+}
+
+/// The image of a disk that an operator asks for.
+pub(in crate::daemon::manager) fn image_asked(
+    backing: &str,
+    format: Option<&str>,
+) -> Result<ImageSpec, ApiError> {
+    check_format(backing, format).map(ImageSpec::of).map_err(ApiError::invalid)
+}
+
+impl Disks {
+    /// How the backing of a disk is to be opened. What is decided or recorded now is kept.
+    pub(in crate::daemon::manager) async fn image_options(
+        &self,
+        name: &str,
+    ) -> Result<BackingOptions, ApiError> {
+        let (wanted, is_noted, is_new) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            (disk.wanted.clone(), disk.content_noted, disk.busy == Some(ADDING))
+        };
+        let (options, image, notes) = self.options_of(&wanted).await?;
+        if !is_noted {
+            notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+        }
+        let is_changed = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.content_noted = true;
+            let is_changed = disk.wanted.image != image;
+            disk.wanted.image = image;
+            is_changed
+        };
+        if is_changed && !is_new {
+            self.registry.save().await?;
+        }
+        Ok(options)
+    }
+
+    /// The same of a disk that may not be here yet; with what is to be kept, and what is to be logged.
+    pub(in crate::daemon::manager) async fn options_of(
+        &self,
+        wanted: &DiskState,
+    ) -> Result<(BackingOptions, Option<ImageSpec>, Vec<String>), ApiError> {
+        let wait_max = wait_max(wanted.backing_timeout, self.backing_options.wait_max);
+        let options = BackingOptions { wait_max, ..self.backing_options.clone() };
+        if !Backing::is_path(&wanted.backing) {
+            return Ok((options, wanted.image.clone(), Vec::new()));
+        }
+        let (backing, image) = (wanted.backing.clone(), wanted.image.clone());
+        let Settled { image, format, files, notes } =
+            blocking(move || contained(|| settle(&backing, image))).await??;
+        Ok((BackingOptions { format, files, ..options }, Some(image), notes))
+    }
+}
+
+/// Decides what is not decided, and compares what is recorded with what is there. `image` is absent in state files of earlier versions, which
+/// looked at the content at every opening.
+fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> {
+    let path =
+        std::path::absolute(backing).map_err(|error| ApiError::invalid(format!("{backing}: {error}")))?;
+    let mut notes = Vec::new();
+    let is_imported = image.is_none();
+    let mut image = image.unwrap_or_default();
+    let format = match image.format {
+        Some(FormatName(format)) => format,
+        None if is_imported => assume(&path, &mut notes),
+        None => decide(&path)?,
+    };
+    image.format = Some(FormatName(format));
+    if format == Format::Raw {
+        if let Ok(other) = Format::resembled(&path)
+            && other != Format::Raw
+        {
+            notes.push(format!(
+                "{backing} is served as raw, and its content looks like a {} image: the guest may have written that. If it is one, remove \
+                 the disk and add it with --format={}",
+                other.title(),
+                other.name()
+            ));
+        }
+        image.files = Some(Vec::new());
+        return Ok(Settled { image, format: Some(format), files: Vec::new(), notes });
+    }
+    let recorded = image.files.take();
+    let recorded: Option<Vec<ImageFile>> = recorded.map(|files| files.iter().map(FileSpec::file).collect());
+    // A path that hangs is refused before a program is started for it.
+    Format::resembled(&path).map_err(|error| open_error(&error))?;
+    let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
+        let error = ApiError::invalid(format!("{backing} ({} image): {what}", format.title()));
+        match recorded {
+            Some(_) => {
+                error.hint("if that is meant, remove the disk and add it again: its files are recorded anew")
+            }
+            None => error,
+        }
+    })?;
+    image.files = Some(files.iter().map(FileSpec::of).collect());
+    Ok(Settled { image, format: Some(format), files, notes })
+}
+
+/// The format of a disk that an earlier version served.
+fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
+    let format = Format::assumed(path);
+    let why = if Format::of_extension(path).is_some() { "by its name" } else { "its name does not say more" };
+    notes.push(format!("{} is served as {} from now on ({why})", path.display(), format.name()));
+    format
+}
+
+/// The format of a disk that is added, unless its operator has to say it.
+fn decide(path: &Path) -> Result<Format, ApiError> {
+    if let Some(format) = Format::of_extension(path) {
+        return Ok(format);
+    }
+    match Format::resembled(path).map_err(|error| open_error(&error))? {
+        Format::Raw => Ok(Format::Raw),
+        other => Err(ApiError::invalid(format!(
+            "{}: its content looks like a {} image and its name does not say so; say --format={} (format = in hob.toml), or --format=raw \
+             if a guest wrote that",
+            path.display(),
+            other.title(),
+            other.name()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file of 1 MiB that begins like a qcow2 image.
+    fn looks_like_qcow2(directory: &Path, name: &str) -> String {
+        let path = directory.join(name);
+        let mut content = vec![0; 1 << 20];
+        content[..4].copy_from_slice(b"QFI\xfb");
+        std::fs::write(&path, content).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn content_asks_when_a_disk_is_added_and_never_again() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = looks_like_qcow2(dir.path(), "disk");
+        let asked = settle(&disk, Some(ImageSpec::default())).err().unwrap().to_string();
+        assert!(asked.contains("--format=qcow2") && asked.contains("--format=raw"), "{asked}");
+        assert!(!asked.contains('\n'));
+        let said = settle(&disk, Some(ImageSpec::of(Some(Format::Raw)))).unwrap();
+        assert_eq!((said.format, said.files.len(), said.notes.len()), (Some(Format::Raw), 0, 1));
+        // It was added empty, and the guest has written a header since.
+        std::fs::write(&disk, vec![0; 1 << 20]).unwrap();
+        let added = settle(&disk, Some(ImageSpec::default())).unwrap();
+        assert_eq!((added.format, added.notes.len()), (Some(Format::Raw), 0));
+        looks_like_qcow2(dir.path(), "disk");
+        let again = settle(&disk, Some(added.image.clone())).unwrap();
+        assert_eq!((again.format, again.image), (Some(Format::Raw), added.image));
+        assert!(again.notes[0].contains("looks like a qcow2 image"), "{:?}", again.notes);
+    }
+
+    #[test]
+    fn the_extension_decides_whatever_the_content_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let raw = looks_like_qcow2(dir.path(), "disk.raw");
+        let settled = settle(&raw, Some(ImageSpec::default())).unwrap();
+        assert_eq!((settled.format, settled.notes.len()), (Some(Format::Raw), 1));
+        let image = dir.path().join("disk.qcow2");
+        std::fs::write(&image, vec![0; 1 << 20]).unwrap();
+        let refused = settle(image.to_str().unwrap(), Some(ImageSpec::default())).err().unwrap().to_string();
+        assert!(refused.contains("qcow2 image"), "{refused}");
+    }
+
+    #[test]
+    fn disks_of_earlier_versions_are_imported_by_their_names() {
+        let dir = tempfile::tempdir().unwrap();
+        let disk = looks_like_qcow2(dir.path(), "disk.img");
+        let settled = settle(&disk, None).unwrap();
+        assert_eq!(settled.format, Some(Format::Raw));
+        assert!(settled.notes[0].contains("is served as raw from now on"), "{:?}", settled.notes);
+        assert!(settled.notes[1].contains("looks like"), "{:?}", settled.notes);
+        assert!(settle(&disk, Some(settled.image)).unwrap().notes.len() == 1);
+    }
+
+    #[test]
+    fn formats_are_for_paths() {
+        assert_eq!(image_asked("/d", Some("vdi")).unwrap(), ImageSpec::of(Some(Format::Vdi)));
+        assert_eq!(image_asked("nbd://h/e", None).unwrap(), ImageSpec::default());
+        assert!(image_asked("nbd://h/e", Some("raw")).unwrap_err().to_string().contains("nbd://h/e"));
+        assert!(image_asked("/d", Some("luks")).unwrap_err().to_string().contains("qcow2"));
+    }
+}

@@ -1,0 +1,264 @@
+//! Clones that share what they have of their parent (docs/decisions/0020): the parent's snapshot is a disk of its own, with a cache of its
+//! own, which is made when the first clone that wants that is opened, and goes when the last of them has gone.
+//!
+//! A disk that somebody has added for the same snapshot is used as it is. Which disk is whose parent is found by what the backings
+//! themselves call a snapshot for ever; clones are served by the shard of their parent's disk, and read the parent themselves while it is
+//! not to be had.
+
+use std::pin::Pin;
+use std::time::Duration;
+
+use hob_control::{CacheSettings, NAME_CHARS_MAX, OnDirty, Size};
+use hob_engine::units::DiskId;
+use hob_storage::backing::Parent;
+
+use super::Disks;
+use crate::daemon::hardware::Backing;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash;
+use crate::daemon::manager::qos::plain;
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase, Inner};
+use crate::daemon::manager::settings::new_spec;
+use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::state::{CacheSpec, DiskState, ShareSpec};
+
+/// How long a clone waits for its parent's disk to be opened. It finds it later too.
+const OPENING_MAX: Duration = Duration::from_secs(8);
+
+/// How often it looks.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
+
+/// What is known of a clone's parent since the clone was opened.
+#[derive(Debug, Default)]
+pub(in crate::daemon::manager) struct ParentLink {
+    /// What the backing calls it.
+    constant: Option<String>,
+    /// The disk that serves it.
+    linked: Option<String>,
+    /// Why none does.
+    reason: Option<String>,
+}
+
+impl Disks {
+    /// Makes a backing that has just been opened one that shares, if that is wanted and can be. Returns the shard on which it is to be
+    /// served, if that matters.
+    pub(in crate::daemon::manager) async fn share(
+        &self,
+        wanted: &DiskState,
+        backing: Backing,
+        notes: &mut Vec<String>,
+    ) -> Result<(Backing, Option<ShardHandle>), ApiError> {
+        let Some(share) = &wanted.share_parent else { return Ok((backing, None)) };
+        let name = &wanted.name;
+        let (backing, found) = flash::blocking(move || backing.share_parent()).await?;
+        let parent = match found {
+            Ok(parent) => parent,
+            Err(why) => {
+                notes.push(format!("nothing is shared with other clones: {why}"));
+                self.note_parent(name, None, ParentLink { reason: Some(why), ..ParentLink::default() })?;
+                return Ok((backing, None));
+            }
+        };
+        let link = ParentLink { constant: Some(parent.constant.clone()), ..ParentLink::default() };
+        let disk = self.parent_disk(wanted, share, &parent, link, notes)?;
+        self.await_parent(&disk).await;
+        let of_parent = Size(parent.own.parent_bytes()).human();
+        tracing::info!("{name} has {of_parent} in common with {disk}");
+        let inner = self.registry.inner();
+        let online = inner.disk(&disk).ok().and_then(|disk| disk.shard().ok());
+        Ok((backing, online))
+    }
+
+    fn note_parent(&self, name: &str, disk: Option<&str>, link: ParentLink) -> Result<(), ApiError> {
+        let mut inner = self.registry.inner();
+        let entry = inner.disk_mut(name)?;
+        entry.parent = Some(link);
+        if let Some(share) = &mut entry.wanted.share_parent {
+            share.disk = disk.map(str::to_owned);
+        }
+        Ok(())
+    }
+
+    /// The disk of a clone's parent, which is made if there is none.
+    fn parent_disk(
+        &self,
+        wanted: &DiskState,
+        share: &ShareSpec,
+        parent: &Parent,
+        link: ParentLink,
+        notes: &mut Vec<String>,
+    ) -> Result<String, ApiError> {
+        let found = self.registry.inner().find_parent(parent);
+        if let Some(disk) = found {
+            self.note_parent(&wanted.name, Some(&disk), link)?;
+            return Ok(disk);
+        }
+        let cache = self.registry.inner().parent_cache(wanted, share)?;
+        let disk = self.registry.inner().parent_name(&parent.spec);
+        if let Some((_, more)) = &cache {
+            notes.extend(more.iter().map(|note| format!("{disk}: {note}")));
+        } else {
+            notes.push(format!(
+                "{disk} serves what clones of its parent share, and has no cache: 'hob cache enable {disk} --pool POOL --size SIZE'"
+            ));
+        }
+        // In this order: one that nobody uses is taken away.
+        self.note_parent(&wanted.name, Some(&disk), link)?;
+        let state = DiskState {
+            cache: cache.map(|(spec, _)| spec),
+            datastore: wanted.datastore.clone(),
+            for_clones: true,
+            ..DiskState::new(disk.clone(), parent.spec.clone(), true)
+        };
+        match self.enter(state, None) {
+            Ok(_) => Ok(disk),
+            // Another clone was faster.
+            Err(error) => self.registry.inner().find_parent(parent).ok_or(error),
+        }
+    }
+
+    /// Waits until a parent's disk is online, or has failed to be, or for long enough.
+    async fn await_parent(&self, name: &str) {
+        let opening = tokio::spawn(self.clone().bring_parent_online(name.to_owned()));
+        let over = tokio::time::Instant::now() + OPENING_MAX;
+        let is_pending = || {
+            self.registry.inner().disk(name).is_ok_and(|disk| disk.shard().is_err() && disk.busy.is_some())
+        };
+        while (!opening.is_finished() || is_pending()) && tokio::time::Instant::now() < over {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+    }
+
+    /// [`Disks::bring_online`], which calls this in turn.
+    fn bring_parent_online(self, name: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(async move { self.bring_online(&name).await })
+    }
+
+    /// Tells the shards of clones which disks their parents are; again and again, for disks come and go.
+    pub(in crate::daemon::manager) fn link_parents(&self) {
+        let mut inner = self.registry.inner();
+        let parents: Vec<(String, String, DiskId, ShardHandle)> = inner
+            .disks
+            .values()
+            .filter_map(|disk| {
+                let shard = disk.shard().ok()?;
+                Some((disk.constant.clone()?, disk.wanted.name.clone(), disk.id, shard))
+            })
+            .collect();
+        for disk in inner.disks.values_mut() {
+            let Ok(shard) = disk.shard() else { continue };
+            let Some(link) = &mut disk.parent else { continue };
+            let Some(constant) = &link.constant else { continue };
+            let of_clone = |(of, name, ..): &&(_, _, _, _)| of == constant && *name != disk.wanted.name;
+            let mut found = parents.iter().filter(of_clone).peekable();
+            let there_is_one = found.peek().is_some();
+            let parent = found.find(|(.., other)| other.is_same(&shard));
+            shard.link_parent(disk.id, parent.map(|(_, _, id, _)| *id));
+            link.linked = parent.map(|(_, name, ..)| name.clone());
+            link.reason = match (parent, there_is_one) {
+                (Some(_), _) => None,
+                (None, true) => {
+                    Some("its parent's disk is served by another thread; open it anew to have them together".into())
+                }
+                (None, false) => {
+                    Some("its parent's disk is not online; where there is none, the clone makes one when it is opened anew".into())
+                }
+            };
+        }
+    }
+
+    /// Takes disks away that were made for clones which have gone.
+    pub(in crate::daemon::manager) fn drop_idle_parents(&self) {
+        let idle: Vec<String> = {
+            let inner = self.registry.inner();
+            let is_idle = |disk: &&DiskEntry| {
+                let name = &disk.wanted.name;
+                disk.wanted.for_clones && disk.busy.is_none() && inner.clones_of(name).is_empty()
+            };
+            inner.disks.values().filter(is_idle).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in idle {
+            let service = self.clone();
+            tokio::spawn(async move {
+                match service.disk_remove(name.clone(), OnDirty::Drain).await {
+                    Ok(_) => tracing::info!("{name} is gone with the last clone that used it"),
+                    Err(error) => tracing::warn!("{name}, which no clone uses any more, stays: {error}"),
+                }
+            });
+        }
+    }
+
+    /// A disk that was made for clones stays as long as they use it.
+    pub(in crate::daemon::manager) fn check_no_clones(&self, name: &str) -> Result<(), ApiError> {
+        let inner = self.registry.inner();
+        let clones = inner.clones_of(name);
+        if !inner.disk(name)?.wanted.for_clones || clones.is_empty() {
+            return Ok(());
+        }
+        Err(ApiError::conflict(format!("{name} serves what these share: {}", clones.join(", ")))
+            .hint("it goes by itself when the last of them is removed"))
+    }
+}
+
+impl Inner {
+    /// The names of the clones that use a disk, or will when they are online.
+    pub(in crate::daemon::manager) fn clones_of(&self, name: &str) -> Vec<String> {
+        let uses = |disk: &&DiskEntry| {
+            disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_deref()) == Some(name)
+        };
+        self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
+    }
+
+    /// The disk of a parent, online or not.
+    fn find_parent(&self, parent: &Parent) -> Option<String> {
+        let is_known = |disk: &&DiskEntry| disk.constant.as_ref() == Some(&parent.constant);
+        let is_same = |disk: &&DiskEntry| disk.wanted.read_only && disk.wanted.backing == parent.spec;
+        let stays = || self.disks.values().filter(|disk| !matches!(disk.phase, DiskPhase::Removing));
+        let found = stays().find(is_known).or_else(|| stays().find(is_same))?;
+        Some(found.wanted.name.clone())
+    }
+
+    /// The cache for a parent's disk, if the clone says how large it is to be: in the pool of the clone's own, or the only one.
+    fn parent_cache(
+        &self,
+        wanted: &DiskState,
+        share: &ShareSpec,
+    ) -> Result<Option<(CacheSpec, Vec<String>)>, ApiError> {
+        let Some(size) = share.cache else { return Ok(None) };
+        let own = wanted.cache.as_ref().map(|cache| cache.pool.clone());
+        let mut pools = self.pools.keys();
+        let pool = match (own, pools.next(), pools.next()) {
+            (Some(own), ..) => own,
+            (None, Some(only), None) => only.clone(),
+            (None, ..) => {
+                return Err(ApiError::invalid(
+                    "a cache for its parent needs a pool, and it is not clear which",
+                )
+                .hint("leave the size out and enable the cache of the parent's disk, or give the disk its cache in hob.toml"));
+            }
+        };
+        new_spec(pool.clone(), size, &CacheSettings::default(), self.context(&pool)?).map(Some)
+    }
+
+    /// A free name for the disk of a parent.
+    pub(in crate::daemon::manager) fn parent_name(&self, spec: &str) -> String {
+        // Options follow; names may have a colon behind a backslash, which is as good as none.
+        let place = spec.split_once(':').map_or(spec, |(_, rest)| rest);
+        let place = place.replace("\\:", "-");
+        let mut name = plain(place.split(':').next().unwrap_or_default());
+        name.truncate(NAME_CHARS_MAX - 5);
+        let numbered = (2..).map(|number| format!("{name}-{number}"));
+        let mut names = std::iter::once(name.clone()).chain(numbered);
+        names.find(|name| self.check_export_name(name).is_ok()).expect("there are fewer names than numbers")
+    }
+}
+
+impl DiskEntry {
+    /// The disk that serves what it has of its parent, and why none does.
+    pub(in crate::daemon::manager) fn parent_view(&self) -> (Option<String>, Option<String>) {
+        if self.wanted.share_parent.is_none() || !matches!(self.phase, DiskPhase::Online(_)) {
+            return (None, None);
+        }
+        self.parent.as_ref().map_or((None, None), |link| (link.linked.clone(), link.reason.clone()))
+    }
+}

@@ -1,0 +1,193 @@
+//! What a change of a pool would do to caches and dirty data; and the guard that keeps a call from losing dirty data by accident.
+
+use std::path::Path;
+use std::time::Duration;
+
+use hob_control::{PlannedPoolChange, Preview, Size};
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, SECTOR_BYTES};
+use hob_storage::pool::OwnerId;
+use hob_storage::pool::recovery::Found;
+
+use super::Disks;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::pools::no_device;
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase, Inner};
+use crate::daemon::state::CacheOwner;
+use crate::daemon::watchdog::contained;
+
+/// Longest time that the journal of a cache without a disk is read to tell how much is dirty in it.
+const READ_MAX: Duration = Duration::from_secs(10);
+
+impl Disks {
+    /// Says what a change of a pool would do, without making it.
+    pub(crate) async fn pool_preview(
+        &self,
+        pool: &str,
+        change: &PlannedPoolChange,
+    ) -> Result<Preview, ApiError> {
+        match change {
+            PlannedPoolChange::RemoveDevice { path } => {
+                self.registry.inner().without_device(pool, Path::new(path))
+            }
+            PlannedPoolChange::DiscardOrphan { owner } => self.without_orphan(pool, owner).await,
+        }
+    }
+
+    /// Refuses to lose dirty data by a call that does not say that it may be lost.
+    pub(crate) async fn check_pool_discard(
+        &self,
+        pool: &str,
+        change: &PlannedPoolChange,
+        may_lose: bool,
+    ) -> Result<(), ApiError> {
+        if may_lose {
+            return Ok(());
+        }
+        let preview = self.pool_preview(pool, change).await?;
+        if !preview.loses_dirty() {
+            return Ok(());
+        }
+        let command = match change {
+            PlannedPoolChange::RemoveDevice { path } => format!("'hob pool remove-device {pool} {path}"),
+            PlannedPoolChange::DiscardOrphan { owner } => format!("'hob pool discard-orphan {pool} {owner}"),
+        };
+        Err(ApiError::conflict(preview.effects.join("; "))
+            .hint(format!("nothing was changed; {command} --yes' loses it (API: discard_dirty=true)")))
+    }
+
+    async fn without_orphan(&self, pool: &str, owner: &str) -> Result<Preview, ApiError> {
+        let (owner, size, flash) = {
+            let inner = self.registry.inner();
+            let owner = inner.orphan(pool, owner)?;
+            let entry = inner.pool(pool)?;
+            let segments = entry.owners.iter().find(|(other, _)| other.0 == owner.0);
+            let size = segments.map_or(0, |(_, segments)| segments * entry.segment_bytes);
+            (owner, Size(size), entry.flash.clone())
+        };
+        let mut preview = Preview { cached: size, ..Preview::default() };
+        preview.effects.push(format!(
+            "pool {pool}: the cache {owner}, which belongs to no disk, is removed; it takes {} of flash",
+            size.human()
+        ));
+        let (recovery, _) = flash.recovery(OwnerId(owner.0)).await?;
+        let reading = tokio::task::spawn_blocking(move || contained(|| recovery.run(|_, _| (), |_| ())));
+        let dirty = match tokio::time::timeout(READ_MAX, reading).await {
+            Ok(Ok(Ok(Found::Nothing(_)))) => Some(0),
+            Ok(Ok(Ok(Found::Recovered(recovered, _)))) => {
+                Some(recovered.summary.sectors_dirty * SECTOR_BYTES)
+            }
+            _ => None,
+        };
+        // What is on a device that is away cannot be counted.
+        let is_whole = self.registry.inner().pool(pool)?.devices.iter().all(|device| device.ids.is_some());
+        match dirty.filter(|_| is_whole) {
+            Some(dirty) => {
+                preview.dirty_lost = Size(dirty);
+                if dirty > 0 {
+                    preview.effects.push(format!("{owner}: {} of dirty data is lost", Size(dirty).human()));
+                }
+            }
+            None => {
+                preview.dirty_unknown = true;
+                preview.effects.push(format!(
+                    "{owner}: all dirty data is lost; how much it is cannot be told, as its journal cannot be read"
+                ));
+            }
+        }
+        Ok(preview)
+    }
+}
+
+impl Inner {
+    /// An owner that has a cache in a pool and belongs to no disk.
+    pub(in crate::daemon::manager) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner, ApiError> {
+        let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
+        let entry = self.pool(pool)?;
+        if self.known_owners().contains(&OwnerId(owner.0)) {
+            return Err(ApiError::conflict(format!("{owner} is the cache of a disk"))
+                .hint("'hob cache disable' takes it away"));
+        }
+        if !entry.owners.iter().any(|(other, _)| other.0 == owner.0) {
+            return Err(ApiError::not_found(format!("pool {pool} has nothing of {owner}"))
+                .hint(format!("'hob pool show {pool}' lists what belongs to no disk")));
+        }
+        Ok(owner)
+    }
+
+    fn without_device(&self, pool: &str, path: &Path) -> Result<Preview, ApiError> {
+        let entry = self.pool(pool)?;
+        let device = entry.devices.iter().find(|device| device.path == path);
+        let device = device.ok_or_else(|| no_device(pool, path))?;
+        let mut preview = Preview::default();
+        match device.ids {
+            // Second copies have their first one here.
+            Some(_) if device.peer.is_some() => {}
+            Some(ids) => {
+                let elsewhere = entry.devices.iter().filter(|other| {
+                    other.path != device.path && other.peer.is_none() && other.gives_segments()
+                });
+                let free = elsewhere.map(|other| other.free_segments).sum();
+                self.caches_move(pool, ids.on_shards, entry.segment_bytes, free, &mut preview);
+            }
+            None => self.caches_are_unread(pool, path, &mut preview),
+        }
+        Ok(preview)
+    }
+
+    /// Caches on a device go to the `free` segments of others, as far as those suffice.
+    fn caches_move(
+        &self,
+        pool: &str,
+        device: DeviceId,
+        segment_bytes: u64,
+        mut free: u64,
+        preview: &mut Preview,
+    ) {
+        let on_it =
+            |segments: &[Segment]| segments.iter().filter(|segment| segment.device == device).count() as u64;
+        for disk in self.disks.values() {
+            let (name, data, ring) = (&disk.wanted.name, on_it(&disk.held), on_it(&disk.ring));
+            if data + ring == 0 {
+                continue;
+            }
+            let moved = data.min(free);
+            free -= moved;
+            let less = Size((data - moved) * segment_bytes);
+            if less == Size(0) {
+                preview.effects.push(format!("{name}: its cache moves to other devices of pool {pool}"));
+                continue;
+            }
+            preview.cached = Size(preview.cached.bytes() + less.bytes());
+            preview.effects.push(if data == disk.held.len() as u64 && moved == 0 {
+                format!(
+                    "{name}: the cache is emptied: pool {pool} has no other room for it; dirty data goes to the backing \
+                     first"
+                )
+            } else {
+                format!(
+                    "{name}: the cache shrinks by {}; what does not fit goes, and dirty data goes to the backing first",
+                    less.human()
+                )
+            });
+        }
+    }
+
+    /// What is on a device that is away is not looked for any more.
+    fn caches_are_unread(&self, pool: &str, path: &Path, preview: &mut Preview) {
+        let waits = |disk: &&DiskEntry| {
+            let of_pool = disk.cache().filter(|spec| spec.pool == pool);
+            let has_journal = of_pool.and_then(|spec| spec.journal).is_some_and(|journal| journal.ring > 0);
+            has_journal && matches!(disk.phase, DiskPhase::Offline(_))
+        };
+        for disk in self.disks.values().filter(waits) {
+            preview.dirty_unknown = true;
+            preview.effects.push(format!(
+                "{}: the disk is offline, and dirty data of its cache on {} is lost; how much it is cannot be told \
+                 while the device is away",
+                disk.wanted.name,
+                path.display()
+            ));
+        }
+    }
+}

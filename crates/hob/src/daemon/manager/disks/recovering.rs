@@ -1,0 +1,210 @@
+//! A disk is served while its cache is being recovered (docs/decisions/0008).
+//!
+//! | what is known of the cache | the disk is served |
+//! |---|---|
+//! | nothing can be dirty in it, by what was kept of its mode | at once |
+//! | the first reading of its journal says what may be dirty, and the backing is the one it was | then; requests to that wait |
+//! | neither, or another host has had the disk, or a device of the pool is away, or the backing cannot be read by two, or the cache was refused before | when the cache is there |
+//!
+//! A change that waits makes the old rings void, if nothing can be dirty, and passes; a crash before the new ring is there then costs
+//! the cache its contents.
+
+use hob_engine::command::{CacheChange, CommandError, Expect};
+use hob_engine::regions::Regions;
+use hob_engine::units::DiskId;
+use hob_storage::pool::OwnerId;
+
+use super::Disks;
+use super::recover::{Reading, Served, Source};
+use crate::daemon::hardware::{BackingInfo, Reader};
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::pools::Restructure;
+use crate::daemon::manager::registry::DiskPhase;
+use crate::daemon::manager::registry::OperationGuard;
+use crate::daemon::shard_api::ShardError;
+
+/// A disk that can be served before its cache is there.
+pub(in crate::daemon::manager) struct Early {
+    info: BackingInfo,
+    reader: Box<dyn Reader>,
+    doubtful: Regions,
+}
+
+/// A disk that is served, and whose cache is not there yet.
+pub(in crate::daemon::manager) struct RecoveringCache {
+    reading: Reading,
+    served: Served,
+}
+
+/// The rings from which a cache is being recovered.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::daemon::manager) struct OldRings {
+    owner: OwnerId,
+    /// All up to this number.
+    upto: u32,
+}
+
+impl Disks {
+    /// May a disk be served now, whose journal is being read, and what may be dirty of it? Waits for the first reading if need be.
+    pub(in crate::daemon::manager) async fn early(
+        &self,
+        name: &str,
+        info: &BackingInfo,
+        reader: Option<Box<dyn Reader>>,
+        reading: &mut Reading,
+    ) -> Option<Early> {
+        let (info, reader) = (info.clone(), reader?);
+        // That another host has had the disk is forgotten as soon as the disk is served: what flash has is gone by then.
+        if !reading.is_complete() || reading.foreign.is_some() {
+            return None;
+        }
+        let doubtful = if reading.may_be_dirty() {
+            // A disk that comes and goes is worse than one that comes late.
+            if self.registry.inner().disk(name).ok()?.offline_reason.is_some() {
+                return None;
+            }
+            let surveyed = (&mut reading.surveyed).await.ok()?;
+            if !reading.fits(&surveyed, &info) {
+                return None;
+            }
+            // It may have grown since.
+            surveyed.doubtful.grown(info.size_bytes)
+        } else {
+            Regions::new(info.size_bytes)
+        };
+        Some(Early { info, reader, doubtful })
+    }
+
+    /// Tells the shard, which has the disk, what to expect.
+    pub(in crate::daemon::manager) async fn expect_cache(
+        &self,
+        name: &str,
+        early: Early,
+        reading: Reading,
+    ) -> Result<RecoveringCache, ApiError> {
+        let Early { info, reader, doubtful } = early;
+        let (shard, id) = self.registry.shard_of(name)?;
+        let waits = doubtful.permille();
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let journal = disk.cache().and_then(|spec| spec.journal);
+            let owner = journal.map(|journal| OwnerId(journal.owner.0));
+            disk.recovering = owner.map(|owner| OldRings { owner, upto: reading.upto });
+            disk.cache_reason = Some("it is being recovered".to_owned());
+        }
+        let expect = Expect { doubtful, is_void: false };
+        shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await?;
+        match waits {
+            0 => tracing::info!("{name} is served by its backing until its cache is recovered"),
+            _ => tracing::info!(
+                "{name} is served by its backing until its cache is recovered, but for at most {waits} ‰ of it \
+                 that may be dirty, and for writes"
+            ),
+        }
+        Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
+    }
+
+    /// Waits for the cache of a disk that is served, and gives it to it.
+    pub(in crate::daemon::manager) async fn await_cache(
+        &self,
+        name: &str,
+        recovering: RecoveringCache,
+        guard: OperationGuard,
+    ) {
+        let result = self.bring_cache(name, recovering).await;
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.recovering = None;
+            disk.cache_reason = None;
+        }
+        match result {
+            Ok(notes) => {
+                notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
+                self.fit_opened(name).await;
+            }
+            Err(Restructure::Shard(error)) if is_leaving(&error) => {}
+            Err(error) => self.take_offline(name, &error.into()).await,
+        }
+        drop(guard);
+    }
+
+    async fn bring_cache(&self, name: &str, recovering: RecoveringCache) -> Result<Vec<String>, Restructure> {
+        let RecoveringCache { reading, served } = recovering;
+        let (shard, id, upto) = (served.shard.clone(), served.id, reading.upto);
+        let may_be_dirty = reading.may_be_dirty();
+        let found = match self.recover(name, reading, Source::Served(served)).await {
+            Ok((_, None, notes)) => Ok(notes),
+            Ok((_, Some(kept), notes)) => match self.enable_kept(name, kept).await {
+                Ok(()) => return Ok(notes),
+                Err(Restructure::Shard(error)) if is_leaving(&error) => return Err(error.into()),
+                Err(error) => Err(error),
+            },
+            Err(error) => Err(error.into()),
+        };
+        let is_served = matches!(self.registry.inner().disk(name)?.phase, DiskPhase::Online(_));
+        let notes = match found {
+            Ok(notes) => notes,
+            Err(error) if may_be_dirty || !is_served => return Err(error),
+            Err(error) => {
+                let why = ApiError::from(error).problem.error;
+                vec![format!("its cache cannot be used and starts empty: {why}")]
+            }
+        };
+        // Nothing of it is used, and writes pass from here on: nothing of it may be believed later.
+        let spec = self.registry.inner().disk(name)?.cache().cloned();
+        if let Some((spec, journal)) = spec.and_then(|spec| spec.journal.map(|journal| (spec, journal))) {
+            let flash = self.registry.inner().pool(&spec.pool)?.flash.clone();
+            flash.make_void(OwnerId(journal.owner.0), upto).await?;
+            self.pools.forget_owner(&spec).await;
+        }
+        shard.change_cache(id, CacheChange::Expect(None)).await?;
+        Ok(notes)
+    }
+
+    /// A change waits for a cache that is being recovered.
+    pub(in crate::daemon::manager) async fn let_changes_pass(&self, id: DiskId) {
+        let (name, rings, flash, size_bytes, shard) = {
+            let inner = self.registry.inner();
+            let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
+            let (Some(rings), Ok(shard), Some(spec)) = (disk.recovering, disk.shard(), disk.cache()) else {
+                return;
+            };
+            let Ok(pool) = inner.pool(&spec.pool) else { return };
+            (disk.wanted.name.clone(), rings, pool.flash.clone(), disk.size_bytes, shard)
+        };
+        if let Err(error) = flash.make_void(rings.owner, rings.upto).await {
+            tracing::warn!("writes to {name} wait for its cache: {error}");
+            return;
+        }
+        tracing::info!("{name} is written while its cache is recovered: a crash now would empty the cache");
+        let expect = Expect { doubtful: Regions::new(size_bytes), is_void: true };
+        // If the cache was faster, nobody waits any more.
+        if let Err(error) = shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await {
+            tracing::debug!("{name}: {error}");
+        }
+    }
+
+    /// A disk that is served cannot be any more.
+    pub(in crate::daemon::manager) async fn take_offline(&self, name: &str, error: &ApiError) {
+        self.exports.table().remove_disk(name);
+        // It is mounted anew when the disk is back.
+        self.exports.hide_file_at_end(name).await;
+        if let Ok((shard, id)) = self.registry.shard_of(name)
+            && let Err(error) = self.exports.take_from_shard(name, &shard, id).await
+        {
+            tracing::warn!("{name}: {error}");
+        }
+        let is_served = matches!(
+            self.registry.inner().disk(name).map(|disk| matches!(disk.phase, DiskPhase::Online(_))),
+            Ok(true)
+        );
+        if is_served {
+            self.note_offline(name, error);
+        }
+    }
+}
+
+/// The disk or the daemon is ending.
+fn is_leaving(error: &ShardError) -> bool {
+    matches!(error, ShardError::Gone | ShardError::Command(CommandError::Removing | CommandError::NoSuchDisk))
+}

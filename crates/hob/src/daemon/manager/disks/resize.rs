@@ -1,0 +1,225 @@
+//! Disks that get larger while they are served (docs/decisions/0017): the backing, the journal's ring, the engine, the front ends, in
+//! this order.
+//!
+//! # Refuses
+//! To shrink; to make anything but a raw file larger; a size that the backing does not have and cannot be given; disks
+//! that move between hosts or whose cache is being recovered, as every change does.
+
+use std::io::ErrorKind;
+use std::sync::Arc;
+
+use hob_control::{DiskChanged, DiskResize, Size};
+use hob_engine::command::{CacheChange, NewRing};
+use hob_engine::units::DiskId;
+
+use super::Disks;
+use crate::daemon::hardware::{BackingInfo, Gauge, Monitor, Witness};
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash::blocking;
+use crate::daemon::shard_api::ShardHandle;
+
+/// Sizes of disks are multiples of this, bytes.
+const UNIT_BYTES: u64 = 512;
+
+/// What is known of a backing that is served.
+#[derive(Debug)]
+pub(in crate::daemon::manager) struct Measure {
+    /// Tells how large it is now.
+    pub(in crate::daemon::manager) gauge: Option<Gauge>,
+    /// Tells whether it was changed.
+    pub(in crate::daemon::manager) witness: Option<Witness>,
+    /// Tells whether it is connected and answers.
+    pub(in crate::daemon::manager) monitor: Arc<Monitor>,
+    /// As its disk is.
+    pub(in crate::daemon::manager) info: BackingInfo,
+}
+
+impl Disks {
+    /// Lets a disk be as large as its backing is, or as is said, which is made so first.
+    pub(crate) async fn disk_resize(
+        &self,
+        disk: String,
+        resize: DiskResize,
+    ) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("disk resize", disk.clone(), async move {
+                service.resize_to(&disk, resize.size.map(Size::bytes)).await
+            })
+            .await
+    }
+
+    async fn resize_to(&self, name: &str, wanted: Option<u64>) -> Result<DiskChanged, ApiError> {
+        let guard = self.registry.guard_disk_for_command(name, "resized").await?;
+        let (shard, id) = self.registry.shard_of(name)?;
+        let (before, gauge, read_only) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let measure = disk.measure.as_ref();
+            let gauge = measure.and_then(|measure| measure.gauge.clone());
+            let read_only = measure.is_some_and(|measure| measure.info.read_only);
+            (disk.size_bytes, gauge, read_only)
+        };
+        let gauge = gauge.ok_or_else(|| {
+            ApiError::conflict(format!(
+                "nobody can tell how large the backing of {name} is while it is served"
+            ))
+            .hint("a disk has the size of its backing when hob starts, or when it is removed and added again")
+        })?;
+        let size = self.size_of_backing(name, before, wanted, read_only, gauge).await?;
+        if size == before {
+            let mut notes = vec![format!("it has {} already", Size(size))];
+            if self.registry.inner().disk(name)?.wanted.backing.starts_with("nbd") {
+                notes.push(
+                    "an NBD server tells a new size only to connections that begin later: have it close hob's connection, \
+                     which hob makes again by itself, and repeat this"
+                        .to_owned(),
+                );
+            }
+            return self.pools.finish_disk(name, guard, notes).await;
+        }
+        self.check_blocks(name, size)?;
+        self.grow_disk(name, &shard, id, size).await?;
+        tracing::info!("{name} has {size} bytes now; it had {before}");
+        let note = "NBD clients that are connected see the new size when they connect again";
+        self.pools.finish_disk(name, guard, vec![note.to_owned()]).await
+    }
+
+    /// The size that a disk is to have, which its backing has then. `before` is what the disk has, all in bytes.
+    async fn size_of_backing(
+        &self,
+        name: &str,
+        before: u64,
+        wanted: Option<u64>,
+        read_only: bool,
+        gauge: Gauge,
+    ) -> Result<u64, ApiError> {
+        let cannot = |what: &str, error: &std::io::Error| {
+            ApiError::failed(format!("the backing of {name} cannot be {what}: {error}"))
+        };
+        let whole = |size: u64| match size.is_multiple_of(UNIT_BYTES) {
+            true => Ok(()),
+            false => {
+                Err(ApiError::invalid(format!("a disk has a multiple of {UNIT_BYTES} bytes, not {size}")))
+            }
+        };
+        if let Some(wanted) = wanted {
+            whole(wanted)?;
+            if wanted < before {
+                return Err(no_smaller(name, &format!("it has {}", Size(before))));
+            }
+        }
+        let measured = gauge.clone();
+        let now =
+            blocking(move || measured.size_bytes()).await?.map_err(|error| cannot("measured", &error))?;
+        if now < before {
+            let has = Size(now);
+            return Err(no_smaller(name, &format!("its backing has {has}, and the disk {}", Size(before))));
+        }
+        match wanted {
+            None => whole(now).map(|()| now),
+            Some(wanted) if wanted == now => Ok(wanted),
+            Some(wanted) if wanted < now => {
+                Err(ApiError::conflict(format!("the backing of {name} has {} already", Size(now))).hint(
+                    format!(
+                        "'hob disk resize {name}' without --size lets the disk have all of it; {} is not \
+                                   to be had",
+                        Size(wanted)
+                    ),
+                ))
+            }
+            Some(_) if read_only => Err(ApiError::conflict(format!(
+                "{name} is read-only, so hob does not make its backing larger"
+            ))
+            .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))),
+            Some(wanted) => {
+                let grown = blocking(move || gauge.is_file().then(|| gauge.grow(wanted))).await?;
+                let grown = grown.ok_or_else(|| {
+                    ApiError::conflict(format!(
+                        "the backing of {name} has {}, and hob makes raw files larger only",
+                        Size(now)
+                    ))
+                    .hint(format!("make it larger yourself, and then 'hob disk resize {name}'"))
+                })?;
+                grown.map_err(|error| match error.kind() {
+                    ErrorKind::FileTooLarge | ErrorKind::InvalidInput => ApiError::invalid(format!(
+                        "the file system of the backing of {name} has no files of {}",
+                        Size(wanted)
+                    )),
+                    _ => cannot("made larger", &error),
+                })?;
+                Ok(wanted)
+            }
+        }
+    }
+
+    /// A cache numbers the blocks of its disk.
+    fn check_blocks(&self, name: &str, size: u64) -> Result<(), ApiError> {
+        let inner = self.registry.inner();
+        let Some(spec) = inner.disk(name)?.cache() else { return Ok(()) };
+        if size.div_ceil(spec.block_size.bytes()) <= u64::from(u32::MAX) {
+            return Ok(());
+        }
+        let most = Size(u64::from(u32::MAX) * spec.block_size.bytes());
+        Err(ApiError::conflict(format!(
+            "a cache with blocks of {} is for disks of {most} at most",
+            spec.block_size
+        ))
+        .hint(format!("give it larger blocks with 'hob cache set {name} --block-size', or take it away")))
+    }
+
+    /// Takes a disk to a size that its backing has already.
+    async fn grow_disk(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        size: u64,
+    ) -> Result<(), ApiError> {
+        let (identity, before, persistent) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let measure = disk.measure.as_ref();
+            let before = disk.identity;
+            let identity = measure.and_then(|measure| measure.info.identity_at(size)).unwrap_or(before);
+            // The new ring is bound to it.
+            disk.identity = identity;
+            let spec = disk.cache().filter(|spec| spec.journal.is_some() && disk.has_cache);
+            (identity, before, spec.map(|spec| (spec.pool.clone(), disk.held.len() as u64)))
+        };
+        let grow = |ring: &Option<NewRing>| CacheChange::GrowDisk(size, ring.clone());
+        let grown = match &persistent {
+            Some((_, segments)) => {
+                self.pools.restructure(name, *segments, grow).await.map_err(ApiError::from)
+            }
+            None => shard.change_cache(id, grow(&None)).await.map_err(ApiError::from),
+        };
+        let released = match grown {
+            Ok(released) => released,
+            Err(error) => {
+                self.registry.inner().disk_mut(name)?.identity = before;
+                return Err(error);
+            }
+        };
+        {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            disk.size_bytes = size;
+            if let Some(measure) = &mut disk.measure {
+                measure.info.grow(size);
+                debug_assert!(measure.info.identity == identity, "both are of the same sentence");
+            }
+        }
+        self.exports.table().grow(name, size);
+        if let Some((pool, _)) = persistent {
+            let free = self.pools.let_go(name, &released, |_| false);
+            self.registry.give_back(&pool, &free).await;
+        }
+        Ok(())
+    }
+}
+
+fn no_smaller(name: &str, because: &str) -> ApiError {
+    ApiError::conflict(format!("{name} cannot get smaller: {because}"))
+        .hint("copy what is needed to a smaller disk")
+}

@@ -1,0 +1,192 @@
+//! The ways to a disk: its own export, and further ones with fewer rights or without effect on its cache. NBD clients find each by its
+//! name; each can be a file and a socket for machines besides.
+
+use hob_control::{Export as ExportSpec, check_name};
+use hob_engine::io::Promote;
+use hob_engine::units::DiskId;
+use hob_frontends::vhost_user::block::Info;
+use hob_nbd::ExportInfo;
+
+use super::ExportService;
+use crate::daemon::exports::Export;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash;
+use crate::daemon::manager::registry::{DiskEntry, Inner};
+use crate::daemon::shard_api::ShardHandle;
+use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
+
+/// Further exports of one disk.
+const EXPORTS_MAX: usize = 16;
+
+impl ExportService {
+    /// Gives a disk another export, and saves that.
+    pub(in crate::daemon::manager) async fn add(
+        &self,
+        disk: &str,
+        export: ExportSpec,
+    ) -> Result<(), ApiError> {
+        let guard = self.0.registry.guard_disk_for_command(disk, "given another export").await?;
+        self.0.registry.inner().check_export(disk, &export)?;
+        if let Some(path) = &export.fuse {
+            self.check_file(path)?;
+        }
+        self.0.registry.inner().disk_mut(disk)?.wanted.exports.push(export.clone());
+        if let Err(error) = self.open_export(disk, &export).await {
+            self.0.table.remove(&export.name);
+            self.0.registry.inner().disk_mut(disk)?.forget_export(&export.name);
+            return Err(error);
+        }
+        drop(guard);
+        self.0.registry.save().await
+    }
+
+    /// Takes one away, with the connections of its clients, and saves that. One whose file is open stays.
+    pub(in crate::daemon::manager) async fn remove(
+        &self,
+        disk: &str,
+        export: String,
+    ) -> Result<(), ApiError> {
+        let guard = self.0.registry.guard_disk_for_command(disk, "deprived of an export").await?;
+        let known =
+            self.0.registry.inner().disk(disk)?.wanted.exports.iter().any(|known| known.name == export);
+        if !known {
+            let hint = match export == disk {
+                true => "a disk's own export goes with the disk: hob disk remove",
+                false => "see hob export list",
+            };
+            return Err(ApiError::not_found(format!("{disk} has no further export '{export}'")).hint(hint));
+        }
+        self.hide_export(disk, &export).await?;
+        self.0.registry.inner().disk_mut(disk)?.forget_export(&export);
+        self.0.table.remove(&export);
+        if let Ok((shard, id)) = self.0.registry.shard_of(disk) {
+            shard.close_export(id, export);
+        }
+        drop(guard);
+        self.0.registry.save().await
+    }
+
+    /// Lets clients, machines and programs in by another export of a disk; later, if the disk is not there now.
+    async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
+        // That of its own name is there while the disk is.
+        let Some(own) = self.0.table.get(disk) else { return Ok(()) };
+        let further = further(&own, export);
+        if let Some(path) = &export.vhost_user {
+            let (place, name, of) = (self.socket_at(path), export.name.clone(), further.clone());
+            let opened = flash::blocking(move || open_gateway(&place, &name, &of, Failing::Refuse)).await?;
+            let gateway = opened.map_err(|error| {
+                let path = export.vhost_user.as_deref().unwrap_or_default();
+                ApiError::failed(format!("machines cannot come in at {path}: {error}"))
+            })?;
+            self.0.table.let_machines_in(disk, &export.name, gateway);
+        }
+        if let Some(path) = &export.fuse {
+            self.show_export(disk, &export.name, path).await?;
+        }
+        // Last: its clients are not sent away when something else of it cannot be had.
+        self.0.table.insert(&export.name, further);
+        Ok(())
+    }
+
+    /// Offers a disk that is online, under all of its names. Its files are shown besides.
+    pub(in crate::daemon::manager) fn offer(
+        &self,
+        name: &str,
+        disk: DiskId,
+        shard: ShardHandle,
+        mut info: ExportInfo,
+    ) {
+        let (bitmaps, further_ones) = {
+            let inner = self.0.registry.inner();
+            inner.disk(name).map_or((Vec::new(), Vec::new()), |disk| {
+                (disk.wanted.bitmaps.clone(), disk.wanted.exports.clone())
+            })
+        };
+        info.contexts = Self::bitmap_contexts(&bitmaps);
+        let own = Export { of: name.to_owned(), disk, shard, info, promote: Promote::Usual };
+        for spec in &further_ones {
+            let export = further(&own, spec);
+            if let Some(path) = &spec.vhost_user {
+                match open_gateway(&self.socket_at(path), &spec.name, &export, Failing::TryAgain) {
+                    Ok(gateway) => self.0.table.let_machines_in(name, &spec.name, gateway),
+                    Err(error) => {
+                        tracing::error!("{}: machines cannot come in at {path}: {error}", spec.name);
+                    }
+                }
+            }
+            self.0.table.insert(&spec.name, export);
+        }
+        self.0.table.insert(name, own);
+    }
+}
+
+/// Another export beside a disk's own.
+fn further(own: &Export, spec: &ExportSpec) -> Export {
+    let mut export = own.clone();
+    export.info.read_only |= spec.read_only;
+    if spec.no_promote {
+        export.promote = Promote::Never;
+    }
+    export
+}
+
+/// Lets machines in at `path`, by the export `name`.
+fn open_gateway(
+    place: &SocketPlace,
+    name: &str,
+    export: &Export,
+    failing: Failing,
+) -> std::io::Result<Gateway> {
+    let info = Info {
+        size_bytes: export.info.size_bytes,
+        read_only: export.info.read_only,
+        block_bytes: export.info.block_size_min.max(512),
+        can_discard: export.info.can_trim,
+        name: name.to_owned(),
+    };
+    let Export { disk, shard, promote, .. } = export.clone();
+    Gateway::open(place, Behind { disk, shard, info, promote }, failing)
+}
+
+impl DiskEntry {
+    /// As if it had never had that export. What is there of it is to be gone.
+    fn forget_export(&mut self, export: &str) {
+        self.wanted.exports.retain(|known| known.name != export);
+        self.files.remove(export);
+    }
+}
+
+impl Inner {
+    /// May a disk be given that export?
+    fn check_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
+        let name = &export.name;
+        check_name(name)
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be an export's name: {error}")))?;
+        self.check_export_name(name)?;
+        if let Some(path) = &export.vhost_user {
+            check_path(path).map_err(ApiError::invalid)?;
+        }
+        if self.disk(disk)?.wanted.exports.len() >= EXPORTS_MAX {
+            return Err(ApiError::conflict(format!(
+                "{disk} has {EXPORTS_MAX} further exports; it cannot have more"
+            )));
+        }
+        Ok(())
+    }
+
+    /// Has nothing that clients can ask for that name?
+    pub(in crate::daemon::manager) fn check_export_name(&self, name: &str) -> Result<(), ApiError> {
+        let has_it = |disk: &&DiskEntry| {
+            disk.wanted.name == name || disk.wanted.exports.iter().any(|export| export.name == name)
+        };
+        match self.disks.values().find(has_it).map(|disk| &disk.wanted.name) {
+            None => Ok(()),
+            Some(disk) if disk == name => {
+                Err(ApiError::conflict(format!("there is a disk '{name}' already"))
+                    .hint("choose another name"))
+            }
+            Some(disk) => Err(ApiError::conflict(format!("disk {disk} has an export '{name}' already"))
+                .hint("choose another name")),
+        }
+    }
+}

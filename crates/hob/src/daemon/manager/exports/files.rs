@@ -1,0 +1,276 @@
+//! Disks as files, by their own exports and by further ones: mounted when a disk comes online, unmounted before it goes.
+//!
+//! A disk that is to be a file and cannot be is refused where it is added, and so is an export. From then on it is served without the file where the file
+//! cannot be mounted (a disk has other ways in), says why, and is tried again every few seconds.
+//!
+//! A file that somebody has open keeps its disk, and its export: removing them is refused. The end of the daemon waits for nobody; the file goes from its path,
+//! and who has it open gets errors.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hob_engine::io::Promote;
+
+use super::ExportService;
+use crate::daemon::manager::api_error::{ApiError, ErrorKind};
+use crate::daemon::manager::flash;
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
+use crate::daemon::mount::{Mount, MountError, check_path, clear_stale};
+use crate::daemon::shard_api::FileRights;
+use crate::daemon::state::DiskState;
+
+/// How long the end of the daemon waits for what programs have written to a mapped file.
+const UNMOUNT_MAX: Duration = Duration::from_secs(10);
+
+/// What has become of a file that an export is to be.
+#[derive(Debug, Default)]
+pub(in crate::daemon::manager) struct FileEntry {
+    /// While it is mounted.
+    pub(in crate::daemon::manager) mount: Option<Mount>,
+    /// Why it is not, where it should be.
+    pub(in crate::daemon::manager) reason: Option<String>,
+}
+
+impl DiskState {
+    /// The files that it is to be: names of exports, its own first, and paths.
+    pub(in crate::daemon::manager) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
+        let own = self.fuse.as_deref().map(|path| (self.name.as_str(), path));
+        let further =
+            self.exports.iter().filter_map(|export| Some((export.name.as_str(), export.fuse.as_deref()?)));
+        own.into_iter().chain(further)
+    }
+}
+
+impl DiskEntry {
+    /// Why it is not all the files that it should be.
+    pub(in crate::daemon::manager) fn files_reason(&self) -> Option<String> {
+        let say = |(export, file): (&String, &FileEntry)| {
+            let reason = file.reason.as_ref()?;
+            let is_own = *export == self.wanted.name;
+            Some(if is_own { reason.clone() } else { format!("export {export}: {reason}") })
+        };
+        let reasons: Vec<String> = self.files.iter().filter_map(say).collect();
+        (!reasons.is_empty()).then(|| reasons.join("; "))
+    }
+
+    fn mounts(&mut self) -> impl Iterator<Item = (&String, &mut Option<Mount>)> {
+        self.files.iter_mut().map(|(export, file)| (export, &mut file.mount))
+    }
+
+    /// Takes all mounts away, by export. Dropping one unmounts it.
+    pub(in crate::daemon::manager) fn take_mounts(&mut self) -> BTreeMap<String, Mount> {
+        self.mounts().filter_map(|(export, mount)| Some((export.clone(), mount.take()?))).collect()
+    }
+}
+
+impl ExportService {
+    /// Can an export be that file?
+    pub(in crate::daemon::manager) fn check_file(&self, path: &str) -> Result<(), ApiError> {
+        check_path(path)
+            .map_err(|what| ApiError::invalid(format!("{path} cannot be a disk's file: {what}")))?;
+        let inner = self.0.registry.inner();
+        let mut files = inner.disks.values().flat_map(|disk| disk.wanted.files());
+        match files.find(|(_, known)| *known == path) {
+            Some((export, _)) => Err(ApiError::conflict(format!("{path} is the file of {export}"))),
+            None => Ok(()),
+        }
+    }
+
+    /// Takes away what an earlier daemon left: the disk's backing may lie below.
+    pub(in crate::daemon::manager) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
+        let stale: Vec<PathBuf> = {
+            let inner = self.0.registry.inner();
+            let files = inner.disk(name)?.wanted.files();
+            // One that was left is not stale, and whoever looks at it waits for this daemon.
+            files
+                .filter(|(export, path)| !self.has_left_file(export, path))
+                .map(|(_, path)| path.into())
+                .collect()
+        };
+        flash::blocking(move || stale.iter().for_each(|path: &PathBuf| clear_stale(path))).await
+    }
+
+    /// Mounts the files of a disk that is online, if it is to have some and has not. The caller holds the operation guard of the disk. All are tried; the
+    /// refusal is that of the first.
+    pub(in crate::daemon::manager) async fn show_file(&self, name: &str) -> Result<(), ApiError> {
+        let wanted: Vec<(String, String)> = {
+            let inner = self.0.registry.inner();
+            let files = inner.disk(name)?.wanted.files();
+            files.map(|(export, path)| (export.to_owned(), path.to_owned())).collect()
+        };
+        let mut first = Ok(());
+        for (export, path) in wanted {
+            first = first.and(self.show_export(name, &export, &path).await);
+        }
+        first
+    }
+
+    /// The same for one export, which is to be the file at `path`.
+    pub(in crate::daemon::manager) async fn show_export(
+        &self,
+        name: &str,
+        export: &str,
+        path: &str,
+    ) -> Result<(), ApiError> {
+        let result = self.mount_file(name, export, path).await;
+        if let Ok(disk) = self.0.registry.inner().disk_mut(name) {
+            let file = disk.files.entry(export.to_owned()).or_default();
+            file.reason = result.as_ref().err().map(|error| error.problem.error.clone());
+        }
+        result
+    }
+
+    async fn mount_file(&self, name: &str, export: &str, path: &str) -> Result<(), ApiError> {
+        let (backing, size, rights, id, shard) = {
+            let inner = self.0.registry.inner();
+            let disk = inner.disk(name)?;
+            if disk.files.get(export).is_some_and(|file| file.mount.is_some()) {
+                return Ok(());
+            }
+            let rights = self.rights(disk, export);
+            (disk.wanted.backing.clone(), disk.size_bytes, rights, disk.id, disk.shard()?)
+        };
+        let read_only = rights.read_only;
+        if let Some(file) = self.take_left_file(export, path, size, read_only).await? {
+            shard.attach_file(id, file.device, file.attributes, rights)?;
+            self.keep_mount(name, export, file.mount)?;
+            tracing::info!("{export} is the file {path} still");
+            return Ok(());
+        }
+        let (at, of) = (PathBuf::from(path), export.to_owned());
+        let mounted = flash::blocking(move || Mount::new(&at, &of, size, read_only, &backing)).await?;
+        let (mount, connection) = mounted.map_err(refuse)?;
+        // Until it is the shard's, whoever looks at the file waits.
+        shard.attach_file(id, connection.device, connection.file, rights)?;
+        self.keep_mount(name, export, mount)?;
+        tracing::info!("{export} is the file {path}");
+        Ok(())
+    }
+
+    fn keep_mount(&self, name: &str, export: &str, mount: Mount) -> Result<(), ApiError> {
+        self.0.registry.inner().disk_mut(name)?.files.entry(export.to_owned()).or_default().mount =
+            Some(mount);
+        Ok(())
+    }
+
+    /// What the file of an export may do.
+    fn rights(&self, disk: &DiskEntry, export: &str) -> FileRights {
+        let spec = disk.wanted.exports.iter().find(|spec| spec.name == export);
+        // The backing may allow less than was asked for.
+        let offered = self.0.table.get(&disk.wanted.name);
+        let read_only = disk.wanted.read_only
+            || spec.is_some_and(|spec| spec.read_only)
+            || offered.is_some_and(|offered| offered.info.read_only);
+        let passes_by = spec.is_some_and(|spec| spec.no_promote);
+        let promote = if passes_by { Promote::Never } else { Promote::Usual };
+        FileRights { export: export.to_owned(), read_only, promote }
+    }
+
+    /// Tries again to mount files that could not be mounted.
+    pub(in crate::daemon::manager) async fn show_file_again(self, name: String) {
+        let Ok(_guard) = self.0.registry.guard_disk(&name, "mounted") else { return };
+        let reason = || self.0.registry.inner().disk(&name).ok().and_then(DiskEntry::files_reason);
+        let before = reason();
+        if let Err(error) = self.show_file(&name).await
+            && before != reason()
+        {
+            tracing::error!("{name} is no file: {error}");
+        }
+    }
+
+    /// Disks that are online and should be files, and are not.
+    pub(in crate::daemon::manager) fn without_file(&self) -> Vec<String> {
+        let inner = self.0.registry.inner();
+        let is_without = |disk: &&DiskEntry| {
+            let lacks_one = disk.files.values().any(|file| file.reason.is_some());
+            matches!(disk.phase, DiskPhase::Online(_)) && lacks_one && disk.busy.is_none()
+        };
+        inner.disks.values().filter(is_without).map(|disk| disk.wanted.name.clone()).collect()
+    }
+
+    /// Unmounts a disk's files, all of them, unless one is open.
+    pub(in crate::daemon::manager) async fn hide_file(&self, name: &str) -> Result<(), ApiError> {
+        let exports: Vec<String> = self.0.registry.inner().disk(name)?.files.keys().cloned().collect();
+        for export in exports {
+            if let Err(error) = self.hide_export(name, &export).await {
+                // The disk stays, and so do those that were not open.
+                let _ = self.show_file(name).await;
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Unmounts the file of one export, unless it is open.
+    pub(in crate::daemon::manager) async fn hide_export(
+        &self,
+        name: &str,
+        export: &str,
+    ) -> Result<(), ApiError> {
+        let mount =
+            self.0.registry.inner().disk_mut(name)?.files.get_mut(export).and_then(|file| file.mount.take());
+        let Some(mut mount) = mount else { return Ok(()) };
+        let (mount, result) = flash::blocking(move || {
+            let result = mount.unmount();
+            (mount, result)
+        })
+        .await?;
+        if let Err(error) = result {
+            self.keep_mount(name, export, mount)?;
+            return Err(refuse(error));
+        }
+        Ok(())
+    }
+
+    /// Unmounts a disk's files when the disk or the daemon ends, whoever has them open.
+    pub(in crate::daemon::manager) async fn hide_file_at_end(&self, name: &str) {
+        let mounts = self.0.registry.inner().disk_mut(name).map(DiskEntry::take_mounts).unwrap_or_default();
+        if mounts.is_empty() {
+            return;
+        }
+        let unmount = flash::blocking(move || {
+            for (export, mut mount) in mounts {
+                if let Err(error) = mount.unmount() {
+                    tracing::warn!("{export}: {error}; whoever has it open gets errors from now on");
+                }
+                // What could not be unmounted is detached.
+                drop(mount);
+            }
+        });
+        if tokio::time::timeout(UNMOUNT_MAX, unmount).await.is_err() {
+            tracing::warn!("the files of {name} were not unmounted within {} s", UNMOUNT_MAX.as_secs());
+        }
+    }
+
+    /// The same for all of them.
+    pub(in crate::daemon::manager) async fn hide_files_at_end(&self) {
+        // Those whose disks have never come.
+        drop(self.leave_left_files());
+        let names: Vec<String> = {
+            let inner = self.0.registry.inner();
+            let is_file = |disk: &&DiskEntry| disk.files.values().any(|file| file.mount.is_some());
+            inner.disks.values().filter(is_file).map(|disk| disk.wanted.name.clone()).collect()
+        };
+        for name in names {
+            self.hide_file_at_end(&name).await;
+        }
+    }
+}
+
+/// Which reaction an error asks for.
+fn refuse(error: MountError) -> ApiError {
+    let kind = match error {
+        MountError::Unfit { .. } => ErrorKind::Invalid,
+        MountError::InUse { .. } => ErrorKind::Conflict,
+        MountError::System { .. } => ErrorKind::Failed,
+    };
+    let api_error = ApiError { kind, problem: hob_control::Problem::new(error.to_string()) };
+    match error {
+        MountError::InUse { path, .. } => api_error.hint(format!(
+            "'fuser -vm {path}' and 'losetup -a' tell who has it; 'findmnt {path}' what is mounted",
+            path = path.display()
+        )),
+        _ => api_error,
+    }
+}

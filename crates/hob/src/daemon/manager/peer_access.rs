@@ -1,0 +1,89 @@
+//! How this host reaches others: its certificate, its name, and the cluster of which it is a member. All are set before the start.
+
+use std::path::PathBuf;
+use std::sync::{Arc, OnceLock};
+
+use hob_control::{ClientTls, Endpoint};
+
+use super::api_error::ApiError;
+use crate::daemon::cluster::{Cluster, host_name};
+
+/// What a daemon needs to move disks.
+#[derive(Clone, Debug)]
+pub(crate) struct MigrationTransport {
+    /// What this host shows to others, and whom it trusts; `None` if nothing was configured.
+    pub(crate) tls: Option<MigrationTls>,
+    /// Where sockets of its own can be.
+    pub(crate) directory: PathBuf,
+}
+
+/// Files with certificates.
+#[derive(Clone, Debug)]
+pub(crate) struct MigrationTls {
+    /// What it shows.
+    pub(crate) cert: PathBuf,
+    /// Its key.
+    pub(crate) key: PathBuf,
+    /// Whom it trusts.
+    pub(crate) ca: PathBuf,
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct PeerAccess {
+    transport: OnceLock<MigrationTransport>,
+    cluster: OnceLock<Arc<Cluster>>,
+    name: OnceLock<String>,
+}
+
+impl PeerAccess {
+    /// Sets what is needed to move disks. Later calls have no effect.
+    pub(super) fn set_transport(&self, transport: MigrationTransport) {
+        let _ = self.transport.set(transport);
+    }
+
+    /// Sets the cluster. Later calls have no effect.
+    pub(super) fn set_cluster(&self, cluster: Arc<Cluster>) {
+        let _ = self.cluster.set(cluster);
+    }
+
+    /// Sets the name of this host outside a cluster. Later calls have no effect.
+    pub(super) fn set_name(&self, name: String) {
+        let _ = self.name.set(name);
+    }
+
+    pub(super) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        self.cluster.get()
+    }
+
+    pub(super) fn transport(&self) -> Result<&MigrationTransport, ApiError> {
+        self.transport.get().ok_or_else(|| {
+            ApiError::conflict("this daemon keeps no state, and so its disks cannot move")
+                .hint("'hob serve' has one disk for as long as it runs; 'hob daemon' keeps records of whose a disk is")
+        })
+    }
+
+    /// The name of this host among its peers.
+    pub(super) fn own_name(&self) -> String {
+        match self.cluster() {
+            Some(cluster) => cluster.view().host,
+            None => self.name.get().cloned().unwrap_or_else(host_name),
+        }
+    }
+
+    /// Where another host's daemon is, and what is shown to it.
+    pub(super) fn other_daemon(&self, to: &str) -> Result<(String, u16, ClientTls), ApiError> {
+        let Ok(Endpoint::Tcp { host, port }) = Endpoint::parse_control(&format!("tcp:{to}")) else {
+            return Err(ApiError::invalid(format!("'{to}' is no HOST:PORT of a control API")));
+        };
+        let tls = self.transport()?.tls.clone().ok_or_else(|| {
+            ApiError::conflict("this host has no certificate to show to another one").hint(
+                "name cert, key and ca in [migrate] of hob.toml, or cert, key and client_ca in [control.tls]",
+            )
+        })?;
+        crate::daemon::tls::secret(&tls.key).map_err(|error| ApiError::failed(error.to_string()))?;
+        let tls = ClientTls::load(&tls.ca, Some((&tls.cert, &tls.key)))
+            .map_err(|error| ApiError::failed(error.to_string()))?;
+        Ok((host, port, tls))
+    }
+}

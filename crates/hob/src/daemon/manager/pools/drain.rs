@@ -1,0 +1,390 @@
+//! Dirty data on its way to the backing: drains, begun, watched, stopped, and waited for by other changes.
+//!
+//! A drain holds the operation guard of its disk. It goes on when whoever asked has gone, and ends when nothing is dirty, when it is
+//! stopped, or when it cannot: then its end says why. What is dirty is looked at once a second.
+
+mod tasks;
+
+use std::time::Duration;
+
+use hob_control::{Dirty, DiskChanged, Size, Verification};
+use hob_engine::command::{CacheChange, CommandError, Mode, Vacate};
+use hob_engine::stats::DiskStats;
+use hob_engine::units::{DiskId, SECTOR_BYTES};
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::Pools;
+use super::caches::no_cache;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::registry::{DRAINING, SHRINKING};
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
+use crate::daemon::manager::settings::engine_config;
+use crate::daemon::shard_api::{ShardError, ShardHandle};
+
+/// Pause between two looks at what is dirty.
+pub(in crate::daemon::manager) const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// A drain that is done this soon is answered as done.
+const SOON: Duration = Duration::from_millis(200);
+
+/// The backing is said to take nothing after that long.
+const STUCK_AFTER: Duration = Duration::from_secs(5);
+
+/// Weight of the newest second in the rate.
+const NEWEST: f64 = 0.3;
+
+/// What was last seen of a cache's dirty data.
+#[derive(Debug, Default)]
+pub(in crate::daemon::manager) struct Watch {
+    seen: Option<Seen>,
+    /// The shard has been asked and has not answered.
+    asking: bool,
+    /// Why the last drain ended before it was done.
+    ended: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    at: Instant,
+    dirty_bytes: u64,
+    lost_bytes: u64,
+    destaged_bytes: u64,
+    errors: u64,
+    draining: bool,
+    /// What happens to writes.
+    mode: Mode,
+    /// Bytes a second, a moving mean.
+    rate: f64,
+    /// When destaging last got on.
+    moved: Instant,
+    /// The last write or flush of the backing failed, and dirty data waits for the next one.
+    failing: bool,
+    verification: Option<Verification>,
+}
+
+impl Pools {
+    /// Begins to bring dirty data to the backing, or goes on doing so.
+    pub(crate) async fn drain(&self, disk: String) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("drain", disk.clone(), async move { service.begin_drain(&disk).await }).await
+    }
+
+    /// Ends a drain before it is done.
+    pub(crate) async fn drain_stop(&self, disk: String) -> Result<DiskChanged, ApiError> {
+        let service = self.clone();
+        self.tasks.run("drain --stop", disk.clone(), async move { service.stop_drain(&disk).await }).await
+    }
+
+    async fn begin_drain(&self, name: &str) -> Result<DiskChanged, ApiError> {
+        {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+            disk.shard()?;
+            if disk.busy == Some(DRAINING) {
+                drop(inner);
+                return self.observe.disk_changed(name, vec!["the drain goes on".to_owned()]);
+            }
+            if spec.journal.is_none() || !disk.has_cache {
+                drop(inner);
+                let note = "nothing can be dirty in this cache: the backing has everything";
+                return self.observe.disk_changed(name, vec![note.to_owned()]);
+            }
+        }
+        let guard = self.registry.guard_disk_for_command(name, DRAINING).await?;
+        let (shard, id) = self.registry.shard_of(name)?;
+        let (service, of) = (self.clone(), name.to_owned());
+        let (task, began) = (self.tasks.begin("drain", name.to_owned()), Instant::now());
+        let drain = async move {
+            let result = shard.change_cache(id, CacheChange::Drain).await;
+            service.look(&of, &shard, id).await;
+            match &result {
+                // Whoever asked sees that it is done.
+                Ok(_) if began.elapsed() < SOON => task.forget(),
+                Ok(_) => task.end(Ok(())),
+                Err(ShardError::Command(CommandError::Stopped)) => task.end_cancelled(),
+                Err(error) => task.end(Err(error.to_string())),
+            }
+            service.note_drained(&of, result.map(drop));
+            drop(guard);
+        };
+        let drain = tokio::spawn(drain.in_current_span());
+        let is_done = tokio::time::timeout(SOON, drain).await.is_ok();
+        if !is_done {
+            let (shard, id) = self.registry.shard_of(name)?;
+            self.look(name, &shard, id).await;
+        }
+        self.observe.disk_changed(name, Vec::new())
+    }
+
+    async fn stop_drain(&self, name: &str) -> Result<DiskChanged, ApiError> {
+        let (shard, id) = self.registry.shard_of(name)?;
+        self.registry.inner().disk(name)?.cache().ok_or_else(|| no_cache(name))?;
+        let mut notes = Vec::new();
+        match shard.change_cache(id, CacheChange::StopDrain).await {
+            Ok(_) => {}
+            Err(ShardError::Command(CommandError::NoCache | CommandError::NoJournal)) => {
+                notes.push("nothing was being drained".to_owned());
+            }
+            Err(error) => return Err(error.into()),
+        }
+        self.look(name, &shard, id).await;
+        self.observe.disk_changed(name, notes)
+    }
+
+    fn note_drained(&self, name: &str, result: Result<(), ShardError>) {
+        let ended = match result {
+            Ok(()) => {
+                tracing::info!("{name} is drained: the backing has everything");
+                None
+            }
+            Err(ShardError::Command(CommandError::Stopped)) => Some("it was stopped".to_owned()),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(why) = &ended {
+            tracing::warn!("the drain of {name} ended before it was done: {why}");
+        }
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.watch.ended = ended;
+        }
+    }
+
+    /// Has the cache write through, and brings what is dirty to the backing. The caller holds the operation guard of the disk, and says
+    /// afterwards how writes are to go on ([`Manager::tune`]).
+    pub(in crate::daemon::manager) async fn clean(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+    ) -> Result<(), ApiError> {
+        let config = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let spec = disk.cache().ok_or_else(|| no_cache(name))?;
+            if !disk.has_cache || spec.journal.is_none() {
+                return Ok(());
+            }
+            engine_config(spec, inner.pool(&spec.pool)?.segment_bytes)?
+        };
+        let through = CacheChange::Tune(Mode::WriteThrough, config.destage, config.copies);
+        let drained = match shard.change_cache(id, through).await {
+            Ok(_) => shard.change_cache(id, CacheChange::Drain).await.map(drop),
+            Err(error) => Err(error),
+        };
+        match &drained {
+            // Nothing is left that could be dirty.
+            Err(ShardError::Command(CommandError::NoCache)) => return Ok(()),
+            result => self.note_drained(name, result.clone()),
+        }
+        drained.map_err(|error| match error {
+            ShardError::Command(CommandError::Stopped) => {
+                ApiError::conflict(format!("the drain of {name} was stopped, so nothing was changed"))
+            }
+            error => ApiError::from(error),
+        })
+    }
+
+    /// Brings what is dirty in segments that are to be given back to the backing, while writes stay on flash. The caller has
+    /// claimed the disk. Waits while the backing is away, until the operator stops it as a drain.
+    pub(in crate::daemon::manager) async fn vacate(
+        &self,
+        name: &str,
+        shard: &ShardHandle,
+        id: DiskId,
+        which: Vacate,
+    ) -> Result<(), ApiError> {
+        let busy = self.registry.inner().disk_mut(name)?.busy.replace(SHRINKING);
+        let emptied = shard.change_cache(id, CacheChange::Vacate(which)).await;
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.busy = busy;
+        }
+        match emptied {
+            Ok(_) => Ok(()),
+            Err(ShardError::Command(CommandError::Stopped)) => Err(ApiError::conflict(format!(
+                "the change of {name}'s cache was stopped before dirty data was on the backing, so nothing was changed"
+            ))),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Looks at what is dirty in every cache that can have something.
+    pub(in crate::daemon::manager) fn look_at_dirty(&self) {
+        let mut inner = self.registry.inner();
+        for (name, disk) in &mut inner.disks {
+            let can_be_dirty = disk.has_cache && disk.cache().is_some_and(|spec| spec.journal.is_some());
+            let DiskPhase::Online(shard) = &disk.phase else { continue };
+            if !can_be_dirty || disk.watch.asking {
+                continue;
+            }
+            let (service, name, shard, id) = (self.clone(), name.clone(), shard.clone(), disk.id);
+            disk.watch.asking = true;
+            tokio::spawn(async move {
+                service.look(&name, &shard, id).await;
+                if let Ok(disk) = service.registry.inner().disk_mut(&name) {
+                    disk.watch.asking = false;
+                }
+            });
+        }
+    }
+
+    /// Takes note of one disk's dirty data now.
+    pub(in crate::daemon::manager) async fn look(&self, name: &str, shard: &ShardHandle, id: DiskId) {
+        let peer = self.peer_device_of(name);
+        let Ok(stats) = shard.stats(id).await else { return };
+        if let Ok(disk) = self.registry.inner().disk_mut(name) {
+            disk.watch.note(&stats, Instant::now());
+        }
+        if let Some(peer) = peer.filter(|_| stats.doubled) {
+            self.say_doubled(name, peer).await;
+        }
+    }
+}
+
+impl Watch {
+    fn note(&mut self, stats: &DiskStats, now: Instant) {
+        let before = self.seen.filter(|seen| seen.destaged_bytes <= stats.destaged_bytes);
+        let mut seen = Seen {
+            at: now,
+            dirty_bytes: stats.sectors_dirty * SECTOR_BYTES,
+            lost_bytes: stats.sectors_lost * SECTOR_BYTES,
+            destaged_bytes: stats.destaged_bytes,
+            errors: stats.destage_errors,
+            draining: stats.draining,
+            mode: stats.mode,
+            rate: 0.0,
+            moved: now,
+            failing: stats.destage_failing,
+            verification: (stats.sectors_unverified > 0).then(|| Verification {
+                left: Size(stats.sectors_unverified * SECTOR_BYTES),
+                total: Size(stats.sectors_to_verify.max(stats.sectors_unverified) * SECTOR_BYTES),
+            }),
+        };
+        if let Some(before) = before {
+            let seconds = now.duration_since(before.at).as_secs_f64();
+            let moved = stats.destaged_bytes - before.destaged_bytes;
+            if seconds < 0.1 {
+                // Too short for a rate.
+                seen =
+                    Seen { at: before.at, destaged_bytes: before.destaged_bytes, rate: before.rate, ..seen };
+            } else {
+                let newest = moved as f64 / seconds;
+                let first = before.rate == 0.0;
+                seen.rate = if first { newest } else { NEWEST * newest + (1.0 - NEWEST) * before.rate };
+                if seen.rate < 1.0 {
+                    seen.rate = 0.0;
+                }
+            }
+            if moved == 0 && seen.dirty_bytes > 0 {
+                seen.moved = before.moved;
+            }
+        }
+        self.seen = Some(seen);
+    }
+
+    /// Bytes a second that go to the backing.
+    pub(in crate::daemon::manager) fn rate(&self) -> u64 {
+        self.seen.map_or(0, |seen| seen.rate as u64)
+    }
+
+    /// Why dirty data does not get to the backing, if it should and does not.
+    pub(in crate::daemon::manager) fn stuck(&self, draining: bool, now: Instant) -> Option<String> {
+        let seen = self.seen?;
+        let silence = now.duration_since(seen.moved);
+        if seen.failing {
+            Some(format!("{} writes to the backing failed; they are tried again", seen.errors))
+        } else if (draining || seen.draining) && seen.dirty_bytes > 0 && silence >= STUCK_AFTER {
+            Some(format!("the backing has taken nothing for {} s", silence.as_secs()))
+        } else {
+            None
+        }
+    }
+
+    /// What happens to writes, as far as it was seen.
+    pub(in crate::daemon::manager) fn mode(&self) -> Option<Mode> {
+        self.seen.map(|seen| seen.mode)
+    }
+
+    /// Is a drain under way, as far as it was seen?
+    pub(in crate::daemon::manager) fn is_draining(&self) -> bool {
+        self.seen.is_some_and(|seen| seen.draining)
+    }
+
+    fn view(&self, draining: bool, now: Instant) -> Dirty {
+        let Some(seen) = self.seen else {
+            let (size, lost, rate) = (Size(0), Size(0), Size(0));
+            return Dirty { size, lost, draining, rate, eta_seconds: None, why: self.ended.clone() };
+        };
+        let draining = draining || seen.draining;
+        let eta = match seen.dirty_bytes {
+            0 => Some(0),
+            bytes if seen.rate > 0.0 => Some((bytes as f64 / seen.rate).ceil() as u64),
+            _ => None,
+        };
+        let why = if seen.lost_bytes > 0 {
+            Some(format!(
+                "{} of it cannot be read from flash; 'hob cache discard-dirty' gives that up",
+                Size(seen.lost_bytes).human()
+            ))
+        } else if let Some(why) = self.stuck(draining, now) {
+            Some(why)
+        } else if draining {
+            None
+        } else {
+            self.ended.as_ref().filter(|_| seen.dirty_bytes > 0).map(|why| format!("the last drain: {why}"))
+        };
+        Dirty {
+            size: Size(seen.dirty_bytes),
+            lost: Size(seen.lost_bytes),
+            draining,
+            rate: Size(seen.rate as u64),
+            eta_seconds: eta,
+            why,
+        }
+    }
+}
+
+impl DiskEntry {
+    /// How far the comparison with the backing is, as it was last seen.
+    pub(in crate::daemon::manager) fn verification(&self) -> Option<Verification> {
+        self.watch.seen?.verification.filter(|_| matches!(self.phase, DiskPhase::Online(_)) && self.has_cache)
+    }
+
+    /// What is dirty, as far as it was last seen; none where nothing can be.
+    pub(in crate::daemon::manager) fn dirty(&self) -> Option<Dirty> {
+        self.cache()?.journal?;
+        // Of a disk that is offline nobody knows.
+        if !matches!(self.phase, DiskPhase::Online(_)) {
+            return None;
+        }
+        let now = Instant::now();
+        let mut dirty = self.watch.view(self.busy == Some(DRAINING), now);
+        if self.pushes() {
+            dirty.why = dirty.why.or_else(|| self.watch.stuck(true, now));
+        }
+        Some(dirty)
+    }
+
+    /// Does somebody wait for dirty data to be on the backing?
+    pub(in crate::daemon::manager) fn pushes(&self) -> bool {
+        matches!(self.busy, Some(DRAINING | SHRINKING))
+    }
+
+    /// Says what happens to writes, and until when, if that is not what the cache's mode says.
+    pub(in crate::daemon::manager) fn mode_in_effect(&self) -> Option<String> {
+        let wanted = self.cache().filter(|_| self.has_cache)?.mode;
+        let mode = self.watch.mode().filter(|mode| wanted == Mode::WriteBack && *mode != wanted)?;
+        if !matches!(self.phase, DiskPhase::Online(_)) {
+            return None;
+        }
+        let until = match (self.watch.is_draining(), self.busy) {
+            (true, _) => "until the drain ends",
+            (false, Some(_)) => "until the change of the cache ends",
+            (false, None) => "until its journal and its copies are sound again",
+        };
+        Some(format!("{mode} {until}"))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,48 @@
+//! Drains as tasks: their dirty data in the list of tasks, and how they are cancelled.
+
+use hob_control::{Task, TaskState};
+
+use super::super::Pools;
+use crate::daemon::manager::api_error::ApiError;
+
+impl Pools {
+    /// Returns the tasks in progress, and those that ended after their client stopped waiting; the oldest first.
+    pub(crate) fn tasks_view(&self) -> Vec<Task> {
+        let mut shown = self.tasks.all();
+        let inner = self.registry.inner();
+        for task in shown.iter_mut().filter(|task| task.state == TaskState::Running) {
+            let disk = inner.disks.get(&task.subject).filter(|_| is_of_disk(&task.what));
+            task.dirty = disk.and_then(|disk| disk.dirty()).filter(|dirty| dirty.draining);
+            task.can_cancel = task.dirty.is_some();
+        }
+        shown
+    }
+
+    /// Ends a task before it is done, if it drains a disk. Others cannot be cancelled.
+    pub(crate) async fn task_cancel(&self, id: u64) -> Result<Vec<Task>, ApiError> {
+        let shown = self.tasks_view().into_iter().find(|task| task.id == id);
+        let (what, subject) = self.tasks.running(id)?;
+        if !shown.is_some_and(|task| task.can_cancel) {
+            return Err(ApiError::conflict(format!(
+                "task {id} ({what} {subject}) cannot be cancelled: only a drain of dirty data can be stopped"
+            ))
+            .hint(
+                "'hob tasks' shows how it ends; if a disk waits for a dead backing, 'hob disk remove --discard-dirty' does not",
+            ));
+        }
+        self.tasks.cancel(id)?;
+        self.drain_stop(subject).await?;
+        Ok(self.tasks_view())
+    }
+
+    /// Removes a task that has ended from the list, and its failure from health.
+    pub(crate) fn task_acknowledge(&self, id: u64) -> Result<Vec<Task>, ApiError> {
+        self.tasks.acknowledge(id)?;
+        Ok(self.tasks_view())
+    }
+}
+
+/// Is the subject of such a task a disk?
+fn is_of_disk(what: &str) -> bool {
+    ["disk ", "cache ", "drain", "migrate", "qos "].iter().any(|kind| what.starts_with(kind))
+}

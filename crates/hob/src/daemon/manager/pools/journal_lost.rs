@@ -1,0 +1,127 @@
+//! What becomes of a cache whose journal cannot be written any more. Until that is settled, changes of its disk wait, and after
+//! half a minute they fail; so it is tried again and again, from what costs least on:
+//!
+//! 1. a new journal, on other devices than the one that was lost;
+//! 2. the same, when what is dirty is on the backing: then it does not matter what the sick device has of it;
+//! 3. a new cache in its place. The state file says so before the old one goes: what flash has of that is never believed again.
+//!    Where there is no room for a new one, the disk goes on without.
+//!
+//! It refuses to give up what is dirty and cannot be read: that is a command's (`hob cache discard-dirty`).
+
+use std::time::Duration;
+
+use hob_engine::command::Segment;
+use hob_engine::units::{DeviceId, DiskId};
+
+use super::Pools;
+use super::allocation::AllocationRule;
+use super::caches::no_cache;
+use super::rings::release_owner;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::registry::JOURNAL_LOST;
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase, PoolEntry};
+use crate::daemon::state::JournalSpec;
+
+/// Pause between two tries.
+const RETRY_EVERY: Duration = Duration::from_secs(2);
+
+impl Pools {
+    /// Settles the loss of a journal.
+    pub(in crate::daemon::manager) async fn replace_journal(&self, id: DiskId) {
+        let Some(lost) = self.ring_of(id).map(|(_, ring)| ring) else { return };
+        loop {
+            // Whoever changes the disk at this moment may bring a new journal too, or take it away.
+            let Some((name, ring)) = self.ring_of(id) else { return };
+            if !lost.iter().any(|segment| ring.contains(segment)) {
+                return self.journal_is_back(&name);
+            }
+            if let Some(_guard) = self.registry.guard_patiently(&name, "given a new journal").await {
+                match self.try_to_replace(&name).await {
+                    Ok(()) => return self.journal_is_back(&name),
+                    Err(error) => tracing::error!("the cache of {name} gets no new journal: {error}"),
+                }
+            }
+            tokio::time::sleep(RETRY_EVERY).await;
+        }
+    }
+
+    async fn try_to_replace(&self, name: &str) -> Result<(), ApiError> {
+        let Err(error) = self.renew_ring(name).await else { return Ok(()) };
+        tracing::warn!("the cache of {name} is drained before it gets a new journal: {error}");
+        let (shard, id) = self.registry.shard_of(name)?;
+        self.clean(name, &shard, id).await?;
+        let renewed = self.renew_ring(name).await;
+        // Draining took it out of write-back.
+        self.tune(name, &shard, id).await?;
+        match renewed {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                tracing::warn!("the cache of {name} begins anew: {error}");
+                self.begin_anew(name).await
+            }
+        }
+    }
+
+    /// Takes a cache away of which nothing is dirty, whatever its journal says, and makes another one.
+    async fn begin_anew(&self, name: &str) -> Result<(), ApiError> {
+        let (old, pool) = {
+            let mut inner = self.registry.inner();
+            let disk = inner.disk_mut(name)?;
+            let spec = disk.wanted.cache.as_mut().ok_or_else(|| no_cache(name))?;
+            let Some(journal) = spec.journal.replace(JournalSpec::new()) else { return Ok(()) };
+            (journal, spec.pool.clone())
+        };
+        let gone = match self.registry.save_first().await {
+            Ok(()) => self.take_cache(name).await,
+            error => error,
+        };
+        if let Err(error) = gone {
+            // It is still the one that is there.
+            if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
+                spec.journal = Some(old);
+            }
+            self.registry.save().await?;
+            return Err(error);
+        }
+        let flash = self.registry.inner().pool(&pool)?.flash.clone();
+        if let Err(error) = release_owner(&flash, old).await {
+            tracing::warn!("pool {pool}: what {name} had is not all released: {error}");
+        }
+        self.refresh_owners(&pool).await;
+        if let Err(error) = self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
+            let reason = format!("its journal could not be written, nor a new cache be made: {error}");
+            tracing::error!("{name} goes on without a cache: {reason}");
+            self.registry.inner().disk_mut(name)?.cache_reason = Some(reason);
+        }
+        self.registry.save().await
+    }
+
+    /// The ring of a disk that is online and has a cache.
+    fn ring_of(&self, id: DiskId) -> Option<(String, Vec<Segment>)> {
+        let inner = self.registry.inner();
+        let disk = inner.disks.values().find(|disk| disk.id == id)?;
+        let is_there = disk.has_cache && matches!(disk.phase, DiskPhase::Online(_));
+        is_there.then(|| (disk.wanted.name.clone(), disk.ring.clone()))
+    }
+
+    fn journal_is_back(&self, name: &str) {
+        tracing::info!("the cache of {name} is not without a journal any more");
+        if let Ok(disk) = self.registry.inner().disk_mut(name)
+            && disk.cache_reason.as_deref() == Some(JOURNAL_LOST)
+        {
+            disk.cache_reason = None;
+        }
+    }
+}
+
+impl DiskEntry {
+    /// Devices, by their pool's ids, on which its journal could not be written.
+    pub(in crate::daemon::manager) fn devices_of_lost_journal(&self, pool: &PoolEntry) -> Vec<DeviceId> {
+        if self.cache_reason.as_deref() != Some(JOURNAL_LOST) {
+            return Vec::new();
+        }
+        let ids = pool.devices.iter().filter_map(|device| device.ids);
+        let has_ring = |id: DeviceId| self.ring.iter().any(|segment| segment.device == id);
+        ids.filter(|ids| has_ring(ids.on_shards)).map(|ids| ids.in_pool).collect()
+    }
+}

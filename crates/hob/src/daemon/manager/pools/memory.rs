@@ -1,0 +1,181 @@
+//! Memory above caches: how much there may be, and that the shards have what is wanted.
+
+use hob_control::Size;
+use hob_engine::command::{MEMORY_PAGE_BYTES_MAX, MemoryConfig};
+
+use super::Pools;
+use crate::daemon::hardware::Area;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::flash::blocking;
+use crate::daemon::manager::registry::{DiskPhase, Inner};
+use crate::daemon::state::CacheSpec;
+
+/// Least memory of a cache that has any, bytes.
+const BYTES_MIN: u64 = 1 << 20;
+
+/// Memory of this machine, bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::daemon::manager) struct HostMemory {
+    /// All of it that hob may ever have.
+    total: u64,
+    /// What nobody uses now.
+    available: u64,
+}
+
+impl HostMemory {
+    /// As it is now.
+    fn look() -> HostMemory {
+        let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+        // In a container that may have less.
+        let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
+        HostMemory::parse(&meminfo, &limit)
+    }
+
+    fn parse(meminfo: &str, limit: &str) -> HostMemory {
+        let kib = |name: &str| {
+            let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
+            line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
+        };
+        // Where nothing is known, nothing is refused.
+        let bytes = |name| kib(name).map_or(u64::MAX, |kib| kib.saturating_mul(1024));
+        let limit = limit.trim().parse().unwrap_or(u64::MAX);
+        HostMemory { total: bytes("MemTotal:").min(limit), available: bytes("MemAvailable:").min(limit) }
+    }
+}
+
+/// What is wanted of a cache's memory, if anything.
+fn config(spec: &CacheSpec) -> Option<MemoryConfig> {
+    let page_bytes = spec.block_size.bytes().min(u64::from(MEMORY_PAGE_BYTES_MAX)) as u32;
+    (spec.ram.bytes() > 0).then_some(MemoryConfig { bytes: spec.ram.bytes(), page_bytes })
+}
+
+impl Pools {
+    /// Gives the shard's disk the memory that its cache is to have. Says why not, if it cannot.
+    pub(in crate::daemon::manager) async fn fit_memory(&self, name: &str) -> Result<Vec<String>, ApiError> {
+        let (shard, id, wanted, has) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let DiskPhase::Online(shard) = &disk.phase else { return Ok(Vec::new()) };
+            let wanted = disk.cache().filter(|_| disk.has_cache).and_then(config);
+            (shard.clone(), disk.id, wanted, disk.memory)
+        };
+        if wanted == has {
+            return Ok(Vec::new());
+        }
+        // What there is goes first: both together may be too much.
+        if has.is_some() {
+            let old = shard.set_memory(id, None).await?;
+            self.registry.inner().disk_mut(name)?.memory = None;
+            blocking(move || drop(old)).await?;
+        }
+        let Some(wanted) = wanted else { return Ok(Vec::new()) };
+        let area = blocking(move || Area::new(wanted.bytes)).await?;
+        let set = match area {
+            Ok(area) => shard.set_memory(id, Some((wanted, area))).await.map_err(|error| error.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        match set {
+            Ok(_) => {
+                self.registry.inner().disk_mut(name)?.memory = Some(wanted);
+                Ok(Vec::new())
+            }
+            Err(why) => {
+                tracing::warn!("the cache of {name} has no memory above it: {why}");
+                Ok(vec![format!("the cache has no memory above it: {why}")])
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Is there as much memory as this cache of that disk is to have?
+    pub(in crate::daemon::manager) fn check_memory(
+        &self,
+        name: &str,
+        spec: &CacheSpec,
+    ) -> Result<(), ApiError> {
+        self.check_memory_of(HostMemory::look(), name, spec)
+    }
+
+    fn check_memory_of(&self, machine: HostMemory, name: &str, spec: &CacheSpec) -> Result<(), ApiError> {
+        let wanted = spec.ram.bytes();
+        let human = |bytes| Size(bytes).human();
+        if wanted == 0 {
+            return Ok(());
+        }
+        if wanted < BYTES_MIN {
+            return Err(ApiError::invalid(format!(
+                "memory above a cache is at least {}, or 0 for none, not {}",
+                human(BYTES_MIN),
+                spec.ram
+            )));
+        }
+        let of = |other: &&crate::daemon::manager::registry::DiskEntry| other.wanted.name != name;
+        let others: u64 =
+            self.disks.values().filter(of).filter_map(|disk| disk.cache()).map(|c| c.ram.bytes()).sum();
+        if others.saturating_add(wanted) > machine.total / 2 {
+            return Err(ApiError::invalid(format!(
+                "{} of memory above this cache and {} above others are more than half of this machine's {}",
+                human(wanted),
+                human(others),
+                human(machine.total)
+            ))
+            .hint("ask for less"));
+        }
+        let has = self.disks.get(name).and_then(|disk| disk.memory).map_or(0, |memory| memory.bytes);
+        if wanted > has.saturating_add(machine.available) {
+            return Err(ApiError::conflict(format!(
+                "this machine has {} of memory free, and the cache is to have {}",
+                human(machine.available),
+                human(wanted)
+            ))
+            .hint("ask for less, or free some"));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hob_control::CacheSettings;
+
+    use crate::daemon::manager::settings::{CacheContext, new_spec};
+
+    const MACHINE: HostMemory = HostMemory { total: 16 << 30, available: 3 << 30 };
+
+    fn spec(ram: &str) -> CacheSpec {
+        let settings = CacheSettings { ram: Some(ram.parse().unwrap()), ..CacheSettings::default() };
+        let context = CacheContext { segment_bytes: 1 << 20, devices: 1, peers: 0 };
+        new_spec("p".into(), Size(1 << 20), &settings, context).unwrap().0
+    }
+
+    #[test]
+    fn senseless_sizes_are_refused_in_words() {
+        let check =
+            |ram| Inner::default().check_memory_of(MACHINE, "vm", &spec(ram)).map_err(|r| r.to_string());
+        assert_eq!(check("0"), Ok(()));
+        assert_eq!(check("1M"), Ok(()));
+        assert_eq!(check("3G"), Ok(()));
+        assert!(check("1023K").unwrap_err().contains("at least 1"), "{:?}", check("1023K"));
+        assert!(check("9G").unwrap_err().contains("more than half"), "{:?}", check("9G"));
+        assert!(check("4G").unwrap_err().contains("free"), "{:?}", check("4G"));
+    }
+
+    #[test]
+    fn the_system_says_how_much_there_is() {
+        let text = "MemTotal:       16777216 kB\nMemFree:   1 kB\nMemAvailable:    3145728 kB\n";
+        assert_eq!(HostMemory::parse(text, "max\n"), MACHINE);
+        let in_container = HostMemory { total: 1 << 30, available: 1 << 30 };
+        assert_eq!(HostMemory::parse(text, "1073741824\n"), in_container);
+        assert_eq!(HostMemory::parse("", ""), HostMemory { total: u64::MAX, available: u64::MAX });
+    }
+
+    #[test]
+    fn pages_are_blocks_of_64_kib_at_most() {
+        let of =
+            |block: u64| config(&CacheSpec { block_size: Size(block), ..spec("1M") }).map(|c| c.page_bytes);
+        assert_eq!((of(4096), of(1 << 20)), (Some(4096), Some(64 << 10)));
+        assert_eq!(config(&spec("0")), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! Second copies at a peer: the room that a cache has for them there, and when all that is dirty has one (docs/decisions/0022).
+
+use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing, Segment};
+use hob_engine::units::DeviceId;
+use hob_storage::pool::OwnerId;
+
+use super::Pools;
+use super::allocation::places;
+use super::rings::ring_segments;
+use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
+use crate::daemon::state::CacheSpec;
+
+impl Pools {
+    /// Gives a disk's cache room for second copies at a peer, if it is to have that and has none. The caller holds the operation guard of the disk.
+    pub(in crate::daemon::manager) async fn fit_peer(&self, name: &str) -> Result<Vec<String>, ApiError> {
+        let (spec, owner, flash, held, ring) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let Some(spec) = disk.cache().filter(|_| disk.lacks_peer()) else { return Ok(Vec::new()) };
+            let Some(journal) = spec.journal else { return Ok(Vec::new()) };
+            let entry = inner.pool(&spec.pool)?;
+            if !entry.has_peer() {
+                return Ok(vec![format!(
+                    "no peer lends to pool {} now: writes go to the backing until one does",
+                    spec.pool
+                )]);
+            }
+            let held = disk.held.len() as u64;
+            let ring = ring_segments(spec, 2 * held, entry.segment_bytes);
+            (spec.clone(), OwnerId(journal.owner.0), entry.flash.clone(), held, ring)
+        };
+        // Two rings may be there at once, and each disk's cache brings its own.
+        let (segments, devices) = flash.allocate_seconds(owner, held, 2 * ring).await?;
+        let segments: Vec<_> = {
+            let mut inner = self.registry.inner();
+            let entry = inner.pool_mut(&spec.pool)?;
+            entry.refresh(&devices);
+            let known = |segment: DataSegment| {
+                let place =
+                    entry.on_shards(segment.place).expect("segments come from devices that the shards know");
+                DataSegment { place, ..segment }
+            };
+            segments.into_iter().map(known).collect()
+        };
+        if segments.is_empty() {
+            return Ok(vec![format!(
+                "the peer of pool {} has no room for second copies of {name}: writes go to the backing",
+                spec.pool
+            )]);
+        }
+        let got = segments.len() as u64;
+        let grow = |ring: &Option<NewRing>| CacheChange::Grow(segments.clone(), ring.clone());
+        match self.restructure(name, held + got, grow).await {
+            Ok(released) => {
+                self.registry.inner().disk_mut(name)?.apart = places(&segments);
+                let free = self.let_go(name, &released, |_| false);
+                self.registry.give_back(&spec.pool, &free).await;
+                tracing::info!("{name} has room for second copies at a peer");
+                Ok(Vec::new())
+            }
+            Err(error) => {
+                self.registry.give_back(&spec.pool, &places(&segments)).await;
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Takes a cache's second copies off a peer's device, and its journal too. The caller holds the operation guard of the disk.
+    pub(in crate::daemon::manager) async fn leave_peer(
+        &self,
+        name: &str,
+        device: DeviceId,
+    ) -> Result<(), ApiError> {
+        let (pool, held, leaves_data) = {
+            let inner = self.registry.inner();
+            let disk = inner.disk(name)?;
+            let on_it = |segments: &[Segment]| segments.iter().any(|segment| segment.device == device);
+            let Some(spec) = disk.cache().filter(|_| on_it(&disk.apart) || on_it(&disk.ring)) else {
+                return Ok(());
+            };
+            (spec.pool.clone(), disk.held.len() as u64, on_it(&disk.apart))
+        };
+        self.registry.inner().disk_mut(name)?.leaves_peer = true;
+        let left = self.leave_peer_now(name, device, &pool, held, leaves_data).await;
+        self.registry.inner().disk_mut(name)?.leaves_peer = false;
+        left
+    }
+
+    async fn leave_peer_now(
+        &self,
+        name: &str,
+        device: DeviceId,
+        pool: &str,
+        held: u64,
+        leaves_data: bool,
+    ) -> Result<(), ApiError> {
+        {
+            let _word = self.copy_words.lock().await;
+            self.say_copy_is_gone(name).await?;
+        }
+        let leave = |ring: &Option<NewRing>| match leaves_data {
+            true => CacheChange::Leave(device, Vec::new(), ring.clone()),
+            false => CacheChange::Shrink(0, ring.clone()),
+        };
+        let released = self.restructure(name, held, leave).await?;
+        let free = self.let_go(name, &released, |segment| segment.device == device);
+        self.registry.give_back(pool, &free).await;
+        Ok(())
+    }
+
+    /// Before a ring is in use: if the peer has no copy of it, nobody may believe any more what the peer has of the one before. Nothing
+    /// says so again, since the newest ring counts in [`Manager::say_doubled`] from when it is there.
+    pub(in crate::daemon::manager) async fn say_before(
+        &self,
+        name: &str,
+        ring: Option<&NewRing>,
+    ) -> Result<(), ApiError> {
+        let Some(ring) = ring else { return Ok(()) };
+        {
+            let mut inner = self.registry.inner();
+            let is_far = ring.copies.iter().flatten().any(|segment| inner.is_peer(segment.device));
+            // Etcd may be away, which is no matter to those that never had a copy.
+            if is_far || !inner.disk(name)?.copy_said {
+                return Ok(());
+            }
+        }
+        let _word = self.copy_words.lock().await;
+        self.say_copy_is_gone(name).await
+    }
+
+    /// The device on another host that a disk's second copies are on.
+    pub(in crate::daemon::manager) fn peer_device_of(&self, name: &str) -> Option<DeviceId> {
+        self.registry.inner().disk(name).ok()?.apart.first().map(|segment| segment.device)
+    }
+
+    /// Everything dirty of a disk had its second copy on that device a moment ago, and a journal that tells of it: says so, if it is
+    /// so still.
+    pub(in crate::daemon::manager) async fn say_doubled(&self, name: &str, device: DeviceId) {
+        let _word = self.copy_words.lock().await;
+        let word = {
+            let mut inner = self.registry.inner();
+            let is_given_up = inner.given_up.contains(&device);
+            let Ok(disk) = inner.disk_mut(name) else { return };
+            let is_there = disk.apart.iter().any(|segment| segment.device == device) && disk.has_far_ring();
+            if !is_there || disk.leaves_peer || is_given_up {
+                return;
+            }
+            disk.copy_said = true;
+            inner.pools.values().flat_map(|pool| &pool.devices).find_map(|entry| {
+                let is_it = entry.ids.is_some_and(|ids| ids.on_shards == device);
+                Some((entry.peer.clone().filter(|_| is_it)?, entry.uuid.clone()?))
+            })
+        };
+        let Some((to, uuid)) = word else { return };
+        let lender = self.remote_flash.lease_at(&to.path).map(|lease| lease.lender);
+        if let Some(lender) = lender
+            && let Err(error) = self.say_copy_is_current(name, &lender, &uuid).await
+        {
+            tracing::debug!("{name}: its copy at {lender} is not said yet: {error}");
+        }
+    }
+}
+
+impl DiskEntry {
+    /// Is it to have second copies at a peer, and has no room there?
+    pub(in crate::daemon::manager) fn lacks_peer(&self) -> bool {
+        let wants = self.cache().is_some_and(|spec| spec.copies == Copies::Peer && spec.journal.is_some());
+        let is_there =
+            matches!(self.phase, DiskPhase::Online(_)) && self.has_cache && self.recovering.is_none();
+        wants && is_there && !self.held.is_empty() && self.apart.is_empty()
+    }
+
+    /// Has the newest ring of its journal its second copy at a peer?
+    fn has_far_ring(&self) -> bool {
+        self.cache().is_some_and(|spec| spec.copies == Copies::Peer) && self.ring_copies == 2
+    }
+
+    /// Has its cache any room?
+    pub(in crate::daemon::manager) fn holds_any(&self) -> bool {
+        !self.held.is_empty() || !self.apart.is_empty()
+    }
+
+    /// Has it whatever it is to have of a pool's devices, or nothing to do with them?
+    pub(in crate::daemon::manager) fn is_settled_in(&self, pool: &str) -> bool {
+        let keeps = |spec: &&CacheSpec| spec.pool == pool && spec.journal.is_some();
+        self.cache().filter(keeps).is_none()
+            || matches!(self.phase, DiskPhase::Online(_)) && self.has_cache && self.recovering.is_none()
+    }
+}

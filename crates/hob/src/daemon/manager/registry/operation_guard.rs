@@ -1,0 +1,161 @@
+//! One change at a time: a guard of a disk or a pool, given back when dropped.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{DiskPhase, Registry, away};
+use crate::daemon::manager::api_error::ApiError;
+
+/// The operation of a drain. Like all of these it completes "it is being …".
+pub(in crate::daemon::manager) const DRAINING: &str = "drained";
+
+/// The operation of a cache that gets smaller: what does not fit goes to the backing first.
+pub(in crate::daemon::manager) const SHRINKING: &str = "shrunk";
+
+/// The operation of a migration.
+pub(in crate::daemon::manager) const MIGRATING: &str = "migrated";
+
+/// The operation of a disk that was asked for and has never been online.
+pub(in crate::daemon::manager) const ADDING: &str = "added";
+
+/// What hob does to a disk by itself: its caches are balanced and enlarged without a command.
+pub(in crate::daemon::manager) const SPREADING: &str = "spread over devices";
+pub(in crate::daemon::manager) const COPYING: &str = "given a second copy";
+pub(in crate::daemon::manager) const ENLARGING: &str = "given more room";
+
+/// Longest wait of a command for hob's own work on the disk.
+const OWN_WORK_MAX: Duration = Duration::from_secs(10);
+
+/// Interval between two checks whether that work has ended.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
+
+/// Pause between attempts to take the guard of a disk for something that cannot be refused.
+pub(in crate::daemon::manager) const GUARD_EVERY: Duration = Duration::from_millis(200);
+
+/// Number of these attempts.
+const GUARD_TRIES: u32 = 20;
+
+/// The right to change one disk or one pool.
+#[derive(Debug)]
+pub(in crate::daemon::manager) struct OperationGuard {
+    registry: Arc<Registry>,
+    on: Thing,
+}
+
+#[derive(Debug)]
+enum Thing {
+    Disk(String),
+    Pool(String),
+}
+
+impl Registry {
+    /// Takes the operation guard of a disk, which exists. `doing` completes "it is being …".
+    pub(in crate::daemon::manager) fn guard_disk(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<OperationGuard, ApiError> {
+        let mut inner = self.inner();
+        inner.check_stays()?;
+        let disk = inner.disk_mut(name)?;
+        take(&mut disk.busy, name, doing)?;
+        if let DiskPhase::Away(why) = &disk.phase {
+            disk.busy = None;
+            return Err(away(name, why));
+        }
+        Ok(OperationGuard { registry: self.clone(), on: Thing::Disk(name.to_owned()) })
+    }
+
+    /// Takes the operation guard of a disk for a command. Work that hob began by itself delays the command, and makes it fail only after
+    /// [`OWN_WORK_MAX`].
+    pub(in crate::daemon::manager) async fn guard_disk_for_command(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<OperationGuard, ApiError> {
+        let end = Instant::now() + OWN_WORK_MAX;
+        while self.inner().disk(name)?.busy.is_some_and(is_own_work) && Instant::now() < end {
+            tokio::time::sleep(CHECK_EVERY).await;
+        }
+        self.guard_disk(name, doing)
+    }
+
+    /// Takes the operation guard of a disk when whatever is being done to it is over, if that is soon.
+    pub(in crate::daemon::manager) async fn guard_patiently(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Option<OperationGuard> {
+        for _ in 0..GUARD_TRIES {
+            match self.guard_disk(name, doing) {
+                Ok(guard) => return Some(guard),
+                Err(_) => tokio::time::sleep(GUARD_EVERY).await,
+            }
+        }
+        None
+    }
+
+    /// Takes the operation guard of a pool, which exists.
+    pub(in crate::daemon::manager) fn guard_pool(
+        self: &Arc<Self>,
+        name: &str,
+        doing: &'static str,
+    ) -> Result<OperationGuard, ApiError> {
+        let mut inner = self.inner();
+        inner.check_stays()?;
+        take(&mut inner.pool_mut(name)?.busy, name, doing)?;
+        Ok(OperationGuard { registry: self.clone(), on: Thing::Pool(name.to_owned()) })
+    }
+
+    /// The operation guard of a disk whose entry was made with `busy` set.
+    pub(in crate::daemon::manager) fn guard_new_disk(self: &Arc<Self>, name: &str) -> OperationGuard {
+        OperationGuard { registry: self.clone(), on: Thing::Disk(name.to_owned()) }
+    }
+}
+
+fn is_own_work(doing: &str) -> bool {
+    [SPREADING, COPYING, ENLARGING].contains(&doing)
+}
+
+fn take(busy: &mut Option<&'static str>, name: &str, doing: &'static str) -> Result<(), ApiError> {
+    if *busy == Some(DRAINING) {
+        return Err(ApiError::conflict(format!("{name} is being drained"))
+            .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
+    }
+    if *busy == Some(SHRINKING) {
+        return Err(ApiError::conflict(format!("the cache of {name} is getting smaller"))
+            .hint(format!("wait for its end, or stop it with 'hob drain {name} --stop'")));
+    }
+    if *busy == Some(MIGRATING) {
+        return Err(ApiError::conflict(format!("{name} is moving between hosts")).hint(format!(
+            "'hob migrate {name}' shows how far it is, 'hob migrate {name} --cancel' keeps it where it is"
+        )));
+    }
+    if let Some(other) = busy {
+        return Err(
+            ApiError::conflict(format!("{name} is being {other}")).hint("try again when that is done")
+        );
+    }
+    *busy = Some(doing);
+    Ok(())
+}
+
+impl Drop for OperationGuard {
+    fn drop(&mut self) {
+        let mut inner = self.registry.inner();
+        match &self.on {
+            Thing::Disk(name) => {
+                if let Some(disk) = inner.disks.get_mut(name) {
+                    disk.busy = None;
+                }
+            }
+            Thing::Pool(name) => {
+                if let Some(pool) = inner.pools.get_mut(name) {
+                    pool.busy = None;
+                }
+            }
+        }
+    }
+}

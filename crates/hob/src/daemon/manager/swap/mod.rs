@@ -1,0 +1,584 @@
+//! Swap areas of the host: made, shown, given back; on and off in [`work`].
+//!
+//! Whether an area is on is the kernel's to say, and is asked each time: it goes on swapping when a daemon ends, and others may turn swap off. What is
+//! kept is which areas there are and whether they are to be on. docs/decisions/0014 says why it is so.
+
+mod work;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use hob_control::{
+    Admission, DeviceState, Size, Swap, SwapChanged, SwapCreate, SwapRoom, SwapState, check_name,
+};
+use hob_engine::units::DeviceId;
+use hob_storage::pool::OwnerId;
+use hob_storage::ring::FdClass;
+
+use super::api_error::ApiError;
+use super::flash::{self, Flash};
+use super::registry::{DeviceEntry, Inner, Registry, StatePart};
+use super::tasks::Tasks;
+use crate::daemon::hardware::FlashDevice;
+use crate::daemon::state::{CacheOwner, State, SwapSpec};
+use crate::daemon::swap::{Active, BYTES_MAX, BYTES_MIN, PRIORITY_MAX, Range, Spot, SwapError, SwapKernel};
+use work::{Doing, Work};
+
+/// Swap areas there can be. The kernel has about 30 places for swap in all.
+const SWAPS_MAX: usize = 16;
+
+/// A swap area.
+#[derive(Debug)]
+struct SwapEntry {
+    wanted: SwapSpec,
+    /// Where it is, while its device is there.
+    place: Option<Place>,
+    /// What is being done to it.
+    work: Option<Arc<Work>>,
+    /// What could not be done to it, and why.
+    failed: Option<(Doing, String)>,
+}
+
+/// Where an area is.
+#[derive(Clone, Debug)]
+struct Place {
+    /// The pool's id.
+    device: DeviceId,
+    spot: Spot,
+    /// All its segments are there.
+    whole: bool,
+}
+
+/// The swap areas of this host.
+#[derive(Clone, Debug)]
+pub(crate) struct Swaps {
+    registry: Arc<Registry>,
+    tasks: Tasks,
+    kernel: Arc<dyn SwapKernel>,
+    areas: Arc<Mutex<Areas>>,
+}
+
+/// The areas, by name.
+#[derive(Debug, Default)]
+struct Areas(BTreeMap<String, SwapEntry>);
+
+impl StatePart for Mutex<Areas> {
+    fn add_to(&self, state: &mut State) {
+        let areas = self.lock().unwrap_or_else(PoisonError::into_inner);
+        state.swaps = areas.0.values().map(|area| area.wanted.clone()).collect();
+    }
+}
+
+impl SwapEntry {
+    /// As the API shows it. `active` is what the kernel says, if it could be asked.
+    fn view(&self, active: Result<Option<Active>, String>) -> Swap {
+        let SwapSpec { name, pool, device, size, on, priority, .. } = &self.wanted;
+        let doing = self.work.as_ref().map(|work| work.doing);
+        let (active, cannot_look) = match active {
+            Ok(active) => (active, None),
+            Err(why) => (None, Some(why)),
+        };
+        let state = match (doing, &self.place, &active) {
+            (Some(Doing::TurningOff), ..) => SwapState::TurningOff,
+            (Some(Doing::TurningOn), ..) => SwapState::Preparing,
+            (_, _, Some(_)) => SwapState::On,
+            (_, None, _) => SwapState::Unavailable,
+            (_, Some(_), None) => SwapState::Off,
+        };
+        let used = Size(active.as_ref().map_or(0, |active| active.used));
+        let expected = || match state {
+            SwapState::Unavailable => Some(self.away()),
+            SwapState::Off if self.is_in_parts() => Some(IN_PARTS.to_owned()),
+            SwapState::Off if *on => {
+                Some(format!("something else than hob turned it off; 'hob swap on {name}' turns it on"))
+            }
+            _ => None,
+        };
+        Swap {
+            name: name.clone(),
+            pool: pool.clone(),
+            device: device.to_string_lossy().into_owned(),
+            size: *size,
+            state,
+            reason: self.failed.as_ref().map(|(_, why)| why.clone()).or(cannot_look).or_else(expected),
+            at_start: *on,
+            used,
+            left: match state {
+                SwapState::Preparing => self.work.as_ref().map(|work| Size(work.left(size.bytes()))),
+                SwapState::TurningOff => Some(used),
+                _ => None,
+            },
+            priority: active.as_ref().map(|active| active.priority).or(priority.map(i32::from)),
+            loop_device: active.map(|active| active.path.to_string_lossy().into_owned()),
+        }
+    }
+
+    /// What is said of an area whose device is away.
+    fn away(&self) -> String {
+        let SwapSpec { pool, device, .. } = &self.wanted;
+        format!(
+            "{} is not there, or no longer has it; pool {pool} says how its devices are",
+            device.display()
+        )
+    }
+
+    fn is_in_parts(&self) -> bool {
+        self.place.as_ref().is_some_and(|place| !place.whole)
+    }
+}
+
+/// What is said of an area that a crash left in parts.
+const IN_PARTS: &str = "a crash left only parts of it; remove it";
+
+impl Swaps {
+    /// A service without areas.
+    pub(super) fn new(registry: Arc<Registry>, tasks: Tasks, kernel: Arc<dyn SwapKernel>) -> Swaps {
+        Swaps { registry, tasks, kernel, areas: Arc::default() }
+    }
+
+    /// What belongs into the state file.
+    pub(super) fn state_part(&self) -> Arc<dyn StatePart> {
+        self.areas.clone()
+    }
+
+    /// Takes over areas of the state file. Their devices are looked for when their pools are opened.
+    pub(super) fn restore(&self, kept: &[SwapSpec]) {
+        let entry = |spec: &SwapSpec| {
+            let entry = SwapEntry { wanted: spec.clone(), place: None, work: None, failed: None };
+            (spec.name.clone(), entry)
+        };
+        self.areas().0 = kept.iter().map(entry).collect();
+    }
+
+    fn areas(&self) -> MutexGuard<'_, Areas> {
+        self.areas.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All swap areas, by name.
+    pub(crate) async fn all(&self) -> Result<Vec<Swap>, ApiError> {
+        let spots: Vec<(String, Option<Spot>)> = {
+            let areas = self.areas();
+            let spot = |entry: &SwapEntry| entry.place.as_ref().map(|place| place.spot);
+            areas.0.iter().map(|(name, entry)| (name.clone(), spot(entry))).collect()
+        };
+        let kernel = self.kernel.clone();
+        let look = move |(name, spot): (String, Option<Spot>)| {
+            let active = spot.map_or(Ok(None), |spot| kernel.look(spot));
+            (name, active.map_err(|error| error.to_string()))
+        };
+        let looked: Vec<_> = flash::blocking(move || spots.into_iter().map(look).collect()).await?;
+        let areas = self.areas();
+        let view = |(name, active): (String, _)| Some(areas.0.get(&name)?.view(active));
+        Ok(looked.into_iter().filter_map(view).collect())
+    }
+
+    /// One of them.
+    pub(crate) async fn one(&self, name: &str) -> Result<Swap, ApiError> {
+        self.areas().get(name)?;
+        let all = self.all().await?;
+        all.into_iter().find(|swap| swap.name == name).ok_or_else(|| no_swap(name))
+    }
+
+    /// Carves an area out of a pool and turns it on.
+    pub(crate) async fn create(&self, create: SwapCreate) -> Result<SwapChanged, ApiError> {
+        let service = self.clone();
+        self.tasks
+            .run("swap create", create.name.clone().unwrap_or_default(), async move {
+                let off = create.off;
+                let name = service.carve(create).await?;
+                if !off {
+                    service.begin_on(&name).await.map_err(|error| {
+                        let what = format!("{name} is made, but not on: {}", error.problem.error);
+                        ApiError { kind: error.kind, problem: hob_control::Problem::new(what) }.hint(format!(
+                            "'hob swap on {name}' tries again, 'hob swap remove {name}' takes it away"
+                        ))
+                    })?;
+                }
+                service.changed(&name, Vec::new()).await
+            })
+            .await
+    }
+
+    async fn carve(&self, create: SwapCreate) -> Result<String, ApiError> {
+        if !self.registry.has_state_file() {
+            return Err(ApiError::conflict("this hob remembers nothing, and swap outlives it")
+                .hint("use 'hob daemon' for swap, not 'hob serve'"));
+        }
+        let SwapCreate { name, pool, device, size, priority, off: _ } = create;
+        if priority.is_some_and(|priority| priority > PRIORITY_MAX) {
+            return Err(ApiError::invalid(format!("a priority is at most {PRIORITY_MAX}")));
+        }
+        let (name, pool) = {
+            let areas = self.areas();
+            (areas.new_name(name)?, only_pool(&self.registry.inner(), pool)?)
+        };
+        let guard = self.registry.guard_pool(&pool, "given a swap area")?;
+        let (flash, segment_bytes) = {
+            let inner = self.registry.inner();
+            let entry = inner.pool(&pool)?;
+            (entry.flash.clone(), entry.segment_bytes)
+        };
+        if !(BYTES_MIN..=BYTES_MAX).contains(&size.bytes()) {
+            let (least, most) = (Size(BYTES_MIN), Size(BYTES_MAX));
+            return Err(ApiError::invalid(format!("a swap area has {least} to {most}, not {size}")));
+        }
+        let kernel = self.kernel.clone();
+        flash::blocking(move || kernel.check_able()).await?.map_err(|error| refuse("swap", &error))?;
+        let (chosen, bad) = self.good_devices(&pool, &flash, device.as_deref()).await?;
+        let owner = CacheOwner::random();
+        let segments = size.bytes().div_ceil(segment_bytes);
+        let (area, devices) = flash.allocate_swap(OwnerId(owner.0), segments, chosen, bad).await?;
+        self.registry.refresh(&pool, &devices);
+        let info = devices.iter().find(|device| device.id == area.device);
+        let device = info.map(|device| device.path.clone()).unwrap_or_default();
+        let size = Size(segments * segment_bytes);
+        let wanted =
+            SwapSpec { name: name.clone(), pool: pool.clone(), device, size, owner, on: false, priority };
+        let entry = SwapEntry { wanted, place: None, work: None, failed: None };
+        self.areas().0.insert(name.clone(), entry);
+        self.refresh(&pool).await;
+        if let Err(error) = self.registry.save_first().await {
+            self.areas().0.remove(&name);
+            self.release(&pool, &flash, OwnerId(owner.0)).await?;
+            return Err(error);
+        }
+        drop(guard);
+        tracing::info!("swap area {name} takes {size} of pool {pool}");
+        Ok(name)
+    }
+
+    /// Which device an area is to be on, if only one may be, and on which ones it must not be.
+    async fn good_devices(
+        &self,
+        pool: &str,
+        flash: &Flash,
+        named: Option<&str>,
+    ) -> Result<(Option<DeviceId>, Vec<DeviceId>), ApiError> {
+        let devices: Vec<(PathBuf, Result<DeviceId, String>)> = {
+            let inner = self.registry.inner();
+            let entry = inner.pool(pool)?;
+            let named =
+                entry.devices.iter().filter(|device| named.is_none_or(|path| device.path == Path::new(path)));
+            let judge = |device: &DeviceEntry| (device.path.clone(), judge(pool, device));
+            named.map(judge).collect()
+        };
+        if let (true, Some(path)) = (devices.is_empty(), named) {
+            return Err(ApiError::not_found(format!("pool {pool} has no device {path}"))
+                .hint(format!("'hob pool show {pool}' lists them")));
+        }
+        let (mut good, mut bad, mut why) = (Vec::new(), Vec::new(), None);
+        for (path, judged) in devices {
+            let why_not = match judged {
+                Ok(id) => match self.check_ground(flash.file(id).await?).await? {
+                    Ok(()) => {
+                        good.push(id);
+                        continue;
+                    }
+                    Err(error) => {
+                        bad.push(id);
+                        error.to_string()
+                    }
+                },
+                Err(reason) => reason,
+            };
+            why.get_or_insert(format!("{} {why_not}", path.display()));
+        }
+        match (good.as_slice(), why) {
+            ([], why) => Err(ApiError::conflict(format!(
+                "cannot swap to pool {pool}: {}",
+                why.unwrap_or_else(|| "it has no device".to_owned())
+            ))
+            .hint("swap needs a device of a pool that is a block device of this host, or a file of ext4 or XFS on one")),
+            ([only], _) => Ok((Some(*only), bad)),
+            _ => Ok((None, bad)),
+        }
+    }
+
+    /// What the kernel may not swap to.
+    async fn check_ground(&self, device: FlashDevice) -> Result<Result<(), SwapError>, ApiError> {
+        let Some(device) = device.here() else {
+            return Ok(Err(SwapError::Unsafe("is on another host".to_owned())));
+        };
+        if device.class == FdClass::Volatile {
+            return Ok(Err(SwapError::Unsafe("forgets what is not flushed, for a test".to_owned())));
+        }
+        let kernel = self.kernel.clone();
+        flash::blocking(move || kernel.check_ground(&device.file)).await
+    }
+
+    /// Gives an area back to its pool. Returns the pool if it is there, and notes. The caller saves the state, and may give the room
+    /// to caches before.
+    pub(super) async fn remove(&self, name: &str) -> Result<(Option<String>, Vec<String>), ApiError> {
+        let pool = self.areas().get(name)?.wanted.pool.clone();
+        // Without its pool there is nothing to give back.
+        let has_pool = self.registry.inner().pools.contains_key(&pool);
+        let guard = match has_pool {
+            true => Some(self.registry.guard_pool(&pool, "given back a swap area")?),
+            false => None,
+        };
+        let (spot, owner) = {
+            let mut areas = self.areas();
+            let entry = areas.get_mut(name)?;
+            entry.check_idle(name)?;
+            // From here on nobody turns it on: its segments may be somebody else's at any moment.
+            entry.work = Some(Work::new(Doing::Removing));
+            (entry.place.as_ref().map(|place| place.spot), OwnerId(entry.wanted.owner.0))
+        };
+        let given_back = self.give_back(name, &pool, spot, owner).await;
+        {
+            let mut areas = self.areas();
+            match &given_back {
+                Ok(()) => drop(areas.0.remove(name)),
+                Err(_) => areas.get_mut(name)?.work = None,
+            }
+        }
+        given_back?;
+        drop(guard);
+        let mut notes = Vec::new();
+        if spot.is_none() {
+            notes.push("its device is not there; if it comes back, the area is found on it again".to_owned());
+        }
+        tracing::info!("swap area {name} is no more");
+        Ok((has_pool.then_some(pool), notes))
+    }
+
+    /// Gives the segments of an area that is there back, unless the kernel swaps to it.
+    async fn give_back(
+        &self,
+        name: &str,
+        pool: &str,
+        spot: Option<Spot>,
+        owner: OwnerId,
+    ) -> Result<(), ApiError> {
+        let Some(spot) = spot else { return Ok(()) };
+        if self.look(spot).await?.is_some() {
+            return Err(ApiError::conflict(format!("the kernel swaps to {name}"))
+                .hint(format!("'hob swap off {name}' ends that")));
+        }
+        let flash = self.registry.inner().pool(pool)?.flash.clone();
+        self.release(pool, &flash, owner).await
+    }
+
+    async fn release(&self, pool: &str, flash: &Flash, owner: OwnerId) -> Result<(), ApiError> {
+        let segments = flash.segments_of(owner).await?;
+        let devices = flash.release(segments).await?;
+        self.registry.refresh(pool, &devices);
+        Ok(())
+    }
+
+    /// Is it on?
+    async fn look(&self, spot: Spot) -> Result<Option<Active>, ApiError> {
+        let kernel = self.kernel.clone();
+        flash::blocking(move || kernel.look(spot)).await?.map_err(|error| refuse("swap", &error))
+    }
+
+    /// Takes note of the areas on a pool's devices, those included that nobody knows any more, and turns on those that came with their device
+    /// and are to be on.
+    pub(super) async fn refresh(&self, pool: &str) {
+        let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
+        let (areas, segment_bytes) = match flash.swap_areas().await {
+            Ok(areas) => (areas, self.registry.inner().pool(pool).map_or(0, |entry| entry.segment_bytes)),
+            Err(error) => return tracing::warn!("pool {pool}: {error}"),
+        };
+        let mut to_turn_on = Vec::new();
+        {
+            let mut all = self.areas();
+            let mut gone: Vec<OwnerId> =
+                all.in_pool(pool).map(|entry| OwnerId(entry.wanted.owner.0)).collect();
+            for (area, file, path) in areas {
+                gone.retain(|owner| *owner != area.owner);
+                let range = Range { offset: area.offset, bytes: area.segments * segment_bytes };
+                let place = Place { device: area.device, spot: Spot { file, range }, whole: area.whole };
+                let entry = all.of_owner(pool, area.owner, &path);
+                entry.wanted.device = path;
+                entry.wanted.size = Size(range.bytes);
+                if entry.place.replace(place).is_none() && entry.wanted.on {
+                    to_turn_on.push(entry.wanted.name.clone());
+                }
+            }
+            for entry in all.0.values_mut().filter(|entry| entry.wanted.pool == pool) {
+                if gone.contains(&OwnerId(entry.wanted.owner.0)) {
+                    entry.place = None;
+                }
+            }
+        }
+        for name in to_turn_on {
+            let service = self.clone();
+            tokio::spawn(async move {
+                if let Err(error) = service.begin_on(&name).await {
+                    tracing::error!("swap area {name} cannot be turned on: {error}");
+                }
+            });
+        }
+    }
+
+    /// Refuses what would take the ground from under a swap area.
+    pub(super) fn check_none(&self, pool: &str, device: Option<&Path>) -> Result<(), ApiError> {
+        self.registry.inner().pool(pool)?;
+        let areas = self.areas();
+        let is_on = |entry: &&SwapEntry| device.is_none_or(|path| entry.wanted.device == path);
+        let names: Vec<&str> =
+            areas.in_pool(pool).filter(is_on).map(|entry| entry.wanted.name.as_str()).collect();
+        let Some(first) = names.first() else { return Ok(()) };
+        let what = device.map_or_else(|| format!("pool {pool}"), |path| path.display().to_string());
+        Err(ApiError::conflict(format!("{what} has swap of the host: {}", names.join(", ")))
+            .hint(format!("'hob swap off {first}' and 'hob swap remove {first}' take it away")))
+    }
+
+    async fn changed(&self, name: &str, notes: Vec<String>) -> Result<SwapChanged, ApiError> {
+        Ok(SwapChanged { swap: Some(self.one(name).await?), notes })
+    }
+
+    /// Areas that are to be on and are not: their names, and why.
+    pub(super) fn missing(&self) -> Vec<(String, String)> {
+        self.areas().missing()
+    }
+
+    /// Areas of a pool that are there.
+    pub(super) fn rooms(&self, pool: &str) -> Vec<SwapRoom> {
+        self.areas().rooms(pool)
+    }
+}
+
+/// The pool's id of a device that may be swapped to, as far as the manager knows; or why not.
+fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
+    let path = device.path.display();
+    let reason = || device.reason.clone().unwrap_or_else(|| "the log says why".to_owned());
+    match (device.state, device.ids) {
+        (DeviceState::Online, Some(ids)) => match (device.admission, device.access) {
+            (Admission::Out, _) => Err(format!(
+                "gives no new segments; 'hob pool set-device {pool} {path} --admission in' lets it"
+            )),
+            (_, "memory") => Err("lies in memory, which swapping is to relieve".to_owned()),
+            (_, "direct") => Ok(ids.in_pool),
+            _ => Err("is on a filesystem without direct I/O, where swapping out takes memory".to_owned()),
+        },
+        (DeviceState::Fenced, _) => Err(format!("is fenced: {}", reason())),
+        (DeviceState::Stalled, _) => Err(format!("does not answer: {}", reason())),
+        (_, _) => Err(format!("is offline: {}", reason())),
+    }
+}
+
+impl SwapEntry {
+    fn check_idle(&self, name: &str) -> Result<(), ApiError> {
+        match self.work.as_ref().map(|work| work.doing) {
+            None => Ok(()),
+            Some(Doing::TurningOn) => Err(ApiError::conflict(format!("{name} is being turned on"))
+                .hint(format!("'hob swap off {name}' stops that"))),
+            Some(Doing::TurningOff) => Err(ApiError::conflict(format!("{name} is being turned off"))
+                .hint(format!("try again when that is done, or stop it with 'hob swap on {name}'"))),
+            Some(Doing::Removing) => Err(being_removed(name)),
+        }
+    }
+}
+impl Areas {
+    fn get(&self, name: &str) -> Result<&SwapEntry, ApiError> {
+        self.0.get(name).ok_or_else(|| no_swap(name))
+    }
+
+    fn get_mut(&mut self, name: &str) -> Result<&mut SwapEntry, ApiError> {
+        self.0.get_mut(name).ok_or_else(|| no_swap(name))
+    }
+
+    fn in_pool(&self, pool: &str) -> impl Iterator<Item = &SwapEntry> {
+        self.0.values().filter(move |entry| entry.wanted.pool == pool)
+    }
+
+    /// The area with that owner, which is entered if nobody knows it.
+    fn of_owner(&mut self, pool: &str, owner: OwnerId, path: &Path) -> &mut SwapEntry {
+        let known = self.in_pool(pool).find(|entry| OwnerId(entry.wanted.owner.0) == owner);
+        let name = match known.map(|entry| entry.wanted.name.clone()) {
+            Some(name) => name,
+            None => {
+                let name = format!("found-{:08x}", owner.0 as u32);
+                tracing::warn!("pool {pool} has a swap area that nobody knows, from now on {name}");
+                name
+            }
+        };
+        self.0.entry(name.clone()).or_insert_with(|| SwapEntry {
+            wanted: SwapSpec {
+                name,
+                pool: pool.to_owned(),
+                device: path.to_owned(),
+                size: Size(0),
+                owner: CacheOwner(owner.0),
+                on: false,
+                priority: None,
+            },
+            place: None,
+            work: None,
+            failed: None,
+        })
+    }
+
+    /// Areas that are to be on and are not, as far as is known without asking the kernel, and why.
+    fn missing(&self) -> Vec<(String, String)> {
+        let why = |entry: &SwapEntry| match (&entry.failed, &entry.place) {
+            (Some((Doing::TurningOn, why)), _) => Some(why.clone()),
+            (_, None) => Some(entry.away()),
+            _ => None,
+        };
+        let wanted = self.0.iter().filter(|(_, entry)| entry.wanted.on);
+        wanted.filter_map(|(name, entry)| Some((name.clone(), why(entry)?))).collect()
+    }
+
+    /// What swap areas take of a pool.
+    fn rooms(&self, pool: &str) -> Vec<SwapRoom> {
+        let there = self.in_pool(pool).filter(|entry| entry.place.is_some());
+        there.map(|entry| SwapRoom { name: entry.wanted.name.clone(), size: entry.wanted.size }).collect()
+    }
+
+    fn new_name(&self, name: Option<String>) -> Result<String, ApiError> {
+        if self.0.len() >= SWAPS_MAX {
+            return Err(ApiError::conflict(format!("there are {SWAPS_MAX} swap areas; more cannot be had")));
+        }
+        let Some(name) = name else {
+            let free = (0..).map(|number| format!("swap{number}")).find(|name| !self.0.contains_key(name));
+            return Ok(free.expect("numbers do not end"));
+        };
+        check_name(&name)
+            .map_err(|error| ApiError::invalid(format!("'{name}' cannot be a swap area's name: {error}")))?;
+        match self.0.contains_key(&name) {
+            false => Ok(name),
+            true => Err(ApiError::conflict(format!("there is a swap area '{name}' already"))
+                .hint("choose another name")),
+        }
+    }
+}
+
+fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
+    let names: Vec<&str> = inner.pools.keys().map(String::as_str).collect();
+    match (named, names.as_slice()) {
+        (Some(pool), _) => inner.pool(&pool).map(|_| pool.clone()),
+        (None, [only]) => Ok((*only).to_owned()),
+        (None, []) => Err(ApiError::conflict("there is no pool").hint("'hob pool create' makes one")),
+        (None, several) => Err(ApiError::invalid(format!("there are several pools: {}", several.join(", ")))
+            .hint("say which one with --pool")),
+    }
+}
+
+fn being_removed(name: &str) -> ApiError {
+    ApiError::conflict(format!("{name} is being removed"))
+}
+
+fn no_swap(name: &str) -> ApiError {
+    ApiError::not_found(format!("there is no swap area '{name}'")).hint("'hob swap list' shows all")
+}
+
+/// Which reaction an error asks for. `what` is the area or its device.
+fn refuse(what: &str, error: &SwapError) -> ApiError {
+    let said = format!("{what}: {error}");
+    match error {
+        SwapError::Unsafe(why) => ApiError::conflict(format!("cannot swap to {what}: its device {why}")),
+        SwapError::Occupied(_) => ApiError::conflict(said),
+        SwapError::NoMemory => {
+            ApiError::conflict(said).hint("free memory first: end programs, or give the host other swap")
+        }
+        SwapError::Stopped => {
+            ApiError::conflict(format!("the change of {what} was stopped by another command"))
+        }
+        SwapError::Killed => ApiError::conflict(said),
+        SwapError::NotAllowed | SwapError::NoLoopDevices | SwapError::System { .. } => ApiError::failed(said),
+    }
+}
