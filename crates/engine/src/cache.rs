@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 
 use crate::command::{CacheConfig, CommandError, Copies, DataSegment, Destage, Layout, Mode};
 use crate::directory::{Directory, Refusal};
-use crate::index::{Leaving, Places};
+use crate::index::{Leaving, SegmentPlaces};
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, DeviceId, FrameNo, SECTOR_BYTES};
 
 /// A run of a cache's sectors that is contiguous on flash. Sectors are numbered through all frames, as in
@@ -250,7 +250,7 @@ impl Cache {
         }
         let place =
             |segment: &DataSegment| devices.binary_search(&key(segment)).expect("it is among them") as u8;
-        let places = Places {
+        let places = SegmentPlaces {
             of_segments: self.segments.iter().map(place).collect(),
             frame_shift: self.segment_shift - self.block_shift(),
             count: devices.len(),

@@ -5,7 +5,7 @@ mod nodes;
 
 use nodes::Nodes;
 
-use crate::admission::{Admission, Brings, Gate, Run};
+use crate::admission::{Admission, AdmissionEffect, Gate, Run};
 use crate::index::Index;
 use crate::policy::{Candidate, Policy, PolicyKind};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES, sector_ceil};
@@ -138,7 +138,7 @@ impl Directory {
         &mut self,
         span: Span,
         found: Option<u64>,
-        (run, brings): (Run, Brings),
+        (run, effect): (Run, AdmissionEffect),
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
         match found {
@@ -146,7 +146,7 @@ impl Directory {
                 self.touch(sector);
                 Ok(Placed { sector, evicted: 0 })
             }
-            None => self.place(span, (run, brings), is_busy),
+            None => self.place(span, (run, effect), is_busy),
         }
     }
 
@@ -156,7 +156,7 @@ impl Directory {
     fn place(
         &mut self,
         span: Span,
-        (run, brings): (Run, Brings),
+        (run, effect): (Run, AdmissionEffect),
         is_busy: impl Fn(u64, u64) -> bool,
     ) -> Result<Placed, Refusal> {
         if run == Run::Sequential {
@@ -166,8 +166,8 @@ impl Directory {
             return Err(Refusal::NoBlock);
         }
         // Both are asked: each learns from what it is asked.
-        let popular = self.gate.admit(span.block, brings, self.index.has_free());
-        if !(popular && self.policy.admit(span.block)) && brings != Brings::Pulled {
+        let popular = self.gate.admit(span.block, effect, self.index.has_free());
+        if !(popular && self.policy.admit(span.block)) && effect != AdmissionEffect::Pulled {
             let waits_for_room = self.gate.only_while_free() && !popular;
             return Err(if waits_for_room { Refusal::NoBlock } else { Refusal::Unproven });
         }

@@ -6,7 +6,7 @@ use crate::io::BufferSlice;
 
 /// One run of bytes of a [`Gather`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Piece {
+pub enum GatherPart {
     /// Bytes of [`Gather::head`] from `start` to `end`.
     Head {
         /// First byte.
@@ -18,12 +18,12 @@ pub enum Piece {
     Payload(BufferSlice),
 }
 
-impl Piece {
+impl GatherPart {
     /// Bytes.
     pub fn len(&self) -> usize {
         match self {
-            Piece::Head { start, end } => (end - start) as usize,
-            Piece::Payload(slice) => slice.len as usize,
+            GatherPart::Head { start, end } => (end - start) as usize,
+            GatherPart::Payload(slice) => slice.len as usize,
         }
     }
 
@@ -39,7 +39,7 @@ pub struct Gather {
     /// All header bytes, one after the other.
     pub head: Vec<u8>,
     /// The pieces to send, in order.
-    pub pieces: Vec<Piece>,
+    pub pieces: Vec<GatherPart>,
 }
 
 impl Gather {
@@ -50,22 +50,22 @@ impl Gather {
         write(&mut self.head);
         let end = self.head.len() as u32;
         match self.pieces.last_mut() {
-            Some(Piece::Head { end: last, .. }) if *last == start => *last = end,
+            Some(GatherPart::Head { end: last, .. }) if *last == start => *last = end,
             _ if start == end => {}
-            _ => self.pieces.push(Piece::Head { start, end }),
+            _ => self.pieces.push(GatherPart::Head { start, end }),
         }
     }
 
     /// Appends payload.
     pub fn push_payload(&mut self, slice: BufferSlice) {
         if slice.len > 0 {
-            self.pieces.push(Piece::Payload(slice));
+            self.pieces.push(GatherPart::Payload(slice));
         }
     }
 
     /// Returns the total length in bytes.
     pub fn len(&self) -> usize {
-        self.pieces.iter().map(Piece::len).sum()
+        self.pieces.iter().map(GatherPart::len).sum()
     }
 
     /// Returns true if there is nothing to send.
@@ -95,6 +95,6 @@ mod tests {
         gather.push_head(|_| {});
         assert_eq!(gather.pieces.len(), 3);
         assert_eq!(gather.len(), 14);
-        assert_eq!(gather.pieces[0], Piece::Head { start: 0, end: 3 });
+        assert_eq!(gather.pieces[0], GatherPart::Head { start: 0, end: 3 });
     }
 }

@@ -234,10 +234,10 @@ mod tests {
     /// Compares runs with checks of single granules, over words with equal bits and others.
     #[test]
     fn runs_are_exact() {
-        let mut dice = 7u64;
+        let mut rng = 7u64;
         let mut roll = |below: u64| {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            (dice >> 33) % below
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (rng >> 33) % below
         };
         for _ in 0..50 {
             let granules = 1 + roll(700);

@@ -14,7 +14,7 @@ mod unverified;
 
 use bitmap::Bitmap;
 use free::FreeFrames;
-pub(crate) use free::Places;
+pub(crate) use free::SegmentPlaces;
 pub(crate) use leaving::Leaving;
 use marks::Marks;
 use table::Table;
@@ -139,7 +139,7 @@ impl Index {
     }
 
     /// Sets the places of the segments: the second copy of a block lies at another place than the first.
-    pub(crate) fn set_places(&mut self, places: Places) {
+    pub(crate) fn set_places(&mut self, places: SegmentPlaces) {
         let frames = self.free.drain(&self.block_of);
         self.free = FreeFrames::with_places(places);
         self.free.park(self.leaving.clone());

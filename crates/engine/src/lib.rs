@@ -6,7 +6,6 @@
 
 pub mod admission;
 mod cache;
-mod claims;
 pub mod cluster;
 pub mod command;
 mod device;
@@ -26,6 +25,7 @@ pub mod placement;
 pub mod policy;
 pub mod preset;
 pub mod qos;
+mod range_locks;
 pub mod regions;
 pub mod shares;
 mod simulate;

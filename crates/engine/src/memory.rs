@@ -6,7 +6,7 @@
 
 mod readers;
 
-use crate::admission::{Admission, Brings, Run};
+use crate::admission::{Admission, AdmissionEffect, Run};
 use crate::command::{CommandError, MEMORY_PAGE_BYTES_MAX, MEMORY_PAGES_MIN, MemoryConfig};
 use crate::directory::Directory;
 use crate::io::Promote;
@@ -23,7 +23,7 @@ const SHARE_MAX: u64 = 4;
 
 /// Sectors that are contiguous in the area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Piece {
+pub(crate) struct PageRange {
     /// Offset in the area, bytes.
     pub(crate) offset: u64,
     /// Index of the first sector in the request.
@@ -103,12 +103,12 @@ impl Memory {
         first: u64,
         end: u64,
         promote: Promote,
-        mut copy: impl FnMut(Piece),
+        mut copy: impl FnMut(PageRange),
     ) -> bool {
         let (mut was_ahead, mut at) = (false, 0);
         for span in self.directory.spans(first, end) {
             let sector = self.directory.find(span).expect("the caller has looked");
-            copy(Piece { offset: sector * SECTOR_BYTES, at, count: span.count });
+            copy(PageRange { offset: sector * SECTOR_BYTES, at, count: span.count });
             at += span.count;
             let (page, bits) = self.bits(sector, span.count);
             if promote == Promote::Never {
@@ -124,7 +124,7 @@ impl Memory {
     }
 
     /// Keeps the data of a read of the sectors `first..end`, as far as it is not present yet.
-    pub(crate) fn keep(&mut self, first: u64, end: u64, copy: impl FnMut(Piece)) {
+    pub(crate) fn keep(&mut self, first: u64, end: u64, copy: impl FnMut(PageRange)) {
         let sectors = self.config.bytes / SECTOR_BYTES;
         if (end - first) * SHARE_MAX <= sectors {
             self.bring(first, end, false, copy);
@@ -132,11 +132,11 @@ impl Memory {
     }
 
     /// Keeps data that was read ahead.
-    pub(crate) fn keep_ahead(&mut self, first: u64, end: u64, copy: impl FnMut(Piece)) {
+    pub(crate) fn keep_ahead(&mut self, first: u64, end: u64, copy: impl FnMut(PageRange)) {
         self.bring(first, end, true, copy);
     }
 
-    fn bring(&mut self, first: u64, end: u64, ahead: bool, mut copy: impl FnMut(Piece)) {
+    fn bring(&mut self, first: u64, end: u64, ahead: bool, mut copy: impl FnMut(PageRange)) {
         let mut at = 0;
         for span in self.directory.spans(first, end) {
             let piece_at = at;
@@ -147,7 +147,8 @@ impl Memory {
                 continue;
             }
             // Any page may be evicted: copies are carried out in order, so none is in use.
-            let placed = self.directory.bring(span, found, (Run::Other, Brings::Clean), |_, _| false);
+            let placed =
+                self.directory.bring(span, found, (Run::Other, AdmissionEffect::Clean), |_, _| false);
             let Ok(placed) = placed else { continue };
             let (page, bits) = self.bits(placed.sector, span.count);
             if found.is_none() {
@@ -161,17 +162,17 @@ impl Memory {
                 true => self.ahead[page] |= bits,
                 false => self.ahead[page] &= !bits,
             }
-            copy(Piece { offset: placed.sector * SECTOR_BYTES, at: piece_at, count: span.count });
+            copy(PageRange { offset: placed.sector * SECTOR_BYTES, at: piece_at, count: span.count });
         }
     }
 
     /// Updates present pages with data written to the sectors `first..end`.
-    pub(crate) fn renew(&mut self, first: u64, end: u64, mut copy: impl FnMut(Piece)) {
+    pub(crate) fn renew(&mut self, first: u64, end: u64, mut copy: impl FnMut(PageRange)) {
         let mut at = 0;
         for span in self.directory.spans(first, end) {
             if let Some(sector) = self.directory.find(span) {
                 (sector..sector + span.count).for_each(|sector| self.directory.index.set_valid(sector, 0));
-                copy(Piece { offset: sector * SECTOR_BYTES, at, count: span.count });
+                copy(PageRange { offset: sector * SECTOR_BYTES, at, count: span.count });
             }
             at += span.count;
         }

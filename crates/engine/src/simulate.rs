@@ -4,7 +4,7 @@
 //! requests come one at a time and nothing fails; a test compares the two request by request. Writes are
 //! written through.
 
-use crate::admission::{Admission, Brings, Run};
+use crate::admission::{Admission, AdmissionEffect, Run};
 use crate::directory::{Directory, Placed, Refusal, whole_sectors};
 use crate::outcome::Outcome;
 use crate::policy::PolicyKind;
@@ -271,7 +271,7 @@ impl CacheSim {
             let brought = if sector.is_none() && result == Err(Refusal::NoBlock) {
                 Err(Refusal::NoBlock)
             } else {
-                directory.bring(span, *sector, (run, Brings::Clean), is_busy)
+                directory.bring(span, *sector, (run, AdmissionEffect::Clean), is_busy)
             };
             match brought {
                 Ok(Placed { sector, evicted }) => {

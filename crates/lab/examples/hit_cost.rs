@@ -10,7 +10,7 @@ use hob_engine::admission::Admission;
 use hob_engine::command::{Access, CacheChange, CacheConfig, Command, DiskConfig, Segment};
 use hob_engine::io::{Op, PayloadMemory, Promote, Request, Target};
 use hob_engine::policy::PolicyKind;
-use hob_engine::qos::{Control, DiskQos, Due, Late, Resource};
+use hob_engine::qos::{Control, DiskQos, Entitlement, Late, Resource};
 use hob_engine::units::{
     BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, RequestId, SECTOR_BYTES,
 };
@@ -102,13 +102,13 @@ impl Bench {
 }
 
 fn main() {
-    let due = |limit| Due { shares: 2000, reservation: 10, limit, bytes_limit: None };
+    let due = |limit| Entitlement { shares: 2000, reservation: 10, limit, bytes_limit: None };
     let usual = Control::Latency { late: Late::Above(30_000_000), weight_milli: 1000 };
     let settings: [Setting; 3] = [
         ("nothing set", DiskQos::default(), Control::Off),
         (
             "shares, a reservation and a limit on the datastore, throttled by latency",
-            { DiskQos { backing: due(Some(100_000)), flash: Due::default() } },
+            { DiskQos { backing: due(Some(100_000)), flash: Entitlement::default() } },
             usual,
         ),
         (

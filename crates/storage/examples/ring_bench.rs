@@ -40,13 +40,13 @@ fn main() {
     let mut ring = Ring::new(&RingConfig { kind, ..RingConfig::default() }).expect("a ring");
     let fd = ring.attach(std::os::fd::OwnedFd::from(file), class);
     let mut sums = Vec::new();
-    let mut dice: u64 = 0x9E37_79B9_7F4A_7C15;
+    let mut rng: u64 = 0x9E37_79B9_7F4A_7C15;
     for depth in [1u32, 16, 64] {
         let buffers: Vec<BufferId> =
             (0..depth).map(|_| ring.arena_mut().alloc(SECTOR_BYTES).expect("room")).collect();
         let mut start_read = |ring: &mut Ring, slot: u32| {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let offset = (dice >> 20) % sectors * SECTOR_BYTES as u64;
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let offset = (rng >> 20) % sectors * SECTOR_BYTES as u64;
             let slice = ring.arena().whole(buffers[slot as usize]);
             ring.read(Token::new(Token::CALLER, 0, slot), fd, offset, slice);
         };

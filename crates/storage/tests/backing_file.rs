@@ -44,14 +44,14 @@ fn unaligned_neighbours_do_not_disturb_each_other() {
     let path = image(dir.path(), 1 << 20);
     let mut rig = Rig::open(RingKind::IoUring, path.to_str().unwrap(), Access::ReadWrite);
     let mut model = vec![0; 1 << 20];
-    let mut dice = 1u64;
+    let mut rng = 1u64;
     for round in 0..60 {
         // Each I/O of a round keeps to its own sectors, as the engine sees to it.
         let mut ids = Vec::new();
         for lane in 0..8usize {
             let mut roll = |n: u64| {
-                dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                (dice >> 33) % n
+                rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                (rng >> 33) % n
             };
             let base = lane * (128 << 10);
             let (offset, len) = (base + roll(60_000) as usize, 1 + roll(60_000) as usize);
@@ -150,7 +150,7 @@ fn each_change_asks_the_gate_just_before_it_begins() {
             let least = usize::from(kind == RingKind::Threads);
             assert!((least..=5).contains(&changed), "{op:?} {range:?}: {changed}");
             let now = rig.now();
-            rig.backing.lose(&mut rig.ring, now);
+            rig.backing.revoke(&mut rig.ring, now);
             let ended: Vec<_> = ids.into_iter().map(|id| rig.wait(id)).collect();
             assert!(ended.iter().filter(|result| result.is_ok()).count() <= changed);
             assert!(ended.contains(&Err(IoError::ShuttingDown)));
@@ -290,7 +290,7 @@ fn a_file_grows_while_it_is_served() {
     let dir = tempfile::tempdir().unwrap();
     let path = image(dir.path(), 1 << 20);
     let mut rig = Rig::open(RingKind::Threads, path.to_str().unwrap(), Access::ReadWrite);
-    let gauge = rig.backing.gauge().unwrap();
+    let gauge = rig.backing.size_probe().unwrap();
     assert_eq!((gauge.size_bytes().unwrap(), gauge.is_file()), (1 << 20, true));
     gauge.grow(512 << 10).unwrap();
     assert_eq!(path.metadata().unwrap().len(), 1 << 20, "it does not shrink");

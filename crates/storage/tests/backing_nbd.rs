@@ -11,7 +11,7 @@ use common::{Rig, both_kinds, image_options, options, pattern};
 use hob_engine::command::Access;
 use hob_engine::io::{Durability, IoError, IoOp, Zeroing};
 use hob_nbd::{Command as Nbd, CommandFlags, ExportInfo};
-use hob_storage::backing::alone::Alone;
+use hob_storage::backing::offline_writer::OfflineWriter;
 use hob_storage::backing::{
     Backing, BackingInfo, BackingOptions, Condition, OpenError, WAIT_FOREVER, WaitMax,
 };
@@ -364,14 +364,14 @@ fn changes_that_are_called_back_wait_until_it_goes_on() {
         let connections = || server.script.lock().unwrap().connections;
         let hold_back = |rig: &mut Rig| {
             let now = rig.now();
-            rig.backing.hold_back(&mut rig.ring, now);
+            rig.backing.suspend(&mut rig.ring, now);
         };
         // Nothing that could change anything is under way: the connection stays.
         rig.write(WRITE, 0, &pattern(4096, 1)).unwrap();
         rig.run(IoOp::Flush, 0, 0).unwrap();
         hold_back(&mut rig);
         assert_eq!(rig.read(0, 4096), Ok(pattern(4096, 1)));
-        rig.backing.go_on();
+        rig.backing.resume();
         assert_eq!(connections(), 1);
         server.set(|script| script.silent = true);
         let id = rig.start(WRITE, 4096, 4096, Some(&pattern(4096, 2)));
@@ -387,7 +387,7 @@ fn changes_that_are_called_back_wait_until_it_goes_on() {
         }
         assert_eq!(connections(), 1, "it connects again");
         assert!(rig.done.is_empty(), "{:?}", rig.done);
-        rig.backing.go_on();
+        rig.backing.resume();
         rig.wait(id).unwrap();
         assert_eq!(connections(), 2);
         assert_eq!(rig.read(4096, 4096), Ok(pattern(4096, 2)));
@@ -412,11 +412,11 @@ fn what_a_lost_disk_waits_for_fails_at_once() {
             }
             let begin = Instant::now();
             let now = rig.now();
-            rig.backing.lose(&mut rig.ring, now);
+            rig.backing.revoke(&mut rig.ring, now);
             assert_eq!(rig.wait(id), Err(IoError::ShuttingDown));
             assert!(begin.elapsed() < options().wait_max / 2, "{:?}", begin.elapsed());
             server.set(|script| (script.silent, script.refuse, script.answers_left) = (false, false, None));
-            rig.backing.go_on();
+            rig.backing.resume();
             let connections = server.script.lock().unwrap().connections;
             (0..5).for_each(|_| rig.turn());
             assert_eq!(rig.write(WRITE, 0, &pattern(4096, 2)), Err(IoError::ShuttingDown));
@@ -434,7 +434,7 @@ fn whoever_writes_alone_waits_only_as_long_as_the_disk_may_be_written() {
     let backing = Backing::open(&server.uri, Access::ReadWrite, &patient).unwrap();
     server.set(|script| script.silent = true);
     let may_go_on = || server.count(Nbd::Write) == 0;
-    let mut alone = Alone::new(backing, &may_go_on).unwrap();
+    let mut alone = OfflineWriter::new(backing, &may_go_on).unwrap();
     let begin = Instant::now();
     alone.write(0, &pattern(4096, 1)).unwrap();
     assert_eq!(alone.flush(), Err(IoError::ShuttingDown));
@@ -469,7 +469,7 @@ fn another_disk_is_not_believed() {
 fn an_export_that_comes_back_larger_has_grown() {
     let server = Server::start(ExportInfo::new(MIB));
     let mut rig = Rig::open(RingKind::IoUring, &server.uri, Access::ReadWrite);
-    let (gauge, before) = (rig.backing.gauge().unwrap(), rig.backing.info().clone());
+    let (gauge, before) = (rig.backing.size_probe().unwrap(), rig.backing.info().clone());
     rig.write(WRITE, 0, &pattern(4096, 1)).unwrap();
     rig.run(IoOp::Flush, 0, 0).unwrap();
     server.set(|script| {

@@ -98,7 +98,7 @@ fn fill(
     let zeroes = crc32c::crc32c(&[0; 4096]);
     let block = |frame: u32| frame.wrapping_mul(0x9E37_79B1) % FRAMES;
     let mut dirty = vec![false; FRAMES as usize];
-    let mut dice = 1u64;
+    let mut rng = 1u64;
     let (mut cursor, mut begin) = (0, 1);
     let mut complete: Vec<(u64, u64)> = Vec::new();
     let mut frames = Vec::new();
@@ -110,8 +110,8 @@ fn fill(
             }
         }
         let changes: [Change; 54] = std::array::from_fn(|_| {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            let frame = (dice >> 40) as u32 % FRAMES;
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            let frame = (rng >> 40) as u32 % FRAMES;
             dirty[frame as usize] = true;
             Change::Set { frame, block: block(frame), sum: zeroes, dirty: true }
         });

@@ -31,11 +31,11 @@ pub mod store;
 
 use std::collections::BTreeMap;
 
-use hob_engine::cluster::News;
+use hob_engine::cluster::ClusterEvent;
 use hob_engine::units::Instant;
 
-use crate::dice::Dice;
 use crate::queue::Queue;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 use checker::Checker;
 use copies::PeerOp;
@@ -169,12 +169,12 @@ enum Event {
         at: Instant,
     },
     /// A host gets a watch event of a disk.
-    News {
+    ClusterEvent {
         host: usize,
         life: u32,
         disk: String,
         revision: u64,
-        news: News,
+        news: ClusterEvent,
     },
     /// A host checks a disk.
     Poll {
@@ -263,10 +263,10 @@ enum Event {
     End,
 }
 
-struct World<'a> {
+struct Simulation<'a> {
     options: &'a Options,
     plan: Plan,
-    dice: Dice,
+    rng: SimRng,
     now: Instant,
     queue: Queue<Event>,
     store: Store,
@@ -289,9 +289,9 @@ struct World<'a> {
 /// # Errors
 /// If a promise is broken.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
-    let mut dice = Dice::new(seed);
-    let plan = Plan::draw(options, &mut dice);
-    let mut world = World::new(options, plan, dice);
+    let mut rng = SimRng::new(seed);
+    let plan = Plan::draw(options, &mut rng);
+    let mut world = Simulation::new(options, plan, rng);
     world.begin();
     let outcome = world.live();
     outcome.map_err(|Violation(what)| Violation(format!("at {} ns: {what}", world.now.0)))?;
@@ -300,11 +300,11 @@ pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
     Ok(world.report)
 }
 
-impl<'a> World<'a> {
-    fn new(options: &'a Options, plan: Plan, dice: Dice) -> Self {
+impl<'a> Simulation<'a> {
+    fn new(options: &'a Options, plan: Plan, rng: SimRng) -> Self {
         let host =
             |number| Host::new(number, plan.disks, plan.lease_ns, plan.settle_ns, plan.slow_ppm[number]);
-        World {
+        Simulation {
             store: Store::new(plan.fast_ppm, plan.lease_late_ns),
             hosts: (0..plan.hosts).map(host).collect(),
             backings: (0..plan.disks).map(|_| Backing::default()).collect(),
@@ -313,7 +313,7 @@ impl<'a> World<'a> {
             gone_at: vec![None; plan.disks],
             options,
             plan,
-            dice,
+            rng,
             now: Instant(0),
             queue: Queue::default(),
             store_away_until: Instant(0),
@@ -331,7 +331,7 @@ impl<'a> World<'a> {
         for host in 0..self.plan.hosts {
             self.hosts[host].kept.iter_mut().for_each(|kept| kept.writes_back = writes_back);
             self.start(host);
-            let at = Instant(self.dice.below(self.plan.think_ns));
+            let at = Instant(self.rng.below(self.plan.think_ns));
             self.queue.push(at, Event::Think { host });
         }
         self.queue.push(Instant(self.plan.span_ns), Event::End);
@@ -362,7 +362,7 @@ impl<'a> World<'a> {
         let host = match event {
             Event::FromStore { host, .. }
             | Event::Keep { host, .. }
-            | Event::News { host, .. }
+            | Event::ClusterEvent { host, .. }
             | Event::Poll { host, .. }
             | Event::Opened { host, .. }
             | Event::ToLender { host, .. }
@@ -382,7 +382,7 @@ impl<'a> World<'a> {
             Event::ToStore { host, life, disk, number, request } => {
                 self.reach_store(host, life, disk, number, request)?;
             }
-            Event::News { host, life, disk, revision, news } if self.lives(host, life) => {
+            Event::ClusterEvent { host, life, disk, revision, news } if self.lives(host, life) => {
                 let clock = self.clock(host);
                 self.hosts[host].waiting.handle_news(clock, &disk, revision, news);
             }
@@ -459,7 +459,7 @@ impl<'a> World<'a> {
     fn end_hung(&mut self, host: usize) -> Result<(), Violation> {
         // A renewal may have been in flight when the shard began to hang.
         let is_long = self.plan.silence_ns >= 2 * self.plan.lease_ns;
-        let holds = self.hosts[host].tenure.is_some_and(|tenure| tenure.is_valid(self.clock(host)));
+        let holds = self.hosts[host].term.is_some_and(|term| term.is_valid(self.clock(host)));
         ensure!(!is_long || !holds, "host {host} holds its lease, and its shard has hung for two leases");
         self.crash(host, MS, false)
     }

@@ -3,7 +3,7 @@
 //! A tag identifies the change that wrote it and the unit it was written for. So stale, misplaced and
 //! invented data are distinguished. Zeroed units hold [`ZERO`].
 
-use crate::dice::scatter;
+use crate::rng::scatter;
 
 /// Size of a unit in bytes: the smallest part that is written atomically.
 pub const UNIT_BYTES: u64 = 512;

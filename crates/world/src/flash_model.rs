@@ -22,8 +22,8 @@ mod tests;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::dice::scatter;
 use crate::disk_model::Access;
+use crate::rng::scatter;
 
 /// Everything that is fixed when the device is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -37,10 +37,10 @@ use hob_engine::migration::Session;
 use hob_engine::units::{Instant, IoId};
 
 use crate::content::tag;
-use crate::dice::Dice;
 use crate::media::Backing;
 use crate::model::Model;
 use crate::queue::Queue;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 use guest::Guest;
 use host::Host;
@@ -132,7 +132,7 @@ pub enum Sabotage {
 
 /// Runs the history of this seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
-    let mut world = World::new(seed, options);
+    let mut world = Simulation::new(seed, options);
     trace!(world, "{:?}", world.plan);
     world.live().map_err(|Violation(what)| Violation(format!("{what} (HOB_SEED={seed})")))?;
     world.report.took_ns = world.now.0;
@@ -186,10 +186,10 @@ struct Owned {
     changes: bool,
 }
 
-struct World<'a> {
+struct Simulation<'a> {
     options: &'a Options,
     plan: Plan,
-    dice: Dice,
+    rng: SimRng,
     now: Instant,
     steps: u64,
     queue: Queue<Event>,
@@ -212,17 +212,17 @@ struct World<'a> {
     report: Report,
 }
 
-impl<'a> World<'a> {
+impl<'a> Simulation<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
-        let mut dice = Dice::new(seed);
-        let mut plan = Plan::draw(options, &mut dice);
-        if Dice::new(seed ^ JOURNAL_SALT).chance(300) {
+        let mut rng = SimRng::new(seed);
+        let mut plan = Plan::draw(options, &mut rng);
+        if SimRng::new(seed ^ JOURNAL_SALT).chance(300) {
             plan.add_journals();
         }
         let content = (0..plan.units).map(|unit| tag(1, 0, unit)).collect();
         let mut backing = Backing::new(content, plan.backing_faults, None);
         backing.share();
-        World {
+        Simulation {
             options,
             hosts: (0..plan.hosts).map(|_| Host::new(&plan)).collect(),
             network: Network::new(plan.hosts),
@@ -232,9 +232,9 @@ impl<'a> World<'a> {
             model: Model::new(0, plan.units),
             changed_on: BTreeMap::new(),
             attempts: BTreeMap::new(),
-            guest: Guest::draw(&plan, options.requests, &mut dice),
+            guest: Guest::draw(&plan, options.requests, &mut rng),
             migrations: plan.migrations,
-            dice,
+            rng,
             now: Instant(0),
             steps: 0,
             queue: Queue::default(),
@@ -262,7 +262,7 @@ impl<'a> World<'a> {
         self.queue.push(self.now, Event::Guest);
         self.queue.push(self.now + self.plan.operator_ns / 4, Event::Operator);
         if self.plan.rogue {
-            self.queue.push(self.now + self.dice.below(self.plan.span_ns / 4), Event::Rogue);
+            self.queue.push(self.now + self.rng.below(self.plan.span_ns / 4), Event::Rogue);
         }
         for (at, host) in std::mem::take(&mut self.plan.crashes) {
             self.queue.push(at, Event::Crash(host));

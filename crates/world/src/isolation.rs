@@ -12,7 +12,7 @@ use hob_engine::io::{Durability, Io, Op, PayloadMemory, Promote, Request, Target
 use hob_engine::units::{BufferId, CommandId, DatastoreId, DiskId, Instant, RequestId};
 use hob_engine::{Engine, Limits};
 
-use crate::dice::Dice;
+use crate::rng::SimRng;
 
 /// Latency of the watched disk's backing, nanoseconds.
 const TAKES_NS: u64 = 1_000_000;
@@ -44,7 +44,7 @@ pub struct Report {
 }
 
 struct Isolation {
-    dice: Dice,
+    rng: SimRng,
     engine: Engine,
     now: Instant,
     /// Datastore of each disk.
@@ -68,19 +68,19 @@ struct Isolation {
 /// # Errors
 /// The effect on the watched disk.
 pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, String> {
-    let mut dice = Dice::new(seed);
-    let limits = Limits { requests_max: dice.pick(&[64, 256, 4096]), ..Limits::default() };
-    let disks = dice.between(2, 12);
+    let mut rng = SimRng::new(seed);
+    let limits = Limits { requests_max: rng.pick(&[64, 256, 4096]), ..Limits::default() };
+    let disks = rng.between(2, 12);
     let mut engine = Engine::new(limits);
     let datastores: Vec<DatastoreId> =
-        (0..disks).map(|disk| DatastoreId(if disk == 0 { 0 } else { dice.between(1, 4) as u16 })).collect();
+        (0..disks).map(|disk| DatastoreId(if disk == 0 { 0 } else { rng.between(1, 4) as u16 })).collect();
     for (disk, datastore) in (0..).zip(&datastores) {
         let config = DiskConfig { size_bytes: DISK_BYTES, access: Access::ReadWrite, datastore: *datastore };
         engine.handle_command(Instant(0), CommandId(u64::from(disk)), DiskId(disk), Command::AddDisk(config));
     }
     let share = (u64::from(limits.guests_max()) / 4 / disks).max(1);
     let mut history = Isolation {
-        dice,
+        rng,
         engine,
         now: Instant(0),
         datastores,
@@ -101,7 +101,7 @@ pub fn run(seed: u64, sabotage: Option<Sabotage>) -> Result<Report, String> {
 
 impl Isolation {
     fn step(&mut self, share: u64) -> Result<(), String> {
-        let later = self.now + self.dice.below(TAKES_NS);
+        let later = self.now + self.rng.below(TAKES_NS);
         while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= later) {
             let ((at, _), io) = entry.remove_entry();
             self.now = at;
@@ -109,8 +109,8 @@ impl Isolation {
             self.drain()?;
         }
         self.now = later;
-        let disk = self.dice.below(self.datastores.len() as u64) as usize;
-        if disk > 0 && self.dice.chance(50) {
+        let disk = self.rng.below(self.datastores.len() as u64) as usize;
+        if disk > 0 && self.rng.chance(50) {
             self.hung.insert(self.datastores[disk]);
         }
         match self.hung.contains(&self.datastores[disk]) {
@@ -133,7 +133,7 @@ impl Isolation {
     fn flood(&mut self, disk: DiskId) -> Result<(), String> {
         self.is_posing = self.sabotage == Some(Sabotage::OneShare);
         let disk = if self.is_posing { WATCHED } else { disk };
-        for _ in 0..self.dice.between(1, 5000) {
+        for _ in 0..self.rng.between(1, 5000) {
             if !self.ask(disk)? {
                 break;
             }
@@ -148,7 +148,7 @@ impl Isolation {
         let id = RequestId(self.made);
         // No two requests overlap: they would wait for each other.
         let offset = self.made * 4096 % DISK_BYTES;
-        let op = match (disk == WATCHED, self.dice.below(3)) {
+        let op = match (disk == WATCHED, self.rng.below(3)) {
             (true, _) | (_, 0) => Op::Read,
             (_, 1) => Op::Flush,
             _ => Op::Write(Durability::Volatile),

@@ -21,7 +21,6 @@
 
 pub mod cluster;
 pub mod content;
-pub mod dice;
 pub mod disk_model;
 pub mod flash_model;
 pub mod hosts;
@@ -30,6 +29,7 @@ pub mod media;
 pub mod model;
 pub mod queue;
 pub mod replay;
+pub mod rng;
 pub mod service;
 pub mod sim;
 

@@ -11,14 +11,14 @@ mod medium;
 use hob_engine::io::Io;
 
 use crate::content::{Tag, UNIT_BYTES};
-use crate::dice::{Dice, scatter};
+use crate::rng::{SimRng, scatter};
 pub use backing::{Backing, BackingFaults, HOST_SHIFT};
-pub use flash::{Ailment, Flash, FlashFaults};
+pub use flash::{DeviceFailure, Flash, FlashFaults};
 use medium::Medium;
 
 /// Defects of a device, to test whether the checkers notice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Lie {
+pub enum DeviceDefect {
     /// Flash loses writes, and returns old data with the checksums of the new data.
     ForgedChecksums,
     /// Flushes are acknowledged and have no effect.
@@ -58,11 +58,11 @@ pub struct Done {
 }
 
 /// Handles a change in flight without a recipient of its result: each part of it may happen.
-fn abandon(change: &Transfer, medium: &mut Medium, dice: &mut Dice) {
-    let share = dice.pick(&[0, 500, 1000]);
+fn abandon(change: &Transfer, medium: &mut Medium, rng: &mut SimRng) {
+    let share = rng.pick(&[0, 500, 1000]);
     for unit in change.moving(Moment::Completion) {
-        if dice.chance(share) {
-            medium.put(unit, change.tags[unit - change.first], dice);
+        if rng.chance(share) {
+            medium.put(unit, change.tags[unit - change.first], rng);
         }
     }
 }
@@ -86,9 +86,9 @@ struct Transfer {
 }
 
 impl Transfer {
-    fn new(io: Io, tags: Vec<Tag>, dice: &mut Dice) -> Self {
+    fn new(io: Io, tags: Vec<Tag>, rng: &mut SimRng) -> Self {
         let (first, count) = ((io.offset / UNIT_BYTES) as usize, (io.len / UNIT_BYTES) as usize);
-        Transfer { io, first, count, tags, mix: dice.roll() }
+        Transfer { io, first, count, tags, mix: rng.roll() }
     }
 
     /// Returns the units that take effect at this moment.

@@ -17,7 +17,6 @@
 
 mod audit;
 mod clones;
-mod coming;
 mod commands;
 mod direct;
 mod finish;
@@ -30,6 +29,7 @@ mod owner;
 mod pool;
 mod qos;
 mod ram;
+mod recovering;
 mod recovery;
 mod report;
 mod sabotage;
@@ -46,14 +46,13 @@ use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment, V
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
 use crate::content::{Tag, UNIT_BYTES, Written, tag};
-use crate::dice::{self, Dice};
-use crate::media::{Backing, Flash, Lie};
+use crate::media::{Backing, DeviceDefect, Flash};
 use crate::model::{Kind, Model};
 use crate::queue::Queue;
+use crate::rng::{self, SimRng};
 use crate::{Violation, ensure};
 use audit::{Fetch, Tally};
 use clones::Clones;
-use coming::{Coming, Step};
 use direct::Direct;
 use growth::Growth;
 use injection::Injection;
@@ -64,6 +63,7 @@ use owner::Owner;
 use pool::Asked;
 use qos::Qos;
 use ram::Ram;
+use recovering::{Recovering, Step};
 pub use report::Report;
 use scenario::{End, Scenario};
 use shrinks::Shrinks;
@@ -188,7 +188,7 @@ impl Options {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// A device has a defect.
-    Lie(Lie),
+    Defect(DeviceDefect),
     /// Another writer sometimes changes a backing, so that flash is stale.
     WriteBehind,
     /// Some replies are delivered twice.
@@ -246,7 +246,7 @@ pub enum Sabotage {
 
 /// Runs the history of this seed.
 pub fn run(seed: u64, options: &Options) -> Result<Report, Violation> {
-    let mut world = World::new(seed, options);
+    let mut world = Simulation::new(seed, options);
     for (number, device) in world.scenario.devices.iter().enumerate() {
         trace!(world, "device {number}: {device:?}");
     }
@@ -259,13 +259,13 @@ enum Event {
     Guest(usize),
     Complete(Side, IoId),
     Command,
-    Ailment(usize),
+    DeviceFailure(usize),
     PowerCut,
     /// Of a disk's backing.
     Restart(usize),
     End(End),
     /// Of a disk, with the serial of its recovering cache.
-    Coming(usize, u64, Step),
+    Recovering(usize, u64, Step),
     /// The backing of a disk is not away any more.
     Back(usize),
     /// A disk's cache is to give segments back.
@@ -301,18 +301,18 @@ struct Disk {
     /// Guests wait for its cache.
     gated: bool,
     /// Its cache is being recovered while guests use it.
-    coming: Option<Coming>,
+    recovering: Option<Recovering>,
     /// It is being removed, and requests that waited for its cache are refused.
     refuses_waiting: bool,
     /// Number of successive failures to put its recovered cache into service.
     attempts: u32,
     /// Its cache reported dirty data lost.
     dirty_lost: bool,
-    /// Since when writes go to the backing, by `World::clock`, if they do.
+    /// Since when writes go to the backing, by `Simulation::clock`, if they do.
     writes_through_since: Option<u64>,
-    /// When it last had nothing in flight, by `World::clock`.
+    /// When it last had nothing in flight, by `Simulation::clock`.
     quiet_at: u64,
-    /// When its cache last changed, by `World::clock`.
+    /// When its cache last changed, by `Simulation::clock`.
     changed: u64,
     /// Content of its memory tier.
     memory: Vec<Tag>,
@@ -335,7 +335,7 @@ impl Disk {
     }
 }
 
-struct World<'a> {
+struct Simulation<'a> {
     options: &'a Options,
     scenario: Scenario,
     ram: Option<Ram>,
@@ -359,7 +359,7 @@ struct World<'a> {
     silent: Option<Silent>,
     /// In this history caches give segments back.
     shrinks: Option<Shrinks>,
-    dice: Dice,
+    rng: SimRng,
     now: Instant,
     /// Number of steps.
     clock: u64,
@@ -378,7 +378,7 @@ struct World<'a> {
     /// Number of persistent caches created so far.
     caches: u64,
     /// Number of recovering caches announced so far.
-    comings: u64,
+    recoveries: u64,
     /// Number of ring segments among those that a command released.
     ring_segments_released: usize,
     requests: BTreeMap<RequestId, InFlight>,
@@ -401,17 +401,17 @@ struct World<'a> {
     report: Report,
 }
 
-impl<'a> World<'a> {
+impl<'a> Simulation<'a> {
     fn new(seed: u64, options: &'a Options) -> Self {
-        let mut dice = Dice::new(seed);
-        let mut scenario = Scenario::draw(options, &mut dice);
+        let mut rng = SimRng::new(seed);
+        let mut scenario = Scenario::draw(options, &mut rng);
         if let Some(lives) = &mut scenario.lives {
             // Its own random numbers: histories without this option stay as they were.
-            lives.early = options.early && Dice::new(dice::scatter(seed)).chance(400);
+            lives.early = options.early && SimRng::new(rng::scatter(seed)).chance(400);
         }
         let ram = Ram::draw(seed, options.memory_permille);
         let qos = Qos::draw(seed, options.qos_permille);
-        let passing = Dice::new(seed ^ PASSING_SALT).chance(options.passing_permille);
+        let passing = SimRng::new(seed ^ PASSING_SALT).chance(options.passing_permille);
         let tracks = Tracks::draw(seed, options.bitmap_permille);
         let direct = Direct::draw(seed, options.direct_permille);
         let growth = Growth::draw(seed, options.growth_permille);
@@ -430,25 +430,25 @@ impl<'a> World<'a> {
                 plan.faults.flush_error = plan.faults.flush_error.max(losses::FLUSH_ERROR);
             }
         }
-        let world = Self::of(scenario, dice, options);
-        let world = World { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
-        let mut world = World { losses, shrinks, ..world };
+        let world = Self::of(scenario, rng, options);
+        let world = Simulation { ram, qos, passing, tracks, growth, direct, clones, silent, ..world };
+        let mut world = Simulation { losses, shrinks, ..world };
         world.disks.iter_mut().for_each(|disk| disk.backing.lose_at_failed_flushes());
         world.flash.iter_mut().for_each(crate::media::Flash::lose_at_failed_flushes);
         world
     }
 
-    fn of(scenario: Scenario, dice: Dice, options: &'a Options) -> Self {
-        let lie = match options.sabotage {
-            Some(Sabotage::Lie(lie)) => Some(lie),
+    fn of(scenario: Scenario, rng: SimRng, options: &'a Options) -> Self {
+        let defect = match options.sabotage {
+            Some(Sabotage::Defect(defect)) => Some(defect),
             _ => None,
         };
         let flash_bytes = |segments| pool::SEGMENTS_START + segments * scenario.segment_bytes;
         let flash =
-            scenario.devices.iter().map(|plan| Flash::new(flash_bytes(plan.segments), plan.faults, lie));
+            scenario.devices.iter().map(|plan| Flash::new(flash_bytes(plan.segments), plan.faults, defect));
         let flash = flash.collect();
         let disk = |(i, plan): (usize, &scenario::DiskPlan)| Disk {
-            backing: Backing::new((0..plan.units).map(|u| tag(1, i as u8, u)).collect(), plan.faults, lie),
+            backing: Backing::new((0..plan.units).map(|u| tag(1, i as u8, u)).collect(), plan.faults, defect),
             size: u64::from(plan.units),
             model: Model::new(i as u8, plan.units),
             access: plan.access,
@@ -460,7 +460,7 @@ impl<'a> World<'a> {
             generation: 0,
             changed_behind: None,
             gated: false,
-            coming: None,
+            recovering: None,
             refuses_waiting: false,
             attempts: 0,
             dirty_lost: false,
@@ -473,7 +473,7 @@ impl<'a> World<'a> {
             tracks: vec![],
         };
         let disks = scenario.disks.iter().enumerate().map(disk).collect();
-        let mut world = World {
+        let mut world = Simulation {
             engine: Engine::new(scenario.limits),
             ram: None,
             qos: None,
@@ -487,7 +487,7 @@ impl<'a> World<'a> {
             silent: None,
             shrinks: None,
             options,
-            dice,
+            rng,
             now: Instant(0),
             clock: 0,
             busy_until: Instant(0),
@@ -500,7 +500,7 @@ impl<'a> World<'a> {
             commands: 0,
             ended: BTreeMap::new(),
             caches: 0,
-            comings: 0,
+            recoveries: 0,
             ring_segments_released: 0,
             requests: BTreeMap::new(),
             made: 0,
@@ -545,8 +545,8 @@ impl<'a> World<'a> {
             self.schedule_restart();
         }
         for (i, plan) in self.scenario.devices.iter().enumerate() {
-            if let Some((at, _)) = plan.ailment {
-                self.queue.push(at, Event::Ailment(i));
+            if let Some((at, _)) = plan.failure {
+                self.queue.push(at, Event::DeviceFailure(i));
             }
         }
         if let Some(at) = self.scenario.power_cut {
@@ -654,9 +654,9 @@ impl<'a> World<'a> {
                 self.schedule_command();
                 Ok(())
             }
-            Event::Ailment(device) => {
-                let (_, ailment) = self.scenario.devices[device].ailment.expect("scheduled");
-                self.flash[device].suffer(ailment, &mut self.dice);
+            Event::DeviceFailure(device) => {
+                let (_, failure) = self.scenario.devices[device].failure.expect("scheduled");
+                self.flash[device].suffer(failure, &mut self.rng);
                 Ok(())
             }
             Event::Restart(disk) => self.restart(disk),
@@ -666,12 +666,12 @@ impl<'a> World<'a> {
                 Ok(())
             }
             Event::GiveBack(disk, which) => self.give_back_vacated(disk, which),
-            Event::Coming(disk, serial, step) => self.coming_goes_on(disk, serial, step),
+            Event::Recovering(disk, serial, step) => self.recovery_proceeds(disk, serial, step),
             Event::PowerCut => {
                 self.has_power = false;
                 self.report.power_cuts += 1;
                 for disk in &self.disks {
-                    disk.model.check_power_cut(&disk.backing.power_cut(&mut self.dice))?;
+                    disk.model.check_power_cut(&disk.backing.power_cut(&mut self.rng))?;
                 }
                 Ok(())
             }
@@ -684,7 +684,7 @@ impl<'a> World<'a> {
             && self.left > 0
             && self.commands < COMMANDS_MAX * u64::from(self.options.requests)
         {
-            let at = self.now + self.dice.between(1, 2 * mean);
+            let at = self.now + self.rng.between(1, 2 * mean);
             self.queue.push(at, Event::Command);
         }
     }
@@ -693,9 +693,9 @@ impl<'a> World<'a> {
     fn write_behind(&mut self) -> Result<(), Violation> {
         self.distrust_bitmaps(0);
         let Disk { backing, model, .. } = &mut self.disks[0];
-        let unit = self.dice.below(backing.now().len() as u64) as u32;
+        let unit = self.rng.below(backing.now().len() as u64) as u32;
         let serial = model.begin_change(Kind::Data, unit, 1);
-        backing.write_behind(unit as usize, tag(serial, 0, unit), &mut self.dice);
+        backing.write_behind(unit as usize, tag(serial, 0, unit), &mut self.rng);
         model.end_change(serial, true, false, backing.now(), backing.durable())
     }
 
@@ -706,7 +706,7 @@ impl<'a> World<'a> {
 
     /// Returns true if this sabotage should take effect now.
     fn strikes(&mut self, sabotage: Sabotage, permille: u32) -> bool {
-        self.options.sabotage == Some(sabotage) && self.dice.chance(permille)
+        self.options.sabotage == Some(sabotage) && self.rng.chance(permille)
     }
 
     /// Converts bytes to units.

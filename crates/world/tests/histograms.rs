@@ -4,9 +4,9 @@
 use hob_engine::io::{Durability, Op};
 use hob_engine::policy::PolicyKind;
 use hob_engine::vscsi::{CLASSES, Class, METRICS, Metric};
-use hob_world::dice::Dice;
 use hob_world::flash_model::{FlashConfig, FlashModel};
 use hob_world::replay::{Ask, CacheSetup, Replay, Served, Setup};
+use hob_world::rng::SimRng;
 use hob_world::service::FixedModel;
 
 const GIB: u64 = 1 << 30;
@@ -54,33 +54,33 @@ fn counts(values: &[i128], bounds: &[i64]) -> Vec<u64> {
 /// Bursts and pauses, sequential and random, small and large, near and far requests, and requests that are
 /// not counted.
 fn requests(count: u32) -> Vec<(u64, Ask)> {
-    let mut dice = Dice::new(17);
+    let mut rng = SimRng::new(17);
     let (mut at, mut next) = (0, [0_u64; 3]);
     let made = (0..count).map(|tag| {
-        let longest = 40_000_000 >> dice.below(6);
-        at += match dice.below(4) {
+        let longest = 40_000_000 >> rng.below(6);
+        at += match rng.below(4) {
             0 => 0,
-            1 => dice.below(2_000),
-            2 => dice.below(300_000),
-            _ => dice.below(longest),
+            1 => rng.below(2_000),
+            2 => rng.below(300_000),
+            _ => rng.below(longest),
         };
-        let op = match dice.below(20) {
+        let op = match rng.below(20) {
             0 => Op::Flush,
             1 => Op::Discard(Durability::Volatile),
             2 => Op::Prefetch,
             3..8 => WRITE,
             _ => Op::Read,
         };
-        let len = match dice.below(3) {
+        let len = match rng.below(3) {
             0 => 4096,
-            1 => 512 * dice.between(1, 20),
-            _ => 512 << dice.below(12),
+            1 => 512 * rng.between(1, 20),
+            _ => 512 << rng.below(12),
         };
-        let reader = dice.below(3) as usize;
-        let offset = match dice.below(3) {
+        let reader = rng.below(3) as usize;
+        let offset = match rng.below(3) {
             0 => next[reader],
-            1 => (next[reader] + 512 * dice.below(2000)).saturating_sub(512 * dice.below(2000)),
-            _ => dice.below(2 * GIB) / 512 * 512,
+            1 => (next[reader] + 512 * rng.below(2000)).saturating_sub(512 * rng.below(2000)),
+            _ => rng.below(2 * GIB) / 512 * 512,
         };
         let offset = offset.min(2 * GIB - len);
         next[reader] = (offset + len) % GIB;

@@ -2,7 +2,7 @@
 //! right reason.
 
 use hob_world::Violation;
-use hob_world::media::Lie;
+use hob_world::media::DeviceDefect;
 use hob_world::sim::{Options, Sabotage, run};
 
 /// Runs histories with the sabotage until one fails, and returns why.
@@ -30,27 +30,30 @@ fn without_sabotage_the_same_histories_pass() {
 
 #[test]
 fn wrong_data_with_right_checksums_is_noticed() {
-    expect(Sabotage::Lie(Lie::ForgedChecksums), &["never written there", "stale", "backing holds"]);
+    expect(
+        Sabotage::Defect(DeviceDefect::ForgedChecksums),
+        &["never written there", "stale", "backing holds"],
+    );
 }
 
 #[test]
 fn a_flush_that_makes_nothing_durable_is_noticed() {
-    expect(Sabotage::Lie(Lie::EmptyFlush), &["not durable", "durable change lost"]);
+    expect(Sabotage::Defect(DeviceDefect::EmptyFlush), &["not durable", "durable change lost"]);
 }
 
 #[test]
 fn a_fua_write_that_is_not_durable_is_noticed() {
-    expect(Sabotage::Lie(Lie::IgnoredFua), &["is not durable"]);
+    expect(Sabotage::Defect(DeviceDefect::IgnoredFua), &["is not durable"]);
 }
 
 #[test]
 fn a_write_acknowledged_before_the_backing_has_it_is_noticed() {
-    expect(Sabotage::Lie(Lie::EarlyAcknowledgement), &["acknowledged, backing holds"]);
+    expect(Sabotage::Defect(DeviceDefect::EarlyAcknowledgement), &["acknowledged, backing holds"]);
 }
 
 #[test]
 fn half_a_write_is_noticed() {
-    expect(Sabotage::Lie(Lie::HalfWrite), &["acknowledged, backing holds"]);
+    expect(Sabotage::Defect(DeviceDefect::HalfWrite), &["acknowledged, backing holds"]);
 }
 
 #[test]
@@ -157,12 +160,12 @@ const LOST: &[&str] = &[
 
 #[test]
 fn a_flush_of_flash_that_makes_nothing_durable_is_noticed() {
-    expect_over_crashes(Sabotage::Lie(Lie::EmptyFlashFlush), LOST);
+    expect_over_crashes(Sabotage::Defect(DeviceDefect::EmptyFlashFlush), LOST);
 }
 
 #[test]
 fn a_lost_page_of_the_journal_is_noticed() {
-    expect_over_crashes(Sabotage::Lie(Lie::LostJournalPage), LOST);
+    expect_over_crashes(Sabotage::Defect(DeviceDefect::LostJournalPage), LOST);
 }
 
 #[test]

@@ -37,7 +37,7 @@ pub(crate) struct Arguments {
 
 /// Entitlement of a disk.
 #[derive(Clone, Copy)]
-enum Due {
+enum Entitlement {
     /// A share of the total rate.
     Part(f64),
     /// A rate in IOPS.
@@ -53,7 +53,7 @@ struct Scenario {
     /// Control settings of the datastore.
     control: &'static str,
     /// For each disk: its settings, the queue depth of its client (0: idle), and its entitlement.
-    disks: [(&'static [&'static str], u32, Due); 3],
+    disks: [(&'static [&'static str], u32, Entitlement); 3],
 }
 
 const SCENARIOS: [Scenario; 5] = [
@@ -61,45 +61,45 @@ const SCENARIOS: [Scenario; 5] = [
         name: "shares 1 : 2 : 4",
         control: "depth:2",
         disks: [
-            (&["--shares", "500"], 16, Due::Part(1.0 / 7.0)),
-            (&["--shares", "1000"], 16, Due::Part(2.0 / 7.0)),
-            (&["--shares", "2000"], 16, Due::Part(4.0 / 7.0)),
+            (&["--shares", "500"], 16, Entitlement::Part(1.0 / 7.0)),
+            (&["--shares", "1000"], 16, Entitlement::Part(2.0 / 7.0)),
+            (&["--shares", "2000"], 16, Entitlement::Part(4.0 / 7.0)),
         ],
     },
     Scenario {
         name: "a limit of 50",
         control: "depth:2",
         disks: [
-            (&["--limit", "50"], 16, Due::Iops(50.0)),
-            (&["--shares", "normal"], 16, Due::Any),
-            (&["--shares", "normal"], 16, Due::Any),
+            (&["--limit", "50"], 16, Entitlement::Iops(50.0)),
+            (&["--shares", "normal"], 16, Entitlement::Any),
+            (&["--shares", "normal"], 16, Entitlement::Any),
         ],
     },
     Scenario {
         name: "a reservation of 200 beside noisy neighbours",
         control: "depth:2",
         disks: [
-            (&["--shares", "low", "--reservation", "200"], 16, Due::AtLeast(200.0)),
-            (&["--shares", "high"], 64, Due::Any),
-            (&["--shares", "high"], 64, Due::Any),
+            (&["--shares", "low", "--reservation", "200"], 16, Entitlement::AtLeast(200.0)),
+            (&["--shares", "high"], 64, Entitlement::Any),
+            (&["--shares", "high"], 64, Entitlement::Any),
         ],
     },
     Scenario {
         name: "the share of an idle disk",
         control: "depth:2",
         disks: [
-            (&["--shares", "500"], 16, Due::Part(1.0 / 3.0)),
-            (&["--shares", "1000"], 16, Due::Part(2.0 / 3.0)),
-            (&["--shares", "2000"], 0, Due::Any),
+            (&["--shares", "500"], 16, Entitlement::Part(1.0 / 3.0)),
+            (&["--shares", "1000"], 16, Entitlement::Part(2.0 / 3.0)),
+            (&["--shares", "2000"], 0, Entitlement::Any),
         ],
     },
     Scenario {
         name: "throttled by latency",
         control: "auto",
         disks: [
-            (&["--shares", "500"], 32, Due::Part(1.0 / 7.0)),
-            (&["--shares", "1000"], 32, Due::Part(2.0 / 7.0)),
-            (&["--shares", "2000"], 32, Due::Part(4.0 / 7.0)),
+            (&["--shares", "500"], 32, Entitlement::Part(1.0 / 7.0)),
+            (&["--shares", "1000"], 32, Entitlement::Part(2.0 / 7.0)),
+            (&["--shares", "2000"], 32, Entitlement::Part(4.0 / 7.0)),
         ],
     },
 ];
@@ -186,12 +186,16 @@ impl Bench {
             };
             let iops = figures.iops;
             let (wanted, is_met) = match *due {
-                Due::Part(part) => {
+                Entitlement::Part(part) => {
                     (format!("{:.0}", part * all), (iops - part * all).abs() <= WITHIN * part * all)
                 }
-                Due::Iops(wanted) => (format!("{wanted:.0}"), (iops - wanted).abs() <= WITHIN * wanted),
-                Due::AtLeast(least) => (format!("at least {least:.0}"), iops >= (1.0 - WITHIN) * least),
-                Due::Any => ("the rest".to_owned(), true),
+                Entitlement::Iops(wanted) => {
+                    (format!("{wanted:.0}"), (iops - wanted).abs() <= WITHIN * wanted)
+                }
+                Entitlement::AtLeast(least) => {
+                    (format!("at least {least:.0}"), iops >= (1.0 - WITHIN) * least)
+                }
+                Entitlement::Any => ("the rest".to_owned(), true),
             };
             missed += u32::from(!is_met);
             println!(

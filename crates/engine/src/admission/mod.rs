@@ -153,7 +153,7 @@ pub(crate) struct Gate {
 
 /// The data that an admitted block will hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Brings {
+pub(crate) enum AdmissionEffect {
     /// A copy of data on the backing.
     Clean,
     /// Dirty data.
@@ -191,9 +191,9 @@ impl Gate {
     }
 
     /// Returns true if this block, which was accessed and is not in the cache, is admitted.
-    pub(crate) fn admit(&mut self, block: BlockNo, brings: Brings, has_room: bool) -> bool {
+    pub(crate) fn admit(&mut self, block: BlockNo, effect: AdmissionEffect, has_room: bool) -> bool {
         match (self.popularity, &mut self.recent) {
-            (Popularity::WhileFree, _) => has_room || brings == Brings::Dirty,
+            (Popularity::WhileFree, _) => has_room || effect == AdmissionEffect::Dirty,
             (Popularity::NthAccess(n), Some(recent)) => recent.count(block, n) >= n,
             (Popularity::Ghost, Some(recent)) => has_room || recent.count(block, 2) >= 2,
             _ => true,

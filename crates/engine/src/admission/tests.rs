@@ -42,42 +42,45 @@ fn the_third_access_promotes() {
     let block = BlockNo(7);
     assert_eq!(
         [
-            gate.admit(block, Brings::Clean, true),
-            gate.admit(block, Brings::Clean, true),
-            gate.admit(block, Brings::Clean, true)
+            gate.admit(block, AdmissionEffect::Clean, true),
+            gate.admit(block, AdmissionEffect::Clean, true),
+            gate.admit(block, AdmissionEffect::Clean, true)
         ],
         [false, false, true]
     );
     // After an eviction, the block must reach the count again.
     gate.evicted(block);
-    assert!(!gate.admit(block, Brings::Clean, true));
+    assert!(!gate.admit(block, AdmissionEffect::Clean, true));
 }
 
 #[test]
 fn accesses_too_long_ago_do_not_count() {
     let mut gate = gate("nth-access:2", 1000);
-    assert!(!gate.admit(BlockNo(7), Brings::Clean, true));
-    (100..100_000).for_each(|block| _ = gate.admit(BlockNo(block), Brings::Clean, true));
-    assert!(!gate.admit(BlockNo(7), Brings::Clean, true));
+    assert!(!gate.admit(BlockNo(7), AdmissionEffect::Clean, true));
+    (100..100_000).for_each(|block| _ = gate.admit(BlockNo(block), AdmissionEffect::Clean, true));
+    assert!(!gate.admit(BlockNo(7), AdmissionEffect::Clean, true));
 }
 
 #[test]
 fn a_ghost_comes_back_and_a_stranger_only_while_there_is_room() {
     let mut gate = gate("ghost", 100);
-    assert!(gate.admit(BlockNo(1), Brings::Clean, true));
-    assert!(!gate.admit(BlockNo(2), Brings::Clean, false));
-    assert!(gate.admit(BlockNo(2), Brings::Clean, false), "refused a moment ago");
+    assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, true));
+    assert!(!gate.admit(BlockNo(2), AdmissionEffect::Clean, false));
+    assert!(gate.admit(BlockNo(2), AdmissionEffect::Clean, false), "refused a moment ago");
     gate.evicted(BlockNo(1));
-    assert!(gate.admit(BlockNo(1), Brings::Clean, false), "left a moment ago");
+    assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, false), "left a moment ago");
 }
 
 /// SYSTEMS §4, "Read miss: load into the cache when there is room", and "Clean is reclaimed for new writes".
 #[test]
 fn while_free_only_what_is_dirty_makes_room() {
     let mut gate = gate("while-free", 100);
-    assert!(gate.admit(BlockNo(1), Brings::Clean, true));
-    assert!(!gate.admit(BlockNo(2), Brings::Clean, false) && !gate.admit(BlockNo(2), Brings::Clean, false));
-    assert!(gate.admit(BlockNo(2), Brings::Dirty, false));
+    assert!(gate.admit(BlockNo(1), AdmissionEffect::Clean, true));
+    assert!(
+        !gate.admit(BlockNo(2), AdmissionEffect::Clean, false)
+            && !gate.admit(BlockNo(2), AdmissionEffect::Clean, false)
+    );
+    assert!(gate.admit(BlockNo(2), AdmissionEffect::Dirty, false));
     assert_eq!(gate.bytes(), 0, "it remembers nothing");
 }
 

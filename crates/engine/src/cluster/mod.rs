@@ -1,8 +1,8 @@
 //! Disk ownership among hosts that share a backing, decided with a store that all of them reach
 //! (docs/decisions/0019).
 //!
-//! The store is linearizable and has leases: etcd, or its model in a simulation. [`Keeper`] keeps this
-//! host's lease and knows until when the host may acknowledge requests. [`Seat`] decides about one disk.
+//! The store is linearizable and has leases: etcd, or its model in a simulation. [`LeaseManager`] keeps this
+//! host's lease and knows until when the host may acknowledge requests. [`OwnershipState`] decides about one disk.
 //! [`Waiting`] says when to try disks of other hosts. The first two return requests to the store as values
 //! ([`Ask`], [`Txn`]) and handle its answers. How the store is reached is the caller's matter. Times are of
 //! the host's own clock.
@@ -10,18 +10,20 @@
 //! | key | lifetime | content |
 //! |---|---|---|
 //! | `Host` | the lease | a member |
-//! | `Hold` (ownership lock) | the lease | the member that serves the disk now |
-//! | `Title` (ownership record) | unlimited | the last owner of the disk |
+//! | `OwnershipLock` (ownership lock) | the lease | the member that serves the disk now |
+//! | `OwnershipRecord` (ownership record) | unlimited | the last owner of the disk |
 
-mod keeper;
-mod seat;
+mod lease;
+mod ownership;
 #[cfg(test)]
 mod tests;
 mod waiting;
 
-pub use keeper::{Answer, Ask, Call, Event, Keeper};
-pub use seat::{Adopting, Look, Refusal, Seat, Taking, Verdict, Wish};
-pub use waiting::{CHECK_NS, LOOK_NS, LOOKS_PER_SECOND_MAX, News, SPREAD_NS, Tried, Waiting};
+pub use lease::{Answer, Ask, Call, Event, LeaseManager};
+pub use ownership::{
+    Adopting, OwnershipRequest, OwnershipSnapshot, OwnershipState, Refusal, Taking, Verdict,
+};
+pub use waiting::{CHECK_NS, ClusterEvent, LOOK_NS, LOOKS_PER_SECOND_MAX, SPREAD_NS, Tried, Waiting};
 
 use crate::units::Instant;
 
@@ -57,7 +59,7 @@ pub struct Member {
 
 /// The ownership record of a disk: its last owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Title {
+pub struct OwnershipRecord {
     /// The member.
     pub member: Member,
     /// Generation: grows whenever the owner changes.
@@ -116,9 +118,9 @@ pub enum Key {
     /// A member, by name.
     Host(String),
     /// The ownership lock of a disk.
-    Hold(String),
+    OwnershipLock(String),
     /// The ownership record of a disk.
-    Title(String),
+    OwnershipRecord(String),
 }
 
 /// Value of a key.
@@ -127,9 +129,9 @@ pub enum Value {
     /// This host. The code that reaches the store adds its other properties.
     Host(Member),
     /// The member that holds the lock.
-    Hold(Member),
+    OwnershipLock(Member),
     /// The ownership record.
-    Title(Title),
+    OwnershipRecord(OwnershipRecord),
 }
 
 /// A condition of a transaction.
@@ -164,14 +166,14 @@ pub struct Txn {
 
 /// A lease of this host, and until when the host may rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tenure {
+pub struct LeaseTerm {
     /// The lease.
     pub lease: LeaseId,
     /// The first instant at which the host must not rely on it.
     pub until: Instant,
 }
 
-impl Tenure {
+impl LeaseTerm {
     /// Returns true if requests may be acknowledged.
     #[inline]
     pub fn is_valid(&self, now: Instant) -> bool {

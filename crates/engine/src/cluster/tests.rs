@@ -15,7 +15,7 @@ fn at(seconds: u64) -> Instant {
 
 /// Makes the next call and answers it at a later time.
 #[track_caller]
-fn answer(keeper: &mut Keeper, sent: Instant, answered: Instant, answer: Answer) -> Ask {
+fn answer(keeper: &mut LeaseManager, sent: Instant, answered: Instant, answer: Answer) -> Ask {
     let call = keeper.poll_call(sent).expect("there is a call");
     assert_eq!(keeper.poll_call(sent), None, "one at a time");
     assert_eq!(keeper.poll_timeout(), None);
@@ -23,8 +23,8 @@ fn answer(keeper: &mut Keeper, sent: Instant, answered: Instant, answer: Answer)
     call.ask
 }
 
-fn joined() -> Keeper {
-    let mut keeper = Keeper::new(member("a"), LEASE);
+fn joined() -> LeaseManager {
+    let mut keeper = LeaseManager::new(member("a"), LEASE);
     let granted = Answer::Granted { lease: LeaseId(7), lease_ns: LEASE };
     assert_eq!(answer(&mut keeper, at(0), at(1), granted), Ask::Grant(LEASE));
     assert_eq!(answer(&mut keeper, at(1), at(1), Answer::LookedUp(None)), Ask::LookUp);
@@ -32,8 +32,8 @@ fn joined() -> Keeper {
         panic!("registers")
     };
     assert_eq!(txn.conditions, [(Key::Host("a".to_owned()), Is::Absent)]);
-    let tenure = Tenure { lease: LeaseId(7), until: Instant(usable_ns(LEASE)) };
-    assert_eq!(keeper.poll_event(), Some(Event::Joined(tenure)));
+    let term = LeaseTerm { lease: LeaseId(7), until: Instant(usable_ns(LEASE)) };
+    assert_eq!(keeper.poll_event(), Some(Event::Joined(term)));
     keeper
 }
 
@@ -42,10 +42,10 @@ fn a_lease_counts_from_when_its_renewal_was_sent() {
     let mut keeper = joined();
     assert_eq!(answer(&mut keeper, at(3), at(5), Answer::Renewed(LEASE)), Ask::Renew(LeaseId(7)));
     let until = at(3) + usable_ns(LEASE);
-    assert_eq!(keeper.tenure(), Some(Tenure { lease: LeaseId(7), until }));
+    assert_eq!(keeper.term(), Some(LeaseTerm { lease: LeaseId(7), until }));
     assert!(usable_ns(LEASE) < LEASE - SCHEDULING_NS_MAX);
-    assert!(keeper.tenure().unwrap().is_valid(Instant(until.0 - 1)));
-    assert!(!keeper.tenure().unwrap().is_valid(until), "the moment itself is too late");
+    assert!(keeper.term().unwrap().is_valid(Instant(until.0 - 1)));
+    assert!(!keeper.term().unwrap().is_valid(until), "the moment itself is too late");
     assert_eq!(keeper.poll_timeout(), Some(at(3) + LEASE / 4).max(Some(at(5))));
 }
 
@@ -53,27 +53,27 @@ fn a_lease_counts_from_when_its_renewal_was_sent() {
 fn a_store_that_grants_or_renews_for_longer_changes_nothing_and_for_shorter_is_believed() {
     let mut keeper = joined();
     answer(&mut keeper, at(3), at(3), Answer::Renewed(100 * LEASE));
-    assert_eq!(keeper.tenure().unwrap().until, at(3) + usable_ns(LEASE));
+    assert_eq!(keeper.term().unwrap().until, at(3) + usable_ns(LEASE));
     answer(&mut keeper, at(6), at(6), Answer::Renewed(LEASE / 2));
-    assert_eq!(keeper.tenure().unwrap().until, at(3) + usable_ns(LEASE), "what was known stays known");
+    assert_eq!(keeper.term().unwrap().until, at(3) + usable_ns(LEASE), "what was known stays known");
     answer(&mut keeper, at(9), at(9), Answer::Renewed(0));
-    assert_eq!(keeper.tenure().unwrap().until, at(3) + usable_ns(LEASE));
+    assert_eq!(keeper.term().unwrap().until, at(3) + usable_ns(LEASE));
 }
 
 #[test]
 fn renewals_without_answer_are_repeated_and_extend_nothing() {
     let mut keeper = joined();
-    let until = keeper.tenure().unwrap().until;
+    let until = keeper.term().unwrap().until;
     for second in 3..12 {
         assert_eq!(answer(&mut keeper, at(second), at(second), Answer::Lost), Ask::Renew(LeaseId(7)));
         let again = keeper.poll_timeout().unwrap();
         assert!(again > at(second) && again < at(second + 1));
         assert_eq!(keeper.poll_call(at(second)), None, "not at once");
     }
-    assert_eq!(keeper.tenure().unwrap().until, until);
+    assert_eq!(keeper.term().unwrap().until, until);
     // The lease was alive all the time: locks under it stay valid.
     answer(&mut keeper, at(20), at(20), Answer::Renewed(LEASE));
-    assert!(keeper.tenure().unwrap().is_valid(at(21)));
+    assert!(keeper.term().unwrap().is_valid(at(21)));
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn an_ended_lease_is_told_and_another_one_is_had() {
     let mut keeper = joined();
     answer(&mut keeper, at(3), at(3), Answer::NoLease);
     assert_eq!(keeper.poll_event(), Some(Event::Ended(LeaseId(7))));
-    assert_eq!(keeper.tenure(), None);
+    assert_eq!(keeper.term(), None);
     assert_eq!(
         answer(&mut keeper, at(3), at(3), Answer::Granted { lease: LeaseId(8), lease_ns: LEASE }),
         Ask::Grant(LEASE)
@@ -90,7 +90,7 @@ fn an_ended_lease_is_told_and_another_one_is_had() {
 
 #[test]
 fn the_key_of_an_earlier_life_is_taken_over_and_its_lease_ended() {
-    let mut keeper = Keeper::new(member("a"), LEASE);
+    let mut keeper = LeaseManager::new(member("a"), LEASE);
     answer(&mut keeper, at(0), at(0), Answer::Granted { lease: LeaseId(7), lease_ns: LEASE });
     answer(&mut keeper, at(0), at(0), Answer::LookedUp(Some((member("a"), 33, LeaseId(5)))));
     let Ask::Register(txn) = answer(&mut keeper, at(0), at(0), Answer::Registered) else {
@@ -104,7 +104,7 @@ fn the_key_of_an_earlier_life_is_taken_over_and_its_lease_ended() {
 
 #[test]
 fn a_name_that_another_host_has_is_waited_for_and_no_lease_is_kept_for_it() {
-    let mut keeper = Keeper::new(member("a"), LEASE);
+    let mut keeper = LeaseManager::new(member("a"), LEASE);
     answer(&mut keeper, at(0), at(0), Answer::Granted { lease: LeaseId(7), lease_ns: LEASE });
     let other = Member { name: "a".to_owned(), id: "another".to_owned() };
     for second in 0..20 {
@@ -131,7 +131,7 @@ fn answers_to_other_calls_are_ignored() {
     let call = keeper.poll_call(at(3)).unwrap();
     keeper.handle_answer(at(3), call.number - 1, Answer::NoLease);
     keeper.handle_answer(at(3), call.number + 1, Answer::NoLease);
-    assert!(keeper.tenure().is_some());
+    assert!(keeper.term().is_some());
     assert_eq!(keeper.poll_call(at(4)), None, "it is still under way");
 }
 
@@ -140,8 +140,8 @@ fn answers_to_other_calls_are_ignored() {
 const SETTLE: u64 = 5 * S;
 const MINE: LeaseId = LeaseId(9);
 
-fn title(name: &str, generation: u64, taken: bool, dirty: bool) -> Option<Found<Title>> {
-    let value = Title {
+fn title(name: &str, generation: u64, taken: bool, dirty: bool) -> Option<Found<OwnershipRecord>> {
+    let value = OwnershipRecord {
         member: member(name),
         generation,
         taken,
@@ -157,12 +157,12 @@ fn hold(name: &str, lease: u64) -> Option<Found<Member>> {
     Some(Found { value: member(name), revision: 90, lease: LeaseId(lease) })
 }
 
-fn wish(known: Option<u64>) -> Wish {
-    Wish { known, dirty: false, force: false, keeps_copy: false }
+fn wish(known: Option<u64>) -> OwnershipRequest {
+    OwnershipRequest { known, dirty: false, force: false, keeps_copy: false }
 }
 
-fn decide(look: &Look, wish: Wish) -> Verdict {
-    Seat::new("d".to_owned(), SETTLE).decide(at(100), &member("a"), MINE, look, wish)
+fn decide(look: &OwnershipSnapshot, wish: OwnershipRequest) -> Verdict {
+    OwnershipState::new("d".to_owned(), SETTLE).decide(at(100), &member("a"), MINE, look, wish)
 }
 
 #[track_caller]
@@ -196,7 +196,7 @@ fn who_may_take_a_disk() {
         (title("a", 3, true, false), hold("a", 1), Some(3), Some((3, true))),
     ];
     for (title, hold, known, expected) in table {
-        let look = Look { title, hold };
+        let look = OwnershipSnapshot { title, hold };
         let verdict = decide(&look, wish(known));
         let got = match &verdict {
             Verdict::Take(taking) => Some((taking.title.generation, taking.continued)),
@@ -208,47 +208,47 @@ fn who_may_take_a_disk() {
 
 #[test]
 fn a_taking_binds_everything_it_was_decided_on() {
-    let look = Look { title: title("b", 3, false, false), hold: None };
-    let taking = taken(decide(&look, Wish { dirty: true, ..wish(None) }));
+    let look = OwnershipSnapshot { title: title("b", 3, false, false), hold: None };
+    let taking = taken(decide(&look, OwnershipRequest { dirty: true, ..wish(None) }));
     let key = "d".to_owned();
     assert_eq!(
         taking.txn.conditions,
         [
             (Key::Host("a".to_owned()), Is::Under(MINE)),
-            (Key::Hold(key.clone()), Is::Absent),
-            (Key::Title(key.clone()), Is::At(43)),
+            (Key::OwnershipLock(key.clone()), Is::Absent),
+            (Key::OwnershipRecord(key.clone()), Is::At(43)),
         ]
     );
     let title = self::title("a", 4, true, true).unwrap().value;
     assert_eq!(
         taking.txn.changes,
         [
-            Change::Put(Key::Hold(key.clone()), Value::Hold(member("a")), Some(MINE)),
-            Change::Put(Key::Title(key), Value::Title(title), None),
+            Change::Put(Key::OwnershipLock(key.clone()), Value::OwnershipLock(member("a")), Some(MINE)),
+            Change::Put(Key::OwnershipRecord(key), Value::OwnershipRecord(title), None),
         ]
     );
 }
 
 #[test]
 fn what_is_held_under_this_lease_is_ours_already() {
-    let look = Look { title: title("a", 3, true, false), hold: hold("a", 9) };
+    let look = OwnershipSnapshot { title: title("a", 3, true, false), hold: hold("a", 9) };
     assert_eq!(decide(&look, wish(None)), Verdict::Mine(title("a", 3, true, false).unwrap()));
 }
 
 #[test]
 fn whoever_vanished_is_given_time_from_when_that_was_seen() {
-    let mut seat = Seat::new("d".to_owned(), SETTLE);
+    let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let me = member("a");
-    let gone = Look { title: title("b", 3, true, false), hold: None };
-    let held = Look { hold: hold("b", 1), ..gone.clone() };
-    let mut decide = |second, look: &Look| seat.decide(at(second), &me, MINE, look, wish(None));
+    let gone = OwnershipSnapshot { title: title("b", 3, true, false), hold: None };
+    let held = OwnershipSnapshot { hold: hold("b", 1), ..gone.clone() };
+    let mut decide = |second, look: &OwnershipSnapshot| seat.decide(at(second), &me, MINE, look, wish(None));
     assert_eq!(decide(10, &gone), Verdict::Wait(at(15)));
     assert_eq!(decide(12, &gone), Verdict::Wait(at(15)));
     // The owner returned, and failed again.
     assert_eq!(decide(13, &held), Verdict::Refused(Refusal::Held(member("b"), 3)));
     assert_eq!(decide(14, &gone), Verdict::Wait(at(19)));
     // Another host had it in between, unseen.
-    let other = Look { title: title("c", 4, true, false), hold: None };
+    let other = OwnershipSnapshot { title: title("c", 4, true, false), hold: None };
     assert_eq!(decide(18, &other), Verdict::Wait(at(23)));
     assert!(matches!(decide(23, &other), Verdict::Take(_)));
 }
@@ -256,9 +256,9 @@ fn whoever_vanished_is_given_time_from_when_that_was_seen() {
 #[test]
 fn what_was_heard_to_be_gone_has_settled_since_then_if_the_title_is_still_that_one() {
     let me = member("a");
-    let gone = Look { title: title("b", 3, true, false), hold: None };
-    let decide = |seat: &mut Seat, second| seat.decide(at(second), &me, MINE, &gone, wish(None));
-    let new = || Seat::new("d".to_owned(), SETTLE);
+    let gone = OwnershipSnapshot { title: title("b", 3, true, false), hold: None };
+    let decide = |seat: &mut OwnershipState, second| seat.decide(at(second), &me, MINE, &gone, wish(None));
+    let new = || OwnershipState::new("d".to_owned(), SETTLE);
     // The title's revision is 43.
     for (revision, heard, first_look, expected) in
         [(43, 10, 14, Some(15)), (43, 10, 15, None), (42, 10, 15, Some(20)), (44, 10, 15, Some(20))]
@@ -281,12 +281,12 @@ fn what_was_heard_to_be_gone_has_settled_since_then_if_the_title_is_still_that_o
 
 #[test]
 fn force_is_for_what_is_dirty_and_never_for_what_is_held() {
-    let mut seat = Seat::new("d".to_owned(), SETTLE);
+    let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let me = member("a");
-    let forced = Wish { force: true, ..wish(None) };
-    let held = Look { title: title("b", 3, true, true), hold: hold("b", 1) };
-    let gone = Look { hold: None, ..held.clone() };
-    let mut decide = |second, look: &Look, wish| seat.decide(at(second), &me, MINE, look, wish);
+    let forced = OwnershipRequest { force: true, ..wish(None) };
+    let held = OwnershipSnapshot { title: title("b", 3, true, true), hold: hold("b", 1) };
+    let gone = OwnershipSnapshot { hold: None, ..held.clone() };
+    let mut decide = |second, look: &OwnershipSnapshot, wish| seat.decide(at(second), &me, MINE, look, wish);
     assert!(matches!(decide(0, &held, forced), Verdict::Refused(Refusal::Held(..))));
     assert_eq!(decide(10, &gone, wish(None)), Verdict::Refused(Refusal::Dirty(member("b"), 3)));
     assert_eq!(decide(11, &gone, forced), Verdict::Wait(at(15)));
@@ -297,15 +297,18 @@ fn force_is_for_what_is_dirty_and_never_for_what_is_held() {
 
 #[test]
 fn what_is_given_back_or_marked_late_does_nothing() {
-    let seat = Seat::new("d".to_owned(), SETTLE);
+    let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let known = title("a", 3, true, true).unwrap();
     for (txn, expected) in [
-        (seat.give_back(MINE, &known, false), Title { taken: false, dirty: false, ..known.value.clone() }),
-        (seat.mark(MINE, &known, false), Title { dirty: false, ..known.value.clone() }),
+        (
+            seat.give_back(MINE, &known, false),
+            OwnershipRecord { taken: false, dirty: false, ..known.value.clone() },
+        ),
+        (seat.mark(MINE, &known, false), OwnershipRecord { dirty: false, ..known.value.clone() }),
     ] {
-        assert!(txn.conditions.contains(&(Key::Hold("d".to_owned()), Is::Under(MINE))));
-        assert!(txn.conditions.contains(&(Key::Title("d".to_owned()), Is::At(43))));
-        let put = Change::Put(Key::Title("d".to_owned()), Value::Title(expected), None);
+        assert!(txn.conditions.contains(&(Key::OwnershipLock("d".to_owned()), Is::Under(MINE))));
+        assert!(txn.conditions.contains(&(Key::OwnershipRecord("d".to_owned()), Is::At(43))));
+        let put = Change::Put(Key::OwnershipRecord("d".to_owned()), Value::OwnershipRecord(expected), None);
         assert_eq!(txn.changes.last(), Some(&put));
     }
 }
@@ -316,7 +319,7 @@ fn copy_at(name: &str) -> SecondCopy {
     SecondCopy { member: member(name), loan: "loan".to_owned(), cache: "cache".to_owned() }
 }
 
-fn with_copy(title: Option<Found<Title>>, name: &str) -> Option<Found<Title>> {
+fn with_copy(title: Option<Found<OwnershipRecord>>, name: &str) -> Option<Found<OwnershipRecord>> {
     let mut title = title.unwrap();
     title.value.copy = Some(copy_at(name));
     Some(title)
@@ -330,85 +333,87 @@ fn adopts(verdict: Verdict) -> Adopting {
     }
 }
 
-fn put_title(txn: &Txn) -> Title {
+fn put_title(txn: &Txn) -> OwnershipRecord {
     match txn.changes.last() {
-        Some(Change::Put(_, Value::Title(title), None)) => title.clone(),
+        Some(Change::Put(_, Value::OwnershipRecord(title), None)) => title.clone(),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn only_who_has_the_second_copy_adopts_and_after_it_has_settled() {
-    let gone = Look { title: with_copy(title("b", 3, true, true), "a"), hold: None };
-    let mut seat = Seat::new("d".to_owned(), SETTLE);
+    let gone = OwnershipSnapshot { title: with_copy(title("b", 3, true, true), "a"), hold: None };
+    let mut seat = OwnershipState::new("d".to_owned(), SETTLE);
     let by_c = seat.clone().decide(at(10), &member("c"), MINE, &gone, wish(None));
     assert_eq!(by_c, Verdict::Refused(Refusal::Dirty(member("b"), 3)));
     assert_eq!(seat.decide(at(10), &member("a"), MINE, &gone, wish(None)), Verdict::Wait(at(15)));
     let adopting = adopts(seat.decide(at(15), &member("a"), MINE, &gone, wish(None)));
     assert_eq!((&adopting.title, adopting.copy), (gone.title.as_ref().unwrap(), copy_at("a")));
     let key = "d".to_owned();
-    let held = Change::Put(Key::Hold(key.clone()), Value::Hold(member("a")), Some(MINE));
-    let same = Value::Title(gone.title.as_ref().unwrap().value.clone());
-    let same = Change::Put(Key::Title(key.clone()), same, None);
+    let held = Change::Put(Key::OwnershipLock(key.clone()), Value::OwnershipLock(member("a")), Some(MINE));
+    let same = Value::OwnershipRecord(gone.title.as_ref().unwrap().value.clone());
+    let same = Change::Put(Key::OwnershipRecord(key.clone()), same, None);
     assert_eq!(adopting.txn.changes, [held, same], "the title says what it said");
-    assert!(adopting.txn.conditions.contains(&(Key::Hold(key.clone()), Is::Absent)));
-    assert!(adopting.txn.conditions.contains(&(Key::Title(key), Is::At(43))));
+    assert!(adopting.txn.conditions.contains(&(Key::OwnershipLock(key.clone()), Is::Absent)));
+    assert!(adopting.txn.conditions.contains(&(Key::OwnershipRecord(key), Is::At(43))));
     // A disk that was given back needs no waiting; without dirty data there is no failover.
-    let given = Look { title: with_copy(title("b", 3, false, true), "a"), hold: None };
+    let given = OwnershipSnapshot { title: with_copy(title("b", 3, false, true), "a"), hold: None };
     adopts(decide(&given, wish(None)));
-    let clean = Look { title: with_copy(title("b", 3, false, false), "a"), hold: None };
+    let clean = OwnershipSnapshot { title: with_copy(title("b", 3, false, false), "a"), hold: None };
     taken(decide(&clean, wish(None)));
-    let held = Look { hold: hold("b", 1), ..gone.clone() };
+    let held = OwnershipSnapshot { hold: hold("b", 1), ..gone.clone() };
     assert!(matches!(decide(&held, wish(None)), Verdict::Refused(Refusal::Held(..))));
     // An operator's force takes precedence over the replica.
-    let forced = taken(decide(&given, Wish { force: true, ..wish(None) }));
+    let forced = taken(decide(&given, OwnershipRequest { force: true, ..wish(None) }));
     assert_eq!((forced.lost_by, forced.title.copy), (Some(member("b")), None));
 }
 
 #[test]
 fn the_owner_may_have_the_disk_until_the_adopter_begins() {
-    let seat = Seat::new("d".to_owned(), SETTLE);
+    let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let known = with_copy(title("b", 3, true, true), "a").unwrap();
     // The host reads its replica and releases the disk: nothing has changed for the owner.
-    assert_eq!(seat.leave_alone(MINE, &known).changes, [Change::Delete(Key::Hold("d".to_owned()))]);
-    let mut owner = Seat::new("d".to_owned(), SETTLE);
-    let look = Look { title: Some(known.clone()), hold: None };
+    assert_eq!(seat.leave_alone(MINE, &known).changes, [Change::Delete(Key::OwnershipLock("d".to_owned()))]);
+    let mut owner = OwnershipState::new("d".to_owned(), SETTLE);
+    let look = OwnershipSnapshot { title: Some(known.clone()), hold: None };
     let back = taken(owner.decide(at(1), &member("b"), MINE, &look, wish(Some(3))));
     assert!(back.continued && back.title.dirty && back.title.copy.is_none());
     // The failover has begun: the owner's flash is invalid, and the replica is still needed.
     let (txn, begun) = seat.begin_adopting(&member("a"), MINE, &known).unwrap();
     assert_eq!(put_title(&txn), begun);
-    assert!(txn.conditions.contains(&(Key::Title("d".to_owned()), Is::At(known.revision))));
-    assert!(txn.conditions.contains(&(Key::Hold("d".to_owned()), Is::Under(MINE))));
+    assert!(txn.conditions.contains(&(Key::OwnershipRecord("d".to_owned()), Is::At(known.revision))));
+    assert!(txn.conditions.contains(&(Key::OwnershipLock("d".to_owned()), Is::Under(MINE))));
     assert_eq!((&begun.member, begun.generation, begun.dirty), (&member("a"), 4, true));
     assert_eq!(begun.copy, Some(copy_at("a")));
     let begun = Found { value: begun, revision: 50, lease: LeaseId(0) };
     assert_eq!(seat.begin_adopting(&member("a"), MINE, &begun), None, "once");
-    let look = Look { title: Some(begun.clone()), hold: None };
+    let look = OwnershipSnapshot { title: Some(begun.clone()), hold: None };
     let refused = owner.decide(at(2), &member("b"), MINE, &look, wish(Some(3)));
     assert_eq!(refused, Verdict::Refused(Refusal::Dirty(member("a"), 4)));
     // The failover was interrupted: whatever the host knows, it starts again immediately.
     for hold in [None, hold("a", 1), hold("a", MINE.0)] {
-        let look = Look { hold, ..look.clone() };
+        let look = OwnershipSnapshot { hold, ..look.clone() };
         assert_eq!(adopts(decide(&look, wish(Some(4)))).title, begun);
     }
 }
 
 #[test]
 fn what_was_adopted_is_outdated_where_it_came_from() {
-    let seat = Seat::new("d".to_owned(), SETTLE);
+    let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let mut known = with_copy(title("a", 4, true, true), "a").unwrap();
     known.value.adopts = Some(Served { by: member("b"), generation: 3 });
     let (txn, ended) = seat.end_adopting(MINE, &known, false);
     assert_eq!(put_title(&txn), ended);
     assert_eq!((ended.dirty, &ended.copy, &ended.adopts), (false, &None, &None));
     // Later owners keep the record of it.
-    let mut at_c = Seat::new("d".to_owned(), 0);
-    let given =
-        Look { title: Some(Found { value: Title { taken: false, ..ended }, ..known.clone() }), hold: None };
+    let mut at_c = OwnershipState::new("d".to_owned(), 0);
+    let given = OwnershipSnapshot {
+        title: Some(Found { value: OwnershipRecord { taken: false, ..ended }, ..known.clone() }),
+        hold: None,
+    };
     let by_c = taken(at_c.decide(at(1), &member("c"), MINE, &given, wish(None))).title;
-    let gone = Look { title: Some(Found { value: by_c, ..known }), hold: None };
-    let mut owner = Seat::new("d".to_owned(), 0);
+    let gone = OwnershipSnapshot { title: Some(Found { value: by_c, ..known }), hold: None };
+    let mut owner = OwnershipState::new("d".to_owned(), 0);
     for (generation, outdated) in
         [(Some(3), Some(member("c"))), (Some(2), None), (Some(4), None), (None, None)]
     {
@@ -420,7 +425,7 @@ fn what_was_adopted_is_outdated_where_it_came_from() {
 
 #[test]
 fn adopted_members_are_remembered_once_and_not_without_bound() {
-    let seat = Seat::new("d".to_owned(), SETTLE);
+    let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let mut known = title("a", 4, true, true).unwrap();
     for number in 0..3 * ADOPTED_MAX as u64 {
         let by = member(&format!("host-{}", number % (ADOPTED_MAX as u64 + 4)));
@@ -436,19 +441,22 @@ fn adopted_members_are_remembered_once_and_not_without_bound() {
 
 #[test]
 fn the_word_of_a_copy_goes_whenever_it_may_be_wrong() {
-    let seat = Seat::new("d".to_owned(), SETTLE);
+    let seat = OwnershipState::new("d".to_owned(), SETTLE);
     let known = with_copy(title("a", 3, true, true), "b").unwrap();
-    let look = Look { title: Some(known.clone()), hold: None };
-    let copy_after = |wish: Wish| taken(decide(&look, wish)).title.copy;
+    let look = OwnershipSnapshot { title: Some(known.clone()), hold: None };
+    let copy_after = |wish: OwnershipRequest| taken(decide(&look, wish)).title.copy;
     assert_eq!(copy_after(wish(Some(3))), None, "it is opened anew");
-    assert_eq!(copy_after(Wish { keeps_copy: true, ..wish(Some(3)) }), Some(copy_at("b")));
-    assert_eq!(copy_after(Wish { keeps_copy: true, ..wish(Some(2)) }), None);
+    assert_eq!(copy_after(OwnershipRequest { keeps_copy: true, ..wish(Some(3)) }), Some(copy_at("b")));
+    assert_eq!(copy_after(OwnershipRequest { keeps_copy: true, ..wish(Some(2)) }), None);
     // Its lock was kept meanwhile.
-    let held = Look { hold: hold("a", MINE.0), ..look.clone() };
+    let held = OwnershipSnapshot { hold: hold("a", MINE.0), ..look.clone() };
     let anew = taken(decide(&held, wish(Some(3))));
     assert_eq!((&anew.title, anew.continued), (&title("a", 3, true, true).unwrap().value, true));
-    assert!(anew.txn.conditions.contains(&(Key::Hold("d".to_owned()), Is::At(90))));
-    assert_eq!(decide(&held, Wish { keeps_copy: true, ..wish(Some(3)) }), Verdict::Mine(known.clone()));
+    assert!(anew.txn.conditions.contains(&(Key::OwnershipLock("d".to_owned()), Is::At(90))));
+    assert_eq!(
+        decide(&held, OwnershipRequest { keeps_copy: true, ..wish(Some(3)) }),
+        Verdict::Mine(known.clone())
+    );
     assert_eq!(put_title(&seat.mark(MINE, &known, false)).copy, None);
     assert_eq!(put_title(&seat.give_back(MINE, &known, true)).copy, Some(copy_at("b")));
     assert_eq!(put_title(&seat.give_back(MINE, &known, false)).copy, None);

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Look, Member};
+use super::{Member, OwnershipSnapshot};
 use crate::units::Instant;
 
 /// Attempts on a released disk are spread over this time, nanoseconds.
@@ -42,10 +42,10 @@ const TRY_NS_MAX: u64 = 10_000_000_000;
 
 /// A watch event of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum News {
+pub enum ClusterEvent {
     /// The ownership record was put: the disk was `taken`, or given back.
-    Title {
-        /// See [`Title::taken`](super::Title::taken).
+    OwnershipRecord {
+        /// See [`OwnershipRecord::taken`](super::OwnershipRecord::taken).
         taken: bool,
     },
     /// The ownership lock is gone: given back, or its lease has ended.
@@ -58,7 +58,7 @@ pub enum Tried {
     /// This host has the disk.
     Taken,
     /// Another host has it, or data that this host needs.
-    Elsewhere,
+    OtherOwner,
     /// It can be taken at that instant.
     Settles(Instant),
     /// The result is unknown.
@@ -148,10 +148,10 @@ impl Waiting {
     }
 
     /// Handles a watch event of a disk, at that revision.
-    pub fn handle_news(&mut self, now: Instant, disk: &str, revision: u64, news: News) {
+    pub fn handle_news(&mut self, now: Instant, disk: &str, revision: u64, news: ClusterEvent) {
         let Some(wait) = self.disks.get_mut(disk) else { return };
         match news {
-            News::Title { taken } if revision > wait.title => {
+            ClusterEvent::OwnershipRecord { taken } if revision > wait.title => {
                 wait.title = revision;
                 let is_gone = wait.hold_gone.is_some_and(|(gone, _)| gone > revision);
                 match taken {
@@ -160,7 +160,7 @@ impl Waiting {
                     true => {}
                 }
             }
-            News::HoldGone if revision > wait.heard() => {
+            ClusterEvent::HoldGone if revision > wait.heard() => {
                 let is_known = wait.title > 0;
                 wait.hold_gone = Some((revision, now));
                 let from = if is_known { now + self.settle_ns } else { now };
@@ -171,7 +171,7 @@ impl Waiting {
     }
 
     /// Handles the keys that an attempt read.
-    pub fn handle_look(&mut self, disk: &str, look: &Look) {
+    pub fn handle_look(&mut self, disk: &str, look: &OwnershipSnapshot) {
         let Some(wait) = self.disks.get_mut(disk) else { return };
         let title = look.title.as_ref().map_or(0, |title| title.revision);
         wait.title = wait.title.max(title);
@@ -183,8 +183,8 @@ impl Waiting {
         let Some(wait) = self.disks.get(disk) else { return };
         match tried {
             // An event heard meanwhile has already scheduled the next attempt.
-            Tried::Elsewhere if wait.heard() > wait.looked => {}
-            Tried::Elsewhere => self.check_later(now, disk),
+            Tried::OtherOwner if wait.heard() > wait.looked => {}
+            Tried::OtherOwner => self.check_later(now, disk),
             Tried::Taken => self.forget(disk),
             Tried::Settles(at) => self.try_within(at, disk, SPREAD_NS),
             Tried::Unknown => self.try_within(now + AGAIN_NS, disk, AGAIN_NS),
@@ -192,7 +192,7 @@ impl Waiting {
     }
 
     /// Returns since when the disk has had no lock, as far as is known, with that revision of its record.
-    /// See [`Seat::saw_gone`](super::Seat::saw_gone).
+    /// See [`OwnershipState::saw_gone`](super::OwnershipState::saw_gone).
     pub fn gone(&self, disk: &str) -> Option<(u64, Instant)> {
         let wait = self.disks.get(disk)?;
         let (revision, at) = wait.hold_gone?;
@@ -288,15 +288,15 @@ mod tests {
         for _ in disks {
             let disk = waiting.poll(at(1)).expect("each is looked at once");
             waiting.handle_look(&disk, &held(3));
-            waiting.handle_tried(at(1), &disk, Tried::Elsewhere);
+            waiting.handle_tried(at(1), &disk, Tried::OtherOwner);
         }
         assert_eq!(waiting.poll(at(1)), None);
         waiting
     }
 
-    fn held(revision: u64) -> Look {
+    fn held(revision: u64) -> OwnershipSnapshot {
         let found = |value| Found { value, revision, lease: LeaseId(1) };
-        let title = crate::cluster::Title {
+        let title = crate::cluster::OwnershipRecord {
             member: member("o"),
             generation: 1,
             taken: true,
@@ -306,7 +306,7 @@ mod tests {
             adopted: Vec::new(),
         };
         let title = Found { value: title, revision, lease: LeaseId(0) };
-        Look { title: Some(title), hold: Some(found(member("o"))) }
+        OwnershipSnapshot { title: Some(title), hold: Some(found(member("o"))) }
     }
 
     /// Returns the time from `from` to the next attempt.
@@ -318,29 +318,29 @@ mod tests {
     fn what_another_host_has_is_left_alone_until_something_is_heard() {
         let mut waiting = waiting("a", &["d", "e"]);
         assert!(next_ns(&waiting, at(1)) >= CHECK_NS / 2);
-        waiting.handle_news(at(9), "d", 7, News::Title { taken: false });
+        waiting.handle_news(at(9), "d", 7, ClusterEvent::OwnershipRecord { taken: false });
         assert!(next_ns(&waiting, at(9)) < SPREAD_NS);
         assert_eq!(waiting.poll(at(10)).as_deref(), Some("d"));
         assert_eq!(waiting.poll(at(10)), None);
         // Another host was faster.
-        waiting.handle_news(at(9), "e", 8, News::Title { taken: false });
-        waiting.handle_news(at(9), "e", 9, News::Title { taken: true });
+        waiting.handle_news(at(9), "e", 8, ClusterEvent::OwnershipRecord { taken: false });
+        waiting.handle_news(at(9), "e", 9, ClusterEvent::OwnershipRecord { taken: true });
         assert!(next_ns(&waiting, at(9)) > SPREAD_NS);
-        waiting.handle_news(at(9), "unknown", 9, News::HoldGone);
+        waiting.handle_news(at(9), "unknown", 9, ClusterEvent::HoldGone);
     }
 
     #[test]
     fn what_vanished_is_tried_when_it_has_settled_and_not_looked_at_before() {
         let mut waiting = waiting("a", &["d"]);
         assert_eq!(waiting.gone("d"), None);
-        waiting.handle_news(at(20), "d", 7, News::HoldGone);
+        waiting.handle_news(at(20), "d", 7, ClusterEvent::HoldGone);
         assert_eq!(waiting.gone("d"), Some((3, at(20))));
         assert!((SETTLE..SETTLE + SPREAD_NS).contains(&next_ns(&waiting, at(20))));
         // Repeated and older events.
-        waiting.handle_news(at(24), "d", 7, News::HoldGone);
-        waiting.handle_news(at(24), "d", 2, News::Title { taken: true });
+        waiting.handle_news(at(24), "d", 7, ClusterEvent::HoldGone);
+        waiting.handle_news(at(24), "d", 2, ClusterEvent::OwnershipRecord { taken: true });
         assert_eq!(waiting.gone("d"), Some((3, at(20))));
-        waiting.handle_news(at(25), "d", 8, News::Title { taken: true });
+        waiting.handle_news(at(25), "d", 8, ClusterEvent::OwnershipRecord { taken: true });
         assert_eq!(waiting.gone("d"), None, "somebody took it");
         assert!(waiting.has_moved("d", 3) && !waiting.has_moved("d", 8) && !waiting.has_moved("e", 3));
         assert!(next_ns(&waiting, at(25)) >= CHECK_NS / 2);
@@ -350,26 +350,26 @@ mod tests {
     fn news_in_another_order_is_understood() {
         let mut waiting = waiting("a", &["d", "e"]);
         // Given back: both changes have one revision.
-        waiting.handle_news(at(20), "d", 7, News::HoldGone);
-        waiting.handle_news(at(20), "d", 7, News::Title { taken: false });
+        waiting.handle_news(at(20), "d", 7, ClusterEvent::HoldGone);
+        waiting.handle_news(at(20), "d", 7, ClusterEvent::OwnershipRecord { taken: false });
         assert_eq!(waiting.gone("d"), None);
         assert!(next_ns(&waiting, at(20)) < SPREAD_NS);
-        waiting.handle_news(at(20), "d", 6, News::HoldGone);
+        waiting.handle_news(at(20), "d", 6, ClusterEvent::HoldGone);
         assert_eq!(waiting.gone("d"), None, "that was before the title");
         // Taken and lost: the end is heard first.
-        waiting.handle_news(at(20), "e", 12, News::HoldGone);
-        waiting.handle_news(at(21), "e", 11, News::Title { taken: true });
+        waiting.handle_news(at(20), "e", 12, ClusterEvent::HoldGone);
+        waiting.handle_news(at(21), "e", 11, ClusterEvent::OwnershipRecord { taken: true });
         assert_eq!(waiting.gone("e"), Some((11, at(20))));
     }
 
     #[test]
     fn news_that_comes_while_a_disk_is_tried_is_not_forgotten() {
         let mut waiting = waiting("a", &["d"]);
-        waiting.handle_news(at(20), "d", 5, News::Title { taken: false });
+        waiting.handle_news(at(20), "d", 5, ClusterEvent::OwnershipRecord { taken: false });
         let disk = waiting.poll(at(21)).unwrap();
         waiting.handle_look(&disk, &held(6));
-        waiting.handle_news(at(21), "d", 7, News::Title { taken: false });
-        waiting.handle_tried(at(22), "d", Tried::Elsewhere);
+        waiting.handle_news(at(21), "d", 7, ClusterEvent::OwnershipRecord { taken: false });
+        waiting.handle_tried(at(22), "d", Tried::OtherOwner);
         assert!(waiting.poll(at(22)).is_some(), "it was given back after the look");
     }
 
@@ -380,7 +380,7 @@ mod tests {
             .iter()
             .map(|name| {
                 let mut waiting = waiting(name, &["d"]);
-                waiting.handle_news(at(20), "d", 7, News::Title { taken: false });
+                waiting.handle_news(at(20), "d", 7, ClusterEvent::OwnershipRecord { taken: false });
                 next_ns(&waiting, at(20))
             })
             .collect();
@@ -400,7 +400,7 @@ mod tests {
             while let Some(disk) = waiting.poll(at(second)) {
                 looks += 1;
                 waiting.handle_look(&disk, &held(3));
-                waiting.handle_tried(at(second), &disk, Tried::Elsewhere);
+                waiting.handle_tried(at(second), &disk, Tried::OtherOwner);
             }
         }
         let first = names.len() as u64;
@@ -415,7 +415,7 @@ mod tests {
     fn what_is_not_waited_for_any_more_is_forgotten_and_what_is_unknown_is_tried_again() {
         let mut waiting = waiting("a", &["d", "e"]);
         waiting.handle_waits(at(2), ["e"].into_iter());
-        waiting.handle_news(at(3), "d", 9, News::HoldGone);
+        waiting.handle_news(at(3), "d", 9, ClusterEvent::HoldGone);
         assert_eq!(waiting.gone("d"), None);
         waiting.handle_tried(at(3), "e", Tried::Unknown);
         assert!(next_ns(&waiting, at(3)) <= 2 * AGAIN_NS);

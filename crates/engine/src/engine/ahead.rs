@@ -7,9 +7,9 @@
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending, tier};
 use crate::cache::push_run;
-use crate::claims::Range;
 use crate::io::{BufferSlice, IoError, IoOp, Target};
-use crate::memory::{Ahead, Piece};
+use crate::memory::{Ahead, PageRange};
+use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// Transfers under way at once, those that wait for their claim included.
@@ -18,7 +18,7 @@ const TRANSFERS_MAX: u32 = 4;
 impl super::Disk {
     /// While a cache is being recovered or changed, nobody but a request itself is told what it may read.
     fn may_read_ahead(&self) -> bool {
-        let at_peace = !self.holds && self.coming.is_none() && self.removing.is_none();
+        let at_peace = !self.holds && self.recovering.is_none() && self.removing.is_none();
         at_peace && self.memory_uses().keeps_reads
     }
 }
@@ -44,7 +44,7 @@ impl Engine {
 
     /// Read-ahead leaves half of the buffers to those who have to go on.
     pub(super) fn has_buffer_to_spare(&self) -> bool {
-        self.lent.spare() > 0
+        self.destage_buffers.spare() > 0
     }
 
     /// What was to be read ahead is not in memory: less is, next time.
@@ -85,7 +85,7 @@ impl Engine {
             }
         }
         disk.jobs += 1;
-        self.lent.shorten(&mut buffer, (range.end - range.first) * SECTOR_BYTES);
+        self.destage_buffers.shorten(&mut buffer, (range.end - range.first) * SECTOR_BYTES);
         let it = &mut self.jobs[job];
         (it.range, it.buffer) = (range, Some(buffer));
         if valid == range.end - range.first {
@@ -141,7 +141,7 @@ impl Engine {
         let believed = step == Step::AheadFlash || doubts == disk.backed.doubts;
         if let (true, Some(memory)) = (disk.may_read_ahead() && believed, &mut disk.memory) {
             disk.stats.read_ahead_bytes += (range.end - range.first) * SECTOR_BYTES;
-            let copy = |mut piece: Piece| {
+            let copy = |mut piece: PageRange| {
                 piece.at += buffer.first_sector();
                 copy_out.push_back(tier::into_memory(id, buffer.id, piece));
             };
@@ -157,6 +157,6 @@ impl Engine {
             self.missed_ahead(range.disk, Ahead { first: range.first, end: range.end });
         }
         let runnable = &mut self.runnable;
-        self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+        self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
     }
 }

@@ -20,9 +20,9 @@
 use std::collections::BTreeMap;
 
 use super::Engine;
-use crate::claims::Range;
 use crate::command::Event;
 use crate::io::IoError;
+use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, RequestId, SessionId};
 
 /// Ranges of changes that are remembered one by one; with more of them, the whole disk counts as changed.

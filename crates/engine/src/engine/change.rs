@@ -27,7 +27,7 @@ impl Engine {
             (Command::AddDisk(config), slot @ None) => {
                 *slot = Some(Box::new(Disk::new(config, now)));
                 self.slots.join(disk_id, config.datastore);
-                self.lent.shares.join(disk_id, config.datastore);
+                self.destage_buffers.shares.join(disk_id, config.datastore);
                 self.job_slots.join(disk_id, config.datastore);
                 Ok(())
             }
@@ -41,7 +41,7 @@ impl Engine {
                     self.done(command, disk_id, Err(CommandError::Removing));
                 }
                 self.stop_vacating(disk_id, CommandError::Removing);
-                self.let_go_of_coming(disk_id);
+                self.release_recovering(disk_id);
                 self.pass_waiting(now, disk_id);
                 // What waits for a limit would keep the removal waiting.
                 self.set_qos(now, disk_id, DiskQos::default());
@@ -56,11 +56,11 @@ impl Engine {
                     Some(_) if mode == Mode::WriteBack && disk.journal.is_none() => {
                         Err(CommandError::NoJournal)
                     }
-                    Some(_) if mode == Mode::WriteBack && !self.lent.is_any() => {
+                    Some(_) if mode == Mode::WriteBack && !self.destage_buffers.is_any() => {
                         Err(CommandError::Unworkable)
                     }
                     Some(cache) => {
-                        disk.care.look_for_missing(cache.index.frames());
+                        disk.maintenance.look_for_missing(cache.index.frames());
                         disk.tune(mode, destage, copies);
                         self.wake(disk_id);
                         Ok(())
@@ -156,7 +156,7 @@ impl Engine {
         self.unhold(id);
         self.end_freezing(id);
         let disk = self.disk_mut(id);
-        if let Some(command) = disk.removing.take_if(|_| !disk.stranded.is_empty()) {
+        if let Some(command) = disk.removing.take_if(|_| !disk.awaiting_journal.is_empty()) {
             // They wait for another journal, and so has the removal to.
             self.done(command, id, Err(CommandError::JournalFailed));
         }
@@ -189,7 +189,7 @@ impl Engine {
             self.report_owed(id);
             self.disks[id.0 as usize] = None;
             self.slots.leave(id);
-            self.lent.shares.leave(id);
+            self.destage_buffers.shares.leave(id);
             self.job_slots.leave(id);
             return self.done(command, id, Ok(segments));
         }
@@ -305,7 +305,9 @@ impl Disk {
                 self.grow(size_bytes);
                 return Ok(Vec::new());
             }
-            (None, CacheChange::Enable(_)) if self.coming.is_some() => return Err(CommandError::CacheExists),
+            (None, CacheChange::Enable(_)) if self.recovering.is_some() => {
+                return Err(CommandError::CacheExists);
+            }
             (None, CacheChange::Enable(enable)) => {
                 self.cache = Some(Cache::new(enable.config, enable.segments, size)?);
                 self.fenced = false;

@@ -5,13 +5,13 @@
 //! began are served by it. Full pages are written without waiting for a round, and so are those that a guest's flush is about
 //! to ask for. docs/decisions/0006 has the rules.
 
-use super::records::{Journal, Round};
-use super::stranded::WAIT_NS_MAX;
+use super::awaiting_journal::WAIT_NS_MAX;
+use super::records::{Commit, Journal};
 use super::{Engine, Owner, Phase};
-use crate::claims::Range;
 use crate::command::{Copies, Event};
 use crate::io::{IoError, IoOp, Target};
 use crate::journal::Writer;
+use crate::range_locks::Range;
 use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
 /// A copy of the ring is given up after so many failed writes of one run of pages. A flush that failed is not tried again:
@@ -185,10 +185,10 @@ impl Engine {
 
     /// Everything the round was to make durable is.
     fn end_round(&mut self, now: Instant, disk: DiskId) {
-        let Engine { disks, claims, .. } = self;
+        let Engine { disks, range_locks, .. } = self;
         let it = disks[disk.0 as usize].as_mut().expect("disks outlive their I/O");
         let (journal, index) = it.journal_and_index().expect("it had a round");
-        let Round { upto, waiters, releases, .. } = journal.round.take().expect("it had a round");
+        let Commit { upto, waiters, releases, .. } = journal.round.take().expect("it had a round");
         journal.writer.committed(upto);
         journal.durable = upto;
         let shift = index.block_shift();
@@ -199,7 +199,7 @@ impl Engine {
             index.set_held(sector, false);
             // What is empty may be about to be filled.
             let first = u64::from(index.block(FrameNo((sector >> shift) as u32)).0) << shift;
-            if !claims.is_busy(&Range { disk, first, end: first + (1 << shift) }) {
+            if !range_locks.is_busy(&Range { disk, first, end: first + (1 << shift) }) {
                 index.free_second_if_empty(sector);
             }
         }
@@ -298,7 +298,7 @@ impl Engine {
             self.committed(now, slot, Err(IoError::Failed));
         }
         if waited {
-            self.fail_stranded(now, disk);
+            self.fail_awaiting_journal(now, disk);
         }
     }
 

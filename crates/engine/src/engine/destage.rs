@@ -8,9 +8,9 @@ use super::Engine;
 use super::destager::{Epochs, half_age_ns};
 use super::jobs::JobKind;
 use crate::cache::Cache;
-use crate::claims::{Kind, Range};
 use crate::command::{CacheConfig, CommandError, Copies, Destage, Layout, Mode};
 use crate::io::IoError;
+use crate::range_locks::{Kind, Range};
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// Sectors written to the backing after which it is flushed, though there is more to destage; less in a small cache.
@@ -268,7 +268,7 @@ impl Engine {
     pub(super) fn end_order_wait(&mut self, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
-            if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
+            if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }

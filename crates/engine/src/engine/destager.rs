@@ -131,14 +131,14 @@ impl Destager {
 
     /// What a guest's write makes of this block. True if it was not to be destaged before.
     pub(super) fn add(&mut self, block: BlockNo, epoch: u32) -> bool {
-        let is_new = self.enter(block, epoch);
+        let is_new = self.enqueue(block, epoch);
         if is_new && self.order == DestageOrder::Coldest {
             self.queue.push_back((block, self.turns));
         }
         is_new
     }
 
-    fn enter(&mut self, block: BlockNo, epoch: u32) -> bool {
+    fn enqueue(&mut self, block: BlockNo, epoch: u32) -> bool {
         let Entry::Vacant(entry) = self.todo.entry(block) else { return false };
         self.turns = self.turns.wrapping_add(1);
         entry.insert(Todo { epoch, turn: self.turns });
@@ -174,7 +174,7 @@ impl Destager {
 
     /// This block is among the oldest: it goes as soon as it may.
     pub(super) fn hurry(&mut self, block: BlockNo) {
-        if self.enter(block, self.front) && self.order == DestageOrder::Coldest {
+        if self.enqueue(block, self.front) && self.order == DestageOrder::Coldest {
             self.queue.push_front((block, self.turns));
         }
     }

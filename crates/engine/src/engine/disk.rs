@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use super::awaiting_journal::{AwaitingJournal, WAIT_NS_MAX};
 use super::backed::Backed;
-use super::care::Care;
-use super::coming::Coming;
 use super::destager::Destager;
+use super::maintenance::Maintenance;
 use super::merge::Merger;
 use super::ownership::Ownership;
 use super::records::Journal;
-use super::stranded::{Stranded, WAIT_NS_MAX};
+use super::recovering::RecoveringCache;
 use super::structure::Opening;
 use super::vacate::Vacating;
 use super::verify::Verify;
@@ -65,9 +65,9 @@ pub(super) struct Disk {
     /// A cache whose first ring is being written; it takes the place of `cache`.
     pub(super) opening: Option<Box<Opening>>,
     /// A cache that is being recovered.
-    pub(super) coming: Option<Box<Coming>>,
+    pub(super) recovering: Option<Box<RecoveringCache>>,
     pub(super) destager: Destager,
-    pub(super) care: Care,
+    pub(super) maintenance: Maintenance,
     pub(super) verify: Verify,
     /// The command that drains the cache.
     pub(super) draining: Option<CommandId>,
@@ -77,7 +77,7 @@ pub(super) struct Disk {
     pub(super) holds: bool,
     pub(super) held: Vec<u32>,
     /// Requests that wait because the journal is lost.
-    pub(super) stranded: Stranded,
+    pub(super) awaiting_journal: AwaitingJournal,
     /// Sectors of the cache that are dirty and that flash did not deliver.
     pub(super) lost: BTreeSet<u64>,
     /// Writes of guests on their way to flash.
@@ -122,15 +122,15 @@ impl Disk {
             journal: None,
             journal_in_flight: 0,
             opening: None,
-            coming: None,
+            recovering: None,
             destager: Destager::default(),
-            care: Care::default(),
+            maintenance: Maintenance::default(),
             verify: Verify::default(),
             draining: None,
             vacating: None,
             holds: false,
             held: Vec::new(),
-            stranded: Stranded::default(),
+            awaiting_journal: AwaitingJournal::default(),
             lost: BTreeSet::new(),
             flash_writes: 0,
             backed: Backed::new(),
@@ -155,7 +155,7 @@ impl Disk {
     /// When its cache wants to be looked at.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
-        let lost_at = journal.lost_at().filter(|_| !self.stranded.is_empty());
+        let lost_at = journal.lost_at().filter(|_| !self.awaiting_journal.is_empty());
         let given_up = lost_at.map(|at| at + WAIT_NS_MAX);
         if self.holds {
             let closes = self.removing.is_some() && self.opening.is_some();
@@ -164,13 +164,13 @@ impl Disk {
             let waits = given_up.into_iter().chain(flush_again).chain(insists);
             return journal.deadline().into_iter().chain(waits).min();
         }
-        let care = if journal.dead { None } else { self.care.deadline() };
+        let maintenance = if journal.dead { None } else { self.maintenance.deadline() };
         let verify = if journal.dead { None } else { self.verify.deadline() };
         let journal = journal.deadline().into_iter();
         journal
             .chain(self.destage_deadline())
             .chain(self.zones_due)
-            .chain(care)
+            .chain(maintenance)
             .chain(verify)
             .chain(given_up)
             .min()
@@ -187,7 +187,7 @@ impl Disk {
     #[inline]
     pub(super) fn looked_up(&self) -> Result<&Cache, Outcome> {
         match &self.cache {
-            _ if self.coming.is_some() => Err(Outcome::BypassRecovering),
+            _ if self.recovering.is_some() => Err(Outcome::BypassRecovering),
             _ if self.opening.is_some() || !self.changes.is_empty() => Err(Outcome::BypassChanging),
             Some(_) if self.stalled => Err(Outcome::BypassStalled),
             Some(cache) => Ok(cache),
@@ -198,7 +198,7 @@ impl Disk {
 
     /// Does the backing have everything that was acknowledged? No wherever that is not certain.
     pub(super) fn backing_has_all(&self) -> bool {
-        let is_settled = self.coming.is_none() && self.opening.is_none() && self.changes.is_empty();
+        let is_settled = self.recovering.is_none() && self.opening.is_none() && self.changes.is_empty();
         let is_clean = self.cache.as_ref().is_none_or(|cache| cache.index.dirty_sectors() == 0);
         is_settled && is_clean && self.lost.is_empty()
     }
@@ -226,13 +226,13 @@ impl Disk {
         let whole =
             |journal: &Journal| !journal.dead && journal.spared.is_empty() && !journal.lost.contains(&true);
         let mirrored = self.journal.as_deref().is_some_and(|it| it.ring.copies.len() > 1 && whole(it));
-        let is_settled = self.coming.is_none() && self.opening.is_none() && self.changes.is_empty();
+        let is_settled = self.recovering.is_none() && self.opening.is_none() && self.changes.is_empty();
         cache.config.copies == Copies::Peer
             && cache.second_sectors() > 0
             && mirrored
             && is_settled
             && self.lost.is_empty()
-            && self.care.is_doubled()
+            && self.maintenance.is_doubled()
     }
 
     pub(super) fn snapshot(&self, now: Instant) -> DiskStats {
@@ -261,7 +261,7 @@ impl Disk {
             stats.memory_index_bytes = memory.index_bytes();
         }
         stats.cache = match &self.cache {
-            _ if self.coming.is_some() => CacheState::Recovering,
+            _ if self.recovering.is_some() => CacheState::Recovering,
             _ if self.holds || self.opening.is_some() || !self.changes.is_empty() => CacheState::Changing,
             Some(_) if self.stalled => CacheState::Stalled,
             Some(_) => CacheState::Active,

@@ -5,13 +5,13 @@
 
 use super::shared::is_shared;
 use super::{Active, Engine, Limits, Pending, Phase};
-use crate::admission::Brings;
+use crate::admission::AdmissionEffect;
 use crate::cache::{FlashRun, push_run};
-use crate::claims::Range;
 use crate::command::{Copies, Mode, Role};
 use crate::directory::{Placed, Refusal};
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::outcome::Outcome;
+use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
@@ -29,12 +29,12 @@ impl Engine {
         if !self.is_believed(slot) {
             return Err(Outcome::MissFlashBusy);
         }
-        let brings = if request.op == Op::Pull { Brings::Pulled } else { Brings::Clean };
+        let effect = if request.op == Op::Pull { AdmissionEffect::Pulled } else { AdmissionEffect::Clean };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let shared = std::mem::take(&mut self.requests[slot].shared);
         // By the sector of the buffer.
         let is_elsewhere = |at, count| is_shared(&shared, range.first + at, range.first + at + count);
-        let Engine { disks, claims, runs, .. } = self;
+        let Engine { disks, range_locks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         if disk.ownership.role == Role::Standby && request.op != Op::Pull {
             return Err(Outcome::BypassStandby);
@@ -49,7 +49,7 @@ impl Engine {
         if self.fill_bytes + bytes > fill_bytes_max || self.filling >= requests_max.div_ceil(2) {
             return Err(Outcome::MissFlashBusy);
         }
-        let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
+        let is_busy = |first, end| range_locks.is_busy(&Range { disk: request.disk, first, end });
         runs.clear();
         let mut refused = ((first, end) != (range.first, range.end)).then_some(Outcome::WriteNotCopied);
         let mut evicted = 0;
@@ -69,7 +69,7 @@ impl Engine {
             } else if !has_share || found.is_none() && refused == Some(Outcome::MissNoBlock) {
                 Err(Refusal::NoBlock)
             } else {
-                cache.bring(span, found, (run, brings), is_busy)
+                cache.bring(span, found, (run, effect), is_busy)
             };
             match brought {
                 Ok(Placed { sector, evicted: gone }) => {
@@ -109,7 +109,7 @@ impl Engine {
         let before = runs.len();
         runs.retain(|FlashRun { extent, buffer_sector }| {
             let first = range.first + buffer_sector;
-            !claims.is_shared(slot, &Range { disk: request.disk, first, end: first + extent.count })
+            !range_locks.is_shared(slot, &Range { disk: request.disk, first, end: first + extent.count })
         });
         if runs.len() < before {
             refused = Some(Outcome::MissFlashBusy);

@@ -10,7 +10,9 @@ use super::disk::Disk;
 use super::jobs::JobKind;
 use super::{Engine, Owner, Phase};
 use crate::io::{Io, Target};
-use crate::qos::{Control, DiskQos, Due, FlowId, Report, Resource, ResourceState, Scheduler, Window, units};
+use crate::qos::{
+    Control, DiskQos, Entitlement, FlowId, Report, Resource, ResourceState, Scheduler, Window, units,
+};
 use crate::units::{DiskId, Instant, IoId};
 
 /// Of work that no guest waits for, all disks' together: as a disk with low shares.
@@ -114,14 +116,14 @@ impl Engine {
     pub(super) fn send_io(&mut self, now: Instant, io: Io) {
         let owner = self.ios[io.id.0].owner;
         if matches!(owner, Owner::Journal(_)) {
-            return self.let_out(now, io);
+            return self.dispatch(now, io);
         }
         let disk = self.ios[io.id.0].disk;
         let resource = self.resource_of(disk, io.target);
         let is_background = self.is_background(owner);
         let qos = self.disk(disk).due();
         let (flow, due) = match (is_background, io.target) {
-            (true, _) => (BACKGROUND, Due { shares: BACKGROUND_SHARES, ..Due::default() }),
+            (true, _) => (BACKGROUND, Entitlement { shares: BACKGROUND_SHARES, ..Entitlement::default() }),
             (false, Target::Backing(_)) => (flow_of(disk), qos.backing),
             (false, Target::Flash(_)) => (flow_of(disk), qos.flash),
         };
@@ -129,7 +131,7 @@ impl Engine {
         let gate = self.gates.get(resource);
         let is_limited = due.limit.is_some() || due.bytes_limit.is_some();
         if !gate.window.is_on() && !is_limited && gate.scheduler.waiting(flow) == 0 {
-            return self.let_out(now, io);
+            return self.dispatch(now, io);
         }
         gate.scheduler.set(now, flow, due);
         gate.scheduler.push(now, flow, units(io.len, unit_bytes), io.len, io);
@@ -185,11 +187,11 @@ impl Engine {
                 gate.window.began();
                 self.ios[io.id.0].is_counted = true;
             }
-            self.let_out(now, io);
+            self.dispatch(now, io);
         }
     }
 
-    fn let_out(&mut self, now: Instant, io: Io) {
+    fn dispatch(&mut self, now: Instant, io: Io) {
         let pending = &mut self.ios[io.id.0];
         pending.issued = now;
         if let Target::Flash(device) = io.target {
@@ -210,7 +212,7 @@ impl Engine {
         match owner {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,
             Owner::Job(job) => match self.jobs[job].kind {
-                JobKind::Destage | JobKind::Flush(_) | JobKind::Care(_) | JobKind::Verify => true,
+                JobKind::Destage | JobKind::Flush(_) | JobKind::Maintenance(_) | JobKind::Verify => true,
                 JobKind::Edges(_) | JobKind::ReadEdge(..) | JobKind::ReadAhead | JobKind::Merged => false,
             },
             Owner::Journal(_) => true,
@@ -227,7 +229,7 @@ impl Disk {
         if !self.holds || !self.journal.as_ref().is_some_and(|journal| journal.dead) {
             return self.qos;
         }
-        let unlimited = |due: Due| Due { limit: None, bytes_limit: None, ..due };
+        let unlimited = |due: Entitlement| Entitlement { limit: None, bytes_limit: None, ..due };
         DiskQos { backing: unlimited(backing), flash: unlimited(flash) }
     }
 }

@@ -35,7 +35,7 @@ impl Disk {
         if self.ownership.role != Role::Here || self.ownership.is_watched() {
             return Err(CommandError::WrongRole);
         }
-        if self.coming.is_some() {
+        if self.recovering.is_some() {
             return Err(CommandError::Recovering);
         }
         let cache = self.cache.as_ref().map(|cache| cache.config.block_bytes);

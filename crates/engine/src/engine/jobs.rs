@@ -6,12 +6,12 @@
 
 use std::collections::BTreeSet;
 
-use super::lent::{Least, Piece};
+use super::destage_buffers::{DestageBuffer, Least};
 use super::partial::EdgeSource;
 use super::{Engine, Owner, Pending};
 use crate::cache::push_run;
-use crate::claims::Range;
 use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
+use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// What is longer is not moved in shorter pieces: those cost the backing more than they bring.
@@ -30,7 +30,7 @@ pub(super) struct Job {
     pub(super) range: Range,
     pub(super) pending: u32,
     pub(super) step: Step,
-    pub(super) buffer: Option<Piece>,
+    pub(super) buffer: Option<DestageBuffer>,
     pub(super) failed: bool,
     /// The count of the disk's doubts when it wrote to the backing, or flushed it.
     pub(super) doubts: u64,
@@ -45,8 +45,8 @@ pub(super) enum JobKind {
     Edges(u32),
     /// The backing is flushed; the writes before it, up to this count, are durable then.
     Flush(u64),
-    /// A frame is looked after (`care.rs`).
-    Care(FrameNo),
+    /// A frame is looked after (`maintenance.rs`).
+    Maintenance(FrameNo),
     /// A sequential reader's next sectors come into memory (`ahead.rs`).
     ReadAhead,
     /// Sectors of a recovered cache are compared with the backing (`verify.rs`).
@@ -73,7 +73,7 @@ impl JobKind {
     fn least(self) -> Least {
         match self {
             // A frame is looked after as a whole.
-            JobKind::Care(_) => Least::All,
+            JobKind::Maintenance(_) => Least::All,
             _ => Least::Bytes(BUFFER_BYTES_MIN),
         }
     }
@@ -83,7 +83,7 @@ impl JobKind {
 pub(super) enum Step {
     Waiting,
     CareRead,
-    CareWrite,
+    MaintenanceWrite,
     FlashRead,
     BackingWrite,
     Flush,
@@ -109,7 +109,7 @@ impl Engine {
             false => self.has_job_at_once(range.disk),
         };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
-        if !has_slot || !self.lent.has(range.disk, bytes, kind.least()) {
+        if !has_slot || !self.destage_buffers.has(range.disk, bytes, kind.least()) {
             return false;
         }
         let job = self.insert_job(Job {
@@ -172,7 +172,7 @@ impl Engine {
     }
 
     /// A job for a merged write of this range, whose sectors its members have claimed, in this buffer.
-    pub(super) fn begin_merged(&mut self, range: Range, buffer: Piece) -> u32 {
+    pub(super) fn begin_merged(&mut self, range: Range, buffer: DestageBuffer) -> u32 {
         let job = self.insert_job(Job {
             disk: range.disk,
             kind: JobKind::Merged,
@@ -193,8 +193,8 @@ impl Engine {
         let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let taken = match kind {
-            JobKind::ReadAhead | JobKind::Verify => self.lent.take_spare(disk_id, bytes),
-            _ => self.lent.take(disk_id, bytes, kind.least()),
+            JobKind::ReadAhead | JobKind::Verify => self.destage_buffers.take_spare(disk_id, bytes),
+            _ => self.destage_buffers.take(disk_id, bytes, kind.least()),
         };
         let Some(mut buffer) = taken else {
             // Others were faster. It is tried again when they are done.
@@ -202,11 +202,11 @@ impl Engine {
         };
         self.jobs[job].buffer = Some(buffer);
         let capacity = buffer.sectors();
-        if matches!(kind, JobKind::Care(_) | JobKind::ReadAhead | JobKind::Verify) {
+        if matches!(kind, JobKind::Maintenance(_) | JobKind::ReadAhead | JobKind::Verify) {
             self.jobs[job].range.end = range.end.min(range.first + capacity);
         }
         match kind {
-            JobKind::Care(frame) => return self.start_care(now, job, frame),
+            JobKind::Maintenance(frame) => return self.start_maintenance(now, job, frame),
             JobKind::ReadAhead => return self.start_ahead(now, job),
             JobKind::Verify => return self.start_verify(now, job),
             JobKind::ReadEdge(..) => return self.start_edge(now, job),
@@ -243,7 +243,7 @@ impl Engine {
         if runs.is_empty() {
             return self.end_job(now, job, Ok(()));
         }
-        self.lent.shorten(&mut buffer, (end - first) * SECTOR_BYTES);
+        self.destage_buffers.shorten(&mut buffer, (end - first) * SECTOR_BYTES);
         let it = &mut self.jobs[job];
         (it.range.first, it.range.end, it.buffer) = (first, end, Some(buffer));
         it.step = Step::FlashRead;
@@ -263,10 +263,10 @@ impl Engine {
         self.jobs[job].pending -= 1;
         let Job { disk, range, step, buffer, kind, .. } = self.jobs[job];
         match (step, kind) {
-            (Step::CareRead, JobKind::Care(frame)) => {
-                return self.care_read_done(now, job, frame, io, result, sums);
+            (Step::CareRead, JobKind::Maintenance(frame)) => {
+                return self.maintenance_read_done(now, job, frame, io, result, sums);
             }
-            (Step::CareWrite, _) => return self.care_write_done(now, job, io, result, sums),
+            (Step::MaintenanceWrite, _) => return self.maintenance_write_done(now, job, io, result, sums),
             (_, JobKind::Verify) => return self.verify_read_done(now, job, result, sums),
             (_, JobKind::ReadAhead) => return self.ahead_io_done(now, job, io, result, sums),
             (_, JobKind::Merged) => return self.merged_done(now, job, result),
@@ -286,7 +286,7 @@ impl Engine {
                 self.jobs[job].doubts = self.disk(disk).backed.doubts;
                 let offset = range.first * SECTOR_BYTES;
                 let len = (range.end * SECTOR_BYTES).min(self.disk(disk).config.size_bytes) - offset;
-                let Piece { id, offset: start, .. } = buffer.expect("a transfer has a buffer");
+                let DestageBuffer { id, offset: start, .. } = buffer.expect("a transfer has a buffer");
                 let slice = Some(BufferSlice { id, offset: start, len: len as u32 });
                 let op = IoOp::Write(Durability::Volatile);
                 self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, (offset, len), slice, 0);
@@ -306,13 +306,13 @@ impl Engine {
         it.jobs_at_once -= u32::from(kind.is_at_once());
         // A doubt since it was sent: it may be lost though it ended well.
         let believed = doubts == it.backed.doubts;
-        buffer.iter().for_each(|piece| self.lent.give_back(piece));
+        buffer.iter().for_each(|piece| self.destage_buffers.give_back(piece));
         match kind {
             JobKind::Flush(upto) => self.backing_flushed(now, disk, upto, believed, result),
             JobKind::Destage | JobKind::Edges(_) => {
                 self.transferred(now, disk, (range, whole), moved, believed, result)
             }
-            JobKind::Care(_) => self.care_done(now, disk, job, result),
+            JobKind::Maintenance(_) => self.maintenance_done(now, disk, job, result),
             JobKind::ReadAhead => self.ahead_done(job, whole, result),
             JobKind::Verify => self.verify_done(now, job, disk, result),
             JobKind::Merged | JobKind::ReadEdge(..) => {}
@@ -321,12 +321,15 @@ impl Engine {
             JobKind::Destage => {
                 self.disk_mut(disk).destager.end_transfer(whole.end - whole.first);
                 let runnable = &mut self.runnable;
-                self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+                self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
             }
             JobKind::Edges(slot) => self.edges_destaged(now, slot, moved, result),
             JobKind::ReadEdge(slot, _) => self.edge_done(slot, whole),
-            JobKind::Flush(_) | JobKind::Care(_) | JobKind::ReadAhead | JobKind::Verify | JobKind::Merged => {
-            }
+            JobKind::Flush(_)
+            | JobKind::Maintenance(_)
+            | JobKind::ReadAhead
+            | JobKind::Verify
+            | JobKind::Merged => {}
         }
         self.unsettled.push(disk);
         self.wake_all();

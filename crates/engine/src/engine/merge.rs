@@ -9,10 +9,10 @@
 
 use std::collections::BTreeMap;
 
-use super::lent::Piece;
+use super::destage_buffers::DestageBuffer;
 use super::{Active, Engine, Owner};
-use crate::claims::Range;
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Op, Target};
+use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, sector_floor};
 
 /// No merged write crosses a multiple of this, bytes.
@@ -40,7 +40,7 @@ impl Merger {
     fn begin(&mut self, claim: u32, end: u64) {
         let twice = self.ends.insert(end, claim).is_some()
             | self.chains.insert(claim, Chain { end, waiting: Vec::new() }).is_some();
-        assert!(!twice, "claims keep writes apart");
+        assert!(!twice, "range_locks keep writes apart");
     }
 
     /// Lets a write of `offset..end` wait behind the one that ends where it begins. False if there is none.
@@ -103,7 +103,7 @@ impl Engine {
     }
 
     /// How many of these, from the first on, go into one I/O, and a buffer for them. `None`: the first one goes by itself.
-    fn room_for(&mut self, slots: &[u32]) -> Option<(usize, Piece)> {
+    fn room_for(&mut self, slots: &[u32]) -> Option<(usize, DestageBuffer)> {
         let start = self.requests[slots[0]].request.offset;
         let (base, boundary) = (sector_floor(start), (start / STRIPE_BYTES + 1) * STRIPE_BYTES);
         let requests = &self.requests;
@@ -114,17 +114,17 @@ impl Engine {
         if count < 2 || !self.has_job_to_spare(disk) {
             return None;
         }
-        let mut buffer = self.lent.take_spare(disk, end_of(&slots[count - 1]) - base)?;
+        let mut buffer = self.destage_buffers.take_spare(disk, end_of(&slots[count - 1]) - base)?;
         let count = count_to(boundary.min(base + u64::from(buffer.len)));
         if count < 2 {
-            self.lent.give_back(&buffer);
+            self.destage_buffers.give_back(&buffer);
             return None;
         }
-        self.lent.shorten(&mut buffer, end_of(&slots[count - 1]) - base);
+        self.destage_buffers.shorten(&mut buffer, end_of(&slots[count - 1]) - base);
         Some((count, buffer))
     }
 
-    fn write_merged(&mut self, now: Instant, disk: DiskId, slots: Vec<u32>, buffer: Piece) {
+    fn write_merged(&mut self, now: Instant, disk: DiskId, slots: Vec<u32>, buffer: DestageBuffer) {
         let (first, last) = (self.requests[slots[0]].range, self.requests[slots[slots.len() - 1]].range);
         let job = self.begin_merged(Range { disk, first: first.first, end: last.end }, buffer);
         let start = self.requests[slots[0]].request.offset;

@@ -25,13 +25,13 @@
 //! ```
 
 mod ahead;
+mod awaiting_journal;
 mod backed;
 mod bitmaps;
-mod care;
 mod change;
-mod coming;
 mod commit;
 mod destage;
+mod destage_buffers;
 mod destager;
 mod direct;
 mod disk;
@@ -40,15 +40,15 @@ mod gate;
 mod growth;
 mod issue;
 mod jobs;
-mod lent;
+mod maintenance;
 mod merge;
 mod ownership;
 mod partial;
 mod read;
 mod records;
+mod recovering;
 mod request;
 mod shared;
-mod stranded;
 mod structure;
 #[cfg(test)]
 mod tests;
@@ -63,13 +63,13 @@ use std::collections::{BTreeMap, VecDeque};
 
 use crate::admission::Run;
 use crate::cache::FlashRun;
-use crate::claims::{Claims, Range};
 use crate::command::Event;
 use crate::device::{Devices, Health};
 use crate::io::{BufferCopy, BufferSlice, Io, IoError, Op, Reply, Request, Target};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
 use crate::qos;
+use crate::range_locks::{Range, RangeLocks};
 use crate::shares::Shares;
 use crate::sizing::Sizing;
 use crate::slab::Slab;
@@ -77,10 +77,10 @@ use crate::stats::DiskStats;
 use crate::units::{BufferId, DiskId, Instant, IoId, RequestId};
 use crate::vscsi::Histograms;
 use commit::JournalIo;
+use destage_buffers::{DestageBuffer, DestageBuffers};
 use disk::Disk;
 use gate::Gates;
 use jobs::Job;
-use lent::{Lent, Piece};
 use partial::Edges;
 
 /// Longest request, bytes. Front ends split what has no payload and is longer.
@@ -151,7 +151,7 @@ pub struct Engine {
     health: Health,
     disks: Vec<Option<Box<Disk>>>,
     devices: Devices,
-    claims: Claims,
+    range_locks: RangeLocks,
     requests: Slab<Active>,
     ios: Slab<Pending>,
     gates: Gates,
@@ -172,7 +172,7 @@ pub struct Engine {
     /// Jobs, by disk.
     job_slots: Shares,
     /// Buffers for jobs.
-    lent: Lent,
+    destage_buffers: DestageBuffers,
     /// Transfers that read ahead.
     aheads: u32,
     /// What journal writes in flight write.
@@ -213,7 +213,7 @@ struct Active {
     /// Of a write that covers sectors in part.
     edges: Edges,
     /// The buffer from which flash gets zeroes.
-    zeroes: Option<Piece>,
+    zeroes: Option<DestageBuffer>,
     /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
     failed: bool,
     /// What of it another disk served: `first..end`.
@@ -294,7 +294,7 @@ impl Engine {
             },
             disks: Vec::new(),
             devices: Devices::default(),
-            claims: Claims::new(limits.requests_max + JOBS_MAX),
+            range_locks: RangeLocks::new(limits.requests_max + JOBS_MAX),
             requests: Slab::new(limits.requests_max),
             ios: Slab::new(limits.requests_max),
             gates: Gates::default(),
@@ -306,7 +306,7 @@ impl Engine {
             runnable: VecDeque::new(),
             jobs: Slab::new(JOBS_MAX),
             job_slots: Shares::new(JOBS_MAX.into()),
-            lent: Lent::default(),
+            destage_buffers: DestageBuffers::default(),
             aheads: 0,
             pages: BTreeMap::new(),
             awake: Vec::new(),
@@ -334,7 +334,7 @@ impl Engine {
             self.refuse(now, &request, error);
             return Ok(());
         }
-        self.pass_owner(now, now, request);
+        self.check_ownership(now, now, request);
         self.run(now);
         Ok(())
     }
@@ -381,14 +381,14 @@ impl Engine {
         assert!(self.ios.contains(id.0), "I/O {id} completes once");
         let Pending { disk, slice, .. } = self.ios[id.0];
         if let Some(slice) = slice {
-            self.lent.withhold(disk, slice);
+            self.destage_buffers.withhold(disk, slice);
         }
         self.handle_completion(now, id, Err(IoError::ShuttingDown), &[]);
     }
 
     /// Storage does not use the memory of an abandoned I/O any more.
     pub fn handle_returned(&mut self, now: Instant, slice: BufferSlice) {
-        self.lent.returned(slice);
+        self.destage_buffers.returned(slice);
         self.wake_all();
         self.run(now);
     }
@@ -477,7 +477,7 @@ impl Engine {
     /// Gives the engine a buffer of its own, for destaging and the like; without any, no cache can write back. `bytes` is a
     /// multiple of the largest block.
     pub fn lend(&mut self, buffer: BufferId, bytes: u32) {
-        self.lent.add(buffer, bytes);
+        self.destage_buffers.add(buffer, bytes);
     }
 
     /// The pages that an I/O with [`IoOp::WriteJournal`] writes: `Io::len` bytes.
@@ -529,14 +529,14 @@ impl Engine {
     fn run(&mut self, now: Instant) {
         loop {
             if let Some(slot) = self.runnable.pop_front() {
-                self.go_on(now, slot);
+                self.resume(now, slot);
             } else if let Some(disk) = self.unsettled.pop() {
                 self.settle(now, disk);
             } else if let Some(disk) = self.awake.pop() {
                 if self.disks[disk.0 as usize].is_some() {
                     self.disk_mut(disk).awake = false;
                     self.pump_destage(now, disk);
-                    self.pump_care(now, disk);
+                    self.pump_maintenance(now, disk);
                     self.pump_verify(now, disk);
                     self.pump_structure(now, disk);
                     self.pump_journal(now, disk);
@@ -548,7 +548,7 @@ impl Engine {
     }
 
     /// A request or a job has its claim, or what it waited for.
-    fn go_on(&mut self, now: Instant, slot: u32) {
+    fn resume(&mut self, now: Instant, slot: u32) {
         let Some(slot) = slot.checked_sub(self.limits.requests_max).map_or(Some(slot), |job| {
             self.start_job(now, job);
             None

@@ -53,7 +53,7 @@ impl Ownership {
 }
 
 /// What becomes of a request that arrives.
-enum Passage {
+enum OwnershipDecision {
     Served,
     /// Done without doing anything.
     Answered,
@@ -62,8 +62,8 @@ enum Passage {
 }
 
 /// The table of the module's text.
-fn passage(role: Role, op: Op) -> Passage {
-    use Passage::*;
+fn passage(role: Role, op: Op) -> OwnershipDecision {
+    use OwnershipDecision::*;
     match (role, op) {
         (Role::Here, Op::Forget | Op::Settle) => Refused,
         (Role::Here, _) => Served,
@@ -81,21 +81,21 @@ fn passage(role: Role, op: Op) -> Passage {
 impl Engine {
     /// Lets a request, which makes sense for its disk, in; or keeps it, or answers it. It came at `arrived`.
     #[inline]
-    pub(super) fn pass_owner(&mut self, now: Instant, arrived: Instant, request: Request) {
+    pub(super) fn check_ownership(&mut self, now: Instant, arrived: Instant, request: Request) {
         let role = self.disk(request.disk).ownership.role;
         if role == Role::Here && !request.op.is_own() {
-            return self.enter(now, arrived, request);
+            return self.admit(now, arrived, request);
         }
         match passage(role, request.op) {
-            Passage::Served => self.enter(now, arrived, request),
-            Passage::Answered => {
+            OwnershipDecision::Served => self.admit(now, arrived, request),
+            OwnershipDecision::Answered => {
                 let disk = self.disk_mut(request.disk);
                 disk.record(now, arrived, &request, Outcome::BypassStandby);
                 let Request { id, disk, .. } = request;
                 self.reply_out.push_back(Reply { id, disk, result: Ok(()), outcome: Outcome::BypassStandby });
                 self.release_out.extend(request.buffer);
             }
-            Passage::Waits => {
+            OwnershipDecision::Waits => {
                 let ownership = &mut self.disk_mut(request.disk).ownership;
                 ownership.waiting.push((arrived, request));
                 let is_first = role == Role::Standby && !std::mem::replace(&mut ownership.reported, true);
@@ -105,7 +105,7 @@ impl Engine {
                     self.event_out.push_back(Event::ChangeWaits(request.disk));
                 }
             }
-            Passage::Refused => self.refuse(now, &request, IoError::ShuttingDown),
+            OwnershipDecision::Refused => self.refuse(now, &request, IoError::ShuttingDown),
         }
     }
 
@@ -113,7 +113,7 @@ impl Engine {
     pub(super) fn joins_waiting(&self, request: &Request) -> bool {
         let Some(Some(disk)) = self.disks.get(request.disk.0 as usize) else { return false };
         let Ownership { role, waiting, .. } = &disk.ownership;
-        !waiting.is_empty() && matches!(passage(*role, request.op), Passage::Waits)
+        !waiting.is_empty() && matches!(passage(*role, request.op), OwnershipDecision::Waits)
     }
 
     /// Gives a disk another role. `None`: that takes effect later.
@@ -165,7 +165,7 @@ impl Engine {
     }
 
     /// Somebody else has taken the disk's backing over: nothing of it is served from now on, whatever it was.
-    pub fn lose(&mut self, now: Instant, id: DiskId) {
+    pub fn revoke(&mut self, now: Instant, id: DiskId) {
         let Some(Some(disk)) = self.disks.get_mut(id.0 as usize) else { return };
         disk.ownership.role = Role::Away;
         if let Some(command) = disk.ownership.freezing.take() {
@@ -187,7 +187,7 @@ impl Engine {
         for (arrived, request) in waiting {
             match removing {
                 true => self.refuse(now, &request, IoError::ShuttingDown),
-                false => self.pass_owner(now, arrived, request),
+                false => self.check_ownership(now, arrived, request),
             }
         }
     }

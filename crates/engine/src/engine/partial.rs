@@ -16,10 +16,10 @@
 use super::jobs::{Job, JobKind, Step};
 use super::{Active, Engine, Owner, Pending, Phase};
 use crate::cache::push_run;
-use crate::claims::Range;
 use crate::command::Mode;
 use crate::directory::whole_sectors;
 use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Op, Target};
+use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
 /// Where edges may be read from.
@@ -152,7 +152,7 @@ impl Engine {
         let Job { disk: id, range, buffer, kind, step, .. } = self.jobs[job];
         let JobKind::ReadEdge(_, source) = kind else { panic!("{kind:?} reads no edge") };
         let mut buffer = buffer.expect("a transfer has a buffer");
-        self.lent.shorten(&mut buffer, SECTOR_BYTES);
+        self.destage_buffers.shorten(&mut buffer, SECTOR_BYTES);
         self.jobs[job].buffer = Some(buffer);
         let disk = self.disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
         disk.jobs += u32::from(step == Step::Waiting);

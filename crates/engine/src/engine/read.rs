@@ -3,12 +3,12 @@
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
-use crate::claims::{Kind, Range};
 use crate::command::{Mode, Role};
 use crate::index::Index;
 use crate::io::{IoError, IoOp, Op};
 use crate::memory::Ahead;
 use crate::outcome::Outcome;
+use crate::range_locks::{Kind, Range};
 use crate::units::Instant;
 
 /// Where a read is to be served from.
@@ -40,7 +40,7 @@ impl Engine {
             Source::Backing(_) if is_persistent => (Kind::Fill, Kind::Fill),
             Source::Backing(_) => (Kind::Read, Kind::Read),
         };
-        if self.claims.enter(slot, self.requests[slot].range, kind, waiting) {
+        if self.range_locks.acquire(slot, self.requests[slot].range, kind, waiting) {
             self.serve_read(now, slot, source);
         }
     }
@@ -136,13 +136,13 @@ impl Engine {
             return self.finish(slot);
         }
         let needs_claim = outcome.would_fill() || self.disk(request.disk).journal.is_some();
-        if !needs_claim || !self.claims.only_reads(slot) {
+        if !needs_claim || !self.range_locks.only_reads(slot) {
             return self.read_backing(now, slot);
         }
         self.requests[slot].phase = Phase::ClaimThenBacking;
         let runnable = &mut self.runnable;
-        self.claims.leave(slot, |granted| runnable.push_back(granted));
-        if self.claims.enter(slot, range, Kind::Fill, Kind::Fill) {
+        self.range_locks.leave(slot, |granted| runnable.push_back(granted));
+        if self.range_locks.acquire(slot, range, Kind::Fill, Kind::Fill) {
             self.read_backing(now, slot);
         }
     }

@@ -42,8 +42,8 @@ pub(super) struct Journal {
     pub(super) asked: bool,
     /// Sectors that are not dirty any more, though the durable journal may say so.
     pub(super) releases: Vec<u64>,
-    pub(super) round: Option<Round>,
-    pub(super) rhythm: Rhythm,
+    pub(super) round: Option<Commit>,
+    pub(super) schedule: CommitSchedule,
     /// When the oldest record that is not durable was made.
     pub(super) oldest: Option<Instant>,
     /// Nothing can be recorded any more.
@@ -58,7 +58,7 @@ pub(super) struct Journal {
 }
 
 /// A commit under way.
-pub(super) struct Round {
+pub(super) struct Commit {
     /// The last page it makes durable.
     pub(super) upto: u64,
     pub(super) waiters: Vec<u32>,
@@ -72,7 +72,7 @@ pub(super) struct Round {
 /// How many writes come between one flush of a guest's and the next. A guest that flushes when it has written as much as
 /// last time finds the pages written, and waits for the device's flush alone.
 #[derive(Default)]
-pub(super) struct Rhythm {
+pub(super) struct CommitSchedule {
     /// Before the last flush; 0 if others waited with it, for then rounds follow one another anyway.
     before: u32,
     /// Since then.
@@ -81,7 +81,7 @@ pub(super) struct Rhythm {
     is_ahead: bool,
 }
 
-impl Rhythm {
+impl CommitSchedule {
     /// A write to flash was recorded.
     pub(super) fn wrote(&mut self) {
         self.since = self.since.saturating_add(1);
@@ -90,7 +90,7 @@ impl Rhythm {
     /// A round begins.
     fn round(&mut self, waiters: usize) {
         let before = if waiters == 1 { self.since } else { 0 };
-        *self = Rhythm { before, since: 0, is_ahead: false };
+        *self = CommitSchedule { before, since: 0, is_ahead: false };
     }
 
     /// Is the flush to be expected now?
@@ -118,7 +118,7 @@ impl Journal {
             asked: false,
             releases: Vec::new(),
             round: None,
-            rhythm: Rhythm::default(),
+            schedule: CommitSchedule::default(),
             oldest: None,
             dead: false,
             mends: false,
@@ -312,7 +312,7 @@ impl Journal {
 
     /// Is a guest's flush to be expected, and something to be in pages before it comes?
     pub(super) fn foresees_round(&self) -> bool {
-        self.rhythm.is_due() && self.in_flight.is_empty() && self.writer.pending() > 0
+        self.schedule.is_due() && self.in_flight.is_empty() && self.writer.pending() > 0
     }
 
     /// When it wants to be looked at.
@@ -352,7 +352,7 @@ impl Journal {
 
     /// Seals what there is ahead of the round that is expected.
     pub(super) fn seal_ahead(&mut self, index: &Index) -> Option<(u64, Vec<u8>)> {
-        self.rhythm.is_ahead = true;
+        self.schedule.is_ahead = true;
         self.seal_run(index, |writer| writer.pending() > 0)
     }
 
@@ -360,7 +360,7 @@ impl Journal {
     pub(super) fn begin_round(&mut self) {
         let complete = self.writer.pending() == 0 && !self.unsealed_marks;
         let urgent = self.urgent;
-        self.rhythm.round(self.waiting.len());
+        self.schedule.round(self.waiting.len());
         let waiters = if complete { std::mem::take(&mut self.waiting) } else { Vec::new() };
         let releases = if complete { std::mem::take(&mut self.releases) } else { Vec::new() };
         self.asked = false;
@@ -368,6 +368,6 @@ impl Journal {
             self.oldest = None;
             self.urgent = false;
         }
-        self.round = Some(Round { upto: self.writer.sealed(), waiters, releases, flushes: None, urgent });
+        self.round = Some(Commit { upto: self.writer.sealed(), waiters, releases, flushes: None, urgent });
     }
 }

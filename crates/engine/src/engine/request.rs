@@ -4,17 +4,17 @@
 use super::partial::Edges;
 use super::{Active, Engine, Phase, REQUEST_BYTES_MAX};
 use crate::admission::Run;
-use crate::claims::{Kind, Range};
 use crate::command::{Access, Role};
 use crate::io::{IoError, Op, PayloadMemory, Reply, Request};
 use crate::memory::Seen;
 use crate::outcome::Outcome;
+use crate::range_locks::{Kind, Range};
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
     /// Begins a request that came at `arrived`.
     #[inline]
-    pub(super) fn enter(&mut self, now: Instant, arrived: Instant, request: Request) {
+    pub(super) fn admit(&mut self, now: Instant, arrived: Instant, request: Request) {
         self.slots.take(request.disk, 1);
         let disk = self.disk_mut(request.disk);
         disk.in_flight += 1;
@@ -62,8 +62,8 @@ impl Engine {
             Op::Settle => self.start_settle(now, slot),
             Op::Read | Op::Prefetch | Op::Pull | Op::ReadForPeer => self.enter_read(now, slot),
             Op::Write(_) | Op::Discard(_) | Op::WriteZeroes(..) | Op::Forget => {
-                if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
-                    self.go_on(now, slot);
+                if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
+                    self.resume(now, slot);
                 }
             }
         }
@@ -146,7 +146,7 @@ impl Engine {
         assert_eq!(active.pending, 0, "a request ends with I/O in flight");
         if active.range.first < active.range.end {
             let runnable = &mut self.runnable;
-            self.claims.leave(slot, |granted| runnable.push_back(granted));
+            self.range_locks.leave(slot, |granted| runnable.push_back(granted));
         }
         self.fill_bytes -= active.fill_bytes;
         self.filling -= u32::from(active.phase == Phase::Fill);

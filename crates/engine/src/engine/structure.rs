@@ -130,7 +130,7 @@ impl Engine {
         command: Option<CommandId>,
         change: CacheChange,
     ) -> Result<(), CommandError> {
-        if !self.lent.is_any() && makes_dirty(&change) {
+        if !self.destage_buffers.is_any() && makes_dirty(&change) {
             return Err(CommandError::Unworkable);
         }
         let Engine { disks, devices, .. } = self;
@@ -233,8 +233,8 @@ impl Engine {
         let ring = journal.expect("it is persistent");
         let mut cache = persistent(config, segments, size)?;
         if let Some(mut recovered) = recovered {
-            if let Some(coming) = &disk.coming {
-                coming.forget_changed(&mut recovered);
+            if let Some(recovering) = &disk.recovering {
+                recovering.forget_changed(&mut recovered);
             }
             cache.take_over(recovered, size)?;
         }
@@ -450,9 +450,9 @@ impl Engine {
                 let size_bytes = disk.journal.as_ref().expect("it was made").writer.disk_bytes();
                 disk.grow(size_bytes);
                 let cache = disk.cache.as_mut().expect("it was made");
-                disk.coming = None;
+                disk.recovering = None;
                 if cache.config.copies != Copies::One {
-                    disk.care.look_for_missing(cache.index.frames());
+                    disk.maintenance.look_for_missing(cache.index.frames());
                 }
                 disk.fenced = false;
                 disk.restart_destager();
@@ -473,7 +473,7 @@ impl Engine {
             Kind::Ring | Kind::Void => {
                 // The cache whose segments were to leave is no more.
                 self.end_vacating(id, Err(CommandError::Stopped));
-                self.end_stranding(now, id);
+                self.resume_awaiting_journal(now, id);
             }
             Kind::Discard(_) => {
                 self.report_owed(id);

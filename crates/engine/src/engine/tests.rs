@@ -2,11 +2,11 @@
 //! with the result that the test chooses. Each sentence of SYSTEMS §1 that the
 //! engine answers for has a test that cites it.
 
+mod awaiting_journal;
 mod backed;
 mod bitmaps;
 mod blocks;
 mod change;
-mod coming;
 mod destage_limits;
 mod direct;
 mod ends;
@@ -21,9 +21,9 @@ mod ownership;
 mod partial;
 mod peer;
 mod reads;
+mod recovering;
 mod shared;
 mod statistics;
-mod stranded;
 mod vacate;
 mod verify;
 mod write_back;

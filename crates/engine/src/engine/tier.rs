@@ -7,7 +7,7 @@ use super::disk::Disk;
 use super::{Active, Engine};
 use crate::command::{CommandError, MemoryConfig, Mode, Role};
 use crate::io::{BufferCopy, CopyEnd, IoError, Op, PayloadMemory};
-use crate::memory::{Memory, Piece};
+use crate::memory::{Memory, PageRange};
 use crate::outcome::Outcome;
 use crate::units::{BufferId, DiskId, Instant, SECTOR_BYTES};
 
@@ -24,19 +24,19 @@ pub(super) struct Uses {
 
 /// Both ends of a copy between a piece of a disk's memory and a buffer, in this order. The buffer begins at the sector from which the
 /// piece counts.
-fn ends(disk: DiskId, id: BufferId, piece: Piece) -> (CopyEnd, CopyEnd, u32) {
+fn ends(disk: DiskId, id: BufferId, piece: PageRange) -> (CopyEnd, CopyEnd, u32) {
     let memory = CopyEnd::Memory { disk, offset: piece.offset };
     let buffer = CopyEnd::Buffer { id, offset: (piece.at * SECTOR_BYTES) as u32 };
     (memory, buffer, (piece.count * SECTOR_BYTES) as u32)
 }
 
 /// The copy of a piece into memory.
-pub(super) fn into_memory(disk: DiskId, id: BufferId, piece: Piece) -> BufferCopy {
+pub(super) fn into_memory(disk: DiskId, id: BufferId, piece: PageRange) -> BufferCopy {
     let (to, from, len) = ends(disk, id, piece);
     BufferCopy { from, to, len }
 }
 
-fn out_of_memory(disk: DiskId, id: BufferId, piece: Piece) -> BufferCopy {
+fn out_of_memory(disk: DiskId, id: BufferId, piece: PageRange) -> BufferCopy {
     let (from, to, len) = ends(disk, id, piece);
     BufferCopy { from, to, len }
 }
@@ -130,7 +130,7 @@ impl Engine {
             }
             Op::Write(_) if uses.keeps_writes && *doubts == disk.backed.doubts => {
                 let (first, end) = held;
-                let copy = |mut piece: Piece| {
+                let copy = |mut piece: PageRange| {
                     piece.at += first - range.first;
                     copy_out.push_back(into_memory(request.disk, id, piece));
                 };

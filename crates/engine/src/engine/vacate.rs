@@ -10,8 +10,8 @@
 
 use super::Engine;
 use super::disk::Disk;
-use crate::claims::Kind;
 use crate::command::{CommandError, DataSegment, Vacate};
+use crate::range_locks::Kind;
 use crate::units::{CommandId, DiskId, Instant};
 
 /// A write waits for so long at most, nanoseconds.
@@ -94,7 +94,7 @@ impl Engine {
         let id = self.requests[slot].request.disk;
         self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
-        self.claims.leave(slot, |granted| runnable.push_back(granted));
+        self.range_locks.leave(slot, |granted| runnable.push_back(granted));
         let vacating = self.disk_mut(id).vacating.as_mut().expect("it insists");
         vacating.waiters.push(slot);
         self.wake(id);
@@ -105,7 +105,7 @@ impl Engine {
         vacating.insists_until = None;
         for slot in std::mem::take(&mut vacating.waiters) {
             let range = self.requests[slot].range;
-            if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
+            if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }

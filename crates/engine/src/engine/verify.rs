@@ -10,9 +10,9 @@ use super::jobs::{Job, JobKind, Step};
 use super::records::Journal;
 use super::{Engine, Owner};
 use crate::cache::Cache;
-use crate::claims::Range;
 use crate::command::Role;
 use crate::io::{BufferSlice, IoError, IoOp, Target};
+use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, IoId, SECTOR_BYTES};
 
 /// Most sectors of one read.
@@ -136,7 +136,7 @@ impl Engine {
             return;
         }
         verify.total = verify.total.max(left);
-        let is_settled = !disk.holds && !journal.dead && disk.coming.is_none() && disk.removing.is_none();
+        let is_settled = !disk.holds && !journal.dead && disk.recovering.is_none() && disk.removing.is_none();
         if rate == 0 || verify.is_busy {
             return;
         }
@@ -166,7 +166,7 @@ impl Engine {
     pub(super) fn start_verify(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
-        self.lent.shorten(&mut buffer, (range.end - range.first) * SECTOR_BYTES);
+        self.destage_buffers.shorten(&mut buffer, (range.end - range.first) * SECTOR_BYTES);
         let doubts = self.disk(id).backed.doubts;
         let it = &mut self.jobs[job];
         (it.buffer, it.step, it.doubts) = (Some(buffer), Step::VerifyRead, doubts);
@@ -196,7 +196,7 @@ impl Engine {
     /// A piece has been compared, or could not be read.
     pub(super) fn verify_done(&mut self, now: Instant, job: u32, id: DiskId, result: Result<(), IoError>) {
         let runnable = &mut self.runnable;
-        self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+        self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
         let verify = &mut self.disk_mut(id).verify;
         verify.is_busy = false;
         if result.is_err() {

@@ -16,7 +16,7 @@ impl Engine {
         if disk.holds {
             return self.hold(slot);
         }
-        if !self.passes_coming(now, slot) {
+        if !self.passes_recovering(now, slot) {
             return;
         }
         self.forget_in_memory(slot);
@@ -56,7 +56,7 @@ impl Engine {
         if disk.holds {
             return self.hold(slot);
         }
-        if !self.passes_coming(now, slot) {
+        if !self.passes_recovering(now, slot) {
             return;
         }
         let disk = self.disk_mut(disk_id);

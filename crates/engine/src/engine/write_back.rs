@@ -12,14 +12,14 @@ use super::disk::Disk;
 use super::jobs::JobKind;
 use super::partial::EdgeSource;
 use super::{Active, Engine, Pending, Phase};
-use crate::admission::Brings;
+use crate::admission::AdmissionEffect;
 use crate::cache::push_run;
-use crate::claims::Range;
 use crate::command::{Copies, Layout, Mode, Role};
 use crate::directory::Departure;
 use crate::io::{Durability, IoError, IoOp, Op, Target};
 use crate::journal::{Change, Writer};
 use crate::outcome::Outcome;
+use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// A zone's mark goes away after so long without writes, nanoseconds.
@@ -74,7 +74,7 @@ impl Engine {
         }
         self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
-        self.claims.leave(slot, |granted| runnable.push_back(granted));
+        self.range_locks.leave(slot, |granted| runnable.push_back(granted));
         self.disk_mut(disk).destager.order_waiters.push(slot);
         self.wake(disk);
     }
@@ -83,7 +83,7 @@ impl Engine {
     fn leave_segments(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         let insists = self.insists(now, request.disk);
-        let Engine { disks, claims, .. } = self;
+        let Engine { disks, range_locks, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         if disk.cache.as_ref().is_none_or(|cache| cache.leaving().is_empty()) {
             return false;
@@ -92,7 +92,7 @@ impl Engine {
         let (mut evicted, mut commits, mut waits) = (0, false, false);
         if let Ok(cache) = disk.serving() {
             let shift = cache.block_shift();
-            let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
+            let is_busy = |first, end| range_locks.is_busy(&Range { disk: request.disk, first, end });
             for span in cache.spans(range.first, range.end) {
                 let Some(sector) = cache.find(span) else { continue };
                 if !cache.index.leaves(FrameNo((sector >> shift) as u32)) {
@@ -100,7 +100,7 @@ impl Engine {
                 }
                 let first = u64::from(span.block.0) << shift;
                 let whole = Range { disk: request.disk, first, end: first + (1 << shift) };
-                match cache.depart(sector, claims.is_shared(slot, &whole), is_busy) {
+                match cache.depart(sector, range_locks.is_shared(slot, &whole), is_busy) {
                     Departure::To(_, gone) => evicted += gone,
                     Departure::AfterCommit => commits = true,
                     Departure::Stays => waits |= insists && cache.block_is_to_leave(span.block, &lost),
@@ -124,12 +124,12 @@ impl Engine {
     /// Begins to write to flash, or to wait for the commit that has to come first. False if there is no room for all of it.
     fn write_to_flash(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, run, .. } = self.requests[slot];
-        let Engine { disks, claims, runs, requests, .. } = self;
+        let Engine { disks, range_locks, runs, requests, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         let Ok(cache) = disk.serving() else { return false };
         let is_split = cache.config.layout != Layout::Unified;
         let is_full = cache.dirty_permille() >= cache.full_permille();
-        let is_busy = |first, end| claims.is_busy(&Range { disk: request.disk, first, end });
+        let is_busy = |first, end| range_locks.is_busy(&Range { disk: request.disk, first, end });
         runs.clear();
         let (mut evicted, mut buffer_sector) = (0, 0);
         let mut seconds = Vec::new();
@@ -140,7 +140,7 @@ impl Engine {
             if is_full && found.is_none_or(is_new) {
                 return false;
             }
-            let Ok(placed) = cache.bring(span, found, (run, Brings::Dirty), is_busy) else {
+            let Ok(placed) = cache.bring(span, found, (run, AdmissionEffect::Dirty), is_busy) else {
                 requests[slot].not_admitted = true;
                 return false;
             };
@@ -279,7 +279,7 @@ impl Engine {
         written.iter().for_each(|(sector, _)| _ = disk.lost.remove(sector));
         let (journal, index) = disk.journal_and_index().expect("changes wait for flash I/O");
         journal.urgent = true;
-        journal.rhythm.wrote();
+        journal.schedule.wrote();
         let is_second = |frame| index.first_of(frame).is_some();
         written.sort_unstable_by_key(|(sector, _)| {
             let (frame, block, inside) = index.locate(*sector);
@@ -332,7 +332,7 @@ impl Engine {
         if self.disk(request.disk).holds {
             return self.hold(slot);
         }
-        if self.strand(now, slot) {
+        if self.await_journal(now, slot) {
             return;
         }
         self.requests[slot].doubts = self.disk(request.disk).backed.doubts;

@@ -28,12 +28,12 @@ impl Engine {
             return true;
         }
         let bytes = (range.end - range.first) * SECTOR_BYTES;
-        let Some(mut piece) = self.lent.take_spare(request.disk, bytes) else { return false };
+        let Some(mut piece) = self.destage_buffers.take_spare(request.disk, bytes) else { return false };
         if u64::from(piece.len) < bytes {
-            self.lent.give_back(&piece);
+            self.destage_buffers.give_back(&piece);
             return false;
         }
-        self.lent.shorten(&mut piece, bytes);
+        self.destage_buffers.shorten(&mut piece, bytes);
         let to = CopyEnd::Buffer { id: piece.id, offset: piece.offset };
         self.copy_out.push_back(BufferCopy { from: CopyEnd::Zeroes, to, len: bytes as u32 });
         self.runs.iter_mut().for_each(|run| run.buffer_sector += piece.first_sector());
@@ -44,7 +44,7 @@ impl Engine {
     /// Flash has taken a request's zeroes, or has not: others may have the buffer.
     pub(super) fn give_back_zeroes(&mut self, slot: u32) {
         if let Some(piece) = self.requests[slot].zeroes.take() {
-            self.lent.give_back(&piece);
+            self.destage_buffers.give_back(&piece);
             self.wake_all();
         }
     }

@@ -31,7 +31,7 @@ pub(super) struct FreeFrames {
 
 /// The places of a cache's segments.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
+pub(crate) struct SegmentPlaces {
     /// The place of each segment.
     pub(crate) of_segments: Vec<u8>,
     /// log2 of the frames in a segment.
@@ -69,8 +69,8 @@ impl FreeFrames {
     }
 
     /// Creates empty lists for these places.
-    pub(super) fn with_places(places: Places) -> FreeFrames {
-        let Places { of_segments, frame_shift, count, firsts, apart } = places;
+    pub(super) fn with_places(places: SegmentPlaces) -> FreeFrames {
+        let SegmentPlaces { of_segments, frame_shift, count, firsts, apart } = places;
         assert!(firsts <= count && of_segments.iter().all(|place| usize::from(*place) < count));
         let seconds = if apart { firsts..count } else { 0..firsts };
         FreeFrames {

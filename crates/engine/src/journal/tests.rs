@@ -17,9 +17,9 @@ const RING: u32 = 3;
 const DISK_BYTES: u64 = 64 << 20;
 
 /// Random numbers for tests (SplitMix64), from a seed.
-struct Dice(u64);
+struct SimRng(u64);
 
-impl Dice {
+impl SimRng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let x = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -7,7 +7,7 @@ fn memory(pages: u64, page_bytes: u32) -> Memory {
     Memory::new(config, 1 << 30).expect("workable")
 }
 
-fn pieces(run: impl FnOnce(&mut dyn FnMut(Piece))) -> Vec<Piece> {
+fn pieces(run: impl FnOnce(&mut dyn FnMut(PageRange))) -> Vec<PageRange> {
     let mut pieces = vec![];
     run(&mut |piece| pieces.push(piece));
     pieces
@@ -22,8 +22,8 @@ fn what_a_read_returned_is_there_and_elsewhere_nothing() {
     assert_eq!(counts, [(0, 3), (3, 2)], "one piece a page");
     assert!(memory.holds(5, 10) && !memory.holds(4, 6) && !memory.holds(9, 11));
     let read = pieces(|copy| assert!(!memory.read(6, 9, Promote::Usual, copy)));
-    assert_eq!(read[0], Piece { offset: kept[0].offset + SECTOR_BYTES, at: 0, count: 2 });
-    assert_eq!(read[1], Piece { offset: kept[1].offset, at: 2, count: 1 });
+    assert_eq!(read[0], PageRange { offset: kept[0].offset + SECTOR_BYTES, at: 0, count: 2 });
+    assert_eq!(read[1], PageRange { offset: kept[1].offset, at: 2, count: 1 });
     assert_eq!(memory.held_bytes(), 5 * SECTOR_BYTES);
     assert_eq!(pieces(|copy| memory.keep(5, 10, copy)), [], "it is there already");
 }

@@ -323,7 +323,7 @@ impl Destination {
                 let answer = result.map(|()| self.view).map_err(|()| Refusal::Failed);
                 self.answers_out.push((call, answer));
             }
-            return self.go_on(now);
+            return self.resume(now);
         }
         let Some((_, act)) = self.act.take_if(|(under_way, _)| *under_way == ticket) else { return };
         match (act, result) {
@@ -384,11 +384,11 @@ impl Destination {
             (_, Err(())) => self.refuse_all(),
             (DestinationAct::Forget(_), Ok(())) => {}
         }
-        self.go_on(now);
+        self.resume(now);
     }
 
     /// Retries the calls that wait.
-    fn go_on(&mut self, now: Instant) {
+    fn resume(&mut self, now: Instant) {
         for (ticket, message) in std::mem::take(&mut self.calls) {
             let is_forgetting = self.forgetting.iter().any(|(_, call)| *call == ticket);
             match if is_forgetting { None } else { self.immediately(now, ticket, &message) } {

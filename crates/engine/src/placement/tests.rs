@@ -10,9 +10,9 @@ const UNIT: u64 = 1 << 20;
 const ALL: Bounds = Bounds { moves_max: 100, gain_min: 0.0 };
 
 /// Reproducible pseudorandom numbers (an LCG of Knuth's).
-struct Dice(u64);
+struct SimRng(u64);
 
-impl Dice {
+impl SimRng {
     fn below(&mut self, end: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % end
@@ -33,17 +33,17 @@ fn disk(host: usize, reads: f64, percents: &[u64]) -> Disk {
 }
 
 /// A random curve of up to six units: slow falls, steps and cliffs.
-fn random_disk(dice: &mut Dice, hosts: u64) -> Disk {
+fn random_disk(rng: &mut SimRng, hosts: u64) -> Disk {
     let mut percent: u64 = 100;
-    let is_cliff = dice.below(3) == 0;
-    let percents: Vec<u64> = (0..1 + dice.below(6))
+    let is_cliff = rng.below(3) == 0;
+    let percents: Vec<u64> = (0..1 + rng.below(6))
         .map(|_| {
-            let fall = if is_cliff { [0, 0, 0, 60][dice.below(4) as usize] } else { dice.below(40) };
+            let fall = if is_cliff { [0, 0, 0, 60][rng.below(4) as usize] } else { rng.below(40) };
             percent = percent.saturating_sub(fall).max(5);
             percent
         })
         .collect();
-    disk(dice.below(hosts) as usize, (1 + dice.below(1000)) as f64, &percents)
+    disk(rng.below(hosts) as usize, (1 + rng.below(1000)) as f64, &percents)
 }
 
 /// Returns the most hits of these disks with `units` of flash, in whole units.
@@ -95,11 +95,11 @@ fn a_cliff_that_does_not_fit_gets_nothing() {
 
 #[test]
 fn a_division_is_near_the_best() {
-    let mut dice = Dice(1);
+    let mut rng = SimRng(1);
     let (mut worst, mut sum) = (1.0f64, 0.0);
     for _ in 0..500 {
-        let disks: Vec<Disk> = (0..4).map(|_| random_disk(&mut dice, 1)).collect();
-        let units = 1 + dice.below(10);
+        let disks: Vec<Disk> = (0..4).map(|_| random_disk(&mut rng, 1)).collect();
+        let units = 1 + rng.below(10);
         let hulls: Vec<_> = disks.iter().map(hull).collect();
         let found = share(units * UNIT, &disks, &hulls, &[0, 1, 2, 3]);
         assert!(found.sizes.iter().map(|(_, size)| size).sum::<u64>() <= units * UNIT);
@@ -113,12 +113,12 @@ fn a_division_is_near_the_best() {
 
 #[test]
 fn placements_are_near_the_best() {
-    let mut dice = Dice(7);
+    let mut rng = SimRng(7);
     let (mut worst, mut sum, mut better) = (1.0f64, 0.0, 0);
     let count = 300;
     for _ in 0..count {
-        let hosts: Vec<Host> = (0..3).map(|_| host(dice.below(8))).collect();
-        let disks: Vec<Disk> = (0..5).map(|_| random_disk(&mut dice, 3)).collect();
+        let hosts: Vec<Host> = (0..3).map(|_| host(rng.below(8))).collect();
+        let disks: Vec<Disk> = (0..5).map(|_| random_disk(&mut rng, 3)).collect();
         let found = place(&hosts, &disks, ALL);
         let hits = Placement::hits(&disks, &found.sizes);
         let before = Placement::hits(&disks, &found.sizes_here);
@@ -186,9 +186,9 @@ fn nowhere_to_go_is_no_move() {
 
 #[test]
 fn many_hosts_and_disks_take_little_time() {
-    let mut dice = Dice(3);
-    let hosts: Vec<Host> = (0..32).map(|_| host(dice.below(60))).collect();
-    let disks: Vec<Disk> = (0..1000).map(|_| random_disk(&mut dice, 32)).collect();
+    let mut rng = SimRng(3);
+    let hosts: Vec<Host> = (0..32).map(|_| host(rng.below(60))).collect();
+    let disks: Vec<Disk> = (0..1000).map(|_| random_disk(&mut rng, 32)).collect();
     let found = place(&hosts, &disks, Bounds { moves_max: 16, gain_min: 0.0005 });
     assert!(!found.moves.is_empty());
     assert!(Placement::hits(&disks, &found.sizes) > Placement::hits(&disks, &found.sizes_here));

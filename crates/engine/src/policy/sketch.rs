@@ -118,13 +118,13 @@ mod tests {
     fn counts_exactly_while_blocks_do_not_meet() {
         let mut sketch = Sketch::new(1 << 14);
         let mut counts = BTreeMap::<u32, u8>::new();
-        let mut dice = 1;
+        let mut rng = 1;
         for step in 0..20_000 {
-            dice = hash(BlockNo(dice)) as u32;
-            let block = dice % 199;
+            rng = hash(BlockNo(rng)) as u32;
+            let block = rng % 199;
             match step % 5 {
                 4 => {
-                    let count = (dice >> 16) as u8 & COUNT_MAX;
+                    let count = (rng >> 16) as u8 & COUNT_MAX;
                     sketch.raise(BlockNo(block), count);
                     let known = counts.entry(block).or_default();
                     *known = (*known).max(count);

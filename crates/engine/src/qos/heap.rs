@@ -94,11 +94,11 @@ mod tests {
     #[test]
     fn it_is_what_a_sorted_map_is() {
         let (mut heap, mut map) = (TagHeap::default(), BTreeMap::new());
-        let mut dice = 1_u64;
+        let mut rng = 1_u64;
         for _ in 0..20_000 {
-            dice = dice.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let (flow, tag) = ((dice >> 33) as u32 % 50, (dice >> 40) % 100);
-            if dice >> 60 < 10 {
+            rng = rng.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            let (flow, tag) = ((rng >> 33) as u32 % 50, (rng >> 40) % 100);
+            if rng >> 60 < 10 {
                 heap.set(flow, tag);
                 map.insert(flow, tag);
             } else {

@@ -8,15 +8,15 @@
 
 use crate::units::{DatastoreId, DeviceId};
 
-mod fellows;
 mod heap;
 mod knee;
+mod peer_hosts;
 mod scheduler;
 #[cfg(test)]
 mod tests;
 mod window;
 
-pub use fellows::{Agreement, Report, agree};
+pub use peer_hosts::{Report, SharedDatastore, agree};
 pub use scheduler::{FlowId, Scheduler};
 pub use window::{Control, Late, Window, WindowState};
 
@@ -34,7 +34,7 @@ pub const RATE_MAX: u32 = 100_000_000;
 
 /// Entitlement of one flow at one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Due {
+pub struct Entitlement {
     /// Part of the rate that is left after all reservations: 1 to [`SHARES_MAX`].
     pub shares: u32,
     /// Rate that it gets even if others have more shares, units a second. 0: none.
@@ -45,9 +45,9 @@ pub struct Due {
     pub bytes_limit: Option<u64>,
 }
 
-impl Default for Due {
+impl Default for Entitlement {
     fn default() -> Self {
-        Due { shares: SHARES_DEFAULT, reservation: 0, limit: None, bytes_limit: None }
+        Entitlement { shares: SHARES_DEFAULT, reservation: 0, limit: None, bytes_limit: None }
     }
 }
 
@@ -55,9 +55,9 @@ impl Default for Due {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskQos {
     /// At the datastore of its backing.
-    pub backing: Due,
+    pub backing: Entitlement,
     /// At each flash device.
-    pub flash: Due,
+    pub flash: Entitlement,
 }
 
 /// A resource that disks share.

@@ -16,7 +16,7 @@
 
 use std::collections::VecDeque;
 
-use super::Due;
+use super::Entitlement;
 use super::heap::TagHeap;
 use crate::units::Instant;
 
@@ -36,7 +36,7 @@ const UNIT_OF_ONE_SHARE: u128 = 1 << 30;
 
 #[derive(Debug)]
 struct Flow<T> {
-    due: Due,
+    entitlement: Entitlement,
     waiting: VecDeque<Waiting<T>>,
     /// Reservation tag of the head.
     reserved_at: u64,
@@ -85,23 +85,23 @@ impl<T> Default for Scheduler<T> {
 
 impl<T> Flow<T> {
     fn new() -> Self {
-        let due = Due::default();
-        Flow { due, waiting: VecDeque::new(), reserved_at: 0, allowed_at: 0, shared_at: 0, served: 0 }
+        let entitlement = Entitlement::default();
+        Flow { entitlement, waiting: VecDeque::new(), reserved_at: 0, allowed_at: 0, shared_at: 0, served: 0 }
     }
 }
 
 impl<T> Scheduler<T> {
     /// Sets a flow's entitlement.
-    pub fn set(&mut self, now: Instant, flow: FlowId, due: Due) {
-        assert!((1..=super::SHARES_MAX).contains(&due.shares), "{due:?}");
-        assert!(due.reservation <= super::RATE_MAX, "{due:?}");
-        assert!(due.limit != Some(0) && due.bytes_limit != Some(0), "{due:?}");
+    pub fn set(&mut self, now: Instant, flow: FlowId, entitlement: Entitlement) {
+        assert!((1..=super::SHARES_MAX).contains(&entitlement.shares), "{entitlement:?}");
+        assert!(entitlement.reservation <= super::RATE_MAX, "{entitlement:?}");
+        assert!(entitlement.limit != Some(0) && entitlement.bytes_limit != Some(0), "{entitlement:?}");
         let it = self.flow(flow);
-        if it.due == due {
+        if it.entitlement == entitlement {
             return;
         }
         // Tags of the old entitlement do not apply to the new one.
-        (it.due, it.reserved_at, it.allowed_at) = (due, now.0, now.0);
+        (it.entitlement, it.reserved_at, it.allowed_at) = (entitlement, now.0, now.0);
         if !it.waiting.is_empty() {
             self.place(now, flow);
         }
@@ -132,19 +132,20 @@ impl<T> Scheduler<T> {
         };
         let it = &mut self.flows[flow.0 as usize];
         let Waiting { units, bytes, item } = it.waiting.pop_front().expect("it waits");
-        let step = u128::from(units) * UNIT_OF_ONE_SHARE / u128::from(it.due.shares);
+        let step = u128::from(units) * UNIT_OF_ONE_SHARE / u128::from(it.entitlement.shares);
         if reserved.is_some() {
             let next = it.reserved_at.max(now.0.saturating_sub(CREDIT_NS));
-            it.reserved_at = next + u64::from(units) * SECOND_NS / u64::from(it.due.reservation);
+            it.reserved_at = next + u64::from(units) * SECOND_NS / u64::from(it.entitlement.reservation);
             // A reservation above the rate of the shares leaves no debt for the time after it.
             it.shared_at = it.shared_at.max((it.shared_at + step).min(self.virtual_now + 2 * step));
         } else {
             self.virtual_now = it.shared_at;
             it.shared_at += step;
         }
-        if it.due.limit.is_some() || it.due.bytes_limit.is_some() {
-            let by_units = it.due.limit.map_or(0, |limit| u64::from(units) * SECOND_NS / u64::from(limit));
-            let by_bytes = it.due.bytes_limit.map_or(0, |limit| {
+        if it.entitlement.limit.is_some() || it.entitlement.bytes_limit.is_some() {
+            let by_units =
+                it.entitlement.limit.map_or(0, |limit| u64::from(units) * SECOND_NS / u64::from(limit));
+            let by_bytes = it.entitlement.bytes_limit.map_or(0, |limit| {
                 (u128::from(bytes) * u128::from(SECOND_NS) / u128::from(limit)).min(u128::from(u64::MAX / 4))
                     as u64
             });
@@ -167,7 +168,7 @@ impl<T> Scheduler<T> {
         let wanted = self.flows.iter_mut().map(|flow| {
             let served = std::mem::take(&mut flow.served) as f64;
             let is_held_up = !flow.waiting.is_empty() && flow.allowed_at <= now.0;
-            let shares = f64::from(flow.due.shares);
+            let shares = f64::from(flow.entitlement.shares);
             match level {
                 None => {
                     if is_held_up || served > 0.0 {
@@ -177,8 +178,8 @@ impl<T> Scheduler<T> {
                     }
                 }
                 Some(level) => {
-                    let due = shares.max(f64::from(flow.due.reservation) / level);
-                    if is_held_up { due } else { due.min(served / seconds / level) }
+                    let entitlement = shares.max(f64::from(flow.entitlement.reservation) / level);
+                    if is_held_up { entitlement } else { entitlement.min(served / seconds / level) }
                 }
             }
         });
@@ -224,7 +225,7 @@ impl<T> Scheduler<T> {
     fn admit(&mut self, flow: FlowId) {
         let it = &self.flows[flow.0 as usize];
         self.by_shares.set(flow.0, it.shared_at);
-        if it.due.reservation > 0 {
+        if it.entitlement.reservation > 0 {
             self.by_reservation.set(flow.0, it.reserved_at);
         } else {
             self.by_reservation.remove(flow.0);

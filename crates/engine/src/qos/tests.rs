@@ -9,9 +9,9 @@ use crate::units::Instant;
 const SECOND: u64 = 1_000_000_000;
 
 /// Numbers that look random, and are the same each time.
-struct Dice(u64);
+struct SimRng(u64);
 
-impl Dice {
+impl SimRng {
     fn below(&mut self, bound: u64) -> u64 {
         self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (self.0 >> 33) % bound
@@ -35,7 +35,7 @@ enum Demand {
 
 #[derive(Clone, Copy, Debug)]
 struct Guest {
-    due: Due,
+    entitlement: Entitlement,
     demand: Demand,
     /// Units of each I/O.
     units: u32,
@@ -43,15 +43,15 @@ struct Guest {
 
 impl Guest {
     fn new(demand: Demand, shares: u32) -> Guest {
-        Guest { due: Due { shares, ..Due::default() }, demand, units: 1 }
+        Guest { entitlement: Entitlement { shares, ..Entitlement::default() }, demand, units: 1 }
     }
 
     fn reserves(self, reservation: u32) -> Guest {
-        Guest { due: Due { reservation, ..self.due }, ..self }
+        Guest { entitlement: Entitlement { reservation, ..self.entitlement }, ..self }
     }
 
     fn limited(self, limit: u32) -> Guest {
-        Guest { due: Due { limit: Some(limit), ..self.due }, ..self }
+        Guest { entitlement: Entitlement { limit: Some(limit), ..self.entitlement }, ..self }
     }
 
     fn of_units(self, units: u32) -> Guest {
@@ -100,7 +100,7 @@ fn play(guests: &[Guest], capacity: u64, depth: usize, seconds: u64, seed: u64) 
         Done(usize),
         Look,
     }
-    let (mut dice, mut scheduler) = (Dice(seed), Scheduler::default());
+    let (mut rng, mut scheduler) = (SimRng(seed), Scheduler::default());
     let mut queue: BTreeMap<(u64, u64), Event> = BTreeMap::new();
     let mut serial = 0;
     let mut later = |queue: &mut BTreeMap<(u64, u64), Event>, at: u64, event: Event| {
@@ -109,12 +109,12 @@ fn play(guests: &[Guest], capacity: u64, depth: usize, seconds: u64, seed: u64) 
     };
     let mut outcome = Outcome { served: vec![vec![]; guests.len()], waited_max: vec![0; guests.len()] };
     for (flow, guest) in guests.iter().enumerate() {
-        scheduler.set(Instant(0), FlowId(flow as u32), guest.due);
+        scheduler.set(Instant(0), FlowId(flow as u32), guest.entitlement);
         let first = match guest.demand {
             Demand::Depth(depth) | Demand::Bursts(depth) => depth,
             Demand::Rate(_) => 1,
         };
-        (0..first).for_each(|_| later(&mut queue, dice.below(SECOND / 100), Event::Arrival(flow)));
+        (0..first).for_each(|_| later(&mut queue, rng.below(SECOND / 100), Event::Arrival(flow)));
     }
     let (mut in_flight, mut looks_at) = (0, u64::MAX);
     while let Some(((now, _), event)) = queue.pop_first().filter(|((at, _), _)| *at < seconds * SECOND) {
@@ -122,7 +122,7 @@ fn play(guests: &[Guest], capacity: u64, depth: usize, seconds: u64, seed: u64) 
             Event::Arrival(flow) => {
                 let guest = guests[flow];
                 if let Demand::Rate(rate) = guest.demand {
-                    let pause = dice.between(SECOND / rate / 2, SECOND / rate * 3 / 2);
+                    let pause = rng.between(SECOND / rate / 2, SECOND / rate * 3 / 2);
                     later(&mut queue, now + pause, Event::Arrival(flow));
                 }
                 let bytes = u64::from(guest.units) * u64::from(UNIT_BYTES_DEFAULT);
@@ -150,7 +150,7 @@ fn play(guests: &[Guest], capacity: u64, depth: usize, seconds: u64, seed: u64) 
             outcome.served[index].push((now, units));
             outcome.waited_max[index] = outcome.waited_max[index].max(now - came);
             let takes = depth as u64 * SECOND * u64::from(units) / capacity;
-            later(&mut queue, now + dice.between(takes / 2, takes * 3 / 2), Event::Done(index));
+            later(&mut queue, now + rng.between(takes / 2, takes * 3 / 2), Event::Done(index));
         }
         if in_flight < depth
             && let Some(at) = scheduler.next_at().filter(|at| at.0 < looks_at)
@@ -169,20 +169,21 @@ fn is_near(value: f64, wanted: f64, part: f64) -> bool {
 #[test]
 fn shares_are_proportional_under_contention() {
     for seed in 0..20 {
-        let mut dice = Dice(seed);
-        let guests: Vec<Guest> = (0..dice.between(2, 8))
+        let mut rng = SimRng(seed);
+        let guests: Vec<Guest> = (0..rng.between(2, 8))
             .map(|_| {
-                let shares = [500, 1000, 2000, dice.between(100, 4000) as u32][dice.below(4) as usize];
-                let guest = Guest::new(Demand::Depth(dice.between(16, 64)), shares);
-                guest.of_units([1, 1, 1, 2, 8][dice.below(5) as usize])
+                let shares = [500, 1000, 2000, rng.between(100, 4000) as u32][rng.below(4) as usize];
+                let guest = Guest::new(Demand::Depth(rng.between(16, 64)), shares);
+                guest.of_units([1, 1, 1, 2, 8][rng.below(5) as usize])
             })
             .collect();
-        let depth = dice.between(1, 12) as usize;
+        let depth = rng.between(1, 12) as usize;
         let outcome = play(&guests, 2000, depth, 31, seed);
-        let all: u32 = guests.iter().map(|guest| guest.due.shares).sum();
+        let all: u32 = guests.iter().map(|guest| guest.entitlement.shares).sum();
         let total: f64 = (0..guests.len()).map(|flow| outcome.rate(flow, 31)).sum();
         for (flow, guest) in guests.iter().enumerate() {
-            let (rate, fair) = (outcome.rate(flow, 31), total * f64::from(guest.due.shares) / f64::from(all));
+            let (rate, fair) =
+                (outcome.rate(flow, 31), total * f64::from(guest.entitlement.shares) / f64::from(all));
             assert!(is_near(rate, fair, 0.05), "seed {seed}: flow {flow} of {guests:?}: {rate} for {fair}");
         }
     }
@@ -191,24 +192,24 @@ fn shares_are_proportional_under_contention() {
 #[test]
 fn reservations_are_met_whenever_they_can_be() {
     for seed in 0..30 {
-        let mut dice = Dice(seed);
-        let capacity = dice.between(500, 5000);
+        let mut rng = SimRng(seed);
+        let capacity = rng.between(500, 5000);
         let mut left = capacity * 9 / 10;
-        let guests: Vec<Guest> = (0..dice.between(2, 9))
+        let guests: Vec<Guest> = (0..rng.between(2, 9))
             .map(|_| {
-                let reservation = dice.below(left / 2 + 1);
+                let reservation = rng.below(left / 2 + 1);
                 left -= reservation;
-                let demand = match dice.below(3) {
-                    0 => Demand::Depth(dice.between(16, 64)),
-                    1 => Demand::Rate((reservation * dice.between(30, 300) / 100).max(1)),
-                    _ => Demand::Rate(dice.between(1, capacity)),
+                let demand = match rng.below(3) {
+                    0 => Demand::Depth(rng.between(16, 64)),
+                    1 => Demand::Rate((reservation * rng.between(30, 300) / 100).max(1)),
+                    _ => Demand::Rate(rng.between(1, capacity)),
                 };
-                Guest::new(demand, dice.between(1, 3000) as u32).reserves(reservation as u32)
+                Guest::new(demand, rng.between(1, 3000) as u32).reserves(reservation as u32)
             })
             .collect();
-        let outcome = play(&guests, capacity, dice.between(1, 8) as usize, 31, seed);
+        let outcome = play(&guests, capacity, rng.between(1, 8) as usize, 31, seed);
         for (flow, guest) in guests.iter().enumerate() {
-            let reservation = f64::from(guest.due.reservation);
+            let reservation = f64::from(guest.entitlement.reservation);
             let wanted = match guest.demand {
                 Demand::Rate(rate) => reservation.min(rate as f64),
                 _ => reservation,
@@ -240,9 +241,9 @@ fn a_reservation_is_not_on_top_of_shares() {
 fn a_reservation_that_ends_leaves_no_debt() {
     let mut scheduler = Scheduler::default();
     let (one, other) = (FlowId(0), FlowId(1));
-    let due = |reservation| Due { shares: 500, reservation, ..Due::default() };
-    scheduler.set(Instant(0), one, due(200));
-    scheduler.set(Instant(0), other, Due { shares: 2000, ..Due::default() });
+    let entitlement = |reservation| Entitlement { shares: 500, reservation, ..Entitlement::default() };
+    scheduler.set(Instant(0), one, entitlement(200));
+    scheduler.set(Instant(0), other, Entitlement { shares: 2000, ..Entitlement::default() });
     for flow in [one, other] {
         (0..16).for_each(|item| scheduler.push(Instant(0), flow, 1, 4096, item));
     }
@@ -259,7 +260,7 @@ fn a_reservation_that_ends_leaves_no_debt() {
     };
     let reserved = served(0, 20, &mut scheduler);
     assert!(is_near(f64::from(reserved[0]), 4000.0, 0.03), "{reserved:?}");
-    scheduler.set(Instant(20 * SECOND), one, due(0));
+    scheduler.set(Instant(20 * SECOND), one, entitlement(0));
     let shared = served(20 * SECOND, 5, &mut scheduler);
     assert!(is_near(f64::from(shared[0]), 400.0, 0.05), "{shared:?}");
 }
@@ -267,23 +268,23 @@ fn a_reservation_that_ends_leaves_no_debt() {
 #[test]
 fn limits_are_never_passed_by_more_than_the_burst() {
     for seed in 0..30 {
-        let mut dice = Dice(seed);
-        let guests: Vec<Guest> = (0..dice.between(1, 6))
+        let mut rng = SimRng(seed);
+        let guests: Vec<Guest> = (0..rng.between(1, 6))
             .map(|_| {
-                let demand = match dice.below(3) {
-                    0 => Demand::Rate(dice.between(1, 2000)),
-                    1 => Demand::Bursts(dice.between(1, 64)),
-                    _ => Demand::Depth(dice.between(1, 64)),
+                let demand = match rng.below(3) {
+                    0 => Demand::Rate(rng.between(1, 2000)),
+                    1 => Demand::Bursts(rng.between(1, 64)),
+                    _ => Demand::Depth(rng.between(1, 64)),
                 };
-                let limit = dice.between(5, 1000) as u32;
-                let reservation = dice.below(u64::from(limit) + 1) as u32;
-                let guest = Guest::new(demand, dice.between(1, 3000) as u32).limited(limit);
-                guest.reserves(reservation).of_units(dice.between(1, 4) as u32)
+                let limit = rng.between(5, 1000) as u32;
+                let reservation = rng.below(u64::from(limit) + 1) as u32;
+                let guest = Guest::new(demand, rng.between(1, 3000) as u32).limited(limit);
+                guest.reserves(reservation).of_units(rng.between(1, 4) as u32)
             })
             .collect();
-        let outcome = play(&guests, dice.between(100, 20_000), dice.between(1, 64) as usize, 21, seed);
+        let outcome = play(&guests, rng.between(100, 20_000), rng.between(1, 64) as usize, 21, seed);
         for (flow, guest) in guests.iter().enumerate() {
-            let limit = u64::from(guest.due.limit.expect("all have one"));
+            let limit = u64::from(guest.entitlement.limit.expect("all have one"));
             let bound = limit + limit / 10 + u64::from(guest.units);
             let most = outcome.most_in_a_second(flow);
             assert!(most <= bound, "seed {seed}: flow {flow} of {guests:?}: {most} in a second");
@@ -293,8 +294,9 @@ fn limits_are_never_passed_by_more_than_the_burst() {
 
 #[test]
 fn a_limit_in_bytes_is_kept_too() {
-    let due = Due { limit: Some(1000), bytes_limit: Some(10 << 20), ..Due::default() };
-    let guest = Guest { due, demand: Demand::Depth(16), units: 4 };
+    let entitlement =
+        Entitlement { limit: Some(1000), bytes_limit: Some(10 << 20), ..Entitlement::default() };
+    let guest = Guest { entitlement, demand: Demand::Depth(16), units: 4 };
     let outcome = play(&[guest], 100_000, 16, 11, 1);
     // 10 MiB are 320 units.
     assert!(is_near(outcome.rate(0, 11), 320.0, 0.01), "{}", outcome.rate(0, 11));
@@ -336,11 +338,10 @@ fn nobody_saves_up_shares() {
 #[test]
 fn nobody_starves() {
     for seed in 0..20 {
-        let mut dice = Dice(seed);
+        let mut rng = SimRng(seed);
         let mut guests: Vec<Guest> = (0..6)
             .map(|_| {
-                Guest::new(Demand::Depth(64), dice.between(1000, 4000) as u32)
-                    .reserves(dice.below(150) as u32)
+                Guest::new(Demand::Depth(64), rng.between(1000, 4000) as u32).reserves(rng.below(150) as u32)
             })
             .collect();
         guests.push(Guest::new(Demand::Depth(1), 100));
@@ -365,13 +366,13 @@ fn ten_thousand_flows_share_one_resource() {
 fn rules_change_while_flows_wait() {
     let mut scheduler = Scheduler::default();
     let (now, flow) = (Instant(SECOND), FlowId(3));
-    scheduler.set(now, flow, Due { limit: Some(1), ..Due::default() });
+    scheduler.set(now, flow, Entitlement { limit: Some(1), ..Entitlement::default() });
     (0..4).for_each(|item| scheduler.push(now, flow, 1, 4096, item));
     assert_eq!(scheduler.pop(now), Some((flow, 1, 0)));
     assert_eq!(scheduler.pop(now), None, "one a second");
     assert_eq!(scheduler.next_at(), Some(Instant(2 * SECOND)));
     assert_eq!(scheduler.pop(Instant(2 * SECOND)), Some((flow, 1, 1)));
-    scheduler.set(Instant(2 * SECOND), flow, Due::default());
+    scheduler.set(Instant(2 * SECOND), flow, Entitlement::default());
     assert_eq!(scheduler.pop(Instant(2 * SECOND)), Some((flow, 1, 2)), "nothing holds it any more");
     assert_eq!((scheduler.len(), scheduler.waiting(flow)), (1, 1));
 }
@@ -448,7 +449,7 @@ fn hosts_that_do_not_know_each_other_share_by_weight() {
     windows[0].set(Instant(0), control(1000));
     windows[1].set(Instant(0), control(3000));
     let mut in_it = [0_u32, 0];
-    let mut dice = Dice(4);
+    let mut rng = SimRng(4);
     let (mut now, mut sums) = (0_u64, [0_u64, 0]);
     while now < 120 * SECOND {
         for (window, in_it) in windows.iter_mut().zip(&mut in_it) {
@@ -459,7 +460,7 @@ fn hosts_that_do_not_know_each_other_share_by_weight() {
         }
         let all = in_it[0] + in_it[1];
         now += 500_000;
-        let host = usize::from(dice.below(u64::from(all)) >= u64::from(in_it[0]));
+        let host = usize::from(rng.below(u64::from(all)) >= u64::from(in_it[0]));
         windows[host].ended(Instant(now), 1, 500_000 * u64::from(all), true);
         in_it[host] -= 1;
         if now > 60 * SECOND {
@@ -485,7 +486,7 @@ fn shares_hold_however_long_it_goes_on() {
     let mut scheduler = Scheduler::default();
     let mut served = [0_u32; 2];
     for (flow, shares) in [(0, 1), (1, 3)] {
-        scheduler.set(Instant(0), FlowId(flow), Due { shares, ..Due::default() });
+        scheduler.set(Instant(0), FlowId(flow), Entitlement { shares, ..Entitlement::default() });
         (0..400).for_each(|_| scheduler.push(Instant(0), FlowId(flow), u32::MAX, 1, ()));
     }
     for turn in 1..=400 {

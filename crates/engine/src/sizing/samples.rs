@@ -82,7 +82,7 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         assert!(self.len() < self.capacity, "samples have their room");
         let number = self.len();
         self.samples.push(sample);
-        self.enter(number);
+        self.insert(number);
         number
     }
 
@@ -90,21 +90,21 @@ impl<const SECTORS: usize> Samples<SECTORS> {
     pub(super) fn replace(&mut self, number: u32, sample: Sample<SECTORS>) {
         self.leave(number);
         self.samples[number as usize] = sample;
-        self.enter(number);
+        self.insert(number);
     }
 
     /// Removes the samples that are not to be kept; the others move up, in order.
     pub(super) fn retain(&mut self, keep: impl Fn(&Sample<SECTORS>) -> bool) {
         self.samples.retain(keep);
         self.table.fill(EMPTY);
-        (0..self.len()).for_each(|number| self.enter(number));
+        (0..self.len()).for_each(|number| self.insert(number));
     }
 
     pub(super) fn bytes(&self) -> u64 {
         (self.samples.capacity() * size_of::<Sample<SECTORS>>() + self.table.capacity() * 4) as u64
     }
 
-    fn enter(&mut self, number: u32) {
+    fn insert(&mut self, number: u32) {
         let mut at = self.home(self.samples[number as usize].block);
         while self.table[at] != EMPTY {
             at = (at + 1) & (self.table.len() - 1);

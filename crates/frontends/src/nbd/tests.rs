@@ -1,6 +1,6 @@
 //! Drives a connection directly: bytes in, requests out, replies in, bytes out.
 
-use hob_engine::gather::Piece;
+use hob_engine::gather::GatherPart;
 use hob_engine::io::{Durability, Op, Promote};
 use hob_engine::outcome::Outcome;
 use hob_nbd::{CommandFlags, ExportInfo};
@@ -51,10 +51,10 @@ impl Rig {
         while let Some(gather) = self.connection.poll_send() {
             for piece in &gather.pieces {
                 match piece {
-                    Piece::Head { start, end } => {
+                    GatherPart::Head { start, end } => {
                         bytes.extend_from_slice(&gather.head[*start as usize..*end as usize]);
                     }
-                    Piece::Payload(slice) => bytes.extend_from_slice(self.memory.bytes(*slice)),
+                    GatherPart::Payload(slice) => bytes.extend_from_slice(self.memory.bytes(*slice)),
                 }
             }
             self.connection.handle_sent(gather, Ok(()), &mut self.memory);

@@ -5,7 +5,7 @@ use hob_control::client::Client;
 use hob_control::{CacheEnable, CachePatch, DiskChanged, ExportDirty, OnDirty, PlannedChange, Size};
 
 use super::Global;
-use super::consent::{Consent, Rehearsal};
+use super::confirmation::{Confirmation, DryRun};
 use super::disk::print_change;
 use super::drain::drain_first;
 use super::pool::absolute;
@@ -56,7 +56,7 @@ pub(crate) enum Cache {
         #[arg(long)]
         discard_dirty: bool,
         #[command(flatten)]
-        consent: Consent,
+        consent: Confirmation,
     },
     /// Make a cache larger or smaller; what fits is kept
     Resize {
@@ -65,7 +65,7 @@ pub(crate) enum Cache {
         /// New size; rounded up to whole segments of the pool
         size: Size,
         #[command(flatten)]
-        rehearsal: Rehearsal,
+        rehearsal: DryRun,
     },
     /// Change how a cache works; what a new block size, policy, admission, layout or persistence finds in it goes
     #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true).args(SETTINGS))]
@@ -75,7 +75,7 @@ pub(crate) enum Cache {
         #[command(flatten)]
         settings: Settings,
         #[command(flatten)]
-        rehearsal: Rehearsal,
+        rehearsal: DryRun,
     },
     /// Give up what is dirty in a cache: writes that the guest was told were done are lost
     ///
@@ -85,7 +85,7 @@ pub(crate) enum Cache {
         /// The disk
         disk: String,
         #[command(flatten)]
-        consent: Consent,
+        consent: Confirmation,
     },
     /// Write what is dirty in the cache of a disk that is offline into a sparse file, for rescue
     ExportDirty {
@@ -99,7 +99,7 @@ pub(crate) enum Cache {
         /// The disk
         disk: String,
         #[command(flatten)]
-        rehearsal: Rehearsal,
+        rehearsal: DryRun,
     },
 }
 

@@ -8,7 +8,7 @@ use clap::Subcommand;
 use hob_control::{Cluster as View, ClusterDisk, ClusterHost, ClusterState, DiskState, Preview, Size};
 
 use super::Global;
-use super::consent::Consent;
+use super::confirmation::Confirmation;
 use super::output::{numbers, pairs, print, table, word, words};
 use super::remote::{ask, converse, explain};
 
@@ -29,7 +29,7 @@ pub(crate) enum Cluster {
         #[arg(long)]
         force: bool,
         #[command(flatten)]
-        consent: Consent,
+        consent: Confirmation,
     },
     Move(moves::Move),
     Evacuate(evacuate::Evacuate),

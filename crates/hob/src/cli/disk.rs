@@ -9,7 +9,7 @@ use hob_control::{
 
 use super::Global;
 use super::cache::on_dirty;
-use super::consent::Consent;
+use super::confirmation::Confirmation;
 use super::drain::drain_first;
 use super::output::{Format, numbers, pairs, print, table, with_notes, word, words};
 use super::pool::absolute;
@@ -66,7 +66,7 @@ pub(crate) enum Disk {
         #[arg(long)]
         force: bool,
         #[command(flatten)]
-        consent: Consent,
+        consent: Confirmation,
     },
     /// Change a disk's own settings while it is served
     Set {
@@ -93,7 +93,7 @@ pub(crate) enum Disk {
         #[arg(value_parser = event_parser())]
         event: LifeEvent,
         #[command(flatten)]
-        consent: Consent,
+        consent: Confirmation,
     },
     /// List all disks
     List,

@@ -8,7 +8,7 @@ use hob_control::client::Client;
 use hob_control::{CarryMode, Migration, MigrationStart, MigrationState, Side, Size, Switch, TakeBack};
 
 use super::Global;
-use super::consent::Consent;
+use super::confirmation::Confirmation;
 use super::disk::print_change;
 use super::output::print;
 use super::remote::{converse, explain};
@@ -56,7 +56,7 @@ pub(crate) struct Migrate {
     #[arg(long, requires = "take_back")]
     force: bool,
     #[command(flatten)]
-    consent: Consent,
+    consent: Confirmation,
     /// How long to watch [default: over, or arrived with --finish; not at all without an order]
     #[arg(long, value_enum, value_name = "STATE", conflicts_with = "take_back")]
     wait: Option<Until>,

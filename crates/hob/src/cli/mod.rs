@@ -10,7 +10,7 @@ mod cache;
 mod cluster;
 mod completions;
 mod config;
-mod consent;
+mod confirmation;
 mod daemon;
 mod dashboard;
 mod datastore;
@@ -231,7 +231,7 @@ pub(crate) fn main() -> u8 {
     match dispatch(command, &global) {
         Ok(()) => 0,
         Err(error) if is_broken_pipe(&error) => 0,
-        Err(error) if error.is::<DryRun>() => 0,
+        Err(error) if error.is::<DryRunEnded>() => 0,
         Err(error) if error.is::<NotInOrder>() => 1,
         Err(error) if error.is::<ConfigError>() => {
             // All that is wrong with a file, a line each.
@@ -289,7 +289,7 @@ fn with_causes(error: &anyhow::Error) -> String {
 /// What would be done was said, and is not to be done: `--dry-run`.
 #[derive(Debug, thiserror::Error)]
 #[error("nothing was changed")]
-struct DryRun;
+struct DryRunEnded;
 
 /// The answer was given, and is that something is wrong: the exit code says so too, and no message.
 #[derive(Debug, thiserror::Error)]

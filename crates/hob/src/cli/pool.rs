@@ -8,7 +8,7 @@ use hob_control::{
 };
 
 use super::Global;
-use super::consent::Consent;
+use super::confirmation::Confirmation;
 use super::output::{Format, numbers, pairs, print, table, with_notes, words};
 use super::remote::{ask, converse, explain};
 
@@ -66,7 +66,7 @@ pub(crate) enum Pool {
         /// The device, as `pool show` calls it
         device: String,
         #[command(flatten)]
-        consent: Consent,
+        consent: Confirmation,
     },
     /// Remove a pool that no cache uses
     Remove {
@@ -80,7 +80,7 @@ pub(crate) enum Pool {
         /// Its owner, as `pool show` calls it
         owner: String,
         #[command(flatten)]
-        consent: Consent,
+        consent: Confirmation,
     },
     /// List all pools
     List,

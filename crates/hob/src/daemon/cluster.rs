@@ -3,19 +3,19 @@
 //! The decisions are in [`hob_engine::cluster`]; here is what asks etcd and tells them what it said. The lease is kept by a thread of its
 //! own ([`keep`]), so that nothing else the daemon does makes it late. Whoever opens disks asks here first ([`Cluster::take`]).
 
+mod batched_reader;
 mod clock;
 mod copies;
 mod holding;
 mod identity;
 mod keep;
 mod learnt;
-mod looks;
 mod moves;
-mod outlook;
 mod store;
 mod taking;
 mod view;
 mod wants;
+mod watcher;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -25,20 +25,20 @@ use std::time::Duration;
 use anyhow::Context;
 use hob_control::etcd::{Etcd, EtcdError};
 use hob_control::{ClientTls, check_name};
-use hob_engine::cluster::{Found, LeaseId, Look, Member, Seat, Title, Txn};
+use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, OwnershipSnapshot, OwnershipState, Txn};
 use hob_engine::units::Instant;
 use tokio::sync::{Mutex as AsyncMutex, Semaphore, watch};
 
+use batched_reader::BatchedReader;
 pub(crate) use clock::{LeaseClock, now};
 pub(crate) use copies::Unsaid;
 pub(crate) use identity::{host_name, identity};
 use keep::Keeping;
 pub(crate) use learnt::{DiskLearnt, HostLearnt};
-use looks::Looks;
 pub(crate) use moves::{Order, OrderFound};
-use outlook::Outlook;
 use store::{About, Names, StoreError};
-pub(crate) use taking::{Elsewhere, TakeError, Taken, ToAdopt, Took};
+pub(crate) use taking::{FailoverCandidate, OtherOwner, TakeError, Taken, Took};
+use watcher::ClusterWatcher;
 
 use super::config::ClusterConfig;
 use super::shard_api::ShardHandle;
@@ -67,10 +67,10 @@ pub(crate) struct Membership {
 
 /// What is known of one disk.
 #[derive(Debug)]
-struct Place {
-    seat: Seat,
+struct DiskMembership {
+    seat: OwnershipState,
     /// As it was last seen or put, while this host holds it.
-    title: Option<Found<Title>>,
+    title: Option<Found<OwnershipRecord>>,
     /// Under which lease that is.
     lease: LeaseId,
     /// Something was asked for and not answered: it may still happen, until something else has.
@@ -90,13 +90,13 @@ pub(crate) struct Cluster {
     etcd: Arc<Etcd>,
     keeping: Arc<Keeping>,
     membership: watch::Receiver<Option<Membership>>,
-    places: Mutex<BTreeMap<String, Arc<AsyncMutex<Place>>>>,
+    places: Mutex<BTreeMap<String, Arc<AsyncMutex<DiskMembership>>>>,
     /// Disks to be taken whatever is lost by it, once, and until when that counts.
     forced: Mutex<BTreeMap<String, Instant>>,
     /// Of datastores that are shared.
     heard: wants::Heard,
-    looks: Looks,
-    outlook: Outlook,
+    reader: BatchedReader,
+    watcher: ClusterWatcher,
     commits: Semaphore,
 }
 
@@ -116,7 +116,7 @@ impl Cluster {
             format!("'{name}' cannot be this host's name in the cluster; name another with host in [cluster]")
         })?;
         let me = Member { name, id: identity(directory)? };
-        let outlook = Outlook::new(&me, config.settle_seconds * 1_000_000_000);
+        let watcher = ClusterWatcher::new(&me, config.settle_seconds * 1_000_000_000);
         let tls = || -> anyhow::Result<Option<ClientTls>> {
             let Some(ca) = &config.ca else { return Ok(None) };
             let own = config.cert.as_deref().zip(config.key.as_deref());
@@ -138,8 +138,8 @@ impl Cluster {
             places: Mutex::default(),
             forced: Mutex::default(),
             heard: wants::Heard::default(),
-            looks: Looks::default(),
-            outlook,
+            reader: BatchedReader::default(),
+            watcher,
             commits: Semaphore::new(COMMITS_MAX),
         }))
     }
@@ -159,10 +159,10 @@ impl Cluster {
         self.keeping.set_about(About { address: self.config.address.clone(), pools });
     }
 
-    fn place(&self, disk: &str) -> Arc<AsyncMutex<Place>> {
+    fn place(&self, disk: &str) -> Arc<AsyncMutex<DiskMembership>> {
         let new = || {
-            let seat = Seat::new(disk.to_owned(), self.config.settle_seconds * 1_000_000_000);
-            Arc::new(AsyncMutex::new(Place {
+            let seat = OwnershipState::new(disk.to_owned(), self.config.settle_seconds * 1_000_000_000);
+            Arc::new(AsyncMutex::new(DiskMembership {
                 seat,
                 title: None,
                 lease: LeaseId(0),
@@ -174,8 +174,8 @@ impl Cluster {
         lock(&self.places).entry(disk.to_owned()).or_insert_with(new).clone()
     }
 
-    async fn look(&self, disk: &str) -> Result<Look, StoreError> {
-        self.looks.look(&self.names, &self.etcd, disk, QUESTION_MAX).await
+    async fn look(&self, disk: &str) -> Result<OwnershipSnapshot, StoreError> {
+        self.reader.look(&self.names, &self.etcd, disk, QUESTION_MAX).await
     }
 
     async fn member(&self) -> Result<Membership, TakeError> {
@@ -191,7 +191,7 @@ impl Cluster {
     }
 
     /// What the title says now, of a disk that was held.
-    async fn look_again(&self, place: &mut Place, disk: &str) -> Result<(), StoreError> {
+    async fn look_again(&self, place: &mut DiskMembership, disk: &str) -> Result<(), StoreError> {
         let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);
         // Also of a disk that is adopted, whose title is another's at first.
@@ -200,7 +200,7 @@ impl Cluster {
     }
 
     /// Asks for something of this disk. Every such question puts what it depends on anew: once one has happened, those before do not any more.
-    async fn commit(&self, place: &mut Place, txn: &Txn) -> Result<Option<u64>, EtcdError> {
+    async fn commit(&self, place: &mut DiskMembership, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
         let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;
         match &answer {

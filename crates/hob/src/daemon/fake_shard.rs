@@ -18,9 +18,9 @@ use hob_engine::units::{BufferId, CommandId, DeviceId, DiskId, Instant, RequestI
 use hob_engine::{Engine, Limits};
 use tokio::sync::Notify;
 
-use super::hardware::{Area, Backing, DeviceCounts, LocalFlash, Witness};
+use super::hardware::{Area, Backing, ChangeDetector, DeviceCounts, LocalFlash};
+use super::request_recorder::Recorder;
 use super::shard_api::{Answer, AtRest, Gone, Noted, ShardCall, ShardError, ShardEvent, ShardHandle};
-use super::tape::Recorder;
 
 /// How often time passes for the engine.
 const TICK: Duration = Duration::from_millis(50);
@@ -291,7 +291,7 @@ impl State {
             }
             ShardCall::SetWaitMax { .. } | ShardCall::ExpireRequests { .. } => {}
             ShardCall::Abandon { id } => {
-                self.engine.lose(self.now(), id);
+                self.engine.revoke(self.now(), id);
                 self.settle();
             }
             ShardCall::SetQos { id, qos, answer } => {
@@ -447,7 +447,7 @@ impl State {
                 Waiting::Remove(answer, id) => {
                     let backing = self.backings.remove(&id);
                     let changed = backing.as_ref().and_then(|backing| backing.change_mark());
-                    let witness = backing.as_ref().and_then(Backing::witness).map(Witness::keep_open);
+                    let witness = backing.as_ref().and_then(Backing::witness).map(ChangeDetector::keep_open);
                     let memory = self.areas.remove(&id);
                     let bitmaps = self.bitmaps.remove(&id).unwrap_or_default();
                     let failures_owed = self.failures_owed.remove(&id).unwrap_or(0);

@@ -17,7 +17,7 @@ pub(crate) const HALF_OPEN_TIME_MAX: Duration = Duration::from_secs(5);
 
 /// The half-open connections of one listener. Clones are of the same ones.
 #[derive(Clone, Debug)]
-pub(crate) struct HalfOpen {
+pub(crate) struct HalfOpenConnections {
     table: Arc<Mutex<Table>>,
     max: usize,
 }
@@ -40,16 +40,16 @@ pub(crate) struct HalfOpenGuard {
 #[derive(Debug)]
 pub(crate) struct Eviction(oneshot::Receiver<()>);
 
-impl Default for HalfOpen {
-    fn default() -> HalfOpen {
-        HalfOpen::new(HALF_OPEN_MAX)
+impl Default for HalfOpenConnections {
+    fn default() -> HalfOpenConnections {
+        HalfOpenConnections::new(HALF_OPEN_MAX)
     }
 }
 
-impl HalfOpen {
+impl HalfOpenConnections {
     /// A table with room for `max` connections, at least one.
-    pub(crate) fn new(max: usize) -> HalfOpen {
-        HalfOpen { table: Arc::default(), max: max.max(1) }
+    pub(crate) fn new(max: usize) -> HalfOpenConnections {
+        HalfOpenConnections { table: Arc::default(), max: max.max(1) }
     }
 
     /// Adds a connection; the oldest one is evicted if there are too many.
@@ -110,7 +110,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_makes_room_and_the_established_stay() {
-        let half_open = HalfOpen::new(2);
+        let half_open = HalfOpenConnections::new(2);
         let (established, first) = half_open.enter();
         drop(established);
         let (_second, second) = half_open.enter();

@@ -121,7 +121,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         .merge(cluster::routes())
         .merge(loans::routes())
         .merge(tasks::routes())
-        .layer(Extension(events::Hub::new(Arc::clone(&manager))))
+        .layer(Extension(events::EventBroadcaster::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
         .layer(middleware::from_fn(in_time))
         .with_state(manager)

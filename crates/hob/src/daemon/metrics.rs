@@ -22,7 +22,7 @@ use hob_engine::stats::{self, DiskStats};
 use crate::daemon::hardware::DeviceCounts;
 pub(crate) use docs::page as docs_page;
 pub(crate) use process::Process;
-use table::{CACHE_STATES, DEVICE_STATES, DISK_STATES, Room};
+use table::{CACHE_STATES, DEVICE_STATES, DISK_STATES, MetricContext};
 pub(crate) use table::{Kind, METRICS, Metric, Source};
 
 /// Buckets of a histogram of latencies, without the one that has no bound.
@@ -268,7 +268,7 @@ fn add_figures(body: &mut String, metric: &Metric, disk: &Disk, stats: &DiskStat
     match (metric.source, &disk.cache) {
         (Source::Stats(value), _) => sample(body, metric, &[name], value(stats)),
         (Source::CacheStats(value), Some(cache)) if stats.cache != stats::CacheState::None => {
-            let room = Room { stats, block_bytes: cache.block_size.bytes() };
+            let room = MetricContext { stats, block_bytes: cache.block_size.bytes() };
             sample(body, metric, &[name], value(&room));
         }
         (Source::Outcome(value), _) => {

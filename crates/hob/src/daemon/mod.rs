@@ -23,12 +23,12 @@ pub(crate) mod power_cut;
 #[cfg(feature = "psk")]
 mod psk;
 mod relay;
+pub(crate) mod request_recorder;
 pub(crate) mod shard;
 pub(crate) mod shard_api;
 pub(crate) mod socket_access;
 mod state;
 pub(crate) mod swap;
-pub(crate) mod tape;
 pub(crate) mod tls;
 pub(crate) mod upgrade;
 pub(crate) mod vhost_user;

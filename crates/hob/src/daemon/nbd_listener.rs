@@ -19,7 +19,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::allow::{AllowList, Peer, Visible};
 use super::exports::{Export, Exports};
-use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpen, HalfOpenGuard};
+use super::half_open::{HALF_OPEN_MAX, HALF_OPEN_TIME_MAX, HalfOpenConnections, HalfOpenGuard};
 use super::listening_sockets::{self, ListeningSockets};
 use super::relay::{self, Spawner};
 use super::socket_access::SocketAccess;
@@ -142,7 +142,7 @@ impl Listener {
         // Per listener, so that strangers at one listener cannot use up the connections of another.
         let permits = Arc::new(Semaphore::new(context.connections_max));
         // Fewer than the permits, so that strangers leave some to clients.
-        let half_open = HalfOpen::new(HALF_OPEN_MAX.min(context.connections_max.div_ceil(2)));
+        let half_open = HalfOpenConnections::new(HALF_OPEN_MAX.min(context.connections_max.div_ceil(2)));
         loop {
             let permit = Arc::new(Arc::clone(&permits).acquire_owned().await.expect("never closed"));
             self.listening.until_resumed().await;

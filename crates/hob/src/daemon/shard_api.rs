@@ -31,10 +31,10 @@ use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::oneshot;
 
 use super::cluster::LeaseClock;
-use super::hardware::{Area, Backing, ChangeMark, DeviceCounts, FlashDevice, Witness};
+use super::hardware::{Area, Backing, ChangeDetector, ChangeMark, DeviceCounts, FlashDevice};
 use super::nbd_listener::{ConnectionPermit, Transport};
+use super::request_recorder::Recorder;
 use super::shard::{CarryCall, MachineCall};
-use super::tape::Recorder;
 pub(crate) use error::ShardError;
 pub(crate) use event::{EventSender, ShardEvent};
 pub(crate) use handle::{PATIENCE, ShardHandle};
@@ -359,7 +359,7 @@ pub(crate) struct Gone {
     /// When its backing was last changed, after everything that hob did.
     pub(crate) changed: Option<ChangeMark>,
     /// Keeps its backing open, and tells whether it was changed since.
-    pub(crate) witness: Option<Witness>,
+    pub(crate) witness: Option<ChangeDetector>,
     /// Memory above its cache.
     pub(crate) memory: Option<Area>,
     /// Its bitmaps, which have noted everything that was acknowledged.

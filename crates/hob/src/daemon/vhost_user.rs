@@ -201,8 +201,8 @@ impl Shared {
             Err(error) => return tracing::warn!(%error, "{name}: a machine cannot be served"),
         }
         tracing::info!("{name}: a machine has come");
-        if let Some(mut seat) = Seat::take(behind) {
-            match session::run(socket, behind.info.clone(), &self.capacity, &mut seat) {
+        if let Some(mut client) = ServedClient::take(behind) {
+            match session::run(socket, behind.info.clone(), &self.capacity, &mut client) {
                 Ok(()) => tracing::info!("{name}: the machine has gone"),
                 Err(why) => tracing::warn!("{name}: the machine was sent away: {why}"),
             }
@@ -212,29 +212,29 @@ impl Shared {
 }
 
 /// A machine's place on its shard.
-struct Seat<'a> {
+struct ServedClient<'a> {
     shard: &'a ShardHandle,
     machine: u16,
 }
 
-impl Seat<'_> {
-    fn take(behind: &Behind) -> Option<Seat<'_>> {
+impl ServedClient<'_> {
+    fn take(behind: &Behind) -> Option<ServedClient<'_>> {
         let (answer, number) = mpsc::channel();
         let Behind { disk, shard, info, promote } = behind;
         let open = MachineCall::Open { disk: *disk, info: info.clone(), promote: *promote, answer };
         shard.machine(open).ok()?;
-        Some(Seat { shard, machine: number.recv().ok()? })
+        Some(ServedClient { shard, machine: number.recv().ok()? })
     }
 }
 
-impl Drop for Seat<'_> {
+impl Drop for ServedClient<'_> {
     fn drop(&mut self) {
         // A shard that is gone has no machines.
         let _ = self.shard.machine(MachineCall::Close { machine: self.machine });
     }
 }
 
-impl session::Shard for &mut Seat<'_> {
+impl session::Shard for &mut ServedClient<'_> {
     fn start(&mut self, start: Start, kick: OwnedFd, call: Option<OwnedFd>) {
         let start = Box::new(start);
         let _ = self.shard.machine(MachineCall::Start { machine: self.machine, start, kick, call });

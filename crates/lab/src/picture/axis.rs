@@ -75,7 +75,7 @@ pub(super) enum Place {
 
 /// An axis laid out on pixels.
 #[derive(Clone, Debug)]
-pub(super) struct Ruler {
+pub(super) struct AxisScale {
     scale: Scale,
     low: f64,
     high: f64,
@@ -85,7 +85,7 @@ pub(super) struct Ruler {
     minor: Vec<f64>,
 }
 
-impl Ruler {
+impl AxisScale {
     /// The axis for these values between two pixels, with at most `labels_max` labels.
     pub(super) fn new(
         axis: &Axis,
@@ -93,26 +93,34 @@ impl Ruler {
         (from, to): (f64, f64),
         labels_max: usize,
         ends: Ends,
-    ) -> Ruler {
+    ) -> AxisScale {
         let clean = values.filter_map(|value| axis.clean(value));
         let span = clean.fold(None, |span: Option<(f64, f64)>, value| {
             Some(span.map_or((value, value), |(low, high)| (low.min(value), high.max(value))))
         });
         let Some((low, high)) = span else {
-            return Ruler { scale: axis.scale, low: 0.0, high: 1.0, from, to, ticks: vec![], minor: vec![] }
-                .without_data();
+            return AxisScale {
+                scale: axis.scale,
+                low: 0.0,
+                high: 1.0,
+                from,
+                to,
+                ticks: vec![],
+                minor: vec![],
+            }
+            .without_data();
         };
         match axis.scale {
-            Scale::Linear => Ruler::linear(axis, (low, high), (from, to), labels_max, ends),
-            Scale::Log => Ruler::log(axis.unit, (low, high), (from, to), labels_max, ends),
+            Scale::Linear => AxisScale::linear(axis, (low, high), (from, to), labels_max, ends),
+            Scale::Log => AxisScale::log(axis.unit, (low, high), (from, to), labels_max, ends),
         }
     }
 
-    fn without_data(self) -> Ruler {
-        Ruler { scale: Scale::Linear, ..self }
+    fn without_data(self) -> AxisScale {
+        AxisScale { scale: Scale::Linear, ..self }
     }
 
-    fn linear(axis: &Axis, span: (f64, f64), pixels: (f64, f64), labels_max: usize, ends: Ends) -> Ruler {
+    fn linear(axis: &Axis, span: (f64, f64), pixels: (f64, f64), labels_max: usize, ends: Ends) -> AxisScale {
         let (mut low, mut high) = if axis.fitted { span } else { (span.0.min(0.0), span.1.max(0.0)) };
         let size = low.abs().max(high.abs());
         if high - low <= size * 1e-9 {
@@ -128,14 +136,14 @@ impl Ruler {
         let most = low.abs().max(high.abs());
         let (first, last) = ((low / step - 1e-9).ceil(), (high / step + 1e-9).floor());
         let values = (0..=(last - first).max(0.0) as usize).map(|i| (first + i as f64) * step);
-        let mut ruler = Ruler::bare(Scale::Linear, (low, high), pixels);
+        let mut ruler = AxisScale::bare(Scale::Linear, (low, high), pixels);
         ruler.ticks = values
             .map(|value| Tick { at: ruler.pixel(value), label: axis.unit.label(value, step, most) })
             .collect();
         ruler
     }
 
-    fn log(unit: Unit, span: (f64, f64), pixels: (f64, f64), labels_max: usize, ends: Ends) -> Ruler {
+    fn log(unit: Unit, span: (f64, f64), pixels: (f64, f64), labels_max: usize, ends: Ends) -> AxisScale {
         let (mut low, mut high) = span;
         if high < low * 4.0 {
             (low, high) = (low / 2.0, high * 2.0);
@@ -159,7 +167,7 @@ impl Ruler {
         };
         let fine = if binary || choices[3].len() <= labels_max { &choices[0] } else { &choices[3] };
         let chosen = choices.iter().find(|choice| choice.len() <= labels_max).cloned().unwrap_or_default();
-        let mut ruler = Ruler::bare(Scale::Log, (low, high), pixels);
+        let mut ruler = AxisScale::bare(Scale::Log, (low, high), pixels);
         ruler.minor = fine.iter().map(|&value| ruler.pixel(value)).collect();
         ruler.ticks = chosen
             .iter()
@@ -168,8 +176,8 @@ impl Ruler {
         ruler
     }
 
-    fn bare(scale: Scale, (low, high): (f64, f64), (from, to): (f64, f64)) -> Ruler {
-        Ruler { scale, low, high, from, to, ticks: Vec::new(), minor: Vec::new() }
+    fn bare(scale: Scale, (low, high): (f64, f64), (from, to): (f64, f64)) -> AxisScale {
+        AxisScale { scale, low, high, from, to, ticks: Vec::new(), minor: Vec::new() }
     }
 
     /// Labelled places, in order.
@@ -268,7 +276,7 @@ mod tests {
     use super::*;
 
     fn labels(axis: &Axis, low: f64, high: f64, ends: Ends) -> String {
-        let ruler = Ruler::new(axis, [low, high].into_iter(), (0.0, 1000.0), 9, ends);
+        let ruler = AxisScale::new(axis, [low, high].into_iter(), (0.0, 1000.0), 9, ends);
         let ticks = ruler.ticks();
         assert!(ticks.len() <= 10 && ticks.windows(2).all(|pair| pair[0].at < pair[1].at), "{ticks:?}");
         assert!(ticks.iter().all(|tick| (0.0..=1000.0).contains(&tick.at)), "{ticks:?}");
@@ -346,7 +354,7 @@ mod tests {
                     for high in odd {
                         for ends in [Ends::Exact, Ends::Round] {
                             labels(&axis, low, high, ends);
-                            let ruler = Ruler::new(&axis, [low, high].into_iter(), (10.0, 20.0), 6, ends);
+                            let ruler = AxisScale::new(&axis, [low, high].into_iter(), (10.0, 20.0), 6, ends);
                             let inside = |pixel: f64| (10.0..=20.0).contains(&pixel);
                             assert!(inside(ruler.base()));
                             let clean = [low, high].map(|value| axis.clean(value));
@@ -363,7 +371,7 @@ mod tests {
 
     #[test]
     fn values_outside_are_told_apart() {
-        let ruler = Ruler::new(
+        let ruler = AxisScale::new(
             &Axis::new("", Unit::Count).log(),
             [1.0, 100.0].into_iter(),
             (0.0, 100.0),

@@ -3,7 +3,7 @@
 //! Bars start at zero, always: a bar that starts elsewhere lies. Upright bars that have no room for their names or
 //! values are laid down.
 
-use super::axis::{Axis, Ends, Ruler};
+use super::axis::{Axis, AxisScale, Ends};
 use super::canvas::{Anchor, Canvas, Style};
 use super::frame::{self, Frame, Grid, Legend, Sample};
 use super::palette::{FAINT, INK, series};
@@ -173,7 +173,7 @@ fn lying(chart: &BarChart) -> String {
     // Below zero a value stands left of its bar, and needs room there.
     let negative =
         values().filter(|bar| bar.is_negative(&chart.axis)).map(|bar| wide(bar) + 10.0).fold(0.0, f64::max);
-    let ruler = Ruler::new(&chart.axis, chart.ends(), (left + negative, frame.right), 8, Ends::Round);
+    let ruler = AxisScale::new(&chart.axis, chart.ends(), (left + negative, frame.right), 8, Ends::Round);
     let mut canvas = chart.canvas((bottom + 74.0) as i32);
     frame::heading_cut(&mut canvas, &chart.title, &chart.subtitle, left);
     legend.draw(&mut canvas, (left, 94.0));
@@ -194,7 +194,7 @@ fn lying(chart: &BarChart) -> String {
 }
 
 /// The bar of a series, and its value at the end that is away from zero.
-fn lying_bar(canvas: &mut Canvas, bar: Bar, axis: &Axis, ruler: &Ruler, (index, top): (usize, f64)) {
+fn lying_bar(canvas: &mut Canvas, bar: Bar, axis: &Axis, ruler: &AxisScale, (index, top): (usize, f64)) {
     let (mut from, mut to) = (ruler.base(), ruler.base());
     if let Some((low, high)) = bar.ends(axis) {
         // A value of almost nothing still has a bar to be seen.
@@ -216,7 +216,7 @@ fn finish(mut canvas: Canvas, chart: &BarChart, frame: Frame) -> String {
 /// The measures of upright bars.
 struct Upright {
     frame: Frame,
-    ruler: Ruler,
+    ruler: AxisScale,
     legend: Legend,
     slot: f64,
     thick: f64,
@@ -230,7 +230,7 @@ impl Upright {
         let (top, bottom) = (112.0 + legend.height(), f64::from(HEIGHT) - 50.0 + legend.height());
         let below = chart.ends().any(|end| end < 0.0);
         let floor = if below { bottom - 22.0 } else { bottom };
-        let ruler = Ruler::new(&chart.axis, chart.ends(), (floor, top), 7, Ends::Round);
+        let ruler = AxisScale::new(&chart.axis, chart.ends(), (floor, top), 7, Ends::Round);
         let widest =
             ruler.ticks().iter().map(|tick| words::width(&tick.label, frame::LABEL)).fold(0.0, f64::max);
         let frame = Frame {

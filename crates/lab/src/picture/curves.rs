@@ -4,7 +4,7 @@
 //! there are named in rows below. Where a series has more points than pixels, each column of pixels keeps its first,
 //! lowest, highest and last, so no peak is lost.
 
-use super::axis::{Axis, Ends, Place, Ruler, Tick};
+use super::axis::{Axis, AxisScale, Ends, Place, Tick};
 use super::canvas::{Anchor, Canvas, Style};
 use super::frame::{self, Frame, Grid, Legend, Sample};
 use super::palette::{Colour, FAINT, INK, PAPER, series};
@@ -112,8 +112,8 @@ struct Drawing<'a> {
     chart: &'a CurveChart,
     canvas: Canvas,
     frame: Frame,
-    x: Ruler,
-    y: Ruler,
+    x: AxisScale,
+    y: AxisScale,
     runs: Vec<Runs>,
     legend: Legend,
     names_at_ends: bool,
@@ -124,7 +124,7 @@ impl<'a> Drawing<'a> {
         let marked = chart.markers.iter().any(|marker| matches!(marker, Marker::X(..)));
         let (top, bottom) = (if marked { 116.0 } else { 92.0 }, f64::from(HEIGHT) - 74.0);
         let drawn = || chart.curves.iter().flat_map(|curve| &curve.points).filter(|&&point| chart.has(point));
-        let y = Ruler::new(&chart.y, drawn().map(|point| point.1), (bottom, top), LABELS_Y, Ends::Round);
+        let y = AxisScale::new(&chart.y, drawn().map(|point| point.1), (bottom, top), LABELS_Y, Ends::Round);
         let widest = y.ticks().iter().map(|tick| words::width(&tick.label, frame::LABEL)).fold(0.0, f64::max);
         let named: Vec<&str> =
             chart.curves.iter().map(|c| c.name.as_str()).filter(|n| !n.is_empty()).collect();
@@ -133,8 +133,9 @@ impl<'a> Drawing<'a> {
         let names = if names_at_ends && !named.is_empty() { names_wide.min(NAMES_MAX) + 46.0 } else { 0.0 };
         let left = (widest + 54.0).max(84.0);
         let border = f64::from(frame::WIDTH) - frame::MARGIN;
-        let ruler =
-            |right| Ruler::new(&chart.x, drawn().map(|point| point.0), (left, right), LABELS_X, Ends::Exact);
+        let ruler = |right| {
+            AxisScale::new(&chart.x, drawn().map(|point| point.0), (left, right), LABELS_X, Ends::Exact)
+        };
         // The last label is centred on its tick and must not stick out of the picture.
         let half = |tick: &Tick| words::width(&tick.label, frame::LABEL) / 2.0;
         let over = ruler(border).ticks().last().map_or(0.0, |tick| half(tick) - frame::MARGIN + 4.0).max(0.0);
@@ -329,7 +330,7 @@ impl CurveChart {
         self.x.clean(x).is_some() && self.y.clean(y).is_some()
     }
 
-    fn runs(&self, curve: &Curve, x: &Ruler, y: &Ruler) -> Runs {
+    fn runs(&self, curve: &Curve, x: &AxisScale, y: &AxisScale) -> Runs {
         let mut points: Vec<(f64, Option<f64>)> = curve
             .points
             .iter()

@@ -1,6 +1,6 @@
 //! What every picture has around its data: heading, grid, axes, legend.
 
-use super::axis::Ruler;
+use super::axis::AxisScale;
 use super::canvas::{Anchor, Canvas, Style};
 use super::palette::{FAINT, GRID, INK, series};
 use super::words;
@@ -48,7 +48,7 @@ pub(super) fn no_data(canvas: &mut Canvas, frame: Frame) {
 }
 
 /// The vertical axis at the left: grid lines, labels, name.
-pub(super) fn axis_left(canvas: &mut Canvas, frame: Frame, ruler: &Ruler, name: &str) {
+pub(super) fn axis_left(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, name: &str) {
     for &y in ruler.minor() {
         canvas.line(&[(frame.left, y), (frame.left + 5.0, y)], FAINT.mix(0.6).stroke(1.0));
     }
@@ -62,7 +62,7 @@ pub(super) fn axis_left(canvas: &mut Canvas, frame: Frame, ruler: &Ruler, name: 
 }
 
 /// The horizontal axis at the bottom: ticks or grid lines, labels, name.
-pub(super) fn axis_bottom(canvas: &mut Canvas, frame: Frame, ruler: &Ruler, name: &str, grid: Grid) {
+pub(super) fn axis_bottom(canvas: &mut Canvas, frame: Frame, ruler: &AxisScale, name: &str, grid: Grid) {
     for &x in ruler.minor() {
         canvas.line(&[(x, frame.bottom), (x, frame.bottom + 4.0)], FAINT.mix(0.6).stroke(1.0));
     }

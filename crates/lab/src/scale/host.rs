@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use hob_engine::qos::{Agreement, Control, FlowId, Late, Report, Scheduler, UNIT_BYTES_DEFAULT, Window};
+use hob_engine::qos::{
+    Control, FlowId, Late, Report, Scheduler, SharedDatastore, UNIT_BYTES_DEFAULT, Window,
+};
 use hob_engine::units::Instant;
 
 use super::store::{Event, Store};
@@ -102,7 +104,7 @@ impl Host {
     }
 
     /// Applies an agreement.
-    pub(super) fn settle(&mut self, now: u64, report: &Report, agreement: &Agreement) {
+    pub(super) fn settle(&mut self, now: u64, report: &Report, agreement: &SharedDatastore) {
         self.level = Some(agreement.level);
         self.window.settle(Instant(now), report.wanted_shares * agreement.in_flight_per_share);
     }

@@ -15,7 +15,7 @@ mod tests;
 
 use std::collections::VecDeque;
 
-use hob_engine::qos::{Due, Report, agree};
+use hob_engine::qos::{Entitlement, Report, agree};
 
 use crate::prng::Prng;
 use host::Host;
@@ -75,7 +75,7 @@ pub(crate) enum Demand {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Disk {
     pub(crate) host: usize,
-    pub(crate) due: Due,
+    pub(crate) due: Entitlement,
     pub(crate) demand: Demand,
 }
 
@@ -160,7 +160,7 @@ fn disks(scale: &Scale) -> Vec<Disk> {
         };
         let host = places.iter().position(is_there).expect("less than all");
         let shares = [500, 1000, 1000, 2000][dice.below(4) as usize];
-        let mut due = Due { shares, ..Due::default() };
+        let mut due = Entitlement { shares, ..Entitlement::default() };
         match dice.below(10) {
             0 => due.reservation = of_fair(2.5),
             1 => due.limit = Some(of_fair(0.5)),

@@ -56,7 +56,7 @@ fn the_same_seed_is_the_same_history() {
 fn what_is_due_is_filled_up() {
     let disk = |shares, reservation, demand| Disk {
         host: 0,
-        due: Due { shares, reservation, ..Due::default() },
+        due: Entitlement { shares, reservation, ..Entitlement::default() },
         demand,
     };
     let all = Demand::Depth(8);

@@ -1,6 +1,6 @@
 //! A backing that is given up: its disk is removed, whether it answers or not.
 //!
-//! From then on nothing is asked of it. What it can call back ends at once ([`Driver::lose`](super::Driver::lose)); a request that the kernel or
+//! From then on nothing is asked of it. What it can call back ends at once ([`Driver::revoke`](super::Driver::revoke)); a request that the kernel or
 //! a library has cannot be called back. It is *abandoned* after [`WAIT_NS`]: whoever asked hears that it failed, and its memory is not used
 //! again until it really ends. Then the backing can be closed. If the request is a write, it may be done at any time until
 //! then; nobody else can write a file meanwhile, because the lock is held.
@@ -84,7 +84,7 @@ impl Backing {
         if self.abandonment.is_some() {
             return;
         }
-        self.driver.lose(ring, now);
+        self.driver.revoke(ring, now);
         self.abandonment = Some(Box::new(Abandonment {
             gives_up_at: Some(now + WAIT_NS),
             refused: VecDeque::new(),

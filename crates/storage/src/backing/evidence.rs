@@ -21,48 +21,48 @@ const SETTLED_NS: i128 = 100_000_000;
 
 /// Equal twice if nobody has changed the backing in between. The hash of a sentence: it guards against mistakes, not forgery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Evidence(pub u128);
+pub struct ChangeToken(pub u128);
 
-impl Evidence {
-    pub(super) fn of(sentence: &str) -> Evidence {
+impl ChangeToken {
+    pub(super) fn of(sentence: &str) -> ChangeToken {
         let hash = identity::hash(sentence);
-        Evidence(u128::from_le_bytes(*hash.first_chunk().expect("32 bytes")))
+        ChangeToken(u128::from_le_bytes(*hash.first_chunk().expect("32 bytes")))
     }
 }
 
 /// Tells whether an open backing has been changed. Not for the shard's thread: a filesystem may take its time.
 #[derive(Clone, Debug)]
-pub struct Witness(Kind);
+pub struct ChangeDetector(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
     File(Weak<OwnedFd>),
     /// The file stays open, and locked.
     KeptOpen(Arc<OwnedFd>),
-    Said(Evidence),
+    Said(ChangeToken),
 }
 
-impl Witness {
+impl ChangeDetector {
     /// Of a file, where its timestamps count.
-    pub(super) fn of_file(file: &Arc<OwnedFd>) -> Option<Witness> {
-        has_timestamps(file).then(|| Witness(Kind::File(Arc::downgrade(file))))
+    pub(super) fn of_file(file: &Arc<OwnedFd>) -> Option<ChangeDetector> {
+        has_timestamps(file).then(|| ChangeDetector(Kind::File(Arc::downgrade(file))))
     }
 
     /// Of a backing that counts its changes itself.
-    pub(super) fn said(evidence: Evidence) -> Witness {
-        Witness(Kind::Said(evidence))
+    pub(super) fn said(evidence: ChangeToken) -> ChangeDetector {
+        ChangeDetector(Kind::Said(evidence))
     }
 
     /// Keeps the backing open, and its lock, until this is dropped: nobody changes it before its evidence is known.
-    pub fn keep_open(self) -> Witness {
+    pub fn keep_open(self) -> ChangeDetector {
         match self.0 {
-            Kind::File(file) => Witness(file.upgrade().map_or(Kind::File(file), Kind::KeptOpen)),
-            other => Witness(other),
+            Kind::File(file) => ChangeDetector(file.upgrade().map_or(Kind::File(file), Kind::KeptOpen)),
+            other => ChangeDetector(other),
         }
     }
 
     /// The evidence as of now. `None` if there is none, or a change of this moment might not show.
-    pub fn evidence(&self) -> Option<Evidence> {
+    pub fn evidence(&self) -> Option<ChangeToken> {
         match &self.0 {
             Kind::File(file) => settled(&file.upgrade()?),
             Kind::KeptOpen(file) => settled(file),
@@ -71,7 +71,7 @@ impl Witness {
     }
 
     /// The same; waits until the latest change is old enough, for which nobody may change the backing.
-    pub fn evidence_at_end(&self) -> Option<Evidence> {
+    pub fn evidence_at_end(&self) -> Option<ChangeToken> {
         self.evidence().or_else(|| {
             std::thread::sleep(Duration::from_nanos(SETTLED_NS as u64) * 5 / 4);
             self.evidence()
@@ -80,7 +80,7 @@ impl Witness {
 }
 
 /// The evidence of a file that was just opened, to be compared with what was recorded earlier.
-pub(super) fn at_opening(file: impl AsFd) -> Option<Evidence> {
+pub(super) fn at_opening(file: impl AsFd) -> Option<ChangeToken> {
     let status = rustix::fs::fstat(&file).ok()?;
     if has_timestamps(file) { of_status(&status) } else { None }
 }
@@ -89,7 +89,7 @@ fn has_timestamps(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|system| FILESYSTEMS.contains(&(system.f_type as u64 & 0xffff_ffff)))
 }
 
-fn settled(file: impl AsFd) -> Option<Evidence> {
+fn settled(file: impl AsFd) -> Option<ChangeToken> {
     let status = rustix::fs::fstat(file).ok()?;
     let now = clock_gettime(ClockId::Realtime);
     let now = ns(now.tv_sec, now.tv_nsec);
@@ -111,11 +111,11 @@ fn ns(seconds: i64, nanoseconds: i64) -> i128 {
     i128::from(seconds) * 1_000_000_000 + i128::from(nanoseconds)
 }
 
-fn of_status(status: &Stat) -> Option<Evidence> {
+fn of_status(status: &Stat) -> Option<ChangeToken> {
     let (modified, changed) = times(status);
     let (inode, device, bytes) = (status.st_ino, status.st_dev, status.st_size);
     let boot = boot_id()?;
-    Some(Evidence::of(&format!(
+    Some(ChangeToken::of(&format!(
         "file {inode} on {device}, {bytes} bytes, mtime {modified}, ctime {changed}, boot {boot}"
     )))
 }
@@ -139,7 +139,7 @@ mod tests {
 
     use super::*;
 
-    fn evidence(path: &Path) -> Evidence {
+    fn evidence(path: &Path) -> ChangeToken {
         of_status(&rustix::fs::fstat(File::open(path).unwrap()).unwrap()).unwrap()
     }
 
@@ -192,7 +192,7 @@ mod tests {
         let mut file = tempfile::tempfile().unwrap();
         file.write_all(&[0; 4096]).unwrap();
         assert_eq!(settled(&file), None);
-        let later = Witness(Kind::KeptOpen(Arc::new(file.into())));
+        let later = ChangeDetector(Kind::KeptOpen(Arc::new(file.into())));
         assert!(later.evidence_at_end().is_some());
     }
 

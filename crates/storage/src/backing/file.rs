@@ -42,11 +42,11 @@ use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
 use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
 
-use super::evidence::{self, Witness};
+use super::evidence::{self, ChangeDetector};
 use super::helper::{Ended, Helper, Job};
 use super::identity::{self, ChangeMark};
 use super::{
-    BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Reader, Status, StatusExtent, WaitMax,
+    BackingInfo, BackingOptions, Driver, Lock, OpenError, Reader, SizeProbe, Status, StatusExtent, WaitMax,
     io_result,
 };
 use crate::direct::open_direct;
@@ -547,7 +547,7 @@ impl FileBacking {
     }
 
     /// Starts what waited for a worker, as far as there are some.
-    fn go_on(&mut self, ring: &mut Ring, now: Instant) {
+    fn resume(&mut self, ring: &mut Ring, now: Instant) {
         while self.working.len() < WORKERS_MAX
             && let Some(io) = self.to_work.pop_front()
         {
@@ -651,7 +651,7 @@ impl Driver for FileBacking {
         self.in_flight += 1;
         if self.occupies_worker(io.op) {
             self.to_work.push_back(*io);
-            return self.go_on(ring, now);
+            return self.resume(ring, now);
         }
         self.begin(ring, now, io);
     }
@@ -661,7 +661,7 @@ impl Driver for FileBacking {
             return self.helper_ended(ring);
         }
         self.io_ended(ring, now, &completion);
-        self.go_on(ring, now);
+        self.resume(ring, now);
         self.end_if_idle(ring);
     }
 
@@ -687,10 +687,10 @@ impl Driver for FileBacking {
             (several.step, several.result, several.stopped) = (first_step(several.io.op), Ok(()), false);
             self.run_step(ring, slot);
         }
-        self.go_on(ring, now);
+        self.resume(ring, now);
     }
 
-    fn lose(&mut self, _ring: &mut Ring, now: Instant) {
+    fn revoke(&mut self, _ring: &mut Ring, now: Instant) {
         self.is_lost = true;
         for slot in std::mem::take(&mut self.stopped) {
             self.stop(now, slot);
@@ -767,18 +767,18 @@ impl Driver for FileBacking {
         Some(Lock::of_file(Arc::downgrade(self.buffered()), self.access))
     }
 
-    fn gauge(&self) -> Option<Gauge> {
-        Some(Gauge::of_file(self.buffered()))
+    fn size_probe(&self) -> Option<SizeProbe> {
+        Some(SizeProbe::of_file(self.buffered()))
     }
 
     fn grow(&mut self, size_bytes: u64) {
         self.info.grow(size_bytes);
     }
 
-    fn witness(&self) -> Option<Witness> {
+    fn witness(&self) -> Option<ChangeDetector> {
         // A volatile file's writes reach the file by themselves later.
         let is_plain = !self.is_block_device && self.volatile.is_none();
-        if is_plain { Witness::of_file(self.buffered()) } else { None }
+        if is_plain { ChangeDetector::of_file(self.buffered()) } else { None }
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {

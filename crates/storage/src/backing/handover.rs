@@ -21,7 +21,7 @@ use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::migration::LeftBehind;
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, Reader, Status, StatusExtent, Witness};
+use super::{BackingInfo, ChangeDetector, ChangeMark, Driver, Lock, Reader, SizeProbe, Status, StatusExtent};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 
@@ -249,16 +249,16 @@ impl Driver for Handover {
         self.own.set_gate(ring, gate);
     }
 
-    fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.hold_back(ring, now);
+    fn suspend(&mut self, ring: &mut Ring, now: Instant) {
+        self.own.suspend(ring, now);
     }
 
-    fn go_on(&mut self) {
-        self.own.go_on();
+    fn resume(&mut self) {
+        self.own.resume();
     }
 
-    fn lose(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.lose(ring, now);
+    fn revoke(&mut self, ring: &mut Ring, now: Instant) {
+        self.own.revoke(ring, now);
     }
 
     fn close(&mut self, ring: &mut Ring) {
@@ -282,7 +282,7 @@ impl Driver for Handover {
         self.own.reader()
     }
 
-    fn witness(&self) -> Option<Witness> {
+    fn witness(&self) -> Option<ChangeDetector> {
         self.own.witness()
     }
 
@@ -298,8 +298,8 @@ impl Driver for Handover {
         self.own.lock()
     }
 
-    fn gauge(&self) -> Option<Gauge> {
-        self.own.gauge()
+    fn size_probe(&self) -> Option<SizeProbe> {
+        self.own.size_probe()
     }
 
     fn grow(&mut self, size_bytes: u64) {

@@ -20,11 +20,9 @@
 //! its server restarted, says so with [`Backing::take_loss`]. docs/decisions/0032 has the rules for what follows.
 
 mod abandon;
-pub mod alone;
 mod evidence;
 mod file;
 mod format;
-mod gauge;
 mod handover;
 mod helper;
 mod identity;
@@ -33,12 +31,14 @@ mod modelled;
 mod monitor;
 pub(crate) mod nbd;
 pub mod objects;
+pub mod offline_writer;
 mod overlay;
 mod parent;
 mod path;
 mod qemu_nbd;
 #[cfg(any(test, feature = "rbd"))]
 mod rbd;
+mod size_probe;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -52,17 +52,17 @@ use hob_engine::units::{Instant, IoId};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::{Token, TokenSpace};
 use abandon::Abandonment;
-pub use evidence::{Evidence, Witness};
+pub use evidence::{ChangeDetector, ChangeToken};
 pub use format::{Format, ImageFile, Role};
-pub use gauge::Gauge;
 pub use identity::ChangeMark;
 pub use lock::Lock;
 pub use modelled::{ModelledOp, ServiceTime};
 use monitor::InFlight;
 pub use monitor::{Condition, Monitor, SLOW_AFTER};
-pub use overlay::{OwnMap, Part, Whose};
+pub use overlay::{BlockOrigin, OwnMap, Part};
 pub use parent::{Parent, ParentRead};
 pub use qemu_nbd::confine;
+pub use size_probe::SizeProbe;
 
 /// One kind of backing.
 pub struct BackingKind {
@@ -282,8 +282,8 @@ pub struct BackingInfo {
     pub identity_text: String,
     /// When it was last changed, as it was opened; `None` where nobody can tell.
     pub changed: Option<ChangeMark>,
-    /// Equal to what its [`Witness`] said earlier if nobody has changed it since. `None` where there is no evidence.
-    pub evidence: Option<Evidence>,
+    /// Equal to what its [`ChangeDetector`] said earlier if nobody has changed it since. `None` where there is no evidence.
+    pub evidence: Option<ChangeToken>,
 }
 
 impl BackingInfo {
@@ -357,15 +357,15 @@ pub trait Driver: Send {
         None
     }
     /// See [`Backing::witness`].
-    fn witness(&self) -> Option<Witness> {
+    fn witness(&self) -> Option<ChangeDetector> {
         None
     }
     /// See [`Backing::lock`].
     fn lock(&self) -> Option<Lock> {
         None
     }
-    /// See [`Backing::gauge`].
-    fn gauge(&self) -> Option<Gauge> {
+    /// See [`Backing::size_probe`].
+    fn size_probe(&self) -> Option<SizeProbe> {
         None
     }
     /// See [`Backing::grow`].
@@ -408,12 +408,12 @@ pub trait Driver: Send {
     fn link_parent(&mut self, _linked: bool) {}
     /// See [`Backing::set_gate`].
     fn set_gate(&mut self, _ring: &mut Ring, _gate: Arc<dyn Gate>) {}
-    /// See [`Backing::hold_back`].
-    fn hold_back(&mut self, _ring: &mut Ring, _now: Instant) {}
-    /// See [`Backing::go_on`].
-    fn go_on(&mut self) {}
+    /// See [`Backing::suspend`].
+    fn suspend(&mut self, _ring: &mut Ring, _now: Instant) {}
+    /// See [`Backing::resume`].
+    fn resume(&mut self) {}
     /// See [`Backing::lose`].
-    fn lose(&mut self, _ring: &mut Ring, _now: Instant) {}
+    fn revoke(&mut self, _ring: &mut Ring, _now: Instant) {}
     /// See [`Backing::set_wait_max`].
     fn set_wait_max(&mut self, _now: Instant, _wait_max: WaitMax) {}
     /// See [`Backing::is_lost`].
@@ -538,7 +538,7 @@ impl Backing {
     }
 
     /// What tells whether it has been changed, where something does.
-    pub fn witness(&self) -> Option<Witness> {
+    pub fn witness(&self) -> Option<ChangeDetector> {
         self.driver.witness()
     }
 
@@ -548,11 +548,11 @@ impl Backing {
     }
 
     /// What tells how large it is now, where somebody can tell while it is served.
-    pub fn gauge(&self) -> Option<Gauge> {
-        self.driver.gauge()
+    pub fn size_probe(&self) -> Option<SizeProbe> {
+        self.driver.size_probe()
     }
 
-    /// The disk is so large from now on, no less than before, as its [gauge](Self::gauge) said that the backing is.
+    /// The disk is so large from now on, no less than before, as its [gauge](Self::size_probe) said that the backing is.
     pub fn grow(&mut self, size_bytes: u64) {
         assert!(size_bytes >= self.info().size_bytes, "disks do not shrink");
         self.driver.grow(size_bytes);
@@ -659,20 +659,20 @@ impl Backing {
     }
 
     /// Somebody else may be about to write the disk. Changes that have no answer do not get to the backing any more, as far as they can be called
-    /// back: they are kept, until [`go_on`](Self::go_on). Submit no others meanwhile. Where something else fences the backing, and where nothing
+    /// back: they are kept, until [`go_on`](Self::resume). Submit no others meanwhile. Where something else fences the backing, and where nothing
     /// can be called back, this does nothing.
-    pub fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
-        self.driver.hold_back(ring, now);
+    pub fn suspend(&mut self, ring: &mut Ring, now: Instant) {
+        self.driver.suspend(ring, now);
     }
 
     /// Nobody else has written the disk: what was kept is sent.
-    pub fn go_on(&mut self) {
-        self.driver.go_on();
+    pub fn resume(&mut self) {
+        self.driver.resume();
     }
 
-    /// Like [`hold_back`](Self::hold_back), for good: what was kept fails.
-    pub fn lose(&mut self, ring: &mut Ring, now: Instant) {
-        self.driver.lose(ring, now);
+    /// Like [`suspend`](Self::suspend), for good: what was kept fails.
+    pub fn revoke(&mut self, ring: &mut Ring, now: Instant) {
+        self.driver.revoke(ring, now);
     }
 
     /// Changes how long requests wait for the backing while it is away, also for those that wait already. Kinds that do not

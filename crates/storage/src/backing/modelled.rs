@@ -9,7 +9,7 @@ use std::collections::{BinaryHeap, HashMap};
 use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId};
 
-use super::{BackingInfo, ChangeMark, Driver, Gauge, Reader, Status, Witness};
+use super::{BackingInfo, ChangeDetector, ChangeMark, Driver, Reader, SizeProbe, Status};
 use crate::ring::{Completion, Ring};
 use crate::token::TokenSpace;
 
@@ -150,8 +150,8 @@ impl Driver for Modelled {
         self.inner.is_closed() && self.waiting.is_empty() && self.due.is_empty()
     }
 
-    fn gauge(&self) -> Option<Gauge> {
-        self.inner.gauge()
+    fn size_probe(&self) -> Option<SizeProbe> {
+        self.inner.size_probe()
     }
 
     fn grow(&mut self, size_bytes: u64) {
@@ -171,7 +171,7 @@ impl Driver for Modelled {
         self.inner.reader()
     }
 
-    fn witness(&self) -> Option<Witness> {
+    fn witness(&self) -> Option<ChangeDetector> {
         self.inner.witness()
     }
 

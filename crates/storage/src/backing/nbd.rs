@@ -45,7 +45,7 @@ use hob_nbd::uri::NbdUri;
 use hob_nbd::{CommandFlags, TransmissionFlags};
 
 use super::identity;
-use super::{BackingInfo, BackingOptions, Driver, Gauge, OpenError, Status, StatusExtent, WaitMax};
+use super::{BackingInfo, BackingOptions, Driver, OpenError, SizeProbe, Status, StatusExtent, WaitMax};
 use crate::ring::{Completion, Fd, Returned, Ring, RxBuf};
 use crate::token::TokenSpace;
 pub(crate) use connect::BeforeConnecting;
@@ -549,8 +549,8 @@ impl Driver for NbdBacking {
         matches!(self.state, State::Closed)
     }
 
-    fn gauge(&self) -> Option<Gauge> {
-        Some(Gauge::told(&self.told))
+    fn size_probe(&self) -> Option<SizeProbe> {
+        Some(SizeProbe::told(&self.told))
     }
 
     fn set_wait_max(&mut self, now: Instant, change: WaitMax) {
@@ -568,7 +568,7 @@ impl Driver for NbdBacking {
         self.info.grow(size_bytes);
     }
 
-    fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
+    fn suspend(&mut self, ring: &mut Ring, now: Instant) {
         if self.hold == Hold::No {
             self.hold = Hold::Back;
         }
@@ -581,13 +581,13 @@ impl Driver for NbdBacking {
         }
     }
 
-    fn go_on(&mut self) {
+    fn resume(&mut self) {
         if self.hold == Hold::Back {
             self.hold = Hold::No;
         }
     }
 
-    fn lose(&mut self, ring: &mut Ring, now: Instant) {
+    fn revoke(&mut self, ring: &mut Ring, now: Instant) {
         self.hold = Hold::Lost;
         match self.state {
             State::Connected(_) => self.break_connection(ring, now, "the disk is another host's"),

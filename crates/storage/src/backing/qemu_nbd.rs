@@ -194,7 +194,7 @@ impl Driver for QemuNbd {
     fn handle_completion(&mut self, ring: &mut Ring, now: Instant, completion: Completion) {
         if self.server.is_over() {
             // No other child is to be waited for.
-            self.inner.lose(ring, now);
+            self.inner.revoke(ring, now);
         }
         self.inner.handle_completion(ring, now, completion);
     }
@@ -236,16 +236,16 @@ impl Driver for QemuNbd {
         self.inner.set_wait_max(now, wait_max);
     }
 
-    fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
-        self.inner.hold_back(ring, now);
+    fn suspend(&mut self, ring: &mut Ring, now: Instant) {
+        self.inner.suspend(ring, now);
     }
 
-    fn go_on(&mut self) {
-        self.inner.go_on();
+    fn resume(&mut self) {
+        self.inner.resume();
     }
 
-    fn lose(&mut self, ring: &mut Ring, now: Instant) {
-        self.inner.lose(ring, now);
+    fn revoke(&mut self, ring: &mut Ring, now: Instant) {
+        self.inner.revoke(ring, now);
     }
 
     fn close(&mut self, ring: &mut Ring) {

@@ -34,9 +34,9 @@ const CHANGED_PAGES_MAX: usize = 16;
 #[derive(Debug)]
 pub enum Found {
     /// No valid journal: the cache holds no data.
-    Nothing(Remains),
+    Nothing(RecoveredPool),
     /// A valid journal, and its index. Frames are numbered by the order of the data segments of `Remains`.
-    Recovered(Box<Recovered>, Remains),
+    Recovered(Box<Recovered>, RecoveredPool),
     /// A damaged journal. Nothing in it can be trusted: dirty data cannot be distinguished from clean data.
     Damaged {
         /// The ring that was read.
@@ -44,13 +44,13 @@ pub enum Found {
         /// The damage, a sentence for users.
         what: String,
         /// The segments found all the same.
-        remains: Remains,
+        remains: RecoveredPool,
     },
 }
 
 /// Segments of a persistent cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Remains {
+pub struct RecoveredPool {
     /// Data segments, by number.
     pub data: Vec<DataSegment>,
     /// Journal rings, the newest first. They are released when a new ring is in use.
@@ -61,7 +61,7 @@ pub struct Remains {
 
 impl Found {
     /// Returns the segments.
-    pub fn remains(&self) -> &Remains {
+    pub fn remains(&self) -> &RecoveredPool {
         match self {
             Found::Nothing(remains) | Found::Recovered(_, remains) | Found::Damaged { remains, .. } => {
                 remains
@@ -131,7 +131,7 @@ pub fn recover(pool: &Pool, owner: OwnerId, progress: impl FnMut(u64, u64)) -> R
 pub struct Recovery {
     owner: OwnerId,
     devices: Devices,
-    remains: Remains,
+    remains: RecoveredPool,
     segment_bytes: u64,
 }
 
@@ -141,7 +141,8 @@ impl Recovery {
     /// # Errors
     /// The system's if there are no descriptors left.
     pub fn of(pool: &Pool, owner: OwnerId) -> Result<Recovery, PoolError> {
-        let remains = Remains { data: pool.data_of(owner), rings: pool.rings_of(owner), unread: Vec::new() };
+        let remains =
+            RecoveredPool { data: pool.data_of(owner), rings: pool.rings_of(owner), unread: Vec::new() };
         Ok(Recovery { owner, devices: Devices::of(pool)?, remains, segment_bytes: pool.segment_bytes() })
     }
 
@@ -158,7 +159,7 @@ impl Recovery {
         let Recovery { owner, devices, remains, segment_bytes } = self;
         let mut progress = Progress { report: progress, done_bytes: 0, all_bytes: 0 };
         let cache = Cache { owner, devices: &devices, data: &remains.data, segment_bytes };
-        let seen = |remains: &Remains| Remains { unread: devices.unread(), ..remains.clone() };
+        let seen = |remains: &RecoveredPool| RecoveredPool { unread: devices.unread(), ..remains.clone() };
         for ring in &remains.rings {
             let mut excluded = BTreeSet::new();
             loop {

@@ -42,14 +42,14 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hob_engine::gather::{Gather, Piece};
+use hob_engine::gather::{Gather, GatherPart};
 use hob_engine::io::{BufferSlice, Durability};
 use hob_engine::units::BufferId;
 
 use crate::buffers::{Arena, Traffic};
 use crate::memory::Memory;
 use crate::token::Token;
-use crate::volatile::Dice;
+use crate::volatile::SimRng;
 pub use config::{RingConfig, RingError, RingKind};
 use fds::FdEntry;
 pub use fds::{Fd, FdClass};
@@ -96,7 +96,7 @@ pub struct Ring {
     /// Operations on volatile files that were not performed yet.
     held: Vec<u32>,
     /// Selects the next of those.
-    dice: Dice,
+    rng: SimRng,
     /// Writes whose gate is checked before the kernel is entered next.
     gated: Vec<u32>,
     /// Threads beside io_uring, started when a change of a file with a gate would have blocked.
@@ -155,7 +155,7 @@ impl Ring {
             waker,
             in_flight: 0,
             held: Vec::new(),
-            dice: Dice::new(0),
+            rng: SimRng::new(0),
             gated: Vec::new(),
             workers: None,
             worked: VecDeque::new(),
@@ -395,7 +395,7 @@ impl Ring {
     pub fn send(&mut self, token: Token, fd: Fd, gather: Gather) {
         let arena = &mut self.arena;
         for piece in &gather.pieces {
-            if let Piece::Payload(slice) = piece {
+            if let GatherPart::Payload(slice) = piece {
                 arena.pin(*slice, Traffic::KernelReads);
             }
         }
@@ -636,7 +636,7 @@ impl Ring {
             Work::Recv(rx) => Returned::Rx(rx),
             Work::Send { gather, message, .. } => {
                 for piece in &gather.pieces {
-                    if let Piece::Payload(slice) = piece {
+                    if let GatherPart::Payload(slice) = piece {
                         arena.unpin(*slice, Traffic::KernelReads);
                     }
                 }

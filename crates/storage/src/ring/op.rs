@@ -3,7 +3,7 @@
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
-use hob_engine::gather::{Gather, Piece};
+use hob_engine::gather::{Gather, GatherPart};
 use hob_engine::io::{BufferSlice, Durability};
 use rustix::io::Errno;
 
@@ -260,13 +260,13 @@ impl Message {
     }
 }
 
-fn piece_address(piece: &Piece, gather: &Gather, arena: &Arena) -> (*const u8, usize) {
+fn piece_address(piece: &GatherPart, gather: &Gather, arena: &Arena) -> (*const u8, usize) {
     match piece {
-        Piece::Head { start, end } => {
+        GatherPart::Head { start, end } => {
             let bytes = &gather.head[*start as usize..*end as usize];
             (bytes.as_ptr(), bytes.len())
         }
-        Piece::Payload(slice) => (arena.pinned_address(*slice), slice.len as usize),
+        GatherPart::Payload(slice) => (arena.pinned_address(*slice), slice.len as usize),
     }
 }
 

@@ -67,7 +67,7 @@ impl Hasty {
 
 /// Attempts that end while they are submitted, and are reported only if they fail.
 #[derive(Debug, Default)]
-struct Hasties {
+struct InlineCompletions {
     queued: Vec<Hasty>,
     submitted: VecDeque<Hasty>,
     /// Number of the last one.
@@ -76,7 +76,7 @@ struct Hasties {
     is_sure: bool,
 }
 
-impl Hasties {
+impl InlineCompletions {
     /// Returns a number that is not in use.
     fn next_number(&mut self) -> u32 {
         self.number = (self.number + 1) % NUMBERS;
@@ -124,7 +124,7 @@ pub(super) struct Uring {
     poll_first: bool,
     /// This kernel can report failures only.
     can_skip: bool,
-    hasty: Hasties,
+    hasty: InlineCompletions,
 }
 
 impl std::fmt::Debug for Uring {
@@ -183,7 +183,7 @@ impl Uring {
             fixed_files,
             poll_first,
             can_skip,
-            hasty: Hasties::default(),
+            hasty: InlineCompletions::default(),
         };
         uring.await_wake();
         Ok(uring)
@@ -486,13 +486,14 @@ mod tests {
 
     #[test]
     fn a_late_report_is_told_from_the_attempt_whose_operation_has_the_same_number() {
-        let mut hasties = Hasties::default();
-        let mut new = || Hasty { op: 3, number: hasties.next_number(), result: 0, is_awaited: false };
+        let mut inline_completions = InlineCompletions::default();
+        let mut new =
+            || Hasty { op: 3, number: inline_completions.next_number(), result: 0, is_awaited: false };
         let (late, present) = (new(), new());
-        hasties.queued.push(present);
-        assert!(!hasties.forget(late.name()), "that one counts as done");
-        assert!(hasties.forget(present.name()) && hasties.queued.is_empty());
-        assert!(!hasties.forget(present.name()));
+        inline_completions.queued.push(present);
+        assert!(!inline_completions.forget(late.name()), "that one counts as done");
+        assert!(inline_completions.forget(present.name()) && inline_completions.queued.is_empty());
+        assert!(!inline_completions.forget(present.name()));
         assert_eq!(late.name() as u32, 3, "the operation is the lower half");
     }
 }

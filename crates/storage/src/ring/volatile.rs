@@ -24,8 +24,8 @@ impl Ring {
         if self.held.is_empty() {
             return;
         }
-        for _ in 0..=self.dice.below(self.held.len()) {
-            let at = self.dice.below(self.held.len());
+        for _ in 0..=self.rng.below(self.held.len()) {
+            let at = self.rng.below(self.held.len());
             let index = self.held.swap_remove(at);
             let result = self.perform(index);
             self.advance(index, result);

@@ -18,7 +18,7 @@ use std::sync::Mutex;
 use hob_engine::io::Durability;
 use rustix::fs::FallocateFlags;
 
-use super::{Dice, Flushes, lock, step};
+use super::{Flushes, SimRng, lock, step};
 
 /// Size in bytes of an atomic write of a device.
 pub(crate) const UNIT_BYTES: u64 = 512;
@@ -45,7 +45,7 @@ struct Cache {
     /// By page number. Each page has held units.
     pages: BTreeMap<u64, Page>,
     held: usize,
-    dice: Dice,
+    rng: SimRng,
 }
 
 /// The file and its cache; see the module documentation.
@@ -64,7 +64,7 @@ impl std::fmt::Debug for VolatileFile {
 impl VolatileFile {
     /// `file` must be readable and writable at any offset and length.
     pub(crate) fn new(file: File, seed: u64, flushes: Flushes) -> VolatileFile {
-        let cache = Cache { pages: BTreeMap::new(), held: 0, dice: Dice::new(seed) };
+        let cache = Cache { pages: BTreeMap::new(), held: 0, rng: SimRng::new(seed) };
         VolatileFile { file, flushes, cache: Mutex::new(cache) }
     }
 
@@ -231,12 +231,12 @@ impl Cache {
 
     /// Returns the units to write at random after `written` was written.
     fn lucky(&mut self, written: Range<u64>) -> Vec<u64> {
-        let mut lucky: Vec<u64> = match self.dice.below(8) {
+        let mut lucky: Vec<u64> = match self.rng.below(8) {
             0 => written.collect(),
-            1 => written.filter(|_| self.dice.once_in(2)).collect(),
+            1 => written.filter(|_| self.rng.once_in(2)).collect(),
             _ => Vec::new(),
         };
-        if self.dice.once_in(16) {
+        if self.rng.once_in(16) {
             lucky.extend(self.strays());
         }
         lucky
@@ -245,11 +245,11 @@ impl Cache {
     /// Returns some older units.
     fn strays(&mut self) -> Vec<u64> {
         let Some((&last, _)) = self.pages.last_key_value() else { return Vec::new() };
-        let from = self.dice.below(last as usize + 1) as u64;
+        let from = self.rng.below(last as usize + 1) as u64;
         let numbers: Vec<u64> =
             self.pages.range(from..).take(STRAY_PAGES).map(|(number, _)| *number).collect();
         let units = numbers.into_iter().flat_map(|number| number * PAGE_UNITS..(number + 1) * PAGE_UNITS);
-        units.filter(|_| self.dice.once_in(2)).collect()
+        units.filter(|_| self.rng.once_in(2)).collect()
     }
 
     /// Writes the held ones of `units` to the file, in pieces, in any order.
@@ -263,13 +263,13 @@ impl Cache {
             }
             // Most neighbours stay together, as on a device; some are torn.
             match pieces.last_mut() {
-                Some(piece) if piece.end == unit && unit - piece.start < 128 && !self.dice.once_in(32) => {
+                Some(piece) if piece.end == unit && unit - piece.start < 128 && !self.rng.once_in(32) => {
                     piece.end += 1;
                 }
                 _ => pieces.push(unit..unit + 1),
             }
         }
-        self.dice.shuffle(&mut pieces);
+        self.rng.shuffle(&mut pieces);
         for piece in pieces {
             step();
             let mut bytes = vec![0; ((piece.end - piece.start) * UNIT_BYTES) as usize];

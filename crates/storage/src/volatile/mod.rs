@@ -22,8 +22,8 @@
 //! itself after that many steps; each piece that a flush writes is a step.
 
 mod control;
-mod dice;
 mod file;
+mod rng;
 #[cfg(test)]
 mod tests;
 
@@ -37,8 +37,8 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use rustix::io::Errno;
 
 pub(crate) use control::ControlFile;
-pub(crate) use dice::Dice;
 pub(crate) use file::VolatileFile;
+pub(crate) use rng::SimRng;
 
 /// Effect of a flush.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use hob_engine::io::{BufferSlice, Durability};
 use rustix::fs::FallocateFlags;
 
 use super::file::UNIT_BYTES;
-use super::{Dice, Flushes, VolatileFile, VolatileOptions, adopt};
+use super::{Flushes, SimRng, VolatileFile, VolatileOptions, adopt};
 use crate::ring::{FdClass, Ring, RingConfig, RingKind};
 use crate::token::Token;
 
@@ -37,10 +37,10 @@ fn through(volatile: &VolatileFile) -> Vec<u8> {
 }
 
 /// Writes a random range, also to the memory with the expected content.
-fn write_somewhere(volatile: &VolatileFile, expected: &mut [u8], dice: &mut Dice, durability: Durability) {
-    let len = 1 + dice.below(9000);
-    let offset = dice.below(BYTES - len);
-    let data: Vec<u8> = (0..len).map(|_| 1 + dice.below(255) as u8).collect();
+fn write_somewhere(volatile: &VolatileFile, expected: &mut [u8], rng: &mut SimRng, durability: Durability) {
+    let len = 1 + rng.below(9000);
+    let offset = rng.below(BYTES - len);
+    let data: Vec<u8> = (0..len).map(|_| 1 + rng.below(255) as u8).collect();
     volatile.write(offset as u64, &data, durability).unwrap();
     expected[offset..offset + len].copy_from_slice(&data);
 }
@@ -49,9 +49,9 @@ fn write_somewhere(volatile: &VolatileFile, expected: &mut [u8], dice: &mut Dice
 fn reads_see_what_was_written_and_the_file_gets_it_with_a_flush() {
     for seed in 0..20 {
         let (file, volatile) = files(seed, Flushes::Honest);
-        let (mut expected, mut dice) = (vec![0; BYTES], Dice::new(seed));
+        let (mut expected, mut rng) = (vec![0; BYTES], SimRng::new(seed));
         for _ in 0..60 {
-            write_somewhere(&volatile, &mut expected, &mut dice, Durability::Volatile);
+            write_somewhere(&volatile, &mut expected, &mut rng, Durability::Volatile);
             assert!(through(&volatile) == expected, "seed {seed}");
         }
         assert!(on_file(&file) != expected, "seed {seed}: nothing is held back");

@@ -1,11 +1,11 @@
 //! Failover of a disk from the replica at this host, as in docs/decisions/0023.
 
-use hob_engine::cluster::{Found, LeaseId, Title};
+use hob_engine::cluster::{Found, LeaseId, OwnershipRecord};
 
 use super::data::{Backing, Change};
 use super::host::{Phase, Purpose};
 use super::store::Request;
-use super::{Event, Sabotage, World, trace};
+use super::{Event, Sabotage, Simulation, trace};
 use crate::Violation;
 
 /// Phase of the failover.
@@ -19,33 +19,32 @@ pub(super) enum Stage {
     Ends,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Starts after this host got the lock for the sake of its replica.
-    pub(super) fn begin_to_adopt(&mut self, host: usize, disk: usize, title: Found<Title>) {
+    pub(super) fn begin_to_adopt(&mut self, host: usize, disk: usize, title: Found<OwnershipRecord>) {
         trace!(self, "host {host} adopts disk {disk}: {title:?}");
         let Some(copy) = title.value.copy.clone() else { return };
-        let tenure = self.hosts[host].tenure;
+        let term = self.hosts[host].term;
         let lent = self.hosts[host].lent.values_mut().find(|lent| lent.loan.to_string() == copy.loan);
         if let Some(lent) = lent {
             lent.is_ended = true;
         }
         let local = &mut self.hosts[host].local[disk];
-        (local.phase, local.tenure, local.title) = (Phase::Adopting, tenure, Some(title));
+        (local.phase, local.term, local.title) = (Phase::Adopting, term, Some(title));
         local.stage = Stage::Begins;
         local.epoch = Backing::open(&mut self.backings[disk]);
     }
 
     /// Returns true if the replica that a record names is here. Owners learn later than others that a
     /// lending host was destroyed.
-    fn has_loan(&self, host: usize, title: &Found<Title>) -> bool {
+    fn has_loan(&self, host: usize, title: &Found<OwnershipRecord>) -> bool {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.as_str());
         self.hosts[host].lent.values().any(|lent| Some(lent.loan.to_string().as_str()) == loan)
     }
 
     /// Continues with the next phase.
     pub(super) fn go_on_adopting(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
-        let Some(tenure) = self.hosts[host].local[disk].tenure.filter(|it| it.is_valid(self.clock(host)))
-        else {
+        let Some(term) = self.hosts[host].local[disk].term.filter(|it| it.is_valid(self.clock(host))) else {
             return Ok(());
         };
         let me = self.hosts[host].me.clone();
@@ -58,13 +57,13 @@ impl World<'_> {
             // The replica is not here because this host has the name of a destroyed one, or it cannot be
             // read: the owner may have the disk back.
             Stage::Begins
-                if title.value.adopts.is_none() && (!self.has_loan(host, &title) || self.dice.chance(50)) =>
+                if title.value.adopts.is_none() && (!self.has_loan(host, &title) || self.rng.chance(50)) =>
             {
                 let local = &self.hosts[host].local[disk];
-                let txn = local.seat.leave_alone(tenure.lease, &title);
+                let txn = local.seat.leave_alone(term.lease, &title);
                 self.ask_about(host, disk, Purpose::LeaveAlone, Request::Txn(txn));
             }
-            Stage::Begins => match local.seat.begin_adopting(&me, tenure.lease, &title) {
+            Stage::Begins => match local.seat.begin_adopting(&me, term.lease, &title) {
                 Some((txn, title)) => {
                     self.ask_about(host, disk, Purpose::BeginAdopting(title), Request::Txn(txn));
                 }
@@ -77,7 +76,7 @@ impl World<'_> {
                 return self.go_on_adopting(host, disk);
             }
             Stage::Ends => {
-                let (txn, title) = local.seat.end_adopting(tenure.lease, &title, writes_back);
+                let (txn, title) = local.seat.end_adopting(term.lease, &title, writes_back);
                 self.ask_about(host, disk, Purpose::EndAdopting(title), Request::Txn(txn));
             }
         }
@@ -85,7 +84,7 @@ impl World<'_> {
     }
 
     /// From here on the replica is valid, and nothing else.
-    pub(super) fn adopting_begun(&mut self, host: usize, disk: usize, title: Found<Title>) {
+    pub(super) fn adopting_begun(&mut self, host: usize, disk: usize, title: Found<OwnershipRecord>) {
         let loan = title.value.copy.as_ref().map(|copy| copy.loan.clone()).unwrap_or_default();
         let lent = self.hosts[host].lent.values().find(|lent| lent.loan.to_string() == loan);
         assert!(lent.is_some(), "what has begun had its loan");
@@ -125,7 +124,7 @@ impl World<'_> {
     /// Stops; the next read of the record shows the progress.
     pub(super) fn stop_adopting(&mut self, host: usize, disk: usize) {
         let local = &mut self.hosts[host].local[disk];
-        (local.phase, local.title, local.tenure) = (Phase::Closed, None, None);
+        (local.phase, local.title, local.term) = (Phase::Closed, None, None);
     }
 
     /// Handles the store's answer about a disk in failover: the record was put, at that revision, or the
@@ -134,7 +133,7 @@ impl World<'_> {
         &mut self,
         host: usize,
         disk: usize,
-        title: Title,
+        title: OwnershipRecord,
         revision: Option<u64>,
     ) -> Result<(), Violation> {
         let Some(revision) = revision else {
@@ -150,7 +149,7 @@ impl World<'_> {
         self.report.adopted += 1;
         let local = &mut self.hosts[host].local[disk];
         (local.phase, local.title) = (Phase::Opening, Some(title));
-        let at = self.now + self.dice.latency(self.plan.backing_ns);
+        let at = self.now + self.rng.latency(self.plan.backing_ns);
         let life = self.hosts[host].life;
         self.queue.push(at, Event::Opened { host, life, disk });
         Ok(())

@@ -11,7 +11,7 @@ use hob_engine::cluster::SecondCopy;
 use super::host::{Kind, Op, Phase, Purpose};
 use super::plan::MS;
 use super::store::Request;
-use super::{Event, Sabotage, World, trace};
+use super::{Event, Sabotage, Simulation, trace};
 use crate::Violation;
 
 /// Number of blocks that are replicated at a time.
@@ -70,7 +70,7 @@ pub(super) enum PeerOp {
     Clean(u32),
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Returns the host that lends to this one.
     pub(super) fn lender_of(&self, host: usize) -> usize {
         (host + 1) % self.plan.hosts
@@ -217,7 +217,7 @@ impl World<'_> {
     /// Advances the replica of a disk that is served or given back. Returns true if the store was asked for
     /// something.
     pub(super) fn tend_copy(&mut self, host: usize, disk: usize) -> Result<bool, Violation> {
-        let Some(tenure) = self.hosts[host].tenure else { return Ok(false) };
+        let Some(term) = self.hosts[host].term else { return Ok(false) };
         let writes_back = self.hosts[host].kept[disk].writes_back;
         let local = &self.hosts[host].local[disk];
         let Some(title) = local.title.clone() else { return Ok(false) };
@@ -227,13 +227,13 @@ impl World<'_> {
                 self.go_on_alone(host, disk)?;
             }
             Copying::Broken => {
-                let txn = local.seat.say_copy(tenure.lease, &title, None);
+                let txn = local.seat.say_copy(term.lease, &title, None);
                 self.ask_about(host, disk, Purpose::SayCopy(None), Request::Txn(txn));
                 return Ok(true);
             }
-            #[expect(clippy::collapsible_match, reason = "dice are thrown for a state that matches")]
+            #[expect(clippy::collapsible_match, reason = "rng are thrown for a state that matches")]
             Copying::Alone if is_serving && writes_back && !local.draining && self.plan.copies => {
-                if self.dice.chance(300) {
+                if self.rng.chance(300) {
                     let (op, loan) = (self.next(), self.next());
                     let in_doubt = self.hosts[host].local[disk].copy.in_doubt;
                     let alone = std::mem::take(&mut self.hosts[host].local[disk].copy.alone);
@@ -254,7 +254,7 @@ impl World<'_> {
                     let local = &self.hosts[host].local[disk];
                     let loan = local.copy.loan.to_string();
                     let copy = Some(SecondCopy { member, loan, cache: host.to_string() });
-                    let txn = local.seat.say_copy(tenure.lease, &title, copy.clone());
+                    let txn = local.seat.say_copy(term.lease, &title, copy.clone());
                     self.ask_about(host, disk, Purpose::SayCopy(copy), Request::Txn(txn));
                     return Ok(true);
                 }

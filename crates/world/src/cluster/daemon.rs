@@ -2,7 +2,8 @@
 //! disks.
 
 use hob_engine::cluster::{
-    Answer, Ask, Event as Told, Found, Is, Key, LeaseId, News, Refusal, Tenure, Title, Verdict, Wish,
+    Answer, Ask, ClusterEvent, Event as Told, Found, Is, Key, LeaseId, LeaseTerm, OwnershipRecord,
+    OwnershipRequest, Refusal, Verdict,
 };
 use hob_engine::units::Instant;
 
@@ -10,13 +11,13 @@ use super::copies::{Copy, Copying};
 use super::host::{From, Phase, Purpose};
 use super::plan::MS;
 use super::store::{Request, Response};
-use super::{Event, Forced, Sabotage, World, trace};
+use super::{Event, Forced, Sabotage, Simulation, trace};
 use crate::{Violation, ensure};
 
 /// Timeout of a request about a disk, nanoseconds.
 const QUESTION_NS_MAX: u64 = 1_500 * MS;
 
-impl World<'_> {
+impl Simulation<'_> {
     pub(super) fn is(&self, sabotage: Sabotage) -> bool {
         self.options.sabotage == Some(sabotage)
     }
@@ -27,7 +28,7 @@ impl World<'_> {
         self.hosts[host].keep_at = self.now;
         self.queue.push(self.now, Event::Keep { host, life, at: self.now });
         for disk in 0..self.plan.disks {
-            let at = self.now + self.dice.below(self.plan.poll_ns);
+            let at = self.now + self.rng.below(self.plan.poll_ns);
             self.queue.push(at, Event::Poll { host, life, disk });
         }
     }
@@ -46,7 +47,7 @@ impl World<'_> {
     pub(super) fn may_acknowledge(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
-        self.hosts[host].up && is_served && local.tenure.is_some_and(|it| it.is_valid(self.clock(host)))
+        self.hosts[host].up && is_served && local.term.is_some_and(|it| it.is_valid(self.clock(host)))
     }
 
     /// As `may_acknowledge`, with tolerance: on a slow network renewals may be a little late, and replies
@@ -54,7 +55,7 @@ impl World<'_> {
     pub(super) fn serves(&self, host: usize, disk: usize) -> bool {
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Leaving);
-        let lately = local.tenure.is_some_and(|it| self.clock(host) < it.until + self.plan.lease_ns);
+        let lately = local.term.is_some_and(|it| self.clock(host) < it.until + self.plan.lease_ns);
         self.hosts[host].up && !self.hosts[host].is_hung && is_served && lately
     }
 
@@ -65,13 +66,13 @@ impl World<'_> {
         while let Some(told) = self.hosts[host].keeper.poll_event() {
             trace!(self, "host {host}: {told:?}");
             match told {
-                Told::Joined(tenure) => {
-                    self.hosts[host].tenure = Some(self.distort(tenure));
+                Told::Joined(term) => {
+                    self.hosts[host].term = Some(self.distort(term));
                     if self.is(Sabotage::ReleasesEarly) {
                         self.revive(host)?;
                     }
                 }
-                Told::Renewed(tenure) => self.renewed(host, tenure)?,
+                Told::Renewed(term) => self.renewed(host, term)?,
                 Told::Ended(lease) => self.ended(host, lease),
                 Told::NameTaken(member) => {
                     // Unless the host was destroyed, and its former lease has not ended.
@@ -118,26 +119,26 @@ impl World<'_> {
     }
 
     /// Distorts a lease term as a sabotaged host does.
-    fn distort(&self, tenure: Tenure) -> Tenure {
+    fn distort(&self, term: LeaseTerm) -> LeaseTerm {
         let lease = self.plan.lease_ns;
         let margin = lease - hob_engine::cluster::usable_ns(lease);
         let until = match self.options.sabotage {
-            Some(Sabotage::NoMargin) => tenure.until + margin,
-            _ => tenure.until,
+            Some(Sabotage::NoMargin) => term.until + margin,
+            _ => term.until,
         };
-        Tenure { until, ..tenure }
+        LeaseTerm { until, ..term }
     }
 
-    fn renewed(&mut self, host: usize, tenure: Tenure) -> Result<(), Violation> {
-        let mut tenure = self.distort(tenure);
+    fn renewed(&mut self, host: usize, term: LeaseTerm) -> Result<(), Violation> {
+        let mut term = self.distort(term);
         if self.is(Sabotage::CountsFromAnswer) {
-            tenure.until = self.clock(host) + hob_engine::cluster::usable_ns(self.plan.lease_ns);
+            term.until = self.clock(host) + hob_engine::cluster::usable_ns(self.plan.lease_ns);
         }
-        self.hosts[host].tenure = Some(tenure);
+        self.hosts[host].term = Some(term);
         for disk in 0..self.plan.disks {
             let local = &mut self.hosts[host].local[disk];
-            if local.tenure.is_some_and(|it| it.lease == tenure.lease) {
-                local.tenure = Some(tenure);
+            if local.term.is_some_and(|it| it.lease == term.lease) {
+                local.term = Some(term);
                 self.release(host, disk)?;
             }
         }
@@ -150,8 +151,8 @@ impl World<'_> {
             return;
         }
         for local in &mut self.hosts[host].local {
-            if local.tenure.is_some_and(|it| it.lease == lease) {
-                local.tenure = None;
+            if local.term.is_some_and(|it| it.lease == lease) {
+                local.term = None;
                 local.phase = match local.phase {
                     Phase::Serving | Phase::Leaving => Phase::Doubted,
                     // It is opened again after it was taken again.
@@ -160,16 +161,16 @@ impl World<'_> {
                 };
             }
         }
-        self.hosts[host].tenure = None;
+        self.hosts[host].term = None;
     }
 
     /// Sabotage: treats a new lease like the one before.
     fn revive(&mut self, host: usize) -> Result<(), Violation> {
-        let tenure = self.hosts[host].tenure;
+        let term = self.hosts[host].term;
         for disk in 0..self.plan.disks {
             let local = &mut self.hosts[host].local[disk];
             if local.phase == Phase::Doubted {
-                (local.phase, local.tenure) = (Phase::Serving, tenure);
+                (local.phase, local.term) = (Phase::Serving, term);
                 self.release(host, disk)?;
                 self.hosts[host].local[disk].phase = Phase::Doubted;
             }
@@ -185,7 +186,7 @@ impl World<'_> {
         let is_claim = matches!(request, Request::Grant(_) | Request::Renew(..));
         let keeps_silent = is_claim && self.hosts[host].is_hung && !self.is(Sabotage::RenewsWhileHung);
         let is_cut = keeps_silent || self.hosts[host].no_store_until > self.now;
-        if !is_cut && !self.dice.chance(self.plan.lost) {
+        if !is_cut && !self.rng.chance(self.plan.lost) {
             self.queue.push(at, Event::ToStore { host, life, disk, number, request });
         }
         let given_up = self.hosts[host].true_time(self.hosts[host].clock(self.now) + patience_ns);
@@ -193,12 +194,8 @@ impl World<'_> {
     }
 
     pub(super) fn way(&mut self) -> u64 {
-        let way = self.dice.latency(self.plan.network_ns);
-        if self.dice.chance(self.plan.very_late) {
-            way + self.dice.below(2 * self.plan.lease_ns)
-        } else {
-            way
-        }
+        let way = self.rng.latency(self.plan.network_ns);
+        if self.rng.chance(self.plan.very_late) { way + self.rng.below(2 * self.plan.lease_ns) } else { way }
     }
 
     pub(super) fn reach_store(
@@ -212,9 +209,9 @@ impl World<'_> {
         if self.store_away_until > self.now {
             return Ok(());
         }
-        let before: Vec<Option<Found<Title>>> =
+        let before: Vec<Option<Found<OwnershipRecord>>> =
             (0..self.plan.disks).map(|disk| self.store.look(&disk.to_string()).title).collect();
-        let by_deposed = matches!(request, Request::Renew(..)) && self.dice.chance(500);
+        let by_deposed = matches!(request, Request::Renew(..)) && self.rng.chance(500);
         let believed = self.is(Sabotage::BelievesDeposed);
         let is_renewal = matches!(request, Request::Renew(..));
         let response = self.store.handle(self.now, request, by_deposed, believed);
@@ -223,7 +220,7 @@ impl World<'_> {
         }
         let at = self.now + self.way();
         let is_cut = self.hosts[host].no_store_until > self.now;
-        if !is_cut && !self.dice.chance(self.plan.lost) {
+        if !is_cut && !self.rng.chance(self.plan.lost) {
             self.queue.push(at, Event::FromStore { host, life, disk, number, response: Some(response) });
         }
         self.tell(&before)
@@ -231,22 +228,22 @@ impl World<'_> {
 
     /// Delivers watch events to the hosts, each with its own delay, in order, or not at all. `before` are
     /// the earlier records.
-    fn tell(&mut self, before: &[Option<Found<Title>>]) -> Result<(), Violation> {
+    fn tell(&mut self, before: &[Option<Found<OwnershipRecord>>]) -> Result<(), Violation> {
         for (name, revision, news) in self.store.take_news() {
             let disk: usize = name.parse().unwrap_or_else(|_| unreachable!("disks are numbers"));
             match news {
-                News::HoldGone => self.gone_at[disk] = Some(self.now),
-                News::Title { .. } => {
+                ClusterEvent::HoldGone => self.gone_at[disk] = Some(self.now),
+                ClusterEvent::OwnershipRecord { .. } => {
                     self.check_settled(disk, before[disk].as_ref())?;
                     self.note_forced(disk, before[disk].as_ref());
                 }
             }
             for host in 0..self.plan.hosts {
                 let is_cut = self.hosts[host].no_store_until > self.now;
-                if self.hosts[host].up && !is_cut && !self.dice.chance(self.plan.lost) {
+                if self.hosts[host].up && !is_cut && !self.rng.chance(self.plan.lost) {
                     let (life, disk) = (self.hosts[host].life, name.clone());
                     let at = self.now + self.way();
-                    self.queue.push(at, Event::News { host, life, disk, revision, news });
+                    self.queue.push(at, Event::ClusterEvent { host, life, disk, revision, news });
                 }
             }
         }
@@ -255,19 +252,19 @@ impl World<'_> {
 
     /// A host that takes a disk by force may crash before it knows the result. Dirty data is lost all the
     /// same, and the next owner finds that.
-    fn note_forced(&mut self, disk: usize, before: Option<&Found<Title>>) {
+    fn note_forced(&mut self, disk: usize, before: Option<&Found<OwnershipRecord>>) {
         let after = self.store.look(&disk.to_string()).title;
         let (Some(before), Some(after), Some(forced)) = (before, after, &mut self.forced[disk]) else {
             return;
         };
-        let Title { member, generation, adopts, .. } = after.value;
+        let OwnershipRecord { member, generation, adopts, .. } = after.value;
         let is_asked_for = member.id == self.hosts[forced.host].me.id && generation == forced.generation;
         forced.happened |=
             is_asked_for && before.value.dirty && before.value.member.id != member.id && adopts.is_none();
     }
 
     /// Checks that a failed owner's writes had time to settle.
-    fn check_settled(&self, disk: usize, before: Option<&Found<Title>>) -> Result<(), Violation> {
+    fn check_settled(&self, disk: usize, before: Option<&Found<OwnershipRecord>>) -> Result<(), Violation> {
         let after = self.store.look(&disk.to_string()).title;
         let (Some(before), Some(after), Some(gone)) = (before, after, self.gone_at[disk]) else {
             return Ok(());
@@ -292,10 +289,10 @@ impl World<'_> {
     /// Checks a disk for necessary actions.
     pub(super) fn poll(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let life = self.hosts[host].life;
-        let at = self.now + self.dice.latency(self.plan.poll_ns);
+        let at = self.now + self.rng.latency(self.plan.poll_ns);
         self.queue.push(at, Event::Poll { host, life, disk });
         let clock = self.hosts[host].clock(self.now);
-        let Some(tenure) = self.hosts[host].tenure.filter(|it| it.is_valid(self.clock(host))) else {
+        let Some(term) = self.hosts[host].term.filter(|it| it.is_valid(self.clock(host))) else {
             return Ok(());
         };
         let local = &self.hosts[host].local[disk];
@@ -304,11 +301,26 @@ impl World<'_> {
         }
         match local.phase {
             Phase::Closed if clock >= local.not_before => {
-                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+                self.ask_about(
+                    host,
+                    disk,
+                    Purpose::OwnershipSnapshot,
+                    Request::OwnershipSnapshot(disk.to_string()),
+                );
             }
-            Phase::Doubted => self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string())),
+            Phase::Doubted => self.ask_about(
+                host,
+                disk,
+                Purpose::OwnershipSnapshot,
+                Request::OwnershipSnapshot(disk.to_string()),
+            ),
             Phase::Leaving if local.look_again => {
-                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+                self.ask_about(
+                    host,
+                    disk,
+                    Purpose::OwnershipSnapshot,
+                    Request::OwnershipSnapshot(disk.to_string()),
+                );
             }
             Phase::Leaving if !local.ops.is_empty() || local.copy.state == Copying::Broken => {
                 self.tend_copy(host, disk)?;
@@ -316,18 +328,23 @@ impl World<'_> {
             Phase::Leaving => {
                 let dirty = self.hosts[host].kept[disk].is_dirty();
                 let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
-                let txn = local.seat.give_back(tenure.lease, &title, dirty);
+                let txn = local.seat.give_back(term.lease, &title, dirty);
                 // From here on it may be another host's, whatever events say.
-                self.hosts[host].local[disk].tenure = None;
+                self.hosts[host].local[disk].term = None;
                 self.ask_about(host, disk, Purpose::GiveBack, Request::Txn(txn));
             }
             Phase::Serving if local.look_again => {
-                self.ask_about(host, disk, Purpose::Look, Request::Look(disk.to_string()));
+                self.ask_about(
+                    host,
+                    disk,
+                    Purpose::OwnershipSnapshot,
+                    Request::OwnershipSnapshot(disk.to_string()),
+                );
             }
             Phase::Serving => {
                 self.begin_destaging(host, disk)?;
                 if !self.tend_copy(host, disk)? {
-                    self.go_on_with_mode(host, disk, tenure);
+                    self.go_on_with_mode(host, disk, term);
                 }
             }
             Phase::Adopting => self.go_on_adopting(host, disk)?,
@@ -353,7 +370,7 @@ impl World<'_> {
         }
     }
 
-    fn go_on_with_mode(&mut self, host: usize, disk: usize, tenure: Tenure) {
+    fn go_on_with_mode(&mut self, host: usize, disk: usize, term: LeaseTerm) {
         let is_dirty = self.hosts[host].kept[disk].is_dirty();
         let local = &mut self.hosts[host].local[disk];
         let dirty = match (local.mode_due, local.draining) {
@@ -368,7 +385,7 @@ impl World<'_> {
         }
         let local = &self.hosts[host].local[disk];
         let title = local.title.clone().unwrap_or_else(|| unreachable!("it is served"));
-        let txn = local.seat.mark(tenure.lease, &title, dirty);
+        let txn = local.seat.mark(term.lease, &title, dirty);
         self.ask_about(host, disk, Purpose::Mark { dirty }, Request::Txn(txn));
     }
 
@@ -383,9 +400,11 @@ impl World<'_> {
         let Some((_, purpose)) = asked.take_if(|(asked, _)| *asked == number) else { return Ok(()) };
         let phase = self.hosts[host].local[disk].phase;
         match (purpose, response) {
-            (Purpose::Look, Some(Response::Look(look))) => self.decide(host, disk, &look)?,
+            (Purpose::OwnershipSnapshot, Some(Response::OwnershipSnapshot(look))) => {
+                self.decide(host, disk, &look)?
+            }
             (Purpose::Take { title, lease, continued, from }, Some(Response::Txn(Some(revision))))
-                if self.hosts[host].tenure.is_some_and(|it| it.lease == lease) =>
+                if self.hosts[host].term.is_some_and(|it| it.lease == lease) =>
             {
                 let title = Found { value: title, revision, lease: LeaseId(0) };
                 self.took(host, disk, title, continued, from)?;
@@ -417,7 +436,7 @@ impl World<'_> {
                 local.copy.in_doubt |= !matches!(response, Some(Response::Txn(None)));
             }
             (Purpose::Adopt { title, lease }, Some(Response::Txn(Some(revision))))
-                if phase == Phase::Closed && self.hosts[host].tenure.is_some_and(|it| it.lease == lease) =>
+                if phase == Phase::Closed && self.hosts[host].term.is_some_and(|it| it.lease == lease) =>
             {
                 self.begin_to_adopt(host, disk, Found { revision, ..title });
             }
@@ -435,13 +454,13 @@ impl World<'_> {
                 trace!(self, "host {host} gave disk {disk} back");
                 self.report.given_back += 1;
                 let local = &mut self.hosts[host].local[disk];
-                (local.phase, local.tenure, local.title) = (Phase::Closed, None, None);
+                (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
             (Purpose::GiveBack, Some(Response::Txn(None))) if phase == Phase::Leaving => {
                 // It happened before, and the answer was lost; or the lease has ended, as the next answer
                 // will say.
                 let local = &mut self.hosts[host].local[disk];
-                (local.phase, local.tenure, local.title) = (Phase::Closed, None, None);
+                (local.phase, local.term, local.title) = (Phase::Closed, None, None);
             }
             _ => {}
         }
@@ -452,10 +471,10 @@ impl World<'_> {
         &mut self,
         host: usize,
         disk: usize,
-        look: &hob_engine::cluster::Look,
+        look: &hob_engine::cluster::OwnershipSnapshot,
     ) -> Result<(), Violation> {
         let clock = self.hosts[host].clock(self.now);
-        let Some(tenure) = self.hosts[host].tenure.filter(|it| it.is_valid(self.clock(host))) else {
+        let Some(term) = self.hosts[host].term.filter(|it| it.is_valid(self.clock(host))) else {
             return Ok(());
         };
         let kept = &self.hosts[host].kept[disk];
@@ -468,8 +487,8 @@ impl World<'_> {
         if self.is(Sabotage::IgnoresDirty) {
             look.title.iter_mut().for_each(|title| title.value.dirty = false);
         }
-        let is_held = look.hold.as_ref().is_some_and(|hold| hold.lease == tenure.lease);
-        let wish = Wish {
+        let is_held = look.hold.as_ref().is_some_and(|hold| hold.lease == term.lease);
+        let wish = OwnershipRequest {
             known: kept.known,
             dirty: kept.writes_back && !self.is(Sabotage::EarlyWriteBack) || kept.is_dirty(),
             force: local.force && local.phase == Phase::Closed,
@@ -484,13 +503,13 @@ impl World<'_> {
         if let Some((revision, at)) = waiting.gone(&name) {
             seat.saw_gone(revision, at);
         }
-        let mut verdict = seat.decide(clock, &me, tenure.lease, &look, wish);
+        let mut verdict = seat.decide(clock, &me, term.lease, &look, wish);
         self.hosts[host].local[disk].seat = seat;
         if self.is(Sabotage::NoSettling)
             && let Verdict::Wait(until) = verdict
         {
             let mut seat = self.hosts[host].local[disk].seat.clone();
-            verdict = seat.decide(until, &me, tenure.lease, &look, wish);
+            verdict = seat.decide(until, &me, term.lease, &look, wish);
         }
         let phase = self.hosts[host].local[disk].phase;
         let is_doubted = phase == Phase::Doubted;
@@ -498,8 +517,8 @@ impl World<'_> {
             // Requests in doubt cannot succeed any more once the record has been put again.
             Verdict::Mine(title) if phase == Phase::Closed && self.hosts[host].local[disk].copy.in_doubt => {
                 let continued = wish.known == Some(title.value.generation);
-                let txn = self.hosts[host].local[disk].seat.mark(tenure.lease, &title, title.value.dirty);
-                let (title, lease, from) = (title.value, tenure.lease, From::Itself);
+                let txn = self.hosts[host].local[disk].seat.mark(term.lease, &title, title.value.dirty);
+                let (title, lease, from) = (title.value, term.lease, From::Itself);
                 let purpose = Purpose::Take { title, lease, continued, from };
                 self.ask_about(host, disk, purpose, Request::Txn(txn));
             }
@@ -513,7 +532,7 @@ impl World<'_> {
             Verdict::Take(taking) if is_doubted && !taking.continued => self.lose(host, disk),
             Verdict::Adopt(_) if is_doubted => self.lose(host, disk),
             Verdict::Adopt(adopting) => {
-                let purpose = Purpose::Adopt { title: adopting.title, lease: tenure.lease };
+                let purpose = Purpose::Adopt { title: adopting.title, lease: term.lease };
                 self.ask_about(host, disk, purpose, Request::Txn(adopting.txn));
             }
             Verdict::Take(taking) => {
@@ -528,12 +547,12 @@ impl World<'_> {
                 let mut txn = taking.txn;
                 if let Some(hold) = hold {
                     for (key, is) in &mut txn.conditions {
-                        if matches!(key, Key::Hold(_)) {
+                        if matches!(key, Key::OwnershipLock(_)) {
                             *is = Is::At(hold.revision);
                         }
                     }
                 }
-                let (title, continued, lease) = (taking.title, taking.continued, tenure.lease);
+                let (title, continued, lease) = (taking.title, taking.continued, term.lease);
                 if from == From::Dirty {
                     let happened = self.forced[disk].as_ref().is_some_and(|it| it.happened);
                     self.forced[disk] = Some(Forced { host, generation: title.generation, happened });
@@ -553,7 +572,7 @@ impl World<'_> {
         &mut self,
         host: usize,
         disk: usize,
-        title: Found<Title>,
+        title: Found<OwnershipRecord>,
         continued: bool,
         from: From,
     ) -> Result<(), Violation> {
@@ -568,13 +587,13 @@ impl World<'_> {
                 self.checkers[disk].give_up(self.backings[disk].blocks());
             }
         }
-        let tenure = self.hosts[host].tenure;
+        let term = self.hosts[host].term;
         let local = &mut self.hosts[host].local[disk];
         (local.force, local.look_again) = (false, false);
         local.title = Some(title);
         match local.phase {
             Phase::Doubted if continued => {
-                (local.phase, local.tenure) = (Phase::Serving, tenure);
+                (local.phase, local.term) = (Phase::Serving, term);
                 self.release(host, disk)
             }
             Phase::Doubted => {
@@ -582,10 +601,10 @@ impl World<'_> {
                 Ok(())
             }
             Phase::Closed => {
-                (local.phase, local.tenure) = (Phase::Opening, tenure);
+                (local.phase, local.term) = (Phase::Opening, term);
                 local.copy = Copy::default();
                 local.epoch = self.backings[disk].open();
-                let at = self.now + self.dice.latency(self.plan.backing_ns);
+                let at = self.now + self.rng.latency(self.plan.backing_ns);
                 let life = self.hosts[host].life;
                 self.queue.push(at, Event::Opened { host, life, disk });
                 Ok(())
@@ -655,7 +674,7 @@ impl World<'_> {
         local.busy.clear();
         local.held_changes.clear();
         local.held_answers.clear();
-        (local.phase, local.title, local.tenure) = (Phase::Closed, None, None);
+        (local.phase, local.title, local.term) = (Phase::Closed, None, None);
         (local.mode_due, local.draining) = (false, false);
         local.copy = Copy::default();
     }

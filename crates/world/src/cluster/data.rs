@@ -2,7 +2,7 @@
 
 use super::copies::{Copying, PeerOp};
 use super::host::{Kind, Op, Phase};
-use super::{Blocks, Event, Sabotage, World, trace};
+use super::{Blocks, Event, Sabotage, Simulation, trace};
 use crate::{Violation, ensure};
 
 /// A backing.
@@ -40,14 +40,14 @@ impl Backing {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Makes a request of a host's guest.
     pub(super) fn think(&mut self, host: usize) -> Result<(), Violation> {
-        let at = self.now + self.dice.latency(self.plan.think_ns);
+        let at = self.now + self.rng.latency(self.plan.think_ns);
         self.queue.push(at, Event::Think { host });
-        let disk = self.dice.below(self.plan.disks as u64) as usize;
-        let block = self.dice.below(u64::from(self.plan.blocks)) as u32;
-        let is_write = self.dice.chance(500);
+        let disk = self.rng.below(self.plan.disks as u64) as usize;
+        let block = self.rng.below(u64::from(self.plan.blocks)) as u32;
+        let is_write = self.rng.chance(500);
         let is_stopped = self.hosts[host].paused_until > self.now || self.hosts[host].is_hung;
         let local = &self.hosts[host].local[disk];
         let is_served = matches!(local.phase, Phase::Serving | Phase::Doubted);
@@ -77,7 +77,7 @@ impl World<'_> {
                 if self.hosts[host].no_backing_until > self.now {
                     return self.refuse(host, disk, number);
                 }
-                let at = self.now + self.dice.latency(self.plan.backing_ns);
+                let at = self.now + self.rng.latency(self.plan.backing_ns);
                 let (life, result) = (self.hosts[host].life, Some(self.backings[disk].read(op.block)));
                 self.queue.push(at, Event::Done { host, life, disk, op: number, result });
             }
@@ -94,7 +94,7 @@ impl World<'_> {
     }
 
     fn flash(&mut self, host: usize, disk: usize, op: u64, value: u64) {
-        let at = self.now + self.dice.latency(self.plan.flash_ns);
+        let at = self.now + self.rng.latency(self.plan.flash_ns);
         let life = self.hosts[host].life;
         self.queue.push(at, Event::Done { host, life, disk, op, result: Some(value) });
     }
@@ -117,9 +117,9 @@ impl World<'_> {
             return self.refuse(host, disk, number);
         }
         let change = Change { generation, epoch, block, value };
-        if self.plan.queued > 0 && self.dice.chance(self.plan.queued) {
+        if self.plan.queued > 0 && self.rng.chance(self.plan.queued) {
             // The call would block: a thread makes it some time later.
-            let at = self.now + self.dice.below(self.plan.lease_ns);
+            let at = self.now + self.rng.below(self.plan.lease_ns);
             let life = self.hosts[host].life;
             self.queue.push(at, Event::Begin { host, life, disk, change, op: number });
             return Ok(());
@@ -159,12 +159,12 @@ impl World<'_> {
 
     /// Returns how long a change takes to the backing.
     pub(super) fn way_to_backing(&mut self) -> u64 {
-        let mut way = self.dice.latency(self.plan.backing_ns);
-        if self.dice.chance(self.plan.very_late) {
+        let mut way = self.rng.latency(self.plan.backing_ns);
+        if self.rng.chance(self.plan.very_late) {
             // A backing that fences may get changes as late as the network likes; another one only within
             // the settling time.
             way += match self.plan.fences {
-                true => self.dice.below(4 * self.plan.lease_ns),
+                true => self.rng.below(4 * self.plan.lease_ns),
                 false => self.plan.settle_ns,
             };
         }
@@ -176,8 +176,8 @@ impl World<'_> {
 
     /// Returns the delay between the check of the clock and the checked action.
     pub(super) fn hesitate(&mut self) -> u64 {
-        let is_slow = self.dice.chance(self.plan.hesitates);
-        if is_slow { self.dice.below(self.plan.hesitation_ns_max) } else { 0 }
+        let is_slow = self.rng.chance(self.plan.hesitates);
+        if is_slow { self.rng.below(self.plan.hesitation_ns_max) } else { 0 }
     }
 
     pub(super) fn land(
@@ -197,7 +197,7 @@ impl World<'_> {
             self.backings[disk].blocks.insert(block, value);
         }
         trace!(self, "disk {disk} block {block} = {value} of host {host}, fenced {is_fenced}");
-        let at = self.now + self.dice.latency(self.plan.backing_ns);
+        let at = self.now + self.rng.latency(self.plan.backing_ns);
         let result = (!is_fenced).then_some(value);
         self.queue.push(at, Event::Done { host, life, disk, op, result });
         Ok(())
@@ -209,7 +209,7 @@ impl World<'_> {
         while let Some((at, event)) = self.queue.pop() {
             match event {
                 Event::Land { host: of, life, disk, change, op } if of == host => {
-                    if self.dice.chance(500) {
+                    if self.rng.chance(500) {
                         self.land(host, life, disk, change, op)?;
                     }
                 }
@@ -228,7 +228,7 @@ impl World<'_> {
         number: u64,
         result: Option<u64>,
     ) -> Result<(), Violation> {
-        let fills = self.dice.chance(500);
+        let fills = self.rng.chance(500);
         if self.brought(host, disk, number, result) {
             return Ok(());
         }
@@ -356,7 +356,7 @@ impl World<'_> {
     /// Destages some dirty data.
     pub(super) fn begin_destaging(&mut self, host: usize, disk: usize) -> Result<(), Violation> {
         let is_urgent = self.hosts[host].local[disk].draining;
-        if !is_urgent && !self.dice.chance(300) {
+        if !is_urgent && !self.rng.chance(300) {
             return Ok(());
         }
         let busy = &self.hosts[host].local[disk].busy;

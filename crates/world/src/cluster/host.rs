@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hob_engine::cluster::{Found, Keeper, LeaseId, Member, Seat, SecondCopy, Tenure, Title, Waiting};
+use hob_engine::cluster::{
+    Found, LeaseId, LeaseManager, LeaseTerm, Member, OwnershipRecord, OwnershipState, SecondCopy, Waiting,
+};
 use hob_engine::units::Instant;
 
 use super::adopt::Stage;
@@ -48,14 +50,14 @@ pub(super) enum Phase {
 /// Purpose of a request to the store.
 #[derive(Clone, Debug)]
 pub(super) enum Purpose {
-    Look,
-    Take { title: Title, lease: LeaseId, continued: bool, from: From },
+    OwnershipSnapshot,
+    Take { title: OwnershipRecord, lease: LeaseId, continued: bool, from: From },
     Mark { dirty: bool },
     SayCopy(Option<SecondCopy>),
     GiveBack,
-    Adopt { title: Found<Title>, lease: LeaseId },
-    BeginAdopting(Title),
-    EndAdopting(Title),
+    Adopt { title: Found<OwnershipRecord>, lease: LeaseId },
+    BeginAdopting(OwnershipRecord),
+    EndAdopting(OwnershipRecord),
     LeaveAlone,
 }
 
@@ -91,11 +93,11 @@ pub(super) struct Op {
 /// State of a disk in a process.
 #[derive(Debug)]
 pub(super) struct Local {
-    pub(super) seat: Seat,
+    pub(super) seat: OwnershipState,
     pub(super) phase: Phase,
-    pub(super) title: Option<Found<Title>>,
+    pub(super) title: Option<Found<OwnershipRecord>>,
     /// The lease under which it was taken.
-    pub(super) tenure: Option<Tenure>,
+    pub(super) term: Option<LeaseTerm>,
     pub(super) asked: Option<(u64, Purpose)>,
     pub(super) ops: BTreeMap<u64, Op>,
     pub(super) busy: BTreeSet<u32>,
@@ -120,12 +122,12 @@ pub(super) struct Local {
 }
 
 impl Local {
-    pub(super) fn new(seat: Seat) -> Self {
+    pub(super) fn new(seat: OwnershipState) -> Self {
         Local {
             seat,
             phase: Phase::Closed,
             title: None,
-            tenure: None,
+            term: None,
             asked: None,
             ops: BTreeMap::new(),
             busy: BTreeSet::new(),
@@ -169,9 +171,9 @@ pub(super) struct Host {
     pub(super) kept: Vec<Kept>,
     /// Replicas that it keeps, by owner and disk.
     pub(super) lent: BTreeMap<(usize, usize), Lent>,
-    pub(super) keeper: Keeper,
+    pub(super) keeper: LeaseManager,
     /// The newest lease term, if there is one.
-    pub(super) tenure: Option<Tenure>,
+    pub(super) term: Option<LeaseTerm>,
     /// When the lease manager must be called next.
     pub(super) keep_at: Instant,
     pub(super) local: Vec<Local>,
@@ -191,7 +193,7 @@ impl Host {
     pub(super) fn new(number: usize, disks: usize, lease_ns: u64, settle_ns: u64, slow_ppm: u64) -> Self {
         let me = Member { name: format!("host-{number}"), id: format!("id-{number}") };
         Host {
-            keeper: Keeper::new(me.clone(), lease_ns),
+            keeper: LeaseManager::new(me.clone(), lease_ns),
             waiting: waiting(&me, disks, settle_ns),
             me,
             life: 0,
@@ -205,9 +207,11 @@ impl Host {
             slow_ppm,
             kept: vec![Kept::default(); disks],
             lent: BTreeMap::new(),
-            tenure: None,
+            term: None,
             keep_at: Instant(0),
-            local: (0..disks).map(|disk| Local::new(Seat::new(disk.to_string(), settle_ns))).collect(),
+            local: (0..disks)
+                .map(|disk| Local::new(OwnershipState::new(disk.to_string(), settle_ns)))
+                .collect(),
         }
     }
 
@@ -215,11 +219,11 @@ impl Host {
     pub(super) fn restart(&mut self, lease_ns: u64, settle_ns: u64) {
         self.life += 1;
         (self.up, self.is_hung) = (true, false);
-        self.tenure = None;
-        self.keeper = Keeper::new(self.me.clone(), lease_ns);
+        self.term = None;
+        self.keeper = LeaseManager::new(self.me.clone(), lease_ns);
         self.waiting = waiting(&self.me, self.local.len(), settle_ns);
         for (disk, local) in self.local.iter_mut().enumerate() {
-            *local = Local::new(Seat::new(disk.to_string(), settle_ns));
+            *local = Local::new(OwnershipState::new(disk.to_string(), settle_ns));
         }
     }
 

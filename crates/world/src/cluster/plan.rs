@@ -4,7 +4,7 @@ use hob_engine::cluster::{DRIFT_ONE_IN, SCHEDULING_NS_MAX};
 use hob_engine::units::Instant;
 
 use super::{Options, Sabotage};
-use crate::dice::Dice;
+use crate::rng::SimRng;
 
 /// Nanoseconds of a millisecond.
 pub(super) const MS: u64 = 1_000_000;
@@ -80,46 +80,46 @@ pub(super) enum Fault {
 }
 
 impl Plan {
-    pub(super) fn draw(options: &Options, dice: &mut Dice) -> Self {
-        let hosts = dice.pick(&[2, 2, 3]);
-        let disks = dice.pick(&[1, 1, 2]);
-        let lease_ns = dice.pick(&[3_000, 5_000, 10_000]) * MS;
-        let think_ns = dice.pick(&[20, 100, 300]) * MS;
-        let span_ns = (u64::from(options.requests) * think_ns).max(6 * lease_ns) + dice.below(30_000 * MS);
+    pub(super) fn draw(options: &Options, rng: &mut SimRng) -> Self {
+        let hosts = rng.pick(&[2, 2, 3]);
+        let disks = rng.pick(&[1, 1, 2]);
+        let lease_ns = rng.pick(&[3_000, 5_000, 10_000]) * MS;
+        let think_ns = rng.pick(&[20, 100, 300]) * MS;
+        let span_ns = (u64::from(options.requests) * think_ns).max(6 * lease_ns) + rng.below(30_000 * MS);
         // Both clocks together stay within the lease's margin.
         let drift_ppm = 1_000_000 / DRIFT_ONE_IN / 2 - 200;
-        let drift = |dice: &mut Dice| dice.pick(&[0, 0, drift_ppm / 2, drift_ppm]);
+        let drift = |rng: &mut SimRng| rng.pick(&[0, 0, drift_ppm / 2, drift_ppm]);
         let mut plan = Plan {
             hosts,
             disks,
-            blocks: dice.pick(&[2, 4, 8]),
+            blocks: rng.pick(&[2, 4, 8]),
             lease_ns,
-            settle_ns: dice.pick(&[1_000, 5_000]) * MS,
-            fences: dice.chance(400),
-            slow_ppm: (0..hosts).map(|_| drift(dice)).collect(),
-            fast_ppm: drift(dice),
-            lease_late_ns: dice.pick(&[0, 0, 500 * MS]),
-            network_ns: dice.pick(&[1, 5, 50]) * MS,
-            lost: if options.faults { dice.pick(&[0, 10, 100]) } else { 0 },
-            very_late: if options.faults { dice.pick(&[0, 10, 50]) } else { 0 },
-            backing_ns: dice.pick(&[1, 10, 60]) * MS,
-            flash_ns: dice.pick(&[1, 5]) * MS / 5,
+            settle_ns: rng.pick(&[1_000, 5_000]) * MS,
+            fences: rng.chance(400),
+            slow_ppm: (0..hosts).map(|_| drift(rng)).collect(),
+            fast_ppm: drift(rng),
+            lease_late_ns: rng.pick(&[0, 0, 500 * MS]),
+            network_ns: rng.pick(&[1, 5, 50]) * MS,
+            lost: if options.faults { rng.pick(&[0, 10, 100]) } else { 0 },
+            very_late: if options.faults { rng.pick(&[0, 10, 50]) } else { 0 },
+            backing_ns: rng.pick(&[1, 10, 60]) * MS,
+            flash_ns: rng.pick(&[1, 5]) * MS / 5,
             think_ns,
-            poll_ns: dice.pick(&[300, 1_000]) * MS,
-            hesitates: if options.faults { dice.pick(&[0, 5, 50]) } else { 0 },
+            poll_ns: rng.pick(&[300, 1_000]) * MS,
+            hesitates: if options.faults { rng.pick(&[0, 5, 50]) } else { 0 },
             // The rest is for later delays.
             hesitation_ns_max: SCHEDULING_NS_MAX - 10 * MS,
-            queued: if options.faults { dice.pick(&[0, 0, 100]) } else { 0 },
-            silence_ns: if options.faults { dice.pick(&[lease_ns / 2, 3 * lease_ns]) } else { lease_ns },
+            queued: if options.faults { rng.pick(&[0, 0, 100]) } else { 0 },
+            silence_ns: if options.faults { rng.pick(&[lease_ns / 2, 3 * lease_ns]) } else { lease_ns },
             span_ns,
-            write_back: dice.chance(600),
-            copies: dice.chance(600),
-            peer_wait_ns: dice.pick(&[300, 1_000, 2_500]) * MS,
+            write_back: rng.chance(600),
+            copies: rng.chance(600),
+            peer_wait_ns: rng.pick(&[300, 1_000, 2_500]) * MS,
             faults: Vec::new(),
         };
         plan.suit(options.sabotage);
         if options.faults {
-            plan.add_faults(dice);
+            plan.add_faults(rng);
         }
         plan
     }
@@ -132,18 +132,18 @@ impl Plan {
         }
     }
 
-    fn add_faults(&mut self, dice: &mut Dice) {
+    fn add_faults(&mut self, rng: &mut SimRng) {
         let lease = self.lease_ns;
-        for _ in 0..dice.between(1, 10) {
-            let host = dice.below(self.hosts as u64) as usize;
-            let disk = dice.below(self.disks as u64) as usize;
+        for _ in 0..rng.between(1, 10) {
+            let host = rng.below(self.hosts as u64) as usize;
+            let disk = rng.below(self.disks as u64) as usize;
             // The time around the length of a lease is decisive.
-            let time = match dice.below(4) {
-                0 => dice.below(lease / 2),
-                1 | 2 => lease / 2 + dice.below(lease),
-                _ => dice.below(5 * lease),
+            let time = match rng.below(4) {
+                0 => rng.below(lease / 2),
+                1 | 2 => lease / 2 + rng.below(lease),
+                _ => rng.below(5 * lease),
             };
-            let fault = match dice.below(if self.copies { 21 } else { 16 }) {
+            let fault = match rng.below(if self.copies { 21 } else { 16 }) {
                 0..3 => Fault::Pause(host, time),
                 3 | 4 => Fault::Kill(host, time),
                 5 => Fault::PowerCut(host, time),
@@ -151,7 +151,7 @@ impl Plan {
                 8 => Fault::NoBacking(host, time),
                 9 => Fault::StoreAway(time),
                 10 => Fault::Depose(time.min(2 * lease)),
-                11 => Fault::WallJump(host, dice.pick(&[-3600, -60, -5, 5, 3600])),
+                11 => Fault::WallJump(host, rng.pick(&[-3600, -60, -5, 5, 3600])),
                 12 => Fault::Force(host, disk),
                 13 => Fault::GiveBack(host, disk, time),
                 15 => Fault::Hang(host),
@@ -159,7 +159,7 @@ impl Plan {
                 18.. => Fault::Destroy(host, time),
                 _ => Fault::Mode(host, disk),
             };
-            self.faults.push((Instant(dice.below(self.span_ns)), fault));
+            self.faults.push((Instant(rng.below(self.span_ns)), fault));
         }
     }
 }

@@ -5,7 +5,10 @@
 
 use std::collections::BTreeMap;
 
-use hob_engine::cluster::{Answer, Change, Found, Is, Key, LeaseId, Look, Member, News, Title, Txn, Value};
+use hob_engine::cluster::{
+    Answer, Change, ClusterEvent, Found, Is, Key, LeaseId, Member, OwnershipRecord, OwnershipSnapshot, Txn,
+    Value,
+};
 use hob_engine::units::Instant;
 
 /// A host's request to the store.
@@ -22,7 +25,7 @@ pub enum Request {
     /// End a lease.
     Revoke(LeaseId),
     /// Read the keys of a disk.
-    Look(String),
+    OwnershipSnapshot(String),
     /// Run a transaction.
     Txn(Txn),
 }
@@ -34,7 +37,7 @@ pub enum Response {
     /// For the lease manager.
     Lease(Answer),
     /// The keys of a disk.
-    Look(Look),
+    OwnershipSnapshot(OwnershipSnapshot),
     /// The revision of the transaction, or `None` if its conditions did not hold.
     Txn(Option<u64>),
 }
@@ -67,7 +70,7 @@ pub struct Store {
     deposed_until: Instant,
     pub(super) leases_ended: u64,
     /// Changes to disks' keys since the last `take_news`, with their revisions.
-    news: Vec<(String, u64, News)>,
+    news: Vec<(String, u64, ClusterEvent)>,
 }
 
 impl Store {
@@ -87,7 +90,7 @@ impl Store {
     }
 
     /// Returns the changes to records and locks since the last call: the events of a watch, in order.
-    pub fn take_news(&mut self) -> Vec<(String, u64, News)> {
+    pub fn take_news(&mut self) -> Vec<(String, u64, ClusterEvent)> {
         std::mem::take(&mut self.news)
     }
 
@@ -149,25 +152,25 @@ impl Store {
                 self.end(id);
                 Response::Lease(Answer::Done)
             }
-            Request::Look(disk) => Response::Look(self.look(&disk)),
+            Request::OwnershipSnapshot(disk) => Response::OwnershipSnapshot(self.look(&disk)),
             Request::Txn(txn) => Response::Txn(self.commit(&txn)),
         }
     }
 
     /// Returns the keys of a disk.
-    pub fn look(&self, disk: &str) -> Look {
-        let title = self.entries.get(&Key::Title(disk.to_owned()));
-        let hold = self.entries.get(&Key::Hold(disk.to_owned()));
-        Look {
+    pub fn look(&self, disk: &str) -> OwnershipSnapshot {
+        let title = self.entries.get(&Key::OwnershipRecord(disk.to_owned()));
+        let hold = self.entries.get(&Key::OwnershipLock(disk.to_owned()));
+        OwnershipSnapshot {
             title: title.and_then(|entry| {
                 found(entry, |value| match value {
-                    Value::Title(title) => Some::<Title>(title.clone()),
+                    Value::OwnershipRecord(title) => Some::<OwnershipRecord>(title.clone()),
                     _ => None,
                 })
             }),
             hold: hold.and_then(|entry| {
                 found(entry, |value| match value {
-                    Value::Hold(member) => Some::<Member>(member.clone()),
+                    Value::OwnershipLock(member) => Some::<Member>(member.clone()),
                     _ => None,
                 })
             }),
@@ -233,8 +236,10 @@ impl Store {
 
     fn note(&mut self, key: &Key, value: Option<&Value>) {
         let news = match (key, value) {
-            (Key::Title(disk), Some(Value::Title(title))) => (disk, News::Title { taken: title.taken }),
-            (Key::Hold(disk), None) => (disk, News::HoldGone),
+            (Key::OwnershipRecord(disk), Some(Value::OwnershipRecord(title))) => {
+                (disk, ClusterEvent::OwnershipRecord { taken: title.taken })
+            }
+            (Key::OwnershipLock(disk), None) => (disk, ClusterEvent::HoldGone),
             _ => return,
         };
         self.news.push((news.0.clone(), self.revision, news.1));

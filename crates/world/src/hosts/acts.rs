@@ -6,13 +6,13 @@ use hob_engine::migration::{DestinationAct, Record, SourceAct, Ticket};
 use hob_engine::units::{CommandId, SECTOR_BYTES};
 
 use super::host::{After, DISK, Former, Several, Who, Writing};
-use super::{Event, Sabotage, World, trace};
+use super::{Event, Sabotage, Simulation, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
 /// Which state machine of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Doer {
+pub(super) enum Actor {
     Source,
     Destination,
 }
@@ -24,7 +24,7 @@ pub(super) enum Act {
     Destination(Ticket, DestinationAct),
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Counts a step of a host at which it may crash. Returns true if it is still up.
     pub(super) fn step(&mut self, host: usize) -> Result<bool, Violation> {
         if self.hosts[host].ram.is_none() {
@@ -41,7 +41,7 @@ impl World<'_> {
 
     /// Queues an act.
     pub(super) fn queue_act(&mut self, host: usize, act: Act) {
-        let takes = self.dice.latency(self.plan.act_ns);
+        let takes = self.rng.latency(self.plan.act_ns);
         let life = self.hosts[host].life;
         let Some(ram) = &mut self.hosts[host].ram else { return };
         let at = (self.now + takes).max(ram.acts_at);
@@ -56,7 +56,7 @@ impl World<'_> {
         }
         let act = self.hosts[host].ram.as_mut().and_then(|ram| ram.acts.pop_front()).expect("it was queued");
         trace!(self, "host {host} begins {act:?}");
-        let fails = !self.ending && self.dice.chance(self.plan.act_error);
+        let fails = !self.ending && self.rng.chance(self.plan.act_error);
         match act {
             Act::Source(ticket, act) => self.source_act(host, ticket, act, fails)?,
             Act::Destination(ticket, act) => self.destination_act(host, ticket, act, fails)?,
@@ -71,7 +71,7 @@ impl World<'_> {
         act: SourceAct,
         fails: bool,
     ) -> Result<(), Violation> {
-        let doer = Doer::Source;
+        let doer = Actor::Source;
         let may_fail = matches!(
             act,
             SourceAct::Prepare | SourceAct::TakeChanges | SourceAct::Freeze | SourceAct::Settle
@@ -124,7 +124,7 @@ impl World<'_> {
         act: DestinationAct,
         fails: bool,
     ) -> Result<(), Violation> {
-        let doer = Doer::Destination;
+        let doer = Actor::Destination;
         if fails && !matches!(act, DestinationAct::Record(_) | DestinationAct::Settle) {
             return self.acted(host, doer, ticket, false);
         }
@@ -157,7 +157,7 @@ impl World<'_> {
     /// Adds the disk in standby, with an empty cache.
     fn prepare(&mut self, host: usize, ticket: Ticket) -> Result<(), Violation> {
         if !self.flush_for_standby(host)? {
-            return self.acted(host, Doer::Destination, ticket, false);
+            return self.acted(host, Actor::Destination, ticket, false);
         }
         let (now, removes) = (self.now, self.plan.removes && self.guest.host != host);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
@@ -177,7 +177,7 @@ impl World<'_> {
                 ensure!(role == Role::Standby, "host {host} is to prepare a disk that is {role:?}");
                 let sectors = (u64::from(self.plan.units) * UNIT_BYTES).div_ceil(SECTOR_BYTES);
                 self.stop_pulls(host)?;
-                self.ask_for(host, Op::Forget, &[(0, sectors)], Doer::Destination, ticket)
+                self.ask_for(host, Op::Forget, &[(0, sectors)], Actor::Destination, ticket)
             }
         }
     }
@@ -191,8 +191,8 @@ impl World<'_> {
         let name = self.name_io(host);
         let target = Target::Backing(DISK);
         let io = Io { id: name, target, op: IoOp::Flush, offset: 0, len: 0, slice: None };
-        self.backing.submit(io, vec![], &mut self.dice)?;
-        let is_flushed = self.backing.complete(name, &mut self.dice).result.is_ok();
+        self.backing.submit(io, vec![], &mut self.rng)?;
+        let is_flushed = self.backing.complete(name, &mut self.rng).result.is_ok();
         self.hosts[host].ram.as_mut().expect("it is up").must_flush = !is_flushed;
         Ok(is_flushed)
     }
@@ -204,7 +204,7 @@ impl World<'_> {
         let ram = it.ram.as_mut().expect("it is up");
         ram.add_disk(now, plan);
         ram.command(now, Command::Own(Role::Standby), After::Nothing);
-        ram.add_cache(now, plan, it.rings, After::Act(Doer::Destination, ticket));
+        ram.add_cache(now, plan, it.rings, After::Act(Actor::Destination, ticket));
     }
 
     /// Invalidates these ranges in the cache; then they are pulled again.
@@ -214,12 +214,12 @@ impl World<'_> {
         let ranges: Vec<(u64, u64)> = ranges.iter().map(|(first, end)| (*first, sectors.min(*end))).collect();
         self.report.forgotten += ranges.len() as u64;
         if self.strikes(Sabotage::NothingForgotten) {
-            return self.acted(host, Doer::Destination, ticket, true);
+            return self.acted(host, Actor::Destination, ticket, true);
         }
         if self.strikes(Sabotage::EarlyForgotten) {
-            self.acted(host, Doer::Destination, ticket, true)?;
+            self.acted(host, Actor::Destination, ticket, true)?;
         }
-        self.ask_for(host, Op::Forget, &ranges, Doer::Destination, ticket)
+        self.ask_for(host, Op::Forget, &ranges, Actor::Destination, ticket)
     }
 
     /// Makes the host serve the disk.
@@ -247,7 +247,7 @@ impl World<'_> {
         host: usize,
         op: Op,
         ranges: &[(u64, u64)],
-        doer: Doer,
+        doer: Actor,
         ticket: Ticket,
     ) -> Result<(), Violation> {
         let Some(ram) = &mut self.hosts[host].ram else { return Ok(()) };
@@ -272,7 +272,7 @@ impl World<'_> {
     pub(super) fn part_done(
         &mut self,
         host: usize,
-        doer: Doer,
+        doer: Actor,
         ticket: Ticket,
         ok: bool,
     ) -> Result<(), Violation> {
@@ -284,7 +284,7 @@ impl World<'_> {
             return Ok(());
         }
         let several = ram.several.remove(&(doer, ticket)).expect("just seen");
-        if doer == Doer::Destination
+        if doer == Actor::Destination
             && let Some(pulling) = &mut ram.pulling
         {
             several.ranges.iter().for_each(|(first, end)| pulling.puller.changed(*first, *end));
@@ -297,7 +297,7 @@ impl World<'_> {
     pub(super) fn acted(
         &mut self,
         host: usize,
-        doer: Doer,
+        doer: Actor,
         ticket: Ticket,
         ok: bool,
     ) -> Result<(), Violation> {
@@ -309,12 +309,12 @@ impl World<'_> {
         trace!(self, "host {host}: {doer:?} {ticket:?} done: {ok}");
         let result = if ok { Ok(()) } else { Err(()) };
         match doer {
-            Doer::Source => {
+            Actor::Source => {
                 if let Some(source) = &mut ram.source {
                     source.handle_done(now, ticket, result);
                 }
             }
-            Doer::Destination => {
+            Actor::Destination => {
                 ram.destination.handle_done(now, ticket, result);
                 let is_prepared = ok && ram.preparing.take_if(|preparing| *preparing == ticket).is_some();
                 if let (true, Some(session)) = (is_prepared, ram.destination.awaits()) {
@@ -349,7 +349,7 @@ impl World<'_> {
 
     /// Starts to write a record.
     fn write_record(&mut self, host: usize, writing: Writing) -> Result<(), Violation> {
-        let takes = self.dice.latency(self.plan.record_ns);
+        let takes = self.rng.latency(self.plan.record_ns);
         let life = self.hosts[host].life;
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.writing.push_back(writing);
@@ -368,9 +368,9 @@ impl World<'_> {
         if !self.step(host)? {
             return Ok(());
         }
-        let fails = !self.ending && self.dice.chance(self.plan.record_error);
-        let is_durable = !fails || self.dice.chance(500);
-        let (takes, life) = (self.dice.latency(self.plan.record_ns), self.hosts[host].life);
+        let fails = !self.ending && self.rng.chance(self.plan.record_error);
+        let is_durable = !fails || self.rng.chance(500);
+        let (takes, life) = (self.rng.latency(self.plan.record_ns), self.hosts[host].life);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         let Writing { record, doer, ticket } = ram.writing.pop_front().expect("it was on its way");
         if !ram.writing.is_empty() {

@@ -12,7 +12,7 @@ use hob_engine::units::SECTOR_BYTES;
 use super::host::{Carry, DISK, PeerRead, Pulling, Who};
 use super::network::{Kind, Packet, Sender};
 use super::plan::MS;
-use super::{Event, Sabotage, World, trace};
+use super::{Event, Sabotage, Simulation, trace};
 use crate::Violation;
 use crate::content::{Tag, UNIT_BYTES};
 use crate::media::Done;
@@ -32,7 +32,7 @@ const PAGE_TRIES_MAX: u32 = 5;
 /// Interval of retries of a read that another host does not answer.
 const AGAIN_NS: u64 = 300 * MS;
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Reads from another host if that has the data. Returns false if not.
     pub(super) fn is_read_elsewhere(&mut self, host: usize, io: &Io) -> Result<bool, Violation> {
         let ram = self.hosts[host].ram.as_ref().expect("it is up");
@@ -88,7 +88,7 @@ impl World<'_> {
         let (offset, len) = (read.io.offset, read.io.len);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.peer_reads.insert(from.number, read);
-        let at = self.now + self.dice.latency(AGAIN_NS);
+        let at = self.now + self.rng.latency(AGAIN_NS);
         self.queue.push(at, Event::ReadAgain(host, from.life, from.number));
         self.send(host, to, Packet::Ask { from, session, kind, offset, len });
         Ok(())
@@ -230,7 +230,7 @@ impl World<'_> {
     /// The disk is in standby: starts to pull cached data.
     pub(super) fn begin_pulling(&mut self, host: usize, session: Session) -> Result<(), Violation> {
         let from = self.attempts[&session];
-        let carry = self.hosts[from].errand.map_or(Carry::Drop, |errand| errand.carry);
+        let carry = self.hosts[from].order.map_or(Carry::Drop, |order| order.carry);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.pulling = Some(Pulling {
             session,
@@ -262,7 +262,7 @@ impl World<'_> {
         let session = pulling.session;
         let to = self.attempts[&session];
         let from = self.sender(host);
-        let at = self.now + self.dice.latency(AGAIN_NS);
+        let at = self.now + self.rng.latency(AGAIN_NS);
         self.queue.push(at, Event::ListAgain(host, from.life, page));
         self.send(host, to, Packet::AskList { from, session, page });
         Ok(())
@@ -316,7 +316,7 @@ impl World<'_> {
         pulling.has_list = ranges.is_empty();
         pulling.puller.add(ranges);
         trace!(self, "host {host} has page {page} of a list, {} bytes are left", pulling.puller.left_bytes());
-        let at = self.now + self.dice.latency(self.plan.page_ns);
+        let at = self.now + self.rng.latency(self.plan.page_ns);
         self.queue.push(at, Event::ListAgain(host, self.hosts[host].life, page + 1));
         self.pull(host)
     }

@@ -6,7 +6,7 @@ use hob_engine::io::Op;
 use super::guest::Doing;
 use super::host::{DISK, Who};
 use super::plan::MS;
-use super::{Event, World, trace};
+use super::{Event, Simulation, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
@@ -16,7 +16,7 @@ const REST_NS_MAX: u64 = 300_000 * MS;
 /// Units read at once.
 const READ_UNITS: u64 = 40;
 
-impl World<'_> {
+impl Simulation<'_> {
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         trace!(self, "faults cease");
         self.ending = true;

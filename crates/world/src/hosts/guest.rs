@@ -5,10 +5,10 @@ use hob_engine::io::{Durability, Op, Zeroing};
 
 use super::host::Who;
 use super::plan::{MS, Plan};
-use super::{Event, World, trace};
+use super::{Event, Simulation, trace};
 use crate::Violation;
 use crate::content::UNIT_BYTES;
-use crate::dice::Dice;
+use crate::rng::SimRng;
 
 /// State of the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,56 +46,56 @@ pub(super) struct Guest {
 }
 
 impl Guest {
-    pub(super) fn draw(plan: &Plan, requests: u32, dice: &mut Dice) -> Guest {
+    pub(super) fn draw(plan: &Plan, requests: u32, rng: &mut SimRng) -> Guest {
         let units = u64::from(plan.units);
         Guest {
             host: 0,
             doing: Doing::Runs,
             in_flight: 0,
             left: requests,
-            depth: dice.pick(&[1, 4, 16]),
+            depth: rng.pick(&[1, 4, 16]),
             is_due: true,
             came_from: None,
             stuck: 0,
-            hot: (0..dice.between(1, 5)).map(|_| dice.below(units)).collect(),
-            change: dice.pick(&[50, 300, 300, 700]),
-            align: dice.pick(&[1, 8, 8]),
-            units_max: dice.pick(&[8, 16, 64]),
+            hot: (0..rng.between(1, 5)).map(|_| rng.below(units)).collect(),
+            change: rng.pick(&[50, 300, 300, 700]),
+            align: rng.pick(&[1, 8, 8]),
+            units_max: rng.pick(&[8, 16, 64]),
         }
     }
 
     /// Returns its next request: operation, first byte, bytes.
-    fn ask(&self, units: u64, dice: &mut Dice) -> (Op, u64, u64) {
-        let op = self.op(dice);
+    fn ask(&self, units: u64, rng: &mut SimRng) -> (Op, u64, u64) {
+        let op = self.op(rng);
         if op == Op::Flush {
             return (op, 0, 0);
         }
-        let near = dice.pick(&self.hot) + dice.below(24);
-        let start = if dice.chance(200) { dice.below(units) } else { near };
+        let near = rng.pick(&self.hot) + rng.below(24);
+        let start = if rng.chance(200) { rng.below(units) } else { near };
         let start = start.min(units - 1) / self.align * self.align;
-        let count = dice.between(1, self.units_max).next_multiple_of(self.align).min(units - start);
+        let count = rng.between(1, self.units_max).next_multiple_of(self.align).min(units - start);
         (op, start * UNIT_BYTES, count * UNIT_BYTES)
     }
 
-    fn op(&self, dice: &mut Dice) -> Op {
-        let durability = if dice.chance(200) { Durability::Durable } else { Durability::Volatile };
-        if dice.chance(40) {
+    fn op(&self, rng: &mut SimRng) -> Op {
+        let durability = if rng.chance(200) { Durability::Durable } else { Durability::Volatile };
+        if rng.chance(40) {
             return Op::Flush;
         }
-        if self.came_from.is_some() || !dice.chance(self.change) {
-            return if dice.chance(50) { Op::Prefetch } else { Op::Read };
+        if self.came_from.is_some() || !rng.chance(self.change) {
+            return if rng.chance(50) { Op::Prefetch } else { Op::Read };
         }
         let zeroing =
             [Zeroing::MayUnmap, Zeroing::KeepAllocated, Zeroing::FastMayUnmap, Zeroing::FastKeepAllocated];
-        match dice.below(20) {
+        match rng.below(20) {
             0 => Op::Discard(durability),
-            1 => Op::WriteZeroes(durability, dice.pick(&zeroing)),
+            1 => Op::WriteZeroes(durability, rng.pick(&zeroing)),
             _ => Op::Write(durability),
         }
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Returns true if a guest may use the disk on this host.
     pub(super) fn is_usable(&self, host: usize) -> bool {
         let ram = self.hosts[host].ram.as_ref();
@@ -119,11 +119,11 @@ impl World<'_> {
             return Ok(());
         }
         self.guest.stuck = 0;
-        for _ in 0..self.dice.between(1, 6) {
+        for _ in 0..self.rng.between(1, 6) {
             if self.guest.in_flight >= self.guest.depth || self.guest.left == 0 {
                 break;
             }
-            let (op, offset, len) = self.guest.ask(u64::from(self.plan.units), &mut self.dice);
+            let (op, offset, len) = self.guest.ask(u64::from(self.plan.units), &mut self.rng);
             self.guest.in_flight += 1;
             self.guest.left -= 1;
             if !self.request(host, Who::Guest, op, offset, len)? {
@@ -132,7 +132,7 @@ impl World<'_> {
                 break;
             }
         }
-        let think = self.dice.latency(self.plan.think_ns);
+        let think = self.rng.latency(self.plan.think_ns);
         self.schedule_guest(think);
         Ok(())
     }
@@ -149,7 +149,7 @@ impl World<'_> {
         match self.guest.doing {
             Doing::Flushes(to) if op == Op::Flush && self.guest.in_flight == 0 => {
                 self.guest.doing = Doing::Moves;
-                let takes = self.dice.latency(20 * MS);
+                let takes = self.rng.latency(20 * MS);
                 self.queue.push(self.now + takes, Event::Resume(to));
                 Ok(())
             }
@@ -185,10 +185,10 @@ impl World<'_> {
             self.guest.host = to;
             self.report.moves += 1;
             self.report.moves_back += u64::from(self.guest.came_from == Some(to));
-            let may_return = self.guest.came_from.is_none() && self.dice.chance(250);
+            let may_return = self.guest.came_from.is_none() && self.rng.chance(250);
             self.guest.came_from = may_return.then_some(from);
             if may_return {
-                let after = self.dice.latency(300 * MS);
+                let after = self.rng.latency(300 * MS);
                 self.queue.push(self.now + after, Event::Decide);
             }
         }
@@ -199,7 +199,7 @@ impl World<'_> {
     /// The guest stays, and writes; or goes back.
     pub(super) fn decide(&mut self) -> Result<(), Violation> {
         let Some(from) = self.guest.came_from else { return Ok(()) };
-        if self.guest.doing == Doing::Runs && self.owner() == Some(from) && self.dice.chance(600) {
+        if self.guest.doing == Doing::Runs && self.owner() == Some(from) && self.rng.chance(600) {
             return self.move_guest(from);
         }
         self.guest.came_from = None;
@@ -211,16 +211,16 @@ impl World<'_> {
         if self.ending {
             return Ok(());
         }
-        let after = self.dice.latency(self.plan.operator_ns);
+        let after = self.rng.latency(self.plan.operator_ns);
         self.queue.push(self.now + after, Event::Rogue);
-        let host = self.dice.below(self.hosts.len() as u64) as usize;
-        let writes = self.dice.chance(200);
+        let host = self.rng.below(self.hosts.len() as u64) as usize;
+        let writes = self.rng.chance(200);
         let reach = u64::from(self.plan.units);
         if host == self.guest.host || !self.is_usable(host) {
             return Ok(());
         }
-        let start = self.dice.below(reach);
-        let count = self.dice.between(1, 8.min(reach - start));
+        let start = self.rng.below(reach);
+        let count = self.rng.between(1, 8.min(reach - start));
         let op = if writes { Op::Write(Durability::Volatile) } else { Op::Read };
         self.report.rogues += 1;
         self.request(host, Who::Rogue, op, start * UNIT_BYTES, count * UNIT_BYTES)?;

@@ -10,7 +10,7 @@ use hob_engine::migration::{Destination, LeftBehind, Pull, Puller, Record, Sessi
 use hob_engine::units::{BufferId, CommandId, DatastoreId, DeviceId, DiskId, Instant, IoId, RequestId};
 use hob_engine::{Engine, Limits};
 
-use super::acts::{Act, Doer};
+use super::acts::{Act, Actor};
 use super::plan::Plan;
 use crate::content::{Tag, UNIT_BYTES, Written};
 use crate::media::Flash;
@@ -37,7 +37,7 @@ pub(super) enum Carry {
 
 /// The operator's order; part of the durable state.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Errand {
+pub(super) struct MoveOrder {
     /// Destination host.
     pub(super) to: usize,
     pub(super) carry: Carry,
@@ -49,7 +49,7 @@ pub(super) struct Host {
     /// Number of its processes.
     pub(super) life: u32,
     pub(super) record: Option<Record>,
-    pub(super) errand: Option<Errand>,
+    pub(super) order: Option<MoveOrder>,
     /// Data pulled in standby, for a sabotage.
     pub(super) shadow: BTreeMap<u64, Tag>,
     pub(super) flash: Flash,
@@ -69,7 +69,7 @@ impl Host {
         Host {
             life: 0,
             record: None,
-            errand: None,
+            order: None,
             shadow: BTreeMap::new(),
             flash,
             written: Written::default(),
@@ -108,7 +108,7 @@ pub(super) enum Who {
     /// The simulation, at the end.
     Last,
     /// An act of the host's.
-    Act(Doer, Ticket),
+    Act(Actor, Ticket),
     /// The puller.
     Puller(Pull),
     /// Another host's process, with the number of its request.
@@ -195,7 +195,7 @@ pub(super) struct Several {
 pub(super) enum After {
     Nothing,
     /// The act ends.
-    Act(Doer, Ticket),
+    Act(Actor, Ticket),
     /// The disk is removed: it is added again for this act.
     Again(Ticket),
 }
@@ -204,7 +204,7 @@ pub(super) enum After {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Writing {
     pub(super) record: Record,
-    pub(super) doer: Doer,
+    pub(super) doer: Actor,
     pub(super) ticket: Ticket,
 }
 
@@ -222,7 +222,7 @@ pub(super) struct Ram {
     /// Acts that wait for their turn.
     pub(super) acts: VecDeque<Act>,
     pub(super) acts_at: Instant,
-    pub(super) several: BTreeMap<(Doer, Ticket), Several>,
+    pub(super) several: BTreeMap<(Actor, Ticket), Several>,
     pub(super) writing: VecDeque<Writing>,
     /// Calls sent and not answered.
     pub(super) calls: BTreeMap<u64, Ticket>,
@@ -324,7 +324,7 @@ impl Ram {
     }
 }
 
-impl super::World<'_> {
+impl super::Simulation<'_> {
     /// Starts a process, which acts on its record.
     pub(super) fn start(&mut self, host: usize) -> Result<(), crate::Violation> {
         let (now, plan) = (self.now, &self.plan);
@@ -358,13 +358,13 @@ impl super::World<'_> {
 
     /// Starts an attempt.
     pub(super) fn start_source(&mut self, host: usize, session: Session) {
-        let errand = self.hosts[host].errand.expect("where to");
+        let order = self.hosts[host].order.expect("where to");
         let options = hob_engine::migration::SourceOptions {
-            on_demand: errand.on_demand,
+            on_demand: order.on_demand,
             freeze_ns_max: self.plan.freeze_ns,
-            serves_after: matches!(errand.carry, Carry::Copy | Carry::Remote),
+            serves_after: matches!(order.carry, Carry::Copy | Carry::Remote),
         };
-        super::trace!(self, "host {host} begins {session:?}: {errand:?}");
+        super::trace!(self, "host {host} begins {session:?}: {order:?}");
         self.attempts.insert(session, host);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.source = Some(Source::start(session, options));
@@ -379,19 +379,19 @@ impl super::World<'_> {
             self.backing_ios.iter().filter(|(_, io)| io.host == host).map(|(id, _)| *id).collect();
         for id in mine {
             self.backing_ios.remove(&id);
-            self.backing.abandon(id, &mut self.dice);
+            self.backing.abandon(id, &mut self.rng);
         }
-        self.hosts[host].flash.crash(crate::media::Crash::Kill, &mut self.dice);
+        self.hosts[host].flash.crash(crate::media::Crash::Kill, &mut self.rng);
         if let Some(writing) = ram.writing.front()
-            && self.dice.chance(500)
+            && self.rng.chance(500)
         {
             self.make_durable(host, writing.record)?;
         }
         for in_flight in ram.requests.into_values() {
             self.lose(&in_flight)?;
         }
-        let mean = self.dice.pick(&[10, 500, 3_000]) * super::plan::MS;
-        let after = self.dice.latency(mean);
+        let mean = self.rng.pick(&[10, 500, 3_000]) * super::plan::MS;
+        let after = self.rng.latency(mean);
         if !self.ending {
             self.queue.push(self.now + after, super::Event::Restart(host));
         }

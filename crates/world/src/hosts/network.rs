@@ -4,7 +4,7 @@
 use hob_engine::migration::{Answer, Message, Refusal, Session, Ticket};
 
 use super::plan::MS;
-use super::{Event, World, trace};
+use super::{Event, Simulation, trace};
 use crate::Violation;
 use crate::content::Tag;
 
@@ -61,12 +61,12 @@ impl Network {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Closes some connections for a while, some of them in one direction only.
     pub(super) fn part(&mut self, ns: u64) -> Result<(), Violation> {
         let hosts = self.hosts.len();
-        let from = self.dice.below(hosts as u64) as usize;
-        let both = self.dice.chance(600);
+        let from = self.rng.below(hosts as u64) as usize;
+        let both = self.rng.chance(600);
         for other in 0..hosts {
             self.network.cut[from][other] = true;
             self.network.cut[other][from] |= both;
@@ -88,16 +88,16 @@ impl World<'_> {
     pub(super) fn send(&mut self, from: usize, to: usize, packet: Packet) {
         let times = match () {
             () if self.ending => 1,
-            () if self.network.cut[from][to] || self.dice.chance(self.plan.lost) => 0,
-            () => 1 + u32::from(self.dice.chance(self.plan.repeated)),
+            () if self.network.cut[from][to] || self.rng.chance(self.plan.lost) => 0,
+            () => 1 + u32::from(self.rng.chance(self.plan.repeated)),
         };
         trace!(self, "host {from} sends to {to}, {times} times: {packet:?}");
         self.report.lost += u64::from(times == 0);
         self.report.repeated += u64::from(times == 2);
         for _ in 0..times {
-            let mut takes = self.dice.latency(self.plan.network_ns);
-            if !self.ending && self.dice.chance(self.plan.late) {
-                takes += self.dice.below(30_000 * MS);
+            let mut takes = self.rng.latency(self.plan.network_ns);
+            if !self.ending && self.rng.chance(self.plan.late) {
+                takes += self.rng.below(30_000 * MS);
                 self.report.late += 1;
             }
             self.queue.push(self.now + takes, Event::Arrives(to, packet.clone()));
@@ -109,13 +109,13 @@ impl World<'_> {
         if !self.step(host)? {
             return Ok(());
         }
-        let to = self.hosts[host].errand.expect("where to").to;
+        let to = self.hosts[host].order.expect("where to").to;
         let from = self.sender(host);
         let ram = self.hosts[host].ram.as_mut().expect("it is up");
         ram.calls.insert(from.number, ticket);
         // Sometimes the connection breaks early, while the call still arrives.
-        let breaks = !self.ending && self.dice.chance(self.plan.lost / 4);
-        let waits = if breaks { self.dice.below(self.plan.call_ns) } else { self.plan.call_ns };
+        let breaks = !self.ending && self.rng.chance(self.plan.lost / 4);
+        let waits = if breaks { self.rng.below(self.plan.call_ns) } else { self.plan.call_ns };
         self.queue.push(self.now + waits, Event::Unanswered(host, from.life, from.number));
         self.send(host, to, Packet::Call { from, message });
         self.step(host).map(|_| ())

@@ -4,12 +4,12 @@ use hob_engine::command::Role;
 use hob_engine::migration::{Order, Phase, Record, Session};
 
 use super::guest::Doing;
-use super::host::{Carry, DISK, Errand};
+use super::host::{Carry, DISK, MoveOrder};
 use super::plan::MS;
-use super::{Event, World, trace};
+use super::{Event, Simulation, trace};
 use crate::Violation;
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Returns true if nothing is in progress between hosts.
     pub(super) fn is_calm(&self) -> bool {
         self.hosts.iter().all(|host| host.source().is_none())
@@ -20,12 +20,12 @@ impl World<'_> {
         if self.ending {
             return Ok(());
         }
-        let after = self.dice.latency(self.plan.operator_ns);
+        let after = self.rng.latency(self.plan.operator_ns);
         self.queue.push(self.now + after, Event::Operator);
         let source = (0..self.hosts.len()).find(|host| self.hosts[*host].source().is_some());
         match source {
             Some(host) => self.meddle(host),
-            None if self.migrations > 0 && self.dice.chance(700) => self.begin_attempt(None),
+            None if self.migrations > 0 && self.rng.chance(700) => self.begin_attempt(None),
             None => Ok(()),
         }
     }
@@ -34,9 +34,9 @@ impl World<'_> {
     pub(super) fn begin_attempt(&mut self, to: Option<usize>) -> Result<(), Violation> {
         let Some(host) = self.owner().filter(|host| self.is_at_rest(*host)) else { return Ok(()) };
         let others = self.hosts.len() as u64 - 1;
-        let other = (host + 1 + self.dice.below(others) as usize) % self.hosts.len();
-        let carry = self.dice.pick(&[Carry::Copy, Carry::Copy, Carry::Remote, Carry::HeatMap, Carry::Drop]);
-        let errand = Errand { to: to.unwrap_or(other), carry, on_demand: self.dice.chance(800) };
+        let other = (host + 1 + self.rng.below(others) as usize) % self.hosts.len();
+        let carry = self.rng.pick(&[Carry::Copy, Carry::Copy, Carry::Remote, Carry::HeatMap, Carry::Drop]);
+        let order = MoveOrder { to: to.unwrap_or(other), carry, on_demand: self.rng.chance(800) };
         let (generation, attempt) = match self.hosts[host].record {
             Some(Record::Owner { generation, attempts }) => (generation, attempts + 1),
             Some(Record::Leaving(Session { generation, attempt })) => (generation, attempt + 1),
@@ -44,7 +44,7 @@ impl World<'_> {
         };
         self.migrations = self.migrations.saturating_sub(1);
         self.report.attempts += 1;
-        self.hosts[host].errand = Some(errand);
+        self.hosts[host].order = Some(order);
         self.start_source(host, Session { generation, attempt });
         self.drain(host)
     }
@@ -58,20 +58,20 @@ impl World<'_> {
 
     /// Interferes with an attempt in progress.
     fn meddle(&mut self, host: usize) -> Result<(), Violation> {
-        let to = self.hosts[host].errand.expect("where to").to;
+        let to = self.hosts[host].order.expect("where to").to;
         let now = self.now;
         let phase = self.hosts[host].source().expect("it is under way").phase();
         let runs_here = self.guest.doing == Doing::Runs && self.guest.host == host;
-        match self.dice.below(10) {
+        match self.rng.below(10) {
             0..4 if runs_here && phase == Phase::Copying && self.is_usable(to) => self.move_guest(to),
             4 | 5 => {
-                let order = if self.dice.chance(700) { Order::Finish } else { Order::Cancel };
+                let order = if self.rng.chance(700) { Order::Finish } else { Order::Cancel };
                 trace!(self, "the operator orders {order:?}");
                 let source = self.hosts[host].ram.as_mut().and_then(|ram| ram.source.as_mut());
                 source.expect("it is under way").handle_order(now, order);
                 self.drain(host)
             }
-            6 if self.dice.chance(100) => self.give_up(to),
+            6 if self.rng.chance(100) => self.give_up(to),
             _ => Ok(()),
         }
     }
@@ -97,9 +97,9 @@ impl World<'_> {
                 self.start(host)?;
             }
             let Some(phase) = self.hosts[host].source().map(|source| source.phase()) else { continue };
-            if matches!(phase, Phase::Copying | Phase::Announcing) && self.dice.chance(100) {
-                let is_there = self.guest.host == self.hosts[host].errand.expect("where to").to;
-                let order = if is_there || self.dice.chance(500) { Order::Finish } else { Order::Cancel };
+            if matches!(phase, Phase::Copying | Phase::Announcing) && self.rng.chance(100) {
+                let is_there = self.guest.host == self.hosts[host].order.expect("where to").to;
+                let order = if is_there || self.rng.chance(500) { Order::Finish } else { Order::Cancel };
                 let source = self.hosts[host].ram.as_mut().and_then(|ram| ram.source.as_mut());
                 source.expect("it is under way").handle_order(now, order);
                 self.drain(host)?;

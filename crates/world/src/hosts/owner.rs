@@ -3,12 +3,12 @@
 use hob_engine::command::Role;
 use hob_engine::migration::{Record, Session};
 
-use super::{World, trace};
+use super::{Simulation, trace};
 use crate::media::Crash;
 use crate::model::Loss;
 use crate::{Violation, ensure};
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Returns true if a host's record says that it owns the disk.
     pub(super) fn owns(&self, host: usize) -> bool {
         matches!(self.hosts[host].record, Some(Record::Owner { .. } | Record::Leaving(_)))
@@ -70,7 +70,7 @@ impl World<'_> {
         for host in 0..self.hosts.len() {
             self.crash(host)?;
         }
-        self.backing.crash(Crash::PowerCut, &mut self.dice);
+        self.backing.crash(Crash::PowerCut, &mut self.rng);
         self.model.check_power_cut(self.backing.now())?;
         self.model.crash(Loss::Unflushed);
         Ok(())

@@ -7,8 +7,8 @@ use hob_engine::policy::PolicyKind;
 use hob_engine::units::Instant;
 
 use super::{Crash, Options};
-use crate::dice::Dice;
 use crate::media::{BackingFaults, FlashFaults};
+use crate::rng::SimRng;
 
 pub(super) const MS: u64 = 1_000_000;
 
@@ -62,16 +62,16 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    pub(super) fn draw(options: &Options, dice: &mut Dice) -> Self {
-        let hosts = dice.pick(&[2, 2, 2, 3]);
-        let think_ns = dice.pick(&[MS, 10 * MS, 40 * MS, 150 * MS]);
-        let segment_bytes = dice.pick(&[16 << 10, 64 << 10]);
+    pub(super) fn draw(options: &Options, rng: &mut SimRng) -> Self {
+        let hosts = rng.pick(&[2, 2, 2, 3]);
+        let think_ns = rng.pick(&[MS, 10 * MS, 40 * MS, 150 * MS]);
+        let segment_bytes = rng.pick(&[16 << 10, 64 << 10]);
         let policies: Vec<PolicyKind> = PolicyKind::all().collect();
-        let policy = dice.pick(&policies);
-        let block_bytes = dice.pick(&[4 << 10, 8 << 10, 16 << 10]);
-        let span_ns = (u64::from(options.requests) * think_ns).max(5_000 * MS) + dice.below(20_000 * MS);
+        let policy = rng.pick(&policies);
+        let block_bytes = rng.pick(&[4 << 10, 8 << 10, 16 << 10]);
+        let span_ns = (u64::from(options.requests) * think_ns).max(5_000 * MS) + rng.below(20_000 * MS);
         let mut rate = |often: u32, rates: &[u32]| {
-            let rate = if dice.chance(often) { dice.pick(rates) } else { 0 };
+            let rate = if rng.chance(often) { rng.pick(rates) } else { 0 };
             if options.faults { rate } else { 0 }
         };
         let (lost, repeated, late) =
@@ -91,20 +91,20 @@ impl Plan {
         };
         let mut plan = Plan {
             hosts,
-            units: dice.pick(&[64, 64, 256, 512]) + dice.pick(&[0, 0, 1, 7]),
-            segments: dice.between(2, 12),
+            units: rng.pick(&[64, 64, 256, 512]) + rng.pick(&[0, 0, 1, 7]),
+            segments: rng.between(2, 12),
             config: CacheConfig::write_through(block_bytes, segment_bytes, policy, Admission::default()),
             ring: None,
-            flash_ns: dice.pick(&[20_000, 80_000, 2 * MS]),
-            backing_ns: dice.pick(&[100_000, MS, 8 * MS]),
-            network_ns: dice.pick(&[50_000, MS, 20 * MS]),
-            record_ns: dice.pick(&[MS, 5 * MS, 100 * MS]),
-            act_ns: dice.pick(&[10_000, MS, 20 * MS]),
-            page_ns: dice.pick(&[10_000, 50 * MS, 1_000 * MS]),
+            flash_ns: rng.pick(&[20_000, 80_000, 2 * MS]),
+            backing_ns: rng.pick(&[100_000, MS, 8 * MS]),
+            network_ns: rng.pick(&[50_000, MS, 20 * MS]),
+            record_ns: rng.pick(&[MS, 5 * MS, 100 * MS]),
+            act_ns: rng.pick(&[10_000, MS, 20 * MS]),
+            page_ns: rng.pick(&[10_000, 50 * MS, 1_000 * MS]),
             think_ns,
-            operator_ns: dice.pick(&[200 * MS, 1_000 * MS, 4_000 * MS]),
-            call_ns: dice.pick(&[1_500 * MS, 3_000 * MS, 10_000 * MS]),
-            freeze_ns: dice.pick(&[100 * MS, 1_000 * MS, 5_000 * MS]),
+            operator_ns: rng.pick(&[200 * MS, 1_000 * MS, 4_000 * MS]),
+            call_ns: rng.pick(&[1_500 * MS, 3_000 * MS, 10_000 * MS]),
+            freeze_ns: rng.pick(&[100 * MS, 1_000 * MS, 5_000 * MS]),
             span_ns,
             lost,
             repeated,
@@ -117,13 +117,13 @@ impl Plan {
             crash_step: None,
             partitions: vec![],
             power_cut: None,
-            migrations: dice.pick(&[1, 1, 2, 4]),
-            rogue: dice.chance(200),
-            gives_up: dice.chance(200),
-            removes: dice.chance(300),
+            migrations: rng.pick(&[1, 1, 2, 4]),
+            rogue: rng.chance(200),
+            gives_up: rng.chance(200),
+            removes: rng.chance(300),
         };
         if options.faults {
-            plan.add_crashes(options, dice);
+            plan.add_crashes(options, rng);
         }
         plan
     }
@@ -138,18 +138,18 @@ impl Plan {
         self.flash_faults = FlashFaults::default();
     }
 
-    fn add_crashes(&mut self, options: &Options, dice: &mut Dice) {
+    fn add_crashes(&mut self, options: &Options, rng: &mut SimRng) {
         let span = self.span_ns;
-        for _ in 0..dice.pick(&[0, 0, 1, 3]) {
-            let mean = dice.pick(&[100, 1_000, 6_000]) * MS;
-            self.partitions.push((Instant(dice.below(span)), dice.latency(mean)));
+        for _ in 0..rng.pick(&[0, 0, 1, 3]) {
+            let mean = rng.pick(&[100, 1_000, 6_000]) * MS;
+            self.partitions.push((Instant(rng.below(span)), rng.latency(mean)));
         }
-        let crashes: Vec<_> = (0..dice.pick(&[0, 0, 1, 1, 4]))
-            .map(|_| (Instant(dice.below(span)), dice.below(self.hosts as u64) as usize))
+        let crashes: Vec<_> = (0..rng.pick(&[0, 0, 1, 1, 4]))
+            .map(|_| (Instant(rng.below(span)), rng.below(self.hosts as u64) as usize))
             .collect();
-        let step = Crash { host: dice.below(2) as usize, step: dice.between(1, 60) };
-        let at_a_step = dice.chance(400);
-        let power_cut = dice.chance(100).then(|| Instant(dice.below(span)));
+        let step = Crash { host: rng.below(2) as usize, step: rng.between(1, 60) };
+        let at_a_step = rng.chance(400);
+        let power_cut = rng.chance(100).then(|| Instant(rng.below(span)));
         if options.crash.is_some() {
             return self.crash_step = options.crash;
         }

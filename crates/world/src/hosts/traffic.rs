@@ -11,7 +11,7 @@ use hob_engine::units::{BufferId, IoId, RequestId, SECTOR_BYTES, sector_ceil, se
 
 use super::acts::Act;
 use super::host::{Buffer, DISK, InFlight, Token, Who};
-use super::{Event, Owned, Sabotage, World, trace};
+use super::{Event, Owned, Sabotage, Simulation, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::media::{Done, HOST_SHIFT};
 use crate::model::Kind;
@@ -20,7 +20,7 @@ use crate::{Violation, ensure};
 /// Maximum number of guest requests in a host's engine: the rest is for acts and other hosts.
 const GUESTS_MAX: u32 = 200;
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Performs all outputs of a host's engine and state machines.
     pub(super) fn drain(&mut self, host: usize) -> Result<(), Violation> {
         while let Some(ram) = &mut self.hosts[host].ram {
@@ -167,8 +167,8 @@ impl World<'_> {
                 let ram = it.ram.as_ref().expect("it is up");
                 payload = it.written.tags(ram.engine.journal_pages(io.id));
             }
-            it.flash.submit(io, payload, &mut self.dice)?;
-            let takes = self.dice.latency(self.plan.flash_ns);
+            it.flash.submit(io, payload, &mut self.rng)?;
+            let takes = self.rng.latency(self.plan.flash_ns);
             self.queue.push(self.now + takes, Event::Flash(host, life, io.id));
             return Ok(());
         }
@@ -202,8 +202,8 @@ impl World<'_> {
         let name = self.name_io(host);
         self.backing_ios.insert(name, Owned { host, id: io.id, changes });
         io.id = name;
-        self.backing.submit(io, payload, &mut self.dice)?;
-        let takes = self.dice.latency(self.plan.backing_ns);
+        self.backing.submit(io, payload, &mut self.rng)?;
+        let takes = self.rng.latency(self.plan.backing_ns);
         self.queue.push(self.now + takes, Event::Backing(name));
         Ok(())
     }
@@ -215,13 +215,13 @@ impl World<'_> {
     }
 
     pub(super) fn flash_done(&mut self, host: usize, id: IoId) -> Result<(), Violation> {
-        let done = self.hosts[host].flash.complete(id, &mut self.dice);
+        let done = self.hosts[host].flash.complete(id, &mut self.rng);
         self.completed(host, id, done)
     }
 
     pub(super) fn backing_done(&mut self, name: IoId) -> Result<(), Violation> {
         let Some(Owned { host, id, .. }) = self.backing_ios.remove(&name) else { return Ok(()) };
-        let done = self.backing.complete(name, &mut self.dice);
+        let done = self.backing.complete(name, &mut self.rng);
         self.completed(host, id, done)
     }
 

@@ -6,9 +6,9 @@ use hob_engine::io::{Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::IoId;
 
 use super::medium::{Flushing, Medium};
-use super::{Crash, Done, Lie, Moment, Transfer};
+use super::{Crash, DeviceDefect, Done, Moment, Transfer};
 use crate::content::{self, Tag, ZERO};
-use crate::dice::Dice;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// Fault rates, per mille of the I/Os.
@@ -29,7 +29,7 @@ pub struct Backing {
     power_cuts: u32,
     in_flight: BTreeMap<IoId, (Transfer, Vec<Flushing>)>,
     faults: BackingFaults,
-    lie: Option<Lie>,
+    defect: Option<DeviceDefect>,
     late: Vec<(usize, Tag)>,
     /// Several hosts use it.
     shared: bool,
@@ -47,14 +47,14 @@ pub const HOST_SHIFT: u32 = 28;
 
 impl Backing {
     /// Creates a backing with these units, durably.
-    pub fn new(content: Vec<Tag>, faults: BackingFaults, lie: Option<Lie>) -> Self {
+    pub fn new(content: Vec<Tag>, faults: BackingFaults, defect: Option<DeviceDefect>) -> Self {
         let medium = Medium::new(content);
         Backing {
             medium,
             power_cuts: 0,
             in_flight: BTreeMap::new(),
             faults,
-            lie,
+            defect,
             late: vec![],
             shared: false,
             loses: false,
@@ -78,8 +78,8 @@ impl Backing {
     }
 
     /// Restarts it: any part of the data that is not durable is lost.
-    pub fn lose(&mut self, dice: &mut Dice) {
-        self.medium.lose(dice);
+    pub fn lose(&mut self, rng: &mut SimRng) {
+        self.medium.lose(rng);
     }
 
     /// It shuts down cleanly: what it holds is durable.
@@ -104,8 +104,8 @@ impl Backing {
     }
 
     /// Submits an I/O. Refuses changes that overlap another I/O: the engine must order these.
-    pub fn submit(&mut self, io: Io, payload: Vec<Tag>, dice: &mut Dice) -> Result<(), Violation> {
-        let mut transfer = Transfer::new(io, payload, dice);
+    pub fn submit(&mut self, io: Io, payload: Vec<Tag>, rng: &mut SimRng) -> Result<(), Violation> {
+        let mut transfer = Transfer::new(io, payload, rng);
         ensure!(transfer.units().end <= self.now().len(), "{io:?} is past the disk's end");
         let clash = self.in_flight.values().find(|(other, _)| {
             let reads = io.op == IoOp::Read || other.io.op == IoOp::Read;
@@ -121,100 +121,101 @@ impl Backing {
             IoOp::Write(_) => {}
             IoOp::WriteJournal => return Err(Violation(format!("{io:?} on a backing"))),
         }
-        if io.op != IoOp::Read && self.lie != Some(Lie::EarlyAcknowledgement) {
-            self.apply(&transfer, Moment::Submission, dice);
+        if io.op != IoOp::Read && self.defect != Some(DeviceDefect::EarlyAcknowledgement) {
+            self.apply(&transfer, Moment::Submission, rng);
         }
         self.in_flight.insert(io.id, (transfer, flushing));
         Ok(())
     }
 
-    fn apply(&mut self, change: &Transfer, when: Moment, dice: &mut Dice) {
+    fn apply(&mut self, change: &Transfer, when: Moment, rng: &mut SimRng) {
         let mut end = change.units().end;
-        if self.lie == Some(Lie::HalfWrite) && change.count > 1 {
+        if self.defect == Some(DeviceDefect::HalfWrite) && change.count > 1 {
             end -= change.count / 2;
         }
         // A discard leaves units that the backing cannot deallocate.
         let spared = |unit: &usize| change.io.op == IoOp::Discard && change.mix >> 8 & 3 < (*unit as u64 & 3);
         for unit in change.moving(when).filter(|unit| *unit < end && !spared(unit)) {
-            self.medium.put(unit, change.tags[unit - change.first], dice);
+            self.medium.put(unit, change.tags[unit - change.first], rng);
         }
     }
 
     /// Ends an I/O.
-    pub fn complete(&mut self, id: IoId, dice: &mut Dice) -> Done {
+    pub fn complete(&mut self, id: IoId, rng: &mut SimRng) -> Done {
         let (mut transfer, flushing) = self.in_flight.remove(&id).expect("in flight");
         let io = transfer.io;
-        let result = self.result(io.op, dice);
+        let result = self.result(io.op, rng);
         match (io.op, result) {
             (IoOp::Read, Ok(())) => {
                 for unit in transfer.moving(Moment::Completion) {
                     transfer.tags[unit - transfer.first] = self.now()[unit];
                 }
             }
-            (IoOp::Read, Err(_)) => transfer.tags.fill_with(|| content::garbage(dice.roll())),
-            (IoOp::Flush, Ok(())) if self.lie == Some(Lie::EmptyFlush) => {}
+            (IoOp::Read, Err(_)) => transfer.tags.fill_with(|| content::garbage(rng.roll())),
+            (IoOp::Flush, Ok(())) if self.defect == Some(DeviceDefect::EmptyFlush) => {}
             (IoOp::Flush, Ok(())) => self.medium.settle(&flushing),
-            (_, Ok(())) if self.lie == Some(Lie::EarlyAcknowledgement) => {
+            (_, Ok(())) if self.defect == Some(DeviceDefect::EarlyAcknowledgement) => {
                 for (unit, tag) in std::mem::take(&mut self.late) {
-                    self.medium.put(unit, tag, dice);
+                    self.medium.put(unit, tag, rng);
                 }
                 self.late = transfer.units().zip(transfer.tags.iter().copied()).collect();
             }
-            (_, Ok(())) => self.apply(&transfer, Moment::Completion, dice),
-            (IoOp::Flush, Err(_)) if self.loses => self.medium.lose(dice),
+            (_, Ok(())) => self.apply(&transfer, Moment::Completion, rng),
+            (IoOp::Flush, Err(_)) if self.loses => self.medium.lose(rng),
             (_, Err(_)) => {}
         }
-        if (io.op, result) == (IoOp::Write(Durability::Durable), Ok(())) && self.lie != Some(Lie::IgnoredFua)
+        if (io.op, result) == (IoOp::Write(Durability::Durable), Ok(()))
+            && self.defect != Some(DeviceDefect::IgnoredFua)
         {
             self.medium.secure(transfer.units());
         }
         Done { io, result, tags: transfer.tags, sums: vec![] }
     }
 
-    fn result(&self, op: IoOp, dice: &mut Dice) -> Result<(), IoError> {
+    fn result(&self, op: IoOp, rng: &mut SimRng) -> Result<(), IoError> {
         let fast = matches!(op, IoOp::WriteZeroes(Zeroing::FastMayUnmap | Zeroing::FastKeepAllocated));
         let error = match op {
             IoOp::Read => self.faults.read_error,
             IoOp::Flush => self.faults.flush_error,
             _ => self.faults.write_error,
         };
-        if fast && dice.chance(300) {
+        if fast && rng.chance(300) {
             Err(IoError::Unsupported)
-        } else if dice.chance(error) {
-            Err(dice.pick(&[IoError::Failed, IoError::Failed, IoError::NoSpace]))
+        } else if rng.chance(error) {
+            Err(rng.pick(&[IoError::Failed, IoError::Failed, IoError::NoSpace]))
         } else {
             Ok(())
         }
     }
 
     /// Writes a unit as another writer, past every cache.
-    pub fn write_behind(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
-        self.medium.put(unit, tag, dice);
+    pub fn write_behind(&mut self, unit: usize, tag: Tag, rng: &mut SimRng) {
+        self.medium.put(unit, tag, rng);
     }
 
     /// Returns one of the contents that a power cut may leave now.
-    pub fn power_cut(&self, dice: &mut Dice) -> Vec<Tag> {
-        self.medium.after_power_cut(dice)
+    pub fn power_cut(&self, rng: &mut SimRng) -> Vec<Tag> {
+        self.medium.after_power_cut(rng)
     }
 
     /// Handles an I/O of a crashed host: some of it took effect.
-    pub fn abandon(&mut self, id: IoId, dice: &mut Dice) {
+    pub fn abandon(&mut self, id: IoId, rng: &mut SimRng) {
         let (transfer, _) = self.in_flight.remove(&id).expect("in flight");
         if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
-            super::abandon(&transfer, &mut self.medium, dice);
+            super::abandon(&transfer, &mut self.medium, rng);
         }
     }
 
     /// Handles the I/O in flight after a kill or a power cut: some of it took effect.
-    pub fn crash(&mut self, crash: Crash, dice: &mut Dice) {
+    pub fn crash(&mut self, crash: Crash, rng: &mut SimRng) {
         for (transfer, _) in std::mem::take(&mut self.in_flight).into_values() {
             if transfer.io.op != IoOp::Read && transfer.io.op != IoOp::Flush {
-                super::abandon(&transfer, &mut self.medium, dice);
+                super::abandon(&transfer, &mut self.medium, rng);
             }
         }
         self.late.clear();
         if crash == Crash::PowerCut {
-            self.medium.cut_power(dice);
+            self.medium.cut_power(rng);
             self.power_cuts += 1;
         }
     }

@@ -6,9 +6,9 @@ use hob_engine::io::{Io, IoError, IoOp};
 use hob_engine::units::{IoId, SECTOR_BYTES};
 
 use super::medium::{Flushing, Medium};
-use super::{Crash, Done, Lie, Moment, Transfer};
+use super::{Crash, DeviceDefect, Done, Moment, Transfer};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
-use crate::dice::Dice;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// Fault rates, per mille of the I/Os.
@@ -28,7 +28,7 @@ pub struct FlashFaults {
 
 /// A fault of a whole device.
 #[derive(Clone, Copy, Debug)]
-pub enum Ailment {
+pub enum DeviceFailure {
     /// Every I/O fails.
     Dead,
     /// Writes fail.
@@ -66,12 +66,12 @@ pub struct Flash {
     /// I/Os that will fail.
     doomed: Vec<IoId>,
     loses: bool,
-    lie: Option<Lie>,
+    defect: Option<DeviceDefect>,
 }
 
 impl Flash {
     /// Creates a device of `bytes` bytes.
-    pub fn new(bytes: u64, faults: FlashFaults, lie: Option<Lie>) -> Self {
+    pub fn new(bytes: u64, faults: FlashFaults, defect: Option<DeviceDefect>) -> Self {
         let units = (bytes / UNIT_BYTES) as usize;
         Flash {
             medium: Medium::new(vec![ZERO; units]),
@@ -84,7 +84,7 @@ impl Flash {
             read_only: false,
             doomed: vec![],
             loses: false,
-            lie,
+            defect,
         }
     }
 
@@ -96,11 +96,11 @@ impl Flash {
 
     /// Submits an I/O. Refuses unaligned I/O, and a write with other content over sectors that are being
     /// read or written: checksums would detect this, but the engine must prevent it.
-    pub fn submit(&mut self, io: Io, payload: Vec<Tag>, dice: &mut Dice) -> Result<(), Violation> {
+    pub fn submit(&mut self, io: Io, payload: Vec<Tag>, rng: &mut SimRng) -> Result<(), Violation> {
         let in_buffer = io.slice.map_or(0, |slice| u64::from(slice.offset));
         let aligned = [io.offset, io.len, in_buffer].iter().all(|n| n % SECTOR_BYTES == 0);
         ensure!(aligned && (io.len > 0) == (io.op != IoOp::Flush), "{io:?} is not aligned");
-        let mut transfer = Transfer::new(io, payload, dice);
+        let mut transfer = Transfer::new(io, payload, rng);
         ensure!(transfer.units().end <= self.units(), "{io:?} is past the device's end");
         let (mut fresh, mut lost, mut flushing) = (vec![], false, vec![]);
         match io.op {
@@ -113,14 +113,14 @@ impl Flash {
             IoOp::Write(_) | IoOp::WriteJournal => {
                 fresh = self.intend(&transfer);
                 self.check_clash(&transfer, &fresh)?;
-                lost = dice.chance(self.faults.lost_write)
-                    || match self.lie {
-                        Some(Lie::ForgedChecksums) => true,
-                        Some(Lie::LostJournalPage) => io.op == IoOp::WriteJournal && dice.chance(50),
+                lost = rng.chance(self.faults.lost_write)
+                    || match self.defect {
+                        Some(DeviceDefect::ForgedChecksums) => true,
+                        Some(DeviceDefect::LostJournalPage) => io.op == IoOp::WriteJournal && rng.chance(50),
                         _ => false,
                     };
                 if !lost {
-                    self.apply(&transfer, Moment::Submission, dice);
+                    self.apply(&transfer, Moment::Submission, rng);
                 }
             }
             IoOp::Discard | IoOp::WriteZeroes(_) => return Err(Violation(format!("{io:?} on flash"))),
@@ -150,9 +150,9 @@ impl Flash {
         Ok(())
     }
 
-    fn apply(&mut self, write: &Transfer, when: Moment, dice: &mut Dice) {
+    fn apply(&mut self, write: &Transfer, when: Moment, rng: &mut SimRng) {
         for unit in write.moving(when) {
-            self.medium.put(unit, write.tags[unit - write.first], dice);
+            self.medium.put(unit, write.tags[unit - write.first], rng);
         }
     }
 
@@ -166,8 +166,8 @@ impl Flash {
     }
 
     /// Returns true if the next I/O hangs.
-    pub fn is_stuck(&self, dice: &mut Dice) -> bool {
-        dice.chance(self.faults.stuck)
+    pub fn is_stuck(&self, rng: &mut SimRng) -> bool {
+        rng.chance(self.faults.stuck)
     }
 
     /// Returns true if an I/O in flight touches these bytes.
@@ -177,20 +177,22 @@ impl Flash {
     }
 
     /// Ends an I/O.
-    pub fn complete(&mut self, id: IoId, dice: &mut Dice) -> Done {
+    pub fn complete(&mut self, id: IoId, rng: &mut SimRng) -> Done {
         let InFlight { mut transfer, lost, flushing, .. } = self.in_flight.remove(&id).expect("in flight");
         let op = transfer.io.op;
         let changes = op != IoOp::Read;
         let out = self.dead || transfer.units().end > self.end || changes && self.read_only;
         let error = if changes { self.faults.write_error } else { self.faults.read_error };
         let doomed = self.doomed.extract_if(.., |other| *other == id).count() > 0;
-        let failed = out || doomed || dice.chance(error);
+        let failed = out || doomed || rng.chance(error);
         match op {
-            IoOp::Flush if failed && self.loses => match dice.chance(500) {
-                true => self.medium.lose(dice),
-                false => self.medium.forget_dirty(dice),
+            IoOp::Flush if failed && self.loses => match rng.chance(500) {
+                true => self.medium.lose(rng),
+                false => self.medium.forget_dirty(rng),
             },
-            IoOp::Flush if !failed && self.lie != Some(Lie::EmptyFlashFlush) => self.medium.settle(&flushing),
+            IoOp::Flush if !failed && self.defect != Some(DeviceDefect::EmptyFlashFlush) => {
+                self.medium.settle(&flushing)
+            }
             IoOp::Read if !failed => {
                 for unit in transfer.moving(Moment::Completion) {
                     transfer.tags[unit - transfer.first] = self.medium.now()[unit];
@@ -198,11 +200,11 @@ impl Flash {
             }
             IoOp::Write(_) | IoOp::WriteJournal => {
                 if !failed && !lost {
-                    self.apply(&transfer, Moment::Completion, dice);
+                    self.apply(&transfer, Moment::Completion, rng);
                 }
-                if dice.chance(self.faults.corruption) {
-                    let unit = transfer.first + dice.below(transfer.count as u64) as usize;
-                    self.medium.put(unit, content::garbage(dice.roll()), dice);
+                if rng.chance(self.faults.corruption) {
+                    let unit = transfer.first + rng.below(transfer.count as u64) as usize;
+                    self.medium.put(unit, content::garbage(rng.roll()), rng);
                 }
                 if !failed {
                     self.note_written(&transfer);
@@ -213,8 +215,8 @@ impl Flash {
         let mut sums = content::sums(&transfer.tags);
         if failed {
             // The checksums stay as after a success: the engine must not use them.
-            transfer.tags.fill_with(|| content::garbage(dice.roll()));
-        } else if self.lie == Some(Lie::ForgedChecksums) && op == IoOp::Read {
+            transfer.tags.fill_with(|| content::garbage(rng.roll()));
+        } else if self.defect == Some(DeviceDefect::ForgedChecksums) && op == IoOp::Read {
             sums = content::sums(&self.intended[transfer.units()]);
         }
         let result = if failed { Err(IoError::Failed) } else { Ok(()) };
@@ -236,31 +238,31 @@ impl Flash {
     }
 
     /// Applies a fault to the whole device.
-    pub fn suffer(&mut self, ailment: Ailment, dice: &mut Dice) {
-        match ailment {
-            Ailment::Dead => self.dead = true,
-            Ailment::ReadOnly => self.read_only = true,
-            Ailment::Scrambled => {
+    pub fn suffer(&mut self, failure: DeviceFailure, rng: &mut SimRng) {
+        match failure {
+            DeviceFailure::Dead => self.dead = true,
+            DeviceFailure::ReadOnly => self.read_only = true,
+            DeviceFailure::Scrambled => {
                 let spared: Vec<_> =
                     self.spared.iter().map(|unit| (*unit, self.medium.now()[*unit])).collect();
-                self.medium.scramble(|| content::garbage(dice.roll()));
+                self.medium.scramble(|| content::garbage(rng.roll()));
                 spared.into_iter().for_each(|(unit, tag)| self.medium.replace(unit, &[tag]));
             }
-            Ailment::Truncated(end) => self.end = end,
+            DeviceFailure::Truncated(end) => self.end = end,
         }
     }
 
     /// Handles the I/O in flight after a kill or a power cut: some of it took effect.
-    pub fn crash(&mut self, crash: Crash, dice: &mut Dice) {
+    pub fn crash(&mut self, crash: Crash, rng: &mut SimRng) {
         for InFlight { transfer, lost, .. } in std::mem::take(&mut self.in_flight).into_values() {
             let reaches = !lost && !self.dead && !self.read_only && transfer.units().end <= self.end;
             if reaches && matches!(transfer.io.op, IoOp::Write(_) | IoOp::WriteJournal) {
-                super::abandon(&transfer, &mut self.medium, dice);
+                super::abandon(&transfer, &mut self.medium, rng);
             }
         }
         self.doomed.clear();
         if crash == Crash::PowerCut {
-            self.medium.cut_power(dice);
+            self.medium.cut_power(rng);
         }
     }
 
@@ -288,7 +290,7 @@ impl Flash {
 
     /// Makes its content durable, unless it has a defect.
     pub fn flush(&mut self) {
-        if !self.dead && self.lie != Some(Lie::EmptyFlashFlush) {
+        if !self.dead && self.defect != Some(DeviceDefect::EmptyFlashFlush) {
             self.medium.secure(0..self.intended.len());
         }
     }

@@ -4,7 +4,7 @@
 //! written to one unit, any may survive.
 
 use crate::content::Tag;
-use crate::dice::Dice;
+use crate::rng::SimRng;
 
 /// Value of a unit at the start of a flush, and its stamp.
 pub(super) type Flushing = (u32, Tag, u32);
@@ -51,10 +51,10 @@ impl Medium {
     }
 
     /// Writes a unit; sometimes it is durable immediately.
-    pub(super) fn put(&mut self, unit: usize, tag: Tag, dice: &mut Dice) {
+    pub(super) fn put(&mut self, unit: usize, tag: Tag, rng: &mut SimRng) {
         self.stamp += 1;
         (self.now[unit], self.now_stamp[unit]) = (tag, self.stamp);
-        if dice.chance(200) {
+        if rng.chance(200) {
             (self.durable[unit], self.durable_stamp[unit]) = (tag, self.stamp);
         } else {
             self.dirty.push(unit as u32);
@@ -100,10 +100,10 @@ impl Medium {
     }
 
     /// Loses any part of the data that is not durable. A flush in progress does not restore it.
-    pub(super) fn lose(&mut self, dice: &mut Dice) {
-        let share = dice.pick(&[0, 500, 500, 1000]);
+    pub(super) fn lose(&mut self, rng: &mut SimRng) {
+        let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {
-            if !dice.chance(share) {
+            if !rng.chance(share) {
                 self.dirty.push(unit);
                 continue;
             }
@@ -115,10 +115,10 @@ impl Medium {
     }
 
     /// Makes any part of the volatile data stay volatile until the next power cut: no flush writes it.
-    pub(super) fn forget_dirty(&mut self, dice: &mut Dice) {
-        let share = dice.pick(&[0, 500, 500, 1000]);
+    pub(super) fn forget_dirty(&mut self, rng: &mut SimRng) {
+        let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in std::mem::take(&mut self.dirty) {
-            if !dice.chance(share) {
+            if !rng.chance(share) {
                 self.dirty.push(unit);
                 continue;
             }
@@ -136,12 +136,12 @@ impl Medium {
     }
 
     /// Returns one of the contents that a power cut may leave now.
-    pub(super) fn after_power_cut(&self, dice: &mut Dice) -> Vec<Tag> {
+    pub(super) fn after_power_cut(&self, rng: &mut SimRng) -> Vec<Tag> {
         let mut media = self.durable.clone();
         // A device may have written nothing, everything, or any part of it.
-        let share = dice.pick(&[0, 500, 500, 1000]);
+        let share = rng.pick(&[0, 500, 500, 1000]);
         for unit in &self.dirty {
-            if dice.chance(share) {
+            if rng.chance(share) {
                 media[*unit as usize] = self.now[*unit as usize];
             }
         }
@@ -149,8 +149,8 @@ impl Medium {
     }
 
     /// Cuts the power.
-    pub(super) fn cut_power(&mut self, dice: &mut Dice) {
-        *self = Medium::new(self.after_power_cut(dice));
+    pub(super) fn cut_power(&mut self, rng: &mut SimRng) {
+        *self = Medium::new(self.after_power_cut(rng));
     }
 
     /// Replaces the whole content.

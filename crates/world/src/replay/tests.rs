@@ -5,9 +5,9 @@ use hob_engine::io::{Durability, Zeroing};
 use hob_engine::policy::PolicyKind;
 
 use super::*;
-use crate::dice::scatter;
 use crate::disk_model::{ArrayConfig, ArrayModel};
 use crate::flash_model::{FlashConfig, FlashModel};
+use crate::rng::scatter;
 use crate::service::FixedModel;
 
 const MIB: u64 = 1 << 20;

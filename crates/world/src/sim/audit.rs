@@ -6,7 +6,7 @@ use hob_engine::stats::CacheState;
 use hob_engine::units::{DiskId, RequestId, SECTOR_BYTES};
 use hob_engine::vscsi::{CLASSES, Class, METRICS, Metric};
 
-use super::World;
+use super::Simulation;
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
@@ -122,7 +122,7 @@ impl Fetch {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Checks that misses of the same data do not read the backing at the same time, except during changes
     /// of the cache.
     pub(super) fn check_fetched_once(

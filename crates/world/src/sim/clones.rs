@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use hob_engine::io::{Io, IoOp};
 use hob_engine::units::{DiskId, IoId, SECTOR_BYTES};
 
-use super::{Sabotage, World};
+use super::{Sabotage, Simulation};
 use crate::content::UNIT_BYTES;
-use crate::dice::Dice;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// Separates the random numbers for these histories from all others.
@@ -20,7 +20,7 @@ const SALT: u64 = 0x636c_6f6e;
 
 /// State of a history with clones.
 pub(super) struct Clones {
-    dice: Dice,
+    rng: SimRng,
     /// Sectors per object.
     sectors: u64,
     /// Shared sectors of each disk.
@@ -37,21 +37,21 @@ pub(super) struct Clones {
 
 impl Clones {
     pub(super) fn draw(seed: u64, permille: u32, units: impl Iterator<Item = u32>) -> Option<Clones> {
-        let mut dice = Dice::new(seed ^ SALT);
-        if !dice.chance(permille) {
+        let mut rng = SimRng::new(seed ^ SALT);
+        if !rng.chance(permille) {
             return None;
         }
-        let sectors = dice.pick(&[1, 4, 16, 64]);
-        let absent = dice.pick(&[0, 0, 100]);
+        let sectors = rng.pick(&[1, 4, 16, 64]);
+        let absent = rng.pick(&[0, 0, 100]);
         let (mut common, mut own) = (vec![], BTreeSet::new());
         for (disk, units) in units.enumerate() {
             let all = u64::from(units) * UNIT_BYTES / SECTOR_BYTES;
-            common.push(dice.pick(&[all, all, all / 2 + 1, 0]).min(all));
-            let written = dice.pick(&[0, 100, 500]);
-            own.extend((0..all / sectors + 1).filter(|_| dice.chance(written)).map(|object| (disk, object)));
+            common.push(rng.pick(&[all, all, all / 2 + 1, 0]).min(all));
+            let written = rng.pick(&[0, 100, 500]);
+            own.extend((0..all / sectors + 1).filter(|_| rng.chance(written)).map(|object| (disk, object)));
         }
         let (may_be_cached, reads) = (BTreeSet::new(), BTreeMap::new());
-        Some(Clones { dice, sectors, common, own, may_be_cached, reads, absent })
+        Some(Clones { rng, sectors, common, own, may_be_cached, reads, absent })
     }
 
     fn is_parents(&self, disk: usize, sector: u64) -> bool {
@@ -75,7 +75,7 @@ impl Clones {
                 return false;
             }
         }
-        if self.dice.chance(self.absent) {
+        if self.rng.chance(self.absent) {
             self.may_cache(disk, io.offset, io.len);
             return false;
         }
@@ -86,7 +86,7 @@ impl Clones {
             }
             match shared.last_mut() {
                 // Parts may be split in any way.
-                Some(last) if last.1 == sector && !self.dice.chance(50) => last.1 += 1,
+                Some(last) if last.1 == sector && !self.rng.chance(50) => last.1 += 1,
                 _ => shared.push((sector, sector + 1)),
             }
         }
@@ -108,7 +108,7 @@ impl Clones {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Handles the success of an I/O: tells the engine which disk served it. Returns whether the backing
     /// was involved.
     pub(super) fn end_of_clone(

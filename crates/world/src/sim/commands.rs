@@ -10,11 +10,11 @@ use hob_engine::units::{CommandId, DatastoreId, DeviceId, DiskId};
 
 use super::owner::Owner;
 use super::pool::Asked;
-use super::{World, trace};
+use super::{Simulation, trace};
 use crate::Violation;
 use crate::content::UNIT_BYTES;
 
-impl World<'_> {
+impl Simulation<'_> {
     pub(super) fn add_disk(&mut self, disk: usize) {
         let size_bytes = self.disks[disk].units() * UNIT_BYTES;
         let access = self.disks[disk].access;
@@ -33,7 +33,7 @@ impl World<'_> {
 
     /// Gives a random command for a random disk.
     pub(super) fn random_command(&mut self) -> Result<(), Violation> {
-        let disk = self.dice.below(self.disks.len() as u64) as usize;
+        let disk = self.rng.below(self.disks.len() as u64) as usize;
         if self.scenario.lives.is_some() {
             return self.random_command_of_many(disk);
         }
@@ -41,7 +41,7 @@ impl World<'_> {
             self.add_disk(disk);
             return Ok(());
         }
-        if self.disks[disk].config.is_none() && self.dice.chance(800) {
+        if self.disks[disk].config.is_none() && self.rng.chance(800) {
             let config = self.draw_config();
             let segments = self.take_free();
             self.command(disk, Command::Cache(CacheChange::enable_volatile(config, segments)));
@@ -53,8 +53,8 @@ impl World<'_> {
 
     /// Gives a command to a disk whose cache is volatile or was just removed.
     fn change_volatile(&mut self, disk: usize) {
-        let change = match self.dice.below(18) {
-            0 if self.dice.chance(400) => {
+        let change = match self.rng.below(18) {
+            0 if self.rng.chance(400) => {
                 self.command(disk, Command::RemoveDisk);
                 return;
             }
@@ -65,9 +65,9 @@ impl World<'_> {
             2..5 => CacheChange::Disable,
             5 => CacheChange::enable_volatile(self.draw_config(), self.take_free()),
             6..9 => CacheChange::Grow(DataSegment::without_order(self.take_free()), None),
-            9..12 => CacheChange::Shrink(self.dice.below(5) as u32, None),
+            9..12 => CacheChange::Shrink(self.rng.below(5) as u32, None),
             12 => {
-                let segments = if self.dice.chance(500) { self.take_free() } else { vec![] };
+                let segments = if self.rng.chance(500) { self.take_free() } else { vec![] };
                 CacheChange::Leave(self.any_device(), DataSegment::without_order(segments), None)
             }
             13 => CacheChange::Clear(None),
@@ -77,7 +77,7 @@ impl World<'_> {
     }
 
     fn any_device(&mut self) -> DeviceId {
-        DeviceId(self.dice.below(self.flash.len() as u64) as u16)
+        DeviceId(self.rng.below(self.flash.len() as u64) as u16)
     }
 
     /// Gives a command in a history of several lives, where caches may be persistent.
@@ -86,8 +86,8 @@ impl World<'_> {
         if !state.present {
             return if state.leaving { Ok(()) } else { self.open_disk(disk) };
         }
-        if state.coming.is_some() {
-            match self.dice.below(10) {
+        if state.recovering.is_some() {
+            match self.rng.below(10) {
                 0 => _ = self.command(disk, Command::RemoveDisk),
                 1 => self.reset(disk),
                 _ => {}
@@ -95,8 +95,8 @@ impl World<'_> {
             return Ok(());
         }
         let idle = state.config.is_none() && state.owner.is_none();
-        if idle && self.dice.chance(850) {
-            if self.dice.chance(750) {
+        if idle && self.rng.chance(850) {
+            if self.rng.chance(750) {
                 self.enable_persistent(disk);
             } else {
                 let (config, segments) = (self.draw_config(), self.take_free());
@@ -104,7 +104,7 @@ impl World<'_> {
             }
         } else if self.disks[disk].owner.is_some() {
             self.change_persistent(disk);
-        } else if self.dice.chance(300) {
+        } else if self.rng.chance(300) {
             let change = self.tune();
             self.command(disk, Command::Cache(change));
         } else {
@@ -116,7 +116,7 @@ impl World<'_> {
     /// Gives most disks a persistent cache at the start.
     pub(super) fn begin_with_caches(&mut self) -> Result<(), Violation> {
         for disk in 0..self.disks.len() {
-            if self.dice.chance(900) {
+            if self.rng.chance(900) {
                 self.enable_persistent(disk);
                 self.drain()?;
             }
@@ -147,7 +147,7 @@ impl World<'_> {
     /// Gives a command to a disk whose cache is persistent, or will be.
     fn change_persistent(&mut self, disk: usize) {
         let config = self.disks[disk].owner.as_ref().expect("persistent").config;
-        let change = match self.dice.below(32) {
+        let change = match self.rng.below(32) {
             0 => {
                 self.reset(disk);
                 return;
@@ -166,13 +166,13 @@ impl World<'_> {
                 CacheChange::Grow(segments, ring)
             }
             9..12 => {
-                let count = self.dice.below(5) as u32;
+                let count = self.rng.below(5) as u32;
                 let Some(ring) = self.ring_or_none(disk, &config) else { return };
                 CacheChange::Shrink(count, ring)
             }
             12 | 13 => {
                 let device = self.any_device();
-                let mut segments = if self.dice.chance(500) { self.take_free() } else { vec![] };
+                let mut segments = if self.rng.chance(500) { self.take_free() } else { vec![] };
                 self.give(disk, segments.extract_if(.., |segment| segment.device == device).collect());
                 let segments = self.own(disk, segments);
                 let Some(ring) = self.ring_or_none(disk, &config) else {
@@ -208,7 +208,7 @@ impl World<'_> {
     /// Returns a new ring, or sometimes, as an error, none; `None` if the pool is too full.
     #[expect(clippy::option_option, reason = "the outer one is whether the command can be given at all")]
     fn ring_or_none(&mut self, disk: usize, config: &CacheConfig) -> Option<Option<NewRing>> {
-        if self.dice.chance(20) {
+        if self.rng.chance(20) {
             return Some(None);
         }
         self.make_ring(disk, config).map(Some)
@@ -254,7 +254,7 @@ impl World<'_> {
             Command::RemoveDisk => {
                 state.present = false;
                 state.leaving = true;
-                state.refuses_waiting = state.coming.take().is_some();
+                state.refuses_waiting = state.recovering.take().is_some();
             }
             Command::ResetStats if !state.leaving => state.tally.reset_stats(),
             Command::ResetHistograms if !state.leaving => state.tally.reset_histograms(),
@@ -306,12 +306,12 @@ impl World<'_> {
         let policies: Vec<PolicyKind> = PolicyKind::all().collect();
         let blocks = 1 + (self.scenario.segment_bytes / 4096).ilog2().min(8);
         let mut config = CacheConfig::write_through(
-            match self.dice.below(40) {
-                0 => self.dice.pick(&[0, 512, 12_288, 2 << 20]),
-                _ => 4096 << self.dice.below(u64::from(blocks)),
+            match self.rng.below(40) {
+                0 => self.rng.pick(&[0, 512, 12_288, 2 << 20]),
+                _ => 4096 << self.rng.below(u64::from(blocks)),
             },
             self.scenario.segment_bytes,
-            self.dice.pick(&policies),
+            self.rng.pick(&policies),
             self.draw_admission(),
         );
         if self.scenario.lives.is_some() {
@@ -332,45 +332,45 @@ impl World<'_> {
             ReadOnlyCache,
             PassThrough,
         ];
-        config.mode = self.dice.pick(&modes);
-        if self.dice.chance(300) {
-            config.layout = Layout::Split { read_permille: self.dice.between(100, 900) as u16 };
+        config.mode = self.rng.pick(&modes);
+        if self.rng.chance(300) {
+            config.layout = Layout::Split { read_permille: self.rng.between(100, 900) as u16 };
         }
         if self.flash.len() > 1 {
-            config.copies = self.dice.pick(&[Copies::One, Copies::TwoOfDirty, Copies::TwoOfAll]);
+            config.copies = self.rng.pick(&[Copies::One, Copies::TwoOfDirty, Copies::TwoOfAll]);
             if self.options.peer && config.copies != Copies::One {
                 config.copies = Copies::Peer;
             }
         }
-        let start = self.dice.pick(&[0, 10, 100, 500, 900]);
-        let full = self.dice.between(start, 1000) as u16;
+        let start = self.rng.pick(&[0, 10, 100, 500, 900]);
+        let full = self.rng.between(start, 1000) as u16;
         config.destage = Destage {
-            order: self.dice.pick(&[DestageOrder::Elevator, DestageOrder::Coldest]),
+            order: self.rng.pick(&[DestageOrder::Elevator, DestageOrder::Coldest]),
             start_permille: start as u16,
-            stop_permille: self.dice.between(0, start) as u16,
+            stop_permille: self.rng.between(0, start) as u16,
             full_permille: full,
-            dirty_age_ms_max: self.dice.pick(&[0, 1, 100, 30_000]),
-            io_bytes_max: self.dice.pick(&[4096, 64 << 10, 1 << 20]),
-            ordered: self.dice.chance(200),
+            dirty_age_ms_max: self.rng.pick(&[0, 1, 100, 30_000]),
+            io_bytes_max: self.rng.pick(&[4096, 64 << 10, 1 << 20]),
+            ordered: self.rng.chance(200),
         };
     }
 
     fn draw_admission(&mut self) -> Admission {
         Admission {
-            popularity: match self.dice.below(4) {
-                0 => Popularity::NthAccess(2 + self.dice.below(3) as u8),
+            popularity: match self.rng.below(4) {
+                0 => Popularity::NthAccess(2 + self.rng.below(3) as u8),
                 1 => Popularity::Ghost,
                 2 => Popularity::WhileFree,
                 _ => Popularity::Always,
             },
-            sequential_bytes_max: self.dice.chance(250).then(|| 4096 << self.dice.below(6)),
+            sequential_bytes_max: self.rng.chance(250).then(|| 4096 << self.rng.below(6)),
         }
     }
 
     /// Takes some free segments, rarely on fenced devices. Each device keeps room for journals.
     pub(super) fn take_free(&mut self) -> Vec<Segment> {
-        let careless = self.dice.chance(50);
-        let mut wanted = self.dice.below(6) as usize;
+        let careless = self.rng.chance(50);
+        let mut wanted = self.rng.below(6) as usize;
         if self.scenario.lives.is_some() && wanted > 0 {
             wanted += 2;
         }
@@ -385,7 +385,7 @@ impl World<'_> {
             if fit.is_empty() {
                 break;
             }
-            let segment = fit[self.dice.below(fit.len() as u64) as usize];
+            let segment = fit[self.rng.below(fit.len() as u64) as usize];
             self.free.remove(&segment);
             taken.push(segment);
         }

@@ -12,10 +12,10 @@ use hob_engine::io::{IoError, Op, PayloadMemory, Request};
 use hob_engine::units::{DiskId, RequestId, SECTOR_BYTES};
 
 use super::traffic::Buffer;
-use super::{World, trace};
+use super::{Simulation, trace};
 use crate::content;
-use crate::dice::Dice;
 use crate::media::Done;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// Separates the random numbers for these histories from all others.
@@ -23,7 +23,7 @@ const SALT: u64 = 0x6469_7265;
 
 /// State of a history with such reads.
 pub(super) struct Direct {
-    dice: Dice,
+    rng: SimRng,
     /// Reads to send again when the engine has room.
     declined: VecDeque<RequestId>,
 }
@@ -43,29 +43,29 @@ pub(super) enum Scribbles {
 
 impl Direct {
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Direct> {
-        let mut dice = Dice::new(seed ^ SALT);
-        dice.chance(permille).then(|| Direct { dice, declined: VecDeque::new() })
+        let mut rng = SimRng::new(seed ^ SALT);
+        rng.chance(permille).then(|| Direct { rng, declined: VecDeque::new() })
     }
 
     /// Called when flash has been read into a buffer. If it is the guest's, the guest may write to it,
     /// before or after the checksums are computed, or unmap it.
     pub(super) fn scribble(&mut self, buffer: &mut Buffer, units: Range<usize>, done: &mut Done) {
-        let dice = &mut self.dice;
+        let rng = &mut self.rng;
         if buffer.scribbles == Scribbles::NotIts {
             return;
         }
-        let before_sums = dice.chance(150);
-        if before_sums || dice.chance(150) {
+        let before_sums = rng.chance(150);
+        if before_sums || rng.chance(150) {
             let within = if before_sums { units.clone() } else { 0..buffer.tags.len() };
-            let at = within.start + dice.below(within.len() as u64) as usize;
-            buffer.tags[at] = content::garbage(dice.roll());
+            let at = within.start + rng.below(within.len() as u64) as usize;
+            buffer.tags[at] = content::garbage(rng.roll());
             let seen = before_sums || buffer.scribbles == Scribbles::Seen;
             buffer.scribbles = if seen { Scribbles::Seen } else { Scribbles::Unseen };
         }
         if before_sums {
             done.sums = content::sums(&buffer.tags[units]);
         }
-        if dice.chance(50) {
+        if rng.chance(50) {
             done.result = Err(IoError::Failed);
         }
         if done.result.is_err() {
@@ -79,7 +79,7 @@ impl Direct {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Chooses the owner of a new request's memory. Likely hits often use the guest's, as in front ends;
     /// others sometimes.
     pub(super) fn memory_for(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> PayloadMemory {
@@ -88,7 +88,7 @@ impl World<'_> {
             return PayloadMemory::Daemon;
         }
         let is_likely = self.engine.would_read_flash(DiskId(disk as u32), offset, len);
-        match direct.dice.chance(if is_likely { 700 } else { 150 }) {
+        match direct.rng.chance(if is_likely { 700 } else { 150 }) {
             true => PayloadMemory::Guest,
             false => PayloadMemory::Daemon,
         }

@@ -5,7 +5,7 @@ use hob_engine::command::{CacheChange, Command, CommandError, Discard};
 use hob_engine::io::Op;
 use hob_engine::units::{CommandId, DiskId};
 
-use super::World;
+use super::Simulation;
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
@@ -15,7 +15,7 @@ const READ_BYTES: u64 = 64 << 10;
 /// Number of attempts to open a disk before it counts as lost.
 const OPENINGS_MAX: u32 = 4;
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Runs the end of the history.
     pub(super) fn finish(&mut self) -> Result<(), Violation> {
         self.losses = None;
@@ -106,7 +106,7 @@ impl World<'_> {
     /// Returns true if a disk is present, with its cache if it can have one.
     fn is_back(&self, disk: usize) -> bool {
         let state = &self.disks[disk];
-        state.present && !state.gated && state.coming.is_none()
+        state.present && !state.gated && state.recovering.is_none()
     }
 
     /// Drains a disk's cache completely.

@@ -8,10 +8,10 @@
 
 use hob_engine::command::{CacheChange, Command, NewRing};
 
-use super::{World, trace};
+use super::{Simulation, trace};
 use crate::Violation;
 use crate::content::{Tag, UNIT_BYTES, tag};
-use crate::dice::Dice;
+use crate::rng::SimRng;
 
 /// Separates the random numbers from all others.
 const SALT: u64 = 0x6772_6f77_7468;
@@ -22,28 +22,28 @@ const UNITS_MAX: u64 = 16 << 10;
 /// State of a history with growing disks.
 #[derive(Debug)]
 pub(super) struct Growth {
-    dice: Dice,
+    rng: SimRng,
 }
 
 impl Growth {
     /// Returns the state if this history has growth.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Growth> {
-        let mut dice = Dice::new(seed ^ SALT);
-        dice.chance(permille).then_some(Growth { dice })
+        let mut rng = SimRng::new(seed ^ SALT);
+        rng.chance(permille).then_some(Growth { rng })
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Sometimes grows a disk, or tries to shrink it, which is refused.
     pub(super) fn maybe_grow_disk(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
-        let Some(Growth { dice }) = &mut self.growth else { return Ok(()) };
-        if !dice.chance(150) {
+        let Some(Growth { rng }) = &mut self.growth else { return Ok(()) };
+        if !rng.chance(150) {
             return Ok(());
         }
-        let disk = dice.below(disks) as usize;
-        let more = dice.pick(&[0, 1, 3, 7, 8, 16, 100, 1000]);
-        let (tells, shrinks, errs) = (dice.chance(850), dice.chance(50), dice.chance(30));
+        let disk = rng.below(disks) as usize;
+        let more = rng.pick(&[0, 1, 3, 7, 8, 16, 100, 1000]);
+        let (tells, shrinks, errs) = (rng.chance(850), rng.chance(50), rng.chance(30));
         if self.disks[disk].units() + more <= UNITS_MAX {
             self.grow_backing(disk, more);
         }

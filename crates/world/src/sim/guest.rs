@@ -3,7 +3,7 @@
 use hob_engine::io::{Durability, Op, Zeroing};
 
 use crate::content::UNIT_BYTES;
-use crate::dice::Dice;
+use crate::rng::SimRng;
 
 /// One guest of one disk.
 #[derive(Debug)]
@@ -44,54 +44,54 @@ pub(super) struct Stream {
 }
 
 impl Guest {
-    pub(super) fn draw(disk: usize, units: u32, dice: &mut Dice) -> Self {
+    pub(super) fn draw(disk: usize, units: u32, rng: &mut SimRng) -> Self {
         let units = u64::from(units);
         Guest {
             disk,
             in_flight: 0,
             is_due: false,
             handed_back: 0,
-            depth: dice.pick(&[1, 4, 16, 64]),
+            depth: rng.pick(&[1, 4, 16, 64]),
             units,
-            hot: (0..dice.between(1, 6)).map(|_| dice.below(units)).collect(),
-            change: dice.pick(&[20, 20, 250, 500, 900]),
-            cold: dice.pick(&[20, 20, 200, 900]),
+            hot: (0..rng.between(1, 6)).map(|_| rng.below(units)).collect(),
+            change: rng.pick(&[20, 20, 250, 500, 900]),
+            cold: rng.pick(&[20, 20, 200, 900]),
             flush: 30,
-            align: dice.pick(&[1, 8, 8, 16]),
-            units_max: dice.pick(&[8, 16, 64, 256]),
+            align: rng.pick(&[1, 8, 8, 16]),
+            units_max: rng.pick(&[8, 16, 64, 256]),
             stream: None,
         }
     }
 
     /// Returns its next request: operation, first byte, bytes. Some are invalid.
-    pub(super) fn ask(&mut self, dice: &mut Dice) -> (Op, u64, u64) {
+    pub(super) fn ask(&mut self, rng: &mut SimRng) -> (Op, u64, u64) {
         if let Some(stream) = &mut self.stream
-            && dice.chance(700)
+            && rng.chance(700)
         {
-            if stream.at >= self.units || dice.chance(20) {
+            if stream.at >= self.units || rng.chance(20) {
                 // Sometimes it starts elsewhere.
-                stream.at = dice.below(self.units) / self.align * self.align;
+                stream.at = rng.below(self.units) / self.align * self.align;
             }
             let (at, count) = (stream.at, stream.count.min(self.units - stream.at));
             stream.at += count;
             let op = if stream.writes { Op::Write(Durability::Volatile) } else { Op::Read };
             return (op, at * UNIT_BYTES, count * UNIT_BYTES);
         }
-        let op = self.op(dice);
+        let op = self.op(rng);
         if op == Op::Flush {
             return (op, 0, 0);
         }
-        let units_max = match dice.below(400) {
+        let units_max = match rng.below(400) {
             0 => 8192,
             1..8 => 2048,
             _ => self.units_max,
         };
-        let near = dice.pick(&self.hot) + dice.below(24);
-        let start = if dice.chance(self.cold) { dice.below(self.units) } else { near };
+        let near = rng.pick(&self.hot) + rng.below(24);
+        let start = if rng.chance(self.cold) { rng.below(self.units) } else { near };
         let start = start.min(self.units - 1) / self.align * self.align;
-        let count = dice.between(1, units_max).next_multiple_of(self.align).min(self.units - start);
+        let count = rng.between(1, units_max).next_multiple_of(self.align).min(self.units - start);
         let (offset, len) = (start * UNIT_BYTES, count * UNIT_BYTES);
-        match dice.below(500) {
+        match rng.below(500) {
             0 => (op, offset, 0),
             1 => (op, self.units * UNIT_BYTES - len + UNIT_BYTES, len),
             2 => (op, u64::MAX - 511, u64::MAX - 1),
@@ -99,19 +99,19 @@ impl Guest {
         }
     }
 
-    fn op(&self, dice: &mut Dice) -> Op {
-        let durability = if dice.chance(200) { Durability::Durable } else { Durability::Volatile };
-        if dice.chance(self.flush) {
+    fn op(&self, rng: &mut SimRng) -> Op {
+        let durability = if rng.chance(200) { Durability::Durable } else { Durability::Volatile };
+        if rng.chance(self.flush) {
             return Op::Flush;
         }
-        if !dice.chance(self.change) {
-            return if dice.chance(50) { Op::Prefetch } else { Op::Read };
+        if !rng.chance(self.change) {
+            return if rng.chance(50) { Op::Prefetch } else { Op::Read };
         }
         let zeroing =
             [Zeroing::MayUnmap, Zeroing::KeepAllocated, Zeroing::FastMayUnmap, Zeroing::FastKeepAllocated];
-        match dice.below(20) {
+        match rng.below(20) {
             0 => Op::Discard(durability),
-            1 => Op::WriteZeroes(durability, dice.pick(&zeroing)),
+            1 => Op::WriteZeroes(durability, rng.pick(&zeroing)),
             _ => Op::Write(durability),
         }
     }

@@ -27,10 +27,10 @@ use hob_engine::units::{CommandId, DeviceId, DiskId, IoId};
 
 use super::owner::Owner;
 use super::scenario::{DevicePlan, DiskPlan, End, Lives, Scenario};
-use super::{Options, World, trace};
+use super::{Options, Simulation, trace};
 use crate::content::UNIT_BYTES;
-use crate::dice::Dice;
-use crate::media::{Ailment, BackingFaults, FlashFaults};
+use crate::media::{BackingFaults, DeviceFailure, FlashFaults};
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 const KIB: u64 = 1024;
@@ -195,7 +195,7 @@ impl Injection {
 /// A promise was broken.
 pub fn inject(case: &Case, nth: u32, options: &Options) -> Result<Injected, Violation> {
     let options = Options { requests: 1000, lives: true, ..options.clone() };
-    let mut world = World::of(scenario(case), Dice::new(case.seed), &options);
+    let mut world = Simulation::of(scenario(case), SimRng::new(case.seed), &options);
     world.injection = Some(Injection {
         failure: case.failure,
         armed: false,
@@ -227,7 +227,7 @@ pub(super) fn scenario(case: &Case) -> Scenario {
             .map(|_| DevicePlan {
                 segments: 24,
                 faults: FlashFaults::default(),
-                ailment: None,
+                failure: None,
                 refuses: false,
             })
             .collect(),
@@ -267,7 +267,7 @@ fn config(case: &Case) -> CacheConfig {
     config
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Counts a submitted change of flash, which may be the one to fail.
     pub(super) fn count_change(&mut self, device: usize, io: IoId, op: IoOp) {
         let counts = |injection: &&mut Injection| injection.armed && !injection.failure.is_of_backing();
@@ -315,7 +315,7 @@ impl World<'_> {
     }
 
     fn refuse_changes(&mut self, device: usize) {
-        self.flash[device].suffer(Ailment::ReadOnly, &mut self.dice);
+        self.flash[device].suffer(DeviceFailure::ReadOnly, &mut self.rng);
         self.scenario.devices[device].refuses = true;
         // A daemon knows that the device failed, and allocates nothing on it.
         self.fenced.insert(DeviceId(device as u16));
@@ -424,7 +424,7 @@ impl World<'_> {
             self.drain()?;
             self.run_until(|world| world.has_struck() || world.requests.is_empty())?;
             if self.has_struck() {
-                self.engine.lose(self.now, DiskId(0));
+                self.engine.revoke(self.now, DiskId(0));
             }
         }
         let Some(command) = self.command_of(case) else {

@@ -8,7 +8,7 @@ use hob_engine::command::{CacheChange, Command};
 use hob_engine::units::{BufferId, IoId};
 
 use super::scenario::End;
-use super::{Event, World, trace};
+use super::{Event, Simulation, trace};
 use crate::Violation;
 use crate::content::{self, Tag, UNIT_BYTES};
 use crate::ensure;
@@ -26,7 +26,7 @@ pub(super) struct Lent {
     pub(super) ios: Vec<(IoId, std::ops::Range<usize>, bool)>,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Provides the engine with buffers, as many as this history's daemon has.
     pub(super) fn lend_buffers(&mut self) {
         let Some(lives) = &self.scenario.lives else { return };
@@ -63,7 +63,7 @@ impl World<'_> {
         for disk in 0..self.disks.len() {
             let state = &self.disks[disk];
             if state.present && state.owner.is_some() {
-                let remove = self.dice.chance(300);
+                let remove = self.rng.chance(300);
                 let close = Command::Cache(CacheChange::Close);
                 self.command(disk, if remove { Command::RemoveDisk } else { close });
             }
@@ -85,7 +85,7 @@ impl World<'_> {
         self.lend_buffers();
         self.begin_with_qos();
         for disk in 0..self.disks.len() {
-            if self.dice.chance(950) {
+            if self.rng.chance(950) {
                 self.open_disk(disk)?;
             }
         }
@@ -101,7 +101,7 @@ impl World<'_> {
         self.count_crash(end);
         self.end_outages();
         for flash in &mut self.flash {
-            flash.crash(kind, &mut self.dice);
+            flash.crash(kind, &mut self.rng);
         }
         for disk in 0..self.disks.len() {
             self.crash_disk(disk, end, kind)?;
@@ -128,7 +128,7 @@ impl World<'_> {
         }
         self.fenced.clear();
         self.stopping = false;
-        self.queue.retain(|event| matches!(event, Event::Ailment(_)));
+        self.queue.retain(|event| matches!(event, Event::DeviceFailure(_)));
         for guest in &mut self.scenario.guests {
             (guest.in_flight, guest.is_due, guest.handed_back) = (0, false, 0);
         }
@@ -162,7 +162,7 @@ impl World<'_> {
     fn crash_disk(&mut self, index: usize, end: End, kind: Crash) -> Result<(), Violation> {
         self.bitmaps_are_lost(index);
         let disk = &mut self.disks[index];
-        disk.backing.crash(kind, &mut self.dice);
+        disk.backing.crash(kind, &mut self.rng);
         let lags = disk.model.lags();
         if kind == Crash::PowerCut && !lags {
             disk.model.check_power_cut(disk.backing.now())?;
@@ -175,7 +175,7 @@ impl World<'_> {
         };
         disk.model.crash(loss);
         (disk.present, disk.leaving, disk.gated) = (false, false, false);
-        disk.coming = None;
+        disk.recovering = None;
         disk.config = None;
         disk.writes_through_since = None;
         disk.fetches.clear();

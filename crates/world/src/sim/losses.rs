@@ -5,10 +5,10 @@
 
 use hob_engine::units::{DiskId, Instant};
 
-use super::{Event, Options, Sabotage, Side, World, trace};
+use super::{Event, Options, Sabotage, Side, Simulation, trace};
 use crate::Violation;
-use crate::dice::Dice;
 use crate::media::Done;
+use crate::rng::SimRng;
 
 /// Separates these random numbers from all others.
 const SALT: u64 = 0x6c6f_7373;
@@ -18,7 +18,7 @@ pub(super) const FLUSH_ERROR: u32 = 60;
 
 /// State of a history with losses; see the module documentation.
 pub(super) struct Losses {
-    dice: Dice,
+    rng: SimRng,
     /// Mean time between two restarts, nanoseconds.
     mean_ns: u64,
 }
@@ -26,21 +26,21 @@ pub(super) struct Losses {
 impl Losses {
     /// Returns the state if the history of this seed has losses.
     pub(super) fn draw(seed: u64, options: &Options, backing_ns: u64) -> Option<Losses> {
-        let mut dice = Dice::new(seed ^ SALT);
+        let mut rng = SimRng::new(seed ^ SALT);
         let may = options.faults && !options.sound_backings || options.restart_permille == 1000;
-        let is_one = dice.chance(options.restart_permille);
-        let mean_ns = backing_ns * dice.pick(&[4, 20, 100]);
-        (may && is_one).then_some(Losses { dice, mean_ns })
+        let is_one = rng.chance(options.restart_permille);
+        let mean_ns = backing_ns * rng.pick(&[4, 20, 100]);
+        (may && is_one).then_some(Losses { rng, mean_ns })
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Schedules a restart of a backing.
     pub(super) fn schedule_restart(&mut self) {
         let (now, disks) = (self.now, self.disks.len() as u64);
-        let Some(Losses { dice, mean_ns }) = self.losses.as_mut().filter(|_| self.left > 0) else { return };
-        let at = Instant(now.0 + dice.between(1, 2 * *mean_ns));
-        let disk = dice.below(disks) as usize;
+        let Some(Losses { rng, mean_ns }) = self.losses.as_mut().filter(|_| self.left > 0) else { return };
+        let at = Instant(now.0 + rng.between(1, 2 * *mean_ns));
+        let disk = rng.below(disks) as usize;
         self.queue.push(at, Event::Restart(disk));
     }
 
@@ -69,7 +69,7 @@ impl World<'_> {
         }
         trace!(self, "the backing of {disk} restarts");
         self.report.restarts += 1;
-        self.disks[disk].backing.lose(&mut self.dice);
+        self.disks[disk].backing.lose(&mut self.rng);
         self.disks[disk].model.lose();
         if self.options.sabotage != Some(Sabotage::UntoldRestart) {
             self.engine.handle_loss(self.now, DiskId(disk as u32));

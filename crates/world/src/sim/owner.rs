@@ -8,7 +8,7 @@ use hob_engine::command::{CacheConfig, Copies, DataSegment, NewRing, Segment};
 use hob_engine::journal;
 use hob_engine::units::DeviceId;
 
-use super::World;
+use super::Simulation;
 
 /// One persistent cache, in use or not.
 #[derive(Debug)]
@@ -107,10 +107,10 @@ impl Owner {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Allocates data segments to an owner, with ordinals that it does not use.
     pub(super) fn own(&mut self, disk: usize, segments: Vec<Segment>) -> Vec<DataSegment> {
-        let reuse = self.dice.chance(500);
+        let reuse = self.rng.chance(500);
         let owner = self.disks[disk].owner.as_mut().expect("persistent");
         let mut own = vec![];
         for place in segments {
@@ -142,16 +142,16 @@ impl World<'_> {
         let workable = block_bytes.is_power_of_two() && (4096..=1 << 20).contains(&block_bytes) && frames > 0;
         let pages = if workable { journal::ring_pages_min(frames, block_bytes, segment_bytes) } else { 1 };
         let in_segment = segment_bytes / journal::PAGE_BYTES as u64;
-        let count = (pages.div_ceil(in_segment) + self.dice.below(2)) as usize;
-        let two = config.copies != Copies::One || self.flash.len() > 1 && self.dice.chance(100);
+        let count = (pages.div_ceil(in_segment) + self.rng.below(2)) as usize;
+        let two = config.copies != Copies::One || self.flash.len() > 1 && self.rng.chance(100);
         let mut devices: Vec<usize> = (0..self.flash.len()).collect();
         let mut copies = vec![];
-        let careless = self.dice.chance(20);
+        let careless = self.rng.chance(20);
         while copies.len() < 1 + usize::from(two) {
             if devices.is_empty() {
                 return None;
             }
-            let device = DeviceId(devices.swap_remove(self.dice.below(devices.len() as u64) as usize) as u16);
+            let device = DeviceId(devices.swap_remove(self.rng.below(devices.len() as u64) as usize) as u16);
             if self.fenced.contains(&device) && !careless {
                 continue;
             }
@@ -159,7 +159,7 @@ impl World<'_> {
             if on.len() < count {
                 continue;
             }
-            let draw = (0..count).map(|_| on.swap_remove(self.dice.below(on.len() as u64) as usize));
+            let draw = (0..count).map(|_| on.swap_remove(self.rng.below(on.len() as u64) as usize));
             copies.push(draw.collect::<Vec<_>>());
         }
         copies.iter().flatten().for_each(|segment| assert!(self.free.remove(segment)));

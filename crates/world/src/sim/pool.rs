@@ -8,7 +8,7 @@ use hob_engine::command::{
 use hob_engine::units::DeviceId;
 
 use super::owner::Owner;
-use super::{World, trace};
+use super::{Simulation, trace};
 use crate::content::UNIT_BYTES;
 use crate::{Violation, ensure};
 
@@ -19,7 +19,7 @@ pub(super) const SEGMENTS_START: u64 = 8192;
 #[derive(Debug)]
 pub(super) struct Asked {
     pub(super) disk: usize,
-    /// When it was given, by `World::clock`.
+    /// When it was given, by `Simulation::clock`.
     pub(super) given: u64,
     pub(super) command: Command,
 }
@@ -72,7 +72,7 @@ impl Asked {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Handles an event of the engine.
     pub(super) fn event(&mut self, event: Event) -> Result<(), Violation> {
         trace!(self, "{event:?}");
@@ -301,7 +301,7 @@ impl World<'_> {
         }
         let pending = self.brings_ring(index);
         let disk = &mut self.disks[index];
-        let is_none = disk.config.is_none() && disk.coming.is_none();
+        let is_none = disk.config.is_none() && disk.recovering.is_none();
         let never_was = |owner: &&mut Owner| !owner.exists && is_none && !pending;
         if let Some(owner) = disk.owner.as_mut().filter(never_was) {
             owner.gone = true;
@@ -369,7 +369,9 @@ impl World<'_> {
             (CommandError::Shrinks, Command::Cache(CacheChange::GrowDisk(size_bytes, _))) => {
                 *size_bytes < disk.size * UNIT_BYTES
             }
-            (CommandError::Recovering, Command::Cache(CacheChange::GrowDisk(..))) => disk.coming.is_some(),
+            (CommandError::Recovering, Command::Cache(CacheChange::GrowDisk(..))) => {
+                disk.recovering.is_some()
+            }
             (CommandError::Stopped, Command::Cache(CacheChange::Drain | CacheChange::Vacate(_))) => true,
             (CommandError::Lost, Command::Cache(CacheChange::Drain | CacheChange::Vacate(_))) => {
                 self.may_lose(asked.disk)

@@ -3,12 +3,12 @@
 //! request may be lost or blocked.
 
 use hob_engine::command::Command;
-use hob_engine::qos::{Control, DiskQos, Due, Late, Report, Resource, agree};
+use hob_engine::qos::{Control, DiskQos, Entitlement, Late, Report, Resource, agree};
 use hob_engine::units::{DatastoreId, DeviceId};
 
-use super::World;
+use super::Simulation;
 use crate::Violation;
-use crate::dice::Dice;
+use crate::rng::SimRng;
 
 /// Separates the random numbers from all others.
 const SALT: u64 = 0x716f_7321;
@@ -16,7 +16,7 @@ const SALT: u64 = 0x716f_7321;
 /// State of a history with QoS.
 #[derive(Debug)]
 pub(super) struct Qos {
-    dice: Dice,
+    rng: SimRng,
     /// Rate per share of the last agreement with other hosts.
     level: Option<f64>,
 }
@@ -24,34 +24,34 @@ pub(super) struct Qos {
 impl Qos {
     /// Returns the state if this history has QoS.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Qos> {
-        let mut dice = Dice::new(seed ^ SALT);
-        dice.chance(permille).then_some(Qos { dice, level: None })
+        let mut rng = SimRng::new(seed ^ SALT);
+        rng.chance(permille).then_some(Qos { rng, level: None })
     }
 
-    fn due(&mut self) -> Due {
-        let dice = &mut self.dice;
-        let limit = dice.chance(300).then(|| dice.pick(&[20, 100, 1000, 100_000]));
-        let bytes_limit = dice.chance(200).then(|| dice.pick(&[1 << 20, 100 << 20]));
-        let reservation = if dice.chance(300) { dice.pick(&[1, 50, 1000]) } else { 0 };
-        Due { shares: dice.pick(&[1, 500, 1000, 2000, 1_000_000]), reservation, limit, bytes_limit }
+    fn due(&mut self) -> Entitlement {
+        let rng = &mut self.rng;
+        let limit = rng.chance(300).then(|| rng.pick(&[20, 100, 1000, 100_000]));
+        let bytes_limit = rng.chance(200).then(|| rng.pick(&[1 << 20, 100 << 20]));
+        let reservation = if rng.chance(300) { rng.pick(&[1, 50, 1000]) } else { 0 };
+        Entitlement { shares: rng.pick(&[1, 500, 1000, 2000, 1_000_000]), reservation, limit, bytes_limit }
     }
 
     fn control(&mut self) -> Control {
-        let dice = &mut self.dice;
-        match dice.below(4) {
+        let rng = &mut self.rng;
+        match rng.below(4) {
             0 => Control::Off,
-            1 | 2 => Control::Depth(dice.pick(&[1, 2, 4, 32])),
+            1 | 2 => Control::Depth(rng.pick(&[1, 2, 4, 32])),
             _ => {
-                let threshold_ns = dice.pick(&[100_000, 1_000_000, 30_000_000]);
+                let threshold_ns = rng.pick(&[100_000, 1_000_000, 30_000_000]);
                 let late =
-                    if dice.chance(500) { Late::Above(threshold_ns) } else { Late::PastKnee(threshold_ns) };
-                Control::Latency { late, weight_milli: dice.pick(&[1, 1000, 4000]) }
+                    if rng.chance(500) { Late::Above(threshold_ns) } else { Late::PastKnee(threshold_ns) };
+                Control::Latency { late, weight_milli: rng.pick(&[1, 1000, 4000]) }
             }
         }
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Sets a window for every shared resource.
     pub(super) fn begin_with_qos(&mut self) {
         for device in 0..self.scenario.devices.len() {
@@ -64,14 +64,14 @@ impl World<'_> {
     pub(super) fn maybe_change_qos(&mut self) -> Result<(), Violation> {
         let (disks, devices) = (self.disks.len() as u64, self.scenario.devices.len() as u64);
         let Some(qos) = &mut self.qos else { return Ok(()) };
-        match qos.dice.below(10) {
+        match qos.rng.below(10) {
             0 => self.set_control(Resource::Datastore(DatastoreId(0))),
             1 => {
-                let device = qos.dice.below(devices) as u16;
+                let device = qos.rng.below(devices) as u16;
                 self.set_control(Resource::Flash(DeviceId(device)));
             }
             2 | 3 => {
-                let disk = qos.dice.below(disks) as usize;
+                let disk = qos.rng.below(disks) as usize;
                 let given = DiskQos { backing: qos.due(), flash: qos.due() };
                 self.command(disk, Command::Qos(given));
             }
@@ -84,14 +84,14 @@ impl World<'_> {
     /// Handles another host's report on the datastore, valid or not.
     fn meet_a_fellow(&mut self) {
         let Some(qos) = &mut self.qos else { return };
-        let dice = &mut qos.dice;
-        let figure = |dice: &mut Dice| dice.pick(&[0.0, 0.5, 10.0, 1e3, 1e9, f64::INFINITY, f64::NAN]);
+        let rng = &mut qos.rng;
+        let figure = |rng: &mut SimRng| rng.pick(&[0.0, 0.5, 10.0, 1e3, 1e9, f64::INFINITY, f64::NAN]);
         let fellow = Report {
-            wanted_shares: figure(dice),
-            rate: figure(dice),
-            in_flight: figure(dice),
-            latency_ns: figure(dice),
-            waits: dice.chance(500),
+            wanted_shares: figure(rng),
+            rate: figure(rng),
+            in_flight: figure(rng),
+            latency_ns: figure(rng),
+            waits: rng.chance(500),
         };
         let store = Resource::Datastore(DatastoreId(0));
         let Some(own) = self.engine.report_on(self.now, store, qos.level) else { return };

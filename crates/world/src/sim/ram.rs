@@ -7,9 +7,9 @@ use hob_engine::io::{BufferCopy, CopyEnd, Io, Op, Target};
 use hob_engine::units::SECTOR_BYTES;
 
 use super::guest::Stream;
-use super::{Sabotage, World, trace};
+use super::{Sabotage, Simulation, trace};
 use crate::content::{self, Tag, UNIT_BYTES};
-use crate::dice::Dice;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// Separates the random numbers from all others.
@@ -18,45 +18,45 @@ const SALT: u64 = 0x6d65_6d6f_7279;
 /// State of a history with memory tiers.
 #[derive(Debug)]
 pub(super) struct Ram {
-    dice: Dice,
+    rng: SimRng,
 }
 
 impl Ram {
     /// Returns the state if this history has memory tiers.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Ram> {
-        let mut dice = Dice::new(seed ^ SALT);
-        dice.chance(permille).then_some(Ram { dice })
+        let mut rng = SimRng::new(seed ^ SALT);
+        rng.chance(permille).then_some(Ram { rng })
     }
 
     /// Returns a configuration: mostly a small one, so that it evicts; sometimes none, or an invalid one.
     fn config(&mut self) -> Option<MemoryConfig> {
-        let dice = &mut self.dice;
-        if dice.chance(150) {
+        let rng = &mut self.rng;
+        if rng.chance(150) {
             return None;
         }
-        let page_bytes = match dice.below(40) {
-            0 => dice.pick(&[0, 512, 12_288, 128 << 10]),
-            _ => dice.pick(&[4096, 4096, 8192, 16 << 10, 64 << 10]),
+        let page_bytes = match rng.below(40) {
+            0 => rng.pick(&[0, 512, 12_288, 128 << 10]),
+            _ => rng.pick(&[4096, 4096, 8192, 16 << 10, 64 << 10]),
         };
-        let pages = if dice.chance(30) { dice.below(4) } else { 4 << dice.below(6) };
+        let pages = if rng.chance(30) { rng.below(4) } else { 4 << rng.below(6) };
         Some(MemoryConfig {
-            bytes: pages * u64::from(page_bytes.max(4096)) + dice.pick(&[0, 0, 512]),
+            bytes: pages * u64::from(page_bytes.max(4096)) + rng.pick(&[0, 0, 512]),
             page_bytes,
         })
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Makes some guests read or write sequentially, and provides buffers for read-ahead.
     pub(super) fn prepare_memory(&mut self) {
-        let Some(Ram { dice }) = &mut self.ram else { return };
+        let Some(Ram { rng }) = &mut self.ram else { return };
         for guest in &mut self.scenario.guests {
-            if dice.chance(500) {
-                let count = dice.pick(&[1, 8, 8, 16, 32, 100]);
-                guest.stream = Some(Stream { writes: dice.chance(400), at: 0, count });
+            if rng.chance(500) {
+                let count = rng.pick(&[1, 8, 8, 16, 32, 100]);
+                guest.stream = Some(Stream { writes: rng.chance(400), at: 0, count });
             }
         }
-        let buffers = if self.scenario.lives.is_none() { dice.below(5) } else { 0 };
+        let buffers = if self.scenario.lives.is_none() { rng.below(5) } else { 0 };
         (0..buffers).for_each(|_| self.lend(1 << 20));
     }
 
@@ -80,11 +80,11 @@ impl World<'_> {
     /// Sometimes changes a disk's memory tier.
     pub(super) fn maybe_change_memory(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
-        let Some(Ram { dice }) = &mut self.ram else { return Ok(()) };
-        if !dice.chance(300) {
+        let Some(Ram { rng }) = &mut self.ram else { return Ok(()) };
+        if !rng.chance(300) {
             return Ok(());
         }
-        let disk = dice.below(disks) as usize;
+        let disk = rng.below(disks) as usize;
         self.change_memory(disk)
     }
 

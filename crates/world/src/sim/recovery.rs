@@ -11,7 +11,7 @@ use hob_engine::units::{DiskId, SECTOR_BYTES};
 
 use super::owner::Owner;
 use super::pool::Asked;
-use super::{Sabotage, World, trace};
+use super::{Sabotage, Simulation, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO, tag};
 use crate::media::Flash;
 use crate::{Violation, ensure};
@@ -35,14 +35,14 @@ struct Found {
     doubtful: bool,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Recovers the persistent cache of a disk, or finds that there is none.
     pub(super) fn recover(&mut self, index: usize, attempt: u32) -> Result<(), Violation> {
         let found = self.read_rings(index)?;
         let lags = self.disks[index].model.lags();
         let Some(Found { mut recovered, segments, number, doubtful }) = found else {
             let existed = self.disks[index].owner.as_ref().is_some_and(|owner| owner.exists);
-            let was_early = self.disks[index].coming.is_some();
+            let was_early = self.disks[index].recovering.is_some();
             self.expect_no_more(index);
             self.disown(index);
             self.disks[index].model.set_lags(false);
@@ -83,7 +83,7 @@ impl World<'_> {
             self.report.outdated += 1;
         }
         let summary = recovered.summary;
-        let is_early = self.disks[index].coming.is_some();
+        let is_early = self.disks[index].recovering.is_some();
         if attempt == 0 && !is_early {
             self.change_behind(index, &recovered);
             if !doubtful && self.disks[index].changed_behind.is_none() {
@@ -165,7 +165,7 @@ impl World<'_> {
         // A ring with another configuration may have been complete before its command ended.
         owner.config.block_bytes = recovered.summary.block_bytes;
         let mut config = owner.config;
-        if self.dice.chance(200) {
+        if self.rng.chance(200) {
             let other = self.draw_config();
             (config.mode, config.destage, config.copies) = (other.mode, other.destage, other.copies);
         }
@@ -192,7 +192,7 @@ impl World<'_> {
         }
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
         let may_fail = self.any_bad() || self.options.faults && !self.options.hasty;
-        self.disks[index].gated = self.disks[index].coming.is_none() && (careful || may_fail);
+        self.disks[index].gated = self.disks[index].recovering.is_none() && (careful || may_fail);
         let recovered = Some(*recovered);
         let enable = Enable { config, segments, journal: Some(ring), recovered };
         self.command(index, Command::Cache(CacheChange::Enable(Box::new(enable))));
@@ -207,7 +207,7 @@ impl World<'_> {
         let gone = owner.drop_rings(|other| other == number);
         self.free.extend(gone);
         self.disks[index].attempts += 1;
-        if self.disks[index].coming.is_none() && !self.disks[index].gated {
+        if self.disks[index].recovering.is_none() && !self.disks[index].gated {
             // A daemon would not have admitted guests yet: without its dirty data the disk differs from
             // what they know.
             self.disks[index].model.forget_all();
@@ -226,7 +226,7 @@ impl World<'_> {
     /// Admits guests to the disk.
     pub(super) fn open_gate(&mut self, index: usize) {
         self.disks[index].attempts = 0;
-        self.disks[index].coming = None;
+        self.disks[index].recovering = None;
         self.disks[index].gated = false;
         for guest in 0..self.scenario.guests.len() {
             if self.scenario.guests[guest].disk == index {
@@ -346,7 +346,7 @@ impl World<'_> {
             }
         }
         for last in (1..shown.len()).rev() {
-            shown.swap(last, self.dice.below(last as u64 + 1) as usize);
+            shown.swap(last, self.rng.below(last as u64 + 1) as usize);
         }
         shown
     }
@@ -425,7 +425,7 @@ impl World<'_> {
             segment.seconds_only = self.takes_seconds_only(segment.place.device);
         }
         for last in (1..there.len()).rev() {
-            there.swap(last, self.dice.below(last as u64 + 1) as usize);
+            there.swap(last, self.rng.below(last as u64 + 1) as usize);
         }
         (there, missing)
     }
@@ -465,10 +465,10 @@ impl World<'_> {
     /// it, which a sample of clean sectors shows.
     fn change_behind(&mut self, index: usize, recovered: &Recovered) {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
-        if !self.dice.chance(behind) {
+        if !self.rng.chance(behind) {
             return;
         }
-        if self.dice.chance(500) && !recovered.samples(1).is_empty() {
+        if self.rng.chance(500) && !recovered.samples(1).is_empty() {
             self.write_while_down(index, 0, self.disks[index].units() as u32);
         } else {
             return self.write_some_behind(index);
@@ -488,7 +488,7 @@ impl World<'_> {
     /// The same for a disk without a cache: it need not be noticed.
     pub(super) fn change_behind_bare(&mut self, index: usize) -> Result<(), Violation> {
         let behind = self.scenario.lives.as_ref().map_or(0, |lives| lives.behind);
-        if self.dice.chance(behind) {
+        if self.rng.chance(behind) {
             self.disks[index].generation += 1;
             self.write_some_while_down(index);
         }
@@ -497,8 +497,8 @@ impl World<'_> {
 
     fn write_some_while_down(&mut self, index: usize) {
         let units = self.disks[index].units();
-        let first = self.dice.below(units);
-        let count = self.dice.between(1, (units - first).min(64));
+        let first = self.rng.below(units);
+        let count = self.rng.between(1, (units - first).min(64));
         self.write_while_down(index, first as u32, count as u32);
     }
 

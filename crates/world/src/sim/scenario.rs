@@ -7,8 +7,8 @@ use hob_engine::units::Instant;
 
 use super::Options;
 use super::guest::Guest;
-use crate::dice::Dice;
-use crate::media::{Ailment, BackingFaults, FlashFaults};
+use crate::media::{BackingFaults, DeviceFailure, FlashFaults};
+use crate::rng::SimRng;
 
 const MS: u64 = 1_000_000;
 
@@ -17,7 +17,7 @@ const MS: u64 = 1_000_000;
 pub(super) struct DevicePlan {
     pub(super) segments: u64,
     pub(super) faults: FlashFaults,
-    pub(super) ailment: Option<(Instant, Ailment)>,
+    pub(super) failure: Option<(Instant, DeviceFailure)>,
     /// It refuses writes; its data can be read.
     pub(super) refuses: bool,
 }
@@ -26,7 +26,7 @@ impl DevicePlan {
     /// Returns true if data on it may get lost.
     pub(super) fn is_bad(&self) -> bool {
         let FlashFaults { read_error, write_error, corruption, lost_write, .. } = self.faults;
-        self.ailment.is_some() || read_error + write_error + corruption + lost_write > 0
+        self.failure.is_some() || read_error + write_error + corruption + lost_write > 0
     }
 }
 
@@ -87,52 +87,56 @@ pub(super) struct Scenario {
 }
 
 impl Scenario {
-    pub(super) fn draw(options: &Options, dice: &mut Dice) -> Self {
-        let flash_ns = dice.pick(&[2_000, 80_000, 80_000, 5 * MS]);
-        let backing_ns = dice.pick(&[20_000, MS, MS, 8 * MS]);
+    pub(super) fn draw(options: &Options, rng: &mut SimRng) -> Self {
+        let flash_ns = rng.pick(&[2_000, 80_000, 80_000, 5 * MS]);
+        let backing_ns = rng.pick(&[20_000, MS, MS, 8 * MS]);
         let span = u64::from(options.requests) * backing_ns / 4;
-        let segment_bytes = dice.pick(&[16 << 10, 64 << 10, 256 << 10, 1 << 20]);
-        let devices: Vec<DevicePlan> = (0..dice.between(1, 3))
+        let segment_bytes = rng.pick(&[16 << 10, 64 << 10, 256 << 10, 1 << 20]);
+        let devices: Vec<DevicePlan> = (0..rng.between(1, 3))
             .map(|_| {
-                let segments = dice.between(2, 8);
-                let end = dice.below(segments * segment_bytes / 512) as usize;
-                let ailments =
-                    [Ailment::Dead, Ailment::ReadOnly, Ailment::Scrambled, Ailment::Truncated(end)];
-                let ails = options.faults && dice.chance(150);
-                let ailment = ails.then(|| (Instant(dice.below(span)), dice.pick(&ailments)));
-                let faults = if options.faults { flash_faults(dice) } else { FlashFaults::default() };
-                DevicePlan { segments, faults, ailment, refuses: false }
+                let segments = rng.between(2, 8);
+                let end = rng.below(segments * segment_bytes / 512) as usize;
+                let failures = [
+                    DeviceFailure::Dead,
+                    DeviceFailure::ReadOnly,
+                    DeviceFailure::Scrambled,
+                    DeviceFailure::Truncated(end),
+                ];
+                let ails = options.faults && rng.chance(150);
+                let failure = ails.then(|| (Instant(rng.below(span)), rng.pick(&failures)));
+                let faults = if options.faults { flash_faults(rng) } else { FlashFaults::default() };
+                DevicePlan { segments, faults, failure, refuses: false }
             })
             .collect();
-        let disks: Vec<DiskPlan> = (0..dice.between(1, 3))
+        let disks: Vec<DiskPlan> = (0..rng.between(1, 3))
             .map(|_| {
-                let units = dice.pick(&[128, 512, 2048, 8192]);
+                let units = rng.pick(&[128, 512, 2048, 8192]);
                 DiskPlan {
-                    units: (units + dice.pick(&[0, 0, 1, 7, 12])) as u32,
-                    access: if dice.chance(30) { Access::ReadOnly } else { Access::ReadWrite },
+                    units: (units + rng.pick(&[0, 0, 1, 7, 12])) as u32,
+                    access: if rng.chance(30) { Access::ReadOnly } else { Access::ReadWrite },
                     faults: if options.faults && !options.sound_backings {
-                        backing_faults(dice)
+                        backing_faults(rng)
                     } else {
                         BackingFaults::default()
                     },
                 }
             })
             .collect();
-        let guests = (0..disks.len() + dice.below(4) as usize)
+        let guests = (0..disks.len() + rng.below(4) as usize)
             .map(|i| {
-                let disk = if i < disks.len() { i } else { dice.below(disks.len() as u64) as usize };
-                Guest::draw(disk, disks[disk].units, dice)
+                let disk = if i < disks.len() { i } else { rng.below(disks.len() as u64) as usize };
+                Guest::draw(disk, disks[disk].units, rng)
             })
             .collect();
         let mut scenario = Scenario {
             lives: None,
             limits: Limits {
-                requests_max: dice.pick(&[3, 16, 256, 256]),
-                fill_bytes_max: dice.pick(&[0, 64 << 10, 1 << 20, 32 << 20, 32 << 20]),
-                flash_errors_max: dice.pick(&[1, 4, 16, 1000]),
-                flash_errors_forgive_ms: dice.pick(&[1, 60_000]),
-                flash_stall_ms_max: dice.pick(&[1, 50, 1000]),
-                scrub_frames_per_s: dice.pick(&[0, 8, 64]),
+                requests_max: rng.pick(&[3, 16, 256, 256]),
+                fill_bytes_max: rng.pick(&[0, 64 << 10, 1 << 20, 32 << 20, 32 << 20]),
+                flash_errors_max: rng.pick(&[1, 4, 16, 1000]),
+                flash_errors_forgive_ms: rng.pick(&[1, 60_000]),
+                flash_stall_ms_max: rng.pick(&[1, 50, 1000]),
+                scrub_frames_per_s: rng.pick(&[0, 8, 64]),
                 ..Limits::default()
             },
             segment_bytes,
@@ -141,79 +145,78 @@ impl Scenario {
             guests,
             flash_ns,
             backing_ns,
-            command_ns: (options.commands && dice.chance(800)).then(|| 1 + span / dice.pick(&[1, 4, 12])),
-            power_cut: (options.power_cuts && dice.chance(300)).then(|| Instant(dice.below(span))),
+            command_ns: (options.commands && rng.chance(800)).then(|| 1 + span / rng.pick(&[1, 4, 12])),
+            power_cut: (options.power_cuts && rng.chance(300)).then(|| Instant(rng.below(span))),
         };
         if options.lives {
-            scenario.add_lives(options, span, dice);
+            scenario.add_lives(options, span, rng);
         }
         scenario
     }
 
     /// Makes it a history of several lives: smaller, so that requests overlap more, and with room for
     /// journals.
-    fn add_lives(&mut self, options: &Options, span: u64, dice: &mut Dice) {
-        self.segment_bytes = dice.pick(&[16 << 10, 64 << 10, 64 << 10, 256 << 10]);
+    fn add_lives(&mut self, options: &Options, span: u64, rng: &mut SimRng) {
+        self.segment_bytes = rng.pick(&[16 << 10, 64 << 10, 64 << 10, 256 << 10]);
         self.power_cut = None;
         let ring_reserve = if self.segment_bytes < 64 << 10 { 24 } else { 10 } * self.disks.len();
         let spared =
-            (options.faults && dice.chance(500)).then(|| dice.below(self.devices.len() as u64) as usize);
+            (options.faults && rng.chance(500)).then(|| rng.below(self.devices.len() as u64) as usize);
         for (i, device) in self.devices.iter_mut().enumerate() {
-            device.segments += ring_reserve as u64 + dice.below(8);
+            device.segments += ring_reserve as u64 + rng.below(8);
             if options.faults && spared != Some(i) {
                 device.faults = FlashFaults::default();
-                device.ailment = None;
+                device.failure = None;
             }
-            if let Some((_, Ailment::Truncated(end))) = &mut device.ailment {
-                *end = dice.below(device.segments * self.segment_bytes / 512) as usize;
+            if let Some((_, DeviceFailure::Truncated(end))) = &mut device.failure {
+                *end = rng.below(device.segments * self.segment_bytes / 512) as usize;
             }
         }
         for disk in &mut self.disks {
             disk.units = disk.units.min(2048 + disk.units % 128);
         }
-        self.guests = (0..self.disks.len() + dice.below(3) as usize)
+        self.guests = (0..self.disks.len() + rng.below(3) as usize)
             .map(|i| {
-                let disk =
-                    if i < self.disks.len() { i } else { dice.below(self.disks.len() as u64) as usize };
-                let mut guest = Guest::draw(disk, self.disks[disk].units, dice);
-                guest.flush = dice.pick(&[0, 30, 150]);
+                let disk = if i < self.disks.len() { i } else { rng.below(self.disks.len() as u64) as usize };
+                let mut guest = Guest::draw(disk, self.disks[disk].units, rng);
+                guest.flush = rng.pick(&[0, 30, 150]);
                 guest
             })
             .collect();
-        let lives = dice.between(2, 5);
+        let lives = rng.between(2, 5);
         let span = span / lives;
         let ends = (1..lives).map(|_| {
-            let life = match dice.below(8) {
-                0 | 1 => dice.below(1 + 40 * self.flash_ns),
-                2..6 => dice.below(span),
-                6 => dice.below(4 * span),
+            let life = match rng.below(8) {
+                0 | 1 => rng.below(1 + 40 * self.flash_ns),
+                2..6 => rng.below(span),
+                6 => rng.below(4 * span),
                 // Long enough for events after a second or so.
-                _ => dice.below(span + 3000 * MS),
+                _ => rng.below(span + 3000 * MS),
             };
-            (life, dice.pick(&[End::PowerCut, End::PowerCut, End::PowerCut, End::Kill, End::Stop]))
+            (life, rng.pick(&[End::PowerCut, End::PowerCut, End::PowerCut, End::Kill, End::Stop]))
         });
         let ends = ends.collect();
         let requests = options.requests / lives as u32;
-        let lent = match dice.below(8) {
+        let lent = match rng.below(8) {
             0 | 1 => vec![1 << 20],
             2 => vec![256 << 10; 2],
             _ => vec![1 << 20; 4],
         };
-        let behind = dice.pick(&[0, 0, 0, 200]);
+        let behind = rng.pick(&[0, 0, 0, 200]);
         self.lives = Some(Lives {
             ends,
             requests,
             lent,
             ring_reserve,
             behind,
-            careful: dice.chance(300),
+            careful: rng.chance(300),
             early: false,
         });
     }
 }
 
-fn flash_faults(dice: &mut Dice) -> FlashFaults {
-    let mut rate = || if dice.chance(300) { dice.pick(&[5, 30, 200]) } else { 0 };
+fn flash_faults(rng: &mut SimRng) -> FlashFaults {
+    let mut rate = || if rng.chance(300) { rng.pick(&[5, 30, 200]) } else { 0 };
     FlashFaults {
         read_error: rate(),
         write_error: rate(),
@@ -223,7 +226,7 @@ fn flash_faults(dice: &mut Dice) -> FlashFaults {
     }
 }
 
-fn backing_faults(dice: &mut Dice) -> BackingFaults {
-    let mut rate = || if dice.chance(250) { dice.pick(&[5, 30, 200]) } else { 0 };
+fn backing_faults(rng: &mut SimRng) -> BackingFaults {
+    let mut rate = || if rng.chance(250) { rng.pick(&[5, 30, 200]) } else { 0 };
     BackingFaults { read_error: rate(), write_error: rate(), flush_error: rate() }
 }

@@ -12,9 +12,9 @@ use hob_engine::outcome::Outcome;
 use hob_engine::units::{DeviceId, Instant};
 
 use super::injection::{self, Case, Content, Failure, Operation};
-use super::{Event, Options, Sabotage, World, trace};
-use crate::dice::Dice;
+use super::{Event, Options, Sabotage, Simulation, trace};
 use crate::media::BackingFaults;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// Tells the dice from those of everything else.
@@ -29,7 +29,7 @@ const AWAY: BackingFaults = BackingFaults { read_error: 1000, write_error: 1000,
 /// What a history with such caches has.
 #[derive(Debug)]
 pub(super) struct Shrinks {
-    dice: Dice,
+    rng: SimRng,
     /// Mean time that a backing is away, if backings may fail.
     away_ns: Option<u64>,
     /// Backings that hang, and until when.
@@ -39,29 +39,29 @@ pub(super) struct Shrinks {
 impl Shrinks {
     /// For a history that has it.
     pub(super) fn draw(seed: u64, options: &Options, backing_ns: u64) -> Option<Shrinks> {
-        let mut dice = Dice::new(seed ^ SALT);
-        let is_one = dice.chance(options.shrink_permille) && options.lives;
-        let mean_ns = backing_ns * dice.pick(&[10, 100, 1000]);
+        let mut rng = SimRng::new(seed ^ SALT);
+        let is_one = rng.chance(options.shrink_permille) && options.lives;
+        let mean_ns = backing_ns * rng.pick(&[10, 100, 1000]);
         let may = options.faults && !options.sound_backings;
-        is_one.then_some(Shrinks { dice, away_ns: may.then_some(mean_ns), hung: BTreeMap::new() })
+        is_one.then_some(Shrinks { rng, away_ns: may.then_some(mean_ns), hung: BTreeMap::new() })
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Now and then a cache is to get smaller, or no longer, or a backing goes away.
     pub(super) fn maybe_shrink(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
         let devices = self.flash.len() as u64;
-        let Some(Shrinks { dice, away_ns, hung }) = &mut self.shrinks else { return Ok(()) };
-        if !dice.chance(250) {
+        let Some(Shrinks { rng, away_ns, hung }) = &mut self.shrinks else { return Ok(()) };
+        if !rng.chance(250) {
             return Ok(());
         }
-        let disk = dice.below(disks) as usize;
-        let (what, count) = (dice.below(10), dice.below(4) as u32);
-        let device = DeviceId(dice.below(devices) as u16);
-        let away_ns = away_ns.map(|mean| dice.between(1, 2 * mean));
+        let disk = rng.below(disks) as usize;
+        let (what, count) = (rng.below(10), rng.below(4) as u32);
+        let device = DeviceId(rng.below(devices) as u16);
+        let away_ns = away_ns.map(|mean| rng.between(1, 2 * mean));
         let state = &self.disks[disk];
-        if !state.present || state.leaving || state.coming.is_some() || state.owner.is_none() {
+        if !state.present || state.leaving || state.recovering.is_some() || state.owner.is_none() {
             return Ok(());
         }
         match (what, away_ns) {
@@ -115,9 +115,9 @@ impl World<'_> {
     /// Segments hold nothing dirty any more: the daemon has the cache give them back, soon.
     pub(super) fn is_vacated(&mut self, disk: usize, which: Vacate) {
         self.report.vacated += 1;
-        let Some(Shrinks { dice, .. }) = &mut self.shrinks else { return };
-        if dice.chance(900) {
-            let at = self.now + dice.between(1, 1_000_000);
+        let Some(Shrinks { rng, .. }) = &mut self.shrinks else { return };
+        if rng.chance(900) {
+            let at = self.now + rng.between(1, 1_000_000);
             self.queue.push(at, Event::GiveBack(disk, which));
         }
     }
@@ -158,13 +158,13 @@ pub fn shrink_in_outage(
         seed,
     };
     let options = Options { requests: 1000, lives: true, ..options.clone() };
-    let mut world = World::of(injection::scenario(&case), Dice::new(seed), &options);
+    let mut world = Simulation::of(injection::scenario(&case), SimRng::new(seed), &options);
     world.injection = Some(injection::Injection::none());
     let tried = world.try_shrink(&case, cut_after);
     tried.map_err(|Violation(what)| Violation(format!("{case:?} cut after {cut_after:?}: {what}")))
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     fn try_shrink(&mut self, case: &Case, cut_after: Option<u32>) -> Result<(), Violation> {
         self.lend_buffers();
         self.add_disk(0);
@@ -180,7 +180,7 @@ impl World<'_> {
         self.ask(Op::Flush, 0, 0)?;
         let on_flash = |world: &Self| world.report.outcomes[Outcome::WriteBack as usize];
         let before = on_flash(self);
-        let delay = self.dice.below(3);
+        let delay = self.rng.below(3);
         if delay == 0 {
             self.disks[0].backing.set_faults(AWAY);
         }

@@ -8,9 +8,9 @@ use hob_engine::io::{Io, IoOp};
 use hob_engine::journal::Recovered;
 use hob_engine::units::{DiskId, SECTOR_BYTES};
 
-use super::{Sabotage, World, trace};
+use super::{Sabotage, Simulation, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
-use crate::dice::Dice;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// Separates the random numbers from all others.
@@ -22,7 +22,7 @@ const SAMPLES: usize = 64;
 /// State of a history with silent changes.
 #[derive(Debug)]
 pub(super) struct Silent {
-    dice: Dice,
+    rng: SimRng,
     /// Bandwidth of the comparison in the background.
     pub(super) verify_bytes_per_s: u64,
     /// By disk.
@@ -47,18 +47,18 @@ struct Observed {
 impl Silent {
     /// Returns the state if this history has silent changes.
     pub(super) fn draw(seed: u64, permille: u32, disks: usize) -> Option<Silent> {
-        let mut dice = Dice::new(seed ^ SALT);
-        if !dice.chance(permille) {
+        let mut rng = SimRng::new(seed ^ SALT);
+        if !rng.chance(permille) {
             return None;
         }
-        let verify_bytes_per_s = dice.pick(&[0, 4 << 20, 128 << 20]);
-        let observed = |_| Observed { has_evidence: dice.chance(600), ..Observed::default() };
+        let verify_bytes_per_s = rng.pick(&[0, 4 << 20, 128 << 20]);
+        let observed = |_| Observed { has_evidence: rng.chance(600), ..Observed::default() };
         let disks = (0..disks).map(observed).collect();
-        Some(Silent { dice, verify_bytes_per_s, disks })
+        Some(Silent { rng, verify_bytes_per_s, disks })
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Records the state of a backing when it is opened.
     pub(super) fn observe_opening(&mut self, index: usize) {
         let version = self.disks[index].backing.version();
@@ -71,16 +71,16 @@ impl World<'_> {
     /// need show it. Dirty sectors are not changed, since they are newer than the backing in any case.
     pub(super) fn change_silently(&mut self, index: usize, recovered: Option<&Recovered>) {
         let (units, is_bad) = (self.disks[index].units(), self.any_bad());
-        let Some(Silent { dice, .. }) = &mut self.silent else { return };
-        if is_bad || !dice.chance(400) {
+        let Some(Silent { rng, .. }) = &mut self.silent else { return };
+        if is_bad || !rng.chance(400) {
             return;
         }
         let known = recovered.map_or_else(Vec::new, |recovered| recovered.samples(SAMPLES));
-        let mut first = dice.below(units);
-        if !known.is_empty() && dice.chance(800) {
-            first = known[dice.below(known.len() as u64) as usize].0 * SECTOR_UNITS as u64;
+        let mut first = rng.below(units);
+        if !known.is_empty() && rng.chance(800) {
+            first = known[rng.below(known.len() as u64) as usize].0 * SECTOR_UNITS as u64;
         }
-        let count = dice.between(1, (units - first).min(24));
+        let count = rng.between(1, (units - first).min(24));
         let sectors = first / SECTOR_UNITS as u64..(first + count).div_ceil(SECTOR_UNITS as u64);
         if recovered.is_some_and(|it| it.dirty().any(|dirty| sectors.contains(&dirty.sector))) {
             return;
@@ -125,7 +125,7 @@ impl World<'_> {
     pub(super) fn maybe_record_evidence(&mut self) {
         for index in 0..self.disks.len() {
             let Some(silent) = &mut self.silent else { return };
-            if silent.dice.chance(500) {
+            if silent.rng.chance(500) {
                 self.record_evidence(index);
             }
         }
@@ -135,7 +135,7 @@ impl World<'_> {
     pub(super) fn record_evidence(&mut self, index: usize) {
         let is_verified = self.is_verified(index);
         let state = &mut self.disks[index];
-        let is_served = state.present && state.config.is_some() && state.coming.is_none();
+        let is_served = state.present && state.config.is_some() && state.recovering.is_none();
         let has_evidence = self.silent.as_ref().is_some_and(|silent| silent.disks[index].has_evidence);
         if let Some(owner) = state.owner.as_mut().filter(|_| is_served && has_evidence && is_verified) {
             owner.evidence = Some(state.backing.version());

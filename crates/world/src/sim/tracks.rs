@@ -13,9 +13,9 @@ use hob_engine::command::{Bitmap, BitmapChange, Command};
 use hob_engine::granules::Granules;
 use hob_engine::units::DiskId;
 
-use super::{Sabotage, World};
+use super::{Sabotage, Simulation};
 use crate::content::{Tag, UNIT_BYTES};
-use crate::dice::Dice;
+use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
 /// Separates the random numbers from all others.
@@ -27,7 +27,7 @@ const TRACKS_MAX: usize = 3;
 /// State of a history with bitmaps.
 #[derive(Debug)]
 pub(super) struct Tracks {
-    dice: Dice,
+    rng: SimRng,
     made: u64,
 }
 
@@ -49,8 +49,8 @@ pub(super) struct Track {
 impl Tracks {
     /// Returns the state if this history has bitmaps.
     pub(super) fn draw(seed: u64, permille: u32) -> Option<Tracks> {
-        let mut dice = Dice::new(seed ^ SALT);
-        dice.chance(permille).then_some(Tracks { dice, made: 0 })
+        let mut rng = SimRng::new(seed ^ SALT);
+        rng.chance(permille).then_some(Tracks { rng, made: 0 })
     }
 
     fn name(&mut self) -> String {
@@ -59,7 +59,7 @@ impl Tracks {
     }
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Gives disks their first bitmaps.
     pub(super) fn begin_with_bitmaps(&mut self) -> Result<(), Violation> {
         (0..self.disks.len()).try_for_each(|disk| self.add_bitmap(disk))
@@ -68,11 +68,11 @@ impl World<'_> {
     /// Sometimes changes bitmaps of a disk.
     pub(super) fn maybe_change_bitmaps(&mut self) -> Result<(), Violation> {
         let disks = self.disks.len() as u64;
-        let Some(Tracks { dice, .. }) = &mut self.tracks else { return Ok(()) };
-        if !dice.chance(400) {
+        let Some(Tracks { rng, .. }) = &mut self.tracks else { return Ok(()) };
+        if !rng.chance(400) {
             return Ok(());
         }
-        let (disk, what, which) = (dice.below(disks) as usize, dice.below(12), dice.below(64) as usize);
+        let (disk, what, which) = (rng.below(disks) as usize, rng.below(12), rng.below(64) as usize);
         let state = &self.disks[disk];
         if !state.present || state.leaving {
             return Ok(());
@@ -98,7 +98,7 @@ impl World<'_> {
 
     fn add_bitmap(&mut self, disk: usize) -> Result<(), Violation> {
         let Some(tracks) = &mut self.tracks else { return Ok(()) };
-        let (name, granule) = (tracks.name(), tracks.dice.pick(&[4096, 8192, 64 << 10, 1 << 20]));
+        let (name, granule) = (tracks.name(), tracks.rng.pick(&[4096, 8192, 64 << 10, 1 << 20]));
         let size = self.disks[disk].size * UNIT_BYTES;
         let granules = Granules::new(size, granule).expect("it can be");
         self.change_bitmaps(disk, BitmapChange::Add(Box::new(Bitmap::recording(name, granules))))

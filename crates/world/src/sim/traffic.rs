@@ -10,7 +10,7 @@ use hob_engine::units::{
 
 use super::audit::Fetch;
 use super::direct::Scribbles;
-use super::{Event, Sabotage, Side, World, trace};
+use super::{Event, Sabotage, Side, Simulation, trace};
 use crate::content::{self, SECTOR_UNITS, Tag, UNIT_BYTES, ZERO};
 use crate::model::{Kind, Reading};
 use crate::{Violation, ensure};
@@ -24,7 +24,7 @@ pub(super) struct InFlight {
     token: Token,
     /// The engine must refuse it with this error.
     pub(super) refusal: Option<IoError>,
-    /// When it was submitted, by `World::clock`.
+    /// When it was submitted, by `Simulation::clock`.
     arrived: u64,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct Buffer {
     pub(super) ios: u32,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Lets a guest issue requests up to its queue depth.
     pub(super) fn guest_turn(&mut self, index: usize) -> Result<(), Violation> {
         let guest = &mut self.scenario.guests[index];
@@ -59,13 +59,13 @@ impl World<'_> {
             return Ok(());
         }
         let room = guest.depth - guest.in_flight;
-        for _ in 0..self.dice.between(1, 8).min(u64::from(room)) {
+        for _ in 0..self.rng.between(1, 8).min(u64::from(room)) {
             if self.left == 0 {
                 return Ok(());
             }
             let guest = &mut self.scenario.guests[index];
             let full = !self.engine.has_room(DiskId(guest.disk as u32));
-            let (op, offset, len) = guest.ask(&mut self.dice);
+            let (op, offset, len) = guest.ask(&mut self.rng);
             let disk = guest.disk;
             self.session = index as u32 + 1;
             let request = self.make_request(disk, op, offset, len);
@@ -77,7 +77,7 @@ impl World<'_> {
                 self.give_back(request.buffer);
                 let guest = &mut self.scenario.guests[index];
                 guest.handed_back = (guest.handed_back + 1).min(16);
-                let later = self.now + self.dice.latency(self.scenario.backing_ns << guest.handed_back);
+                let later = self.now + self.rng.latency(self.scenario.backing_ns << guest.handed_back);
                 self.schedule_guest(index, later);
                 return Ok(());
             }
@@ -227,7 +227,7 @@ impl World<'_> {
                 }
                 self.check_inside(&io)?;
                 let device = usize::from(device.0);
-                self.flash[device].submit(io, payload, &mut self.dice)?;
+                self.flash[device].submit(io, payload, &mut self.rng)?;
                 if io.op != IoOp::Read {
                     self.count_change(device, io.id, io.op);
                 }
@@ -236,7 +236,7 @@ impl World<'_> {
             Target::Backing(id) => {
                 self.count_backing_io();
                 let disk = &mut self.disks[id.0 as usize];
-                disk.backing.submit(io, payload, &mut self.dice)?;
+                disk.backing.submit(io, payload, &mut self.rng)?;
                 if io.op == IoOp::Read
                     && let Some(buffer) = io.slice.and_then(|slice| self.buffers.get(&slice.id))
                 {
@@ -249,9 +249,9 @@ impl World<'_> {
                 (Side::Backing(id.0 as usize), self.scenario.backing_ns)
             }
         };
-        let stuck = matches!(side, Side::Flash(device) if self.flash[device].is_stuck(&mut self.dice));
+        let stuck = matches!(side, Side::Flash(device) if self.flash[device].is_stuck(&mut self.rng));
         let hang = self.scenario.limits.flash_stall_ms_max * 1_000_000;
-        let takes = if stuck { self.dice.between(hang / 2, 4 * hang) } else { self.dice.latency(mean) };
+        let takes = if stuck { self.rng.between(hang / 2, 4 * hang) } else { self.rng.latency(mean) };
         let takes = match side {
             Side::Backing(disk) => takes + self.hangs_for(disk),
             Side::Flash(_) => takes,
@@ -353,8 +353,8 @@ impl World<'_> {
     pub(super) fn complete(&mut self, side: Side, id: IoId) -> Result<(), Violation> {
         self.ios.remove(&id);
         let mut done = match side {
-            Side::Flash(device) => self.flash[device].complete(id, &mut self.dice),
-            Side::Backing(disk) => self.disks[disk].backing.complete(id, &mut self.dice),
+            Side::Flash(device) => self.flash[device].complete(id, &mut self.rng),
+            Side::Backing(disk) => self.disks[disk].backing.complete(id, &mut self.rng),
         };
         let mut failed = done.result.is_err();
         if done.io.op == IoOp::Flush && failed {
@@ -423,7 +423,7 @@ impl World<'_> {
         ensure!(reply.disk == request.disk, "{reply:?} from another disk than {request:?}");
         if let Some(guest) = guest {
             self.scenario.guests[guest].in_flight -= 1;
-            let think = self.now + self.dice.below(self.scenario.backing_ns);
+            let think = self.now + self.rng.below(self.scenario.backing_ns);
             self.schedule_guest(guest, think);
         }
         self.note_quiet(request.disk.0 as usize);

@@ -128,7 +128,7 @@ fn a_lost_disk_can_be_removed() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 4 * KIB);
     bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
-    bench.engine.lose(bench.now, DISK);
+    bench.engine.revoke(bench.now, DISK);
     let remove = bench.start_command(Command::RemoveDisk);
     assert_eq!(fail_backing(&mut bench), 0);
     assert_eq!(bench.result(remove), Some(Ok(vec![])));
@@ -143,7 +143,7 @@ fn nobody_waits_in_order_for_a_lost_backing() {
     bench.flush();
     let write = bench.write(64 * KIB, 512);
     assert!(!bench.answered(write));
-    bench.engine.lose(bench.now, DISK);
+    bench.engine.revoke(bench.now, DISK);
     let remove = bench.start_command(Command::RemoveDisk);
     fail_backing(&mut bench);
     assert_eq!(bench.reply(write).expect("answered").result, Err(IoError::ShuttingDown));
@@ -293,7 +293,7 @@ fn the_cache_of_a_lost_disk_is_taken_away_without_its_backing() {
     bench.write_alone(0, 4 * KIB);
     bench.request(Op::Discard(Durability::Volatile), MIB, 4 * KIB);
     bench.settle();
-    bench.engine.lose(bench.now, DISK);
+    bench.engine.revoke(bench.now, DISK);
     let discard = bench.start_change(CacheChange::DiscardDirty(Discard::Told));
     let disable = bench.start_change(CacheChange::Disable);
     assert_eq!(fail_backing(&mut bench), 0);

@@ -136,7 +136,7 @@ fn a_ring_that_cannot_be_written_leaves_the_disk_as_it_was() {
     let mut bench = Bench::write_back();
     bench.write_alone(0, 8 * KIB);
     bench.flush();
-    assert_eq!(bench.change(grow(128 * MIB)), Err(CommandError::NoJournal), "it brings no ring");
+    assert_eq!(bench.change(grow(128 * MIB)), Err(CommandError::NoJournal), "it effect no ring");
     let command = bench.start_change(CacheChange::GrowDisk(128 * MIB, Some(ring(2))));
     while let Some(io) = bench.ios.pop_front() {
         if io.target == flash(super::write_back::RING_DEVICE) { bench.fail(io) } else { bench.end(io) }

@@ -334,7 +334,7 @@ fn a_disk_whose_backing_was_taken_over_serves_nothing_at_once() {
     let freeze = bench.start_command(Command::Own(Role::Frozen));
     assert!(bench.result(freeze).is_some());
     let waits = bench.read(0, SECTOR);
-    bench.engine.lose(bench.now, DISK);
+    bench.engine.revoke(bench.now, DISK);
     bench.drain();
     assert_eq!(bench.reply(waits).unwrap().result, Err(IoError::ShuttingDown));
     let hit = bench.read(0, SECTOR);

@@ -1,6 +1,6 @@
 //! Recovered caches without evidence that the backing is unchanged: clean sectors are compared before they are served.
 
-use super::coming::{Left, enable};
+use super::recovering::{Left, enable};
 use super::write_back::{backing, flash};
 use super::*;
 use crate::command::Mode;

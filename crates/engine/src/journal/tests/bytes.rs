@@ -58,37 +58,37 @@ proptest! {
     /// What is written is what is read.
     #[test]
     fn pages_come_back(block_shift in 0u32..9, seed in any::<u64>(), clean in any::<bool>()) {
-        let mut dice = Dice(seed);
+        let mut rng = SimRng(seed);
         let sectors = 1usize << block_shift;
         let header = Header {
             sequence: 100, cache: CACHE, ring: 9, block_shift, clean, committed: 90, dump_begin: 3, dump_end: 80,
             disk_bytes: 1 << 40, identity: [3; 32], segment_frames: 4, zones: [0xA5; 512],
         };
-        let records: Vec<Record> = (0..dice.below(CHANGES_MAX + 1)).map(|_| {
-            let kind = match dice.below(4) {
-                0 => Kind::Set { sum: dice.next() as u32, dirty: dice.one_in(2), second: dice.one_in(2) },
+        let records: Vec<Record> = (0..rng.below(CHANGES_MAX + 1)).map(|_| {
+            let kind = match rng.below(4) {
+                0 => Kind::Set { sum: rng.next() as u32, dirty: rng.one_in(2), second: rng.one_in(2) },
                 1 => Kind::Clean,
                 2 => Kind::Drop,
                 _ => Kind::Unproven,
             };
-            let first = dice.below(sectors);
-            let count = if matches!(kind, Kind::Set { .. }) { 1 } else { 1 + dice.below(sectors - first) };
-            let (frame, block) = (dice.next() as u32, dice.below(1 << 20) as u32);
+            let first = rng.below(sectors);
+            let count = if matches!(kind, Kind::Set { .. }) { 1 } else { 1 + rng.below(sectors - first) };
+            let (frame, block) = (rng.next() as u32, rng.below(1 << 20) as u32);
             Record { kind, first: first as u8, count: count as u16, frame, block }
         }).collect();
-        let frames: Vec<(u32, FrameState)> = (0..dice.below(9)).map(|i| {
+        let frames: Vec<(u32, FrameState)> = (0..rng.below(9)).map(|i| {
             let mut state = FrameState::new();
-            if dice.one_in(4) {
+            if rng.one_in(4) {
                 return (8 + i as u32, state);
             }
-            state.clear(dice.below(1 << 20) as u32, dice.one_in(2));
+            state.clear(rng.below(1 << 20) as u32, rng.one_in(2));
             for sector in 0..sectors {
-                if sector == 0 || dice.one_in(3) {
+                if sector == 0 || rng.one_in(3) {
                     state.valid.set(sector);
-                    state.sums[sector] = dice.next() as u32;
-                    if dice.one_in(2) {
+                    state.sums[sector] = rng.next() as u32;
+                    if rng.one_in(2) {
                         state.dirty.set(sector);
-                        if dice.one_in(2) {
+                        if rng.one_in(2) {
                             state.unproven.set(sector);
                         }
                     }
@@ -120,8 +120,8 @@ proptest! {
             at += 1;
         });
         prop_assert_eq!(at, fitting);
-        let flip = dice.below(PAGE_BYTES);
-        bytes[flip] ^= 1 << dice.below(8);
+        let flip = rng.below(PAGE_BYTES);
+        bytes[flip] ^= 1 << rng.below(8);
         prop_assert!(Page::read(&bytes, |_| (), |_, _| ()).is_none(), "any bit is noticed");
     }
 }

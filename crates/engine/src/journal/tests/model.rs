@@ -23,7 +23,7 @@ struct Frame {
 }
 
 struct World {
-    dice: Dice,
+    rng: SimRng,
     shift: u32,
     segment_frames: u32,
     ordinals: Vec<u32>,
@@ -56,20 +56,20 @@ const BLOCKS: usize = 14;
 
 impl World {
     fn new(seed: u64) -> World {
-        let mut dice = Dice(seed);
-        let shift = [0, 0, 1, 2][dice.below(4)];
-        let segment_frames = [1, 4, 8][dice.below(3)];
-        let segments = 2 + dice.below(if segment_frames == 1 { 10 } else { 3 });
+        let mut rng = SimRng(seed);
+        let shift = [0, 0, 1, 2][rng.below(4)];
+        let segment_frames = [1, 4, 8][rng.below(3)];
+        let segments = 2 + rng.below(if segment_frames == 1 { 10 } else { 3 });
         let ordinals: Vec<u32> =
             (0..segments as u32).map(|i| (i * 5 + 2) % (3 * segments as u32 + 1)).collect();
         let ordinals: Vec<u32> = ordinals.iter().enumerate().map(|(i, o)| o * 100 + i as u32).collect();
         let frames = segments * segment_frames as usize;
-        let page_frames = [1, 3, 1000][dice.below(3)];
+        let page_frames = [1, 3, 1000][rng.below(3)];
         let dump = (frames as u64).div_ceil(page_frames);
         let limits = Limits {
-            changes: [1, 2, 5, CHANGES_MAX][dice.below(4)],
+            changes: [1, 2, 5, CHANGES_MAX][rng.below(4)],
             frames: page_frames as u32,
-            uncommitted: 2 + dice.below(6) as u64,
+            uncommitted: 2 + rng.below(6) as u64,
         };
         let pages = 2 * dump + 2 * limits.uncommitted - 1;
         // Judged by what the limits above leave of it, not by those of real rings.
@@ -77,11 +77,11 @@ impl World {
         let mut writer = Writer::new(of, pages.max(64));
         writer.limits = limits;
         writer.set_pages(pages);
-        let copies = 1 + dice.below(2);
+        let copies = 1 + rng.below(2);
         let sectors = frames << shift;
         World {
-            two_copies_of_dirty: shift == 0 && dice.one_in(2),
-            dice,
+            two_copies_of_dirty: shift == 0 && rng.one_in(2),
+            rng,
             shift,
             segment_frames,
             ordinals,
@@ -205,7 +205,7 @@ impl World {
 
     /// A frame in no use, if need be after the eviction of another block.
     fn free_frame(&mut self, but: u32) -> Option<usize> {
-        let start = self.dice.below(self.frames.len());
+        let start = self.rng.below(self.frames.len());
         let order = (start..self.frames.len()).chain(0..start);
         let free: Vec<usize> =
             order.filter(|f| !self.is_pinned(*f) && self.frames[*f].block != Some(but)).collect();
@@ -374,7 +374,7 @@ impl World {
         let at = ((block as usize) << self.shift) + i;
         self.backing[at] = self.last;
         self.versions[at].push(self.last);
-        if self.dice.one_in(8) {
+        if self.rng.one_in(8) {
             // The power goes in between.
             return;
         }
@@ -398,9 +398,9 @@ impl World {
 
     /// One step. `false`: the power must go now.
     fn step(&mut self) -> bool {
-        let block = self.dice.below(BLOCKS) as u32;
-        let i = self.dice.below(1 << self.shift);
-        match self.dice.below(24) {
+        let block = self.rng.below(BLOCKS) as u32;
+        let i = self.rng.below(1 << self.shift);
+        match self.rng.below(24) {
             0..=6 => self.write(block, i),
             7..=10 => self.fill(block, i),
             11..=14 => self.destage(block, i),
@@ -414,7 +414,7 @@ impl World {
                 return !is_there;
             }
             16 => {
-                let zone = self.dice.below(5);
+                let zone = self.rng.below(5);
                 self.writer.unmark(zone);
             }
             17..=20 => self.seal(),
@@ -426,7 +426,7 @@ impl World {
 
     /// Some of the pages in flight become durable.
     fn commit_some(&mut self) {
-        let upto = self.writer.sealed() - self.dice.below(3) as u64;
+        let upto = self.writer.sealed() - self.rng.below(3) as u64;
         if self.in_flight.iter().any(|(sequence, ..)| *sequence <= upto) {
             self.commit_upto(upto);
         }
@@ -436,12 +436,12 @@ impl World {
     fn cut(&mut self) {
         for (_, copy, number, page) in std::mem::take(&mut self.in_flight) {
             let old = self.ring[copy][number].clone().unwrap_or(vec![0; PAGE_BYTES]);
-            self.ring[copy][number] = match self.dice.below(5) {
+            self.ring[copy][number] = match self.rng.below(5) {
                 0 => continue,
                 1 => {
                     let mut mixed = old;
                     for unit in 0..8 {
-                        if self.dice.one_in(2) {
+                        if self.rng.one_in(2) {
                             mixed[unit * 512..][..512].copy_from_slice(&page[unit * 512..][..512]);
                         }
                     }
@@ -451,10 +451,10 @@ impl World {
             };
         }
         for (sector, contents) in std::mem::take(&mut self.volatile) {
-            match self.dice.below(4) {
+            match self.rng.below(4) {
                 0 => {}
                 1 => self.flash[sector] = TORN,
-                _ => self.flash[sector] = contents[self.dice.below(contents.len())],
+                _ => self.flash[sector] = contents[self.rng.below(contents.len())],
             }
         }
     }
@@ -543,7 +543,7 @@ impl World {
 fn run(seed: u64) {
     let mut world = World::new(seed);
     world.create();
-    let steps = world.dice.below(400);
+    let steps = world.rng.below(400);
     for _ in 0..steps {
         if !world.step() {
             break;

@@ -159,25 +159,25 @@ fn assert_same(left: &Index, right: &Index) {
 #[test]
 fn an_index_comes_back() {
     for seed in 0..60 {
-        let mut dice = Dice(seed);
-        let block_shift = [0, 0, 1, 3, 8][dice.below(5)];
+        let mut rng = SimRng(seed);
+        let block_shift = [0, 0, 1, 3, 8][rng.below(5)];
         let mut index = Index::new(12, block_shift);
         index.keep_marks();
-        for block in 0..dice.below(13) as u32 {
+        for block in 0..rng.below(13) as u32 {
             let frame = index.insert(BlockNo(block * 3)).unwrap();
             for i in 0..1u64 << block_shift {
                 let sector = index.first_sector(frame) + i;
-                if i == 0 || dice.one_in(2) {
-                    index.set_valid(sector, dice.next() as u32);
-                    if dice.one_in(2) {
+                if i == 0 || rng.one_in(2) {
+                    index.set_valid(sector, rng.next() as u32);
+                    if rng.one_in(2) {
                         index.set_dirty(sector);
-                        index.set_unproven(sector, dice.one_in(4));
+                        index.set_unproven(sector, rng.one_in(4));
                     }
                 }
             }
         }
         for frame in (0..12).map(FrameNo) {
-            if !index.block_is_empty(index.first_sector(frame)) && dice.one_in(3) {
+            if !index.block_is_empty(index.first_sector(frame)) && rng.one_in(3) {
                 index.clear_valid(index.first_sector(frame), 1 << block_shift);
                 index.remove(frame);
             }

@@ -13,7 +13,7 @@ const THOROUGH: &[&str] = &["lru", "2q", "arc", "lirs", "larc", "two-level-lru"]
 
 /// Runs requests in which, by turns, some blocks are busy and some frames hold nothing valid. Half-way
 /// the cache is resized.
-fn run(kind: PolicyKind, sizes: [u32; 2], blocks: &[u32], dice: &[u32]) -> Result<(), TestCaseError> {
+fn run(kind: PolicyKind, sizes: [u32; 2], blocks: &[u32], rng: &[u32]) -> Result<(), TestCaseError> {
     let name = kind.info().name;
     let mut frames = sizes[0];
     let mut policy = (kind.info().build)(frames);
@@ -27,7 +27,7 @@ fn run(kind: PolicyKind, sizes: [u32; 2], blocks: &[u32], dice: &[u32]) -> Resul
             stay.for_each(|(frame, heat)| policy.restore(*frame, *heat));
             block_in.retain(|frame, _| *frame < frames);
         }
-        let die = dice[i % dice.len()];
+        let die = rng[i % rng.len()];
         let state = |block: u32| match (block ^ die) % 7 {
             0..=2 if die.is_multiple_of(3) => Candidate::Busy,
             3 => Candidate::Empty,
@@ -75,10 +75,10 @@ proptest! {
     fn every_policy_knows_its_frames_whatever_is_busy_or_empty(
         sizes in [1u32..30, 1u32..30],
         blocks in super::models::stretches(),
-        dice in prop::collection::vec(any::<u32>(), 1..200),
+        rng in prop::collection::vec(any::<u32>(), 1..200),
     ) {
         for kind in PolicyKind::all() {
-            run(kind, sizes, &blocks, &dice)?;
+            run(kind, sizes, &blocks, &rng)?;
         }
     }
 }

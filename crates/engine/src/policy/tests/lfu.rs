@@ -95,11 +95,11 @@ fn is_its_model_for_long() {
     let frames = 20;
     let (mut replay, mut model) = (Replay::new("lfu", frames), model(frames));
     for step in 0..60_000u32 {
-        let dice = crate::index::hash(BlockNo(step));
-        let block = match dice % 10 {
+        let rng = crate::index::hash(BlockNo(step));
+        let block = match rng % 10 {
             0 => 1000 + step,
             1..4 => step / 5000 * 7,
-            _ => (dice >> 32) as u32 % 30 + step / 20_000 * 10,
+            _ => (rng >> 32) as u32 % 30 + step / 20_000 * 10,
         };
         let before = replay.holds();
         let hit = replay.access(block);

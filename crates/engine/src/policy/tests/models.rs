@@ -19,13 +19,13 @@ pub(super) trait Model {
 fn requests() -> impl Strategy<Value = Vec<u32>> {
     let part = (0u32..4, 0u32..300, 1u32..90, 1usize..120, any::<u32>()).prop_map(
         |(kind, base, span, count, seed)| -> Vec<u32> {
-            let dice = |i: usize| crate::index::hash(BlockNo(seed ^ i as u32)) as u32;
+            let rng = |i: usize| crate::index::hash(BlockNo(seed ^ i as u32)) as u32;
             let block = |i: usize| match kind {
-                0 => base + dice(i) % span,
+                0 => base + rng(i) % span,
                 1 => base + i as u32 % span,
                 2 => base + i as u32,
                 // Small numbers more often than large ones, repeated at once now and then.
-                _ => base + (dice(i / 2) % span) * (dice(i / 2 + 1000) % span) / span,
+                _ => base + (rng(i / 2) % span) * (rng(i / 2 + 1000) % span) / span,
             };
             (0..count).map(block).collect()
         },
@@ -83,10 +83,10 @@ pub(super) fn agree(
 /// Stretches of random, skewed, looping and scanning requests, for caches of some tens of frames.
 pub(super) fn stretches() -> impl Strategy<Value = Vec<u32>> {
     let random = (0u32..40, 1u32..50, prop::collection::vec(any::<u32>(), 1..80))
-        .prop_map(|(base, span, dice)| dice.into_iter().map(|die| base + die % span).collect::<Vec<u32>>());
+        .prop_map(|(base, span, rng)| rng.into_iter().map(|die| base + die % span).collect::<Vec<u32>>());
     // The product of two dice is small most of the time.
     let skewed = prop::collection::vec((0u32..12, 0u32..12), 1..120)
-        .prop_map(|dice| dice.into_iter().map(|(a, b)| a * b).collect());
+        .prop_map(|rng| rng.into_iter().map(|(a, b)| a * b).collect());
     let looping = (0u32..40, 1u32..40, 2usize..5)
         .prop_map(|(base, span, rounds)| (base..base + span).cycle().take(span as usize * rounds).collect());
     let scan = (1000u32..1400, 1u32..60).prop_map(|(base, span)| (base..base + span).collect());
@@ -123,8 +123,8 @@ fn a_drained_cache_is_like_a_new_one() {
         drained.block_in.fill(None);
         let mut new = Replay::new(name, 40);
         for step in 0..3000 {
-            let dice = crate::index::hash(BlockNo(step)) as u32;
-            let block = 1000 + dice % 60 * (dice >> 16) % 60;
+            let rng = crate::index::hash(BlockNo(step)) as u32;
+            let block = 1000 + rng % 60 * (rng >> 16) % 60;
             assert_eq!(drained.access(block), new.access(block), "{name}, step {step}");
         }
     }
@@ -139,14 +139,14 @@ fn frames_are_kept_track_of_while_some_are_busy() {
         for frames in [1, 2, 3, 10, 50, 130] {
             let mut replay = Replay::new(name, frames);
             for step in 0..4000u32 {
-                let dice = crate::index::hash(BlockNo(step)) as u32;
+                let rng = crate::index::hash(BlockNo(step)) as u32;
                 if step % 7 == 0 {
-                    let share = dice % 4;
+                    let share = rng % 4;
                     let holds = replay.holds().into_iter();
                     replay.busy =
                         holds.filter(|b| crate::index::hash(BlockNo(*b)) % 3 < share.into()).collect();
                 }
-                replay.access((dice >> 8) % (2 * frames));
+                replay.access((rng >> 8) % (2 * frames));
                 let mut order: Vec<u32> = replay.policy.order().iter().map(|(frame, _)| frame.0).collect();
                 order.sort_unstable();
                 let mut used: Vec<u32> = replay.frame_of.values().map(|frame| frame.0).collect();

@@ -32,8 +32,8 @@ impl Iterator for Zipf {
     fn next(&mut self) -> Option<BlockNo> {
         self.drawn += 1;
         let bits = hash(BlockNo(self.drawn as u32)) ^ hash(BlockNo((self.drawn >> 32) as u32 + 77));
-        let dice = (bits >> 11) as f64 / (1u64 << 53) as f64;
-        let rank = self.cumulated.partition_point(|chance| *chance <= dice);
+        let rng = (bits >> 11) as f64 / (1u64 << 53) as f64;
+        let rank = self.cumulated.partition_point(|chance| *chance <= rng);
         Some(BlockNo((hash(BlockNo(rank as u32)) >> 32) as u32))
     }
 }

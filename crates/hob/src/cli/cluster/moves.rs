@@ -10,7 +10,7 @@ use hob_control::{
 };
 
 use super::super::Global;
-use super::super::consent::Rehearsal;
+use super::super::confirmation::DryRun;
 use super::super::output::print;
 use super::super::remote::{converse, explain};
 use super::super::watch::Watch;
@@ -117,7 +117,7 @@ async fn announce(client: &Client, disk: &str, cache: Option<Carry>, dry_run: bo
             client.preview(disk, &remove).await.is_ok_and(|preview| preview.clients > 0)
         }
     };
-    Rehearsal::new(dry_run).announce_move(client, disk, is_kept).await.map(drop)
+    DryRun::new(dry_run).announce_move(client, disk, is_kept).await.map(drop)
 }
 
 async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {

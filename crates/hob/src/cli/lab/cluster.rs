@@ -187,7 +187,7 @@ fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
         after_s: AFTER_S,
         seed: 1,
     };
-    let news = Owners { pacing: Pacing::News, warm_s: NEWS_WARM_S, steady_s: NEWS_STEADY_S, ..looks };
+    let news = Owners { pacing: Pacing::ClusterEvent, warm_s: NEWS_WARM_S, steady_s: NEWS_STEADY_S, ..looks };
     let quarter = Owners { killed: (hosts / 4) as usize, ..news };
     let mut plan = vec![looks, news];
     plan.extend((quarter.killed > 1).then_some(quarter));

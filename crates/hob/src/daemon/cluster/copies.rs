@@ -1,9 +1,9 @@
 //! Second copies of dirty data at other members: what the titles of disks say of them, and taking a disk over for the sake of one
 //! (docs/decisions/0023).
 
-use hob_engine::cluster::{Found, LeaseId, Member, SecondCopy, Title};
+use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, SecondCopy};
 
-use super::{Cluster, GOES, LIST_MAX, Place, QUESTION_MAX, Taken};
+use super::{Cluster, DiskMembership, GOES, LIST_MAX, QUESTION_MAX, Taken};
 
 /// A word about a disk that is not said.
 #[derive(Debug, thiserror::Error)]
@@ -67,9 +67,9 @@ impl Cluster {
     /// One attempt. False where the title is not what it was taken for; it has been looked at again then.
     async fn say(
         &self,
-        place: &mut Place,
+        place: &mut DiskMembership,
         disk: &str,
-        title: &Found<Title>,
+        title: &Found<OwnershipRecord>,
         copy: Option<SecondCopy>,
     ) -> Result<bool, String> {
         let txn = place.seat.say_copy(place.lease, title, copy.clone());
@@ -82,7 +82,7 @@ impl Cluster {
                     }
                     None => tracing::info!("{disk}: nobody else has a second copy of what is dirty"),
                 }
-                let value = Title { copy, ..title.value.clone() };
+                let value = OwnershipRecord { copy, ..title.value.clone() };
                 place.title = Some(Found { value, revision, lease: LeaseId(0) });
                 return Ok(true);
             }

@@ -1,8 +1,8 @@
 //! Disks that this host holds: what their titles say, and giving them back.
 
-use hob_engine::cluster::{Found, LeaseId, Title, Wish};
+use hob_engine::cluster::{Found, LeaseId, OwnershipRecord, OwnershipRequest};
 
-use super::{Cluster, GOES, Place, Taken};
+use super::{Cluster, DiskMembership, GOES, Taken};
 
 impl Cluster {
     /// Is a disk held under the lease that there is now?
@@ -20,7 +20,7 @@ impl Cluster {
         self.give_back_at(&mut place, disk, dirty).await
     }
 
-    async fn give_back_at(&self, place: &mut Place, disk: &str, dirty: bool) -> Result<(), String> {
+    async fn give_back_at(&self, place: &mut DiskMembership, disk: &str, dirty: bool) -> Result<(), String> {
         let mut trouble = String::new();
         for _ in 0..GOES {
             let Some(title) = place.title.clone() else { return Ok(()) };
@@ -69,10 +69,11 @@ impl Cluster {
         let mut place = place.lock().await;
         self.give_back_at(&mut place, disk, false).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;
-        let is_ours = |title: &Found<Title>| title.value.member.id == self.me.id && title.value.dirty;
+        let is_ours =
+            |title: &Found<OwnershipRecord>| title.value.member.id == self.me.id && title.value.dirty;
         let is_free = look.hold.as_ref().is_none_or(|hold| hold.value.id == self.me.id);
         if is_free && look.title.as_ref().is_some_and(is_ours) {
-            let wish = Wish { known, dirty: false, force: false, keeps_copy: false };
+            let wish = OwnershipRequest { known, dirty: false, force: false, keeps_copy: false };
             let membership = self.member().await.map_err(|error| error.to_string())?;
             let took = self.take_at(&membership, &mut place, disk, wish).await;
             took.map_err(|error| error.to_string())?;
@@ -106,7 +107,7 @@ impl Cluster {
                 Ok(Some(revision)) => {
                     // Where nothing is dirty, nobody has a copy of it.
                     let copy = title.value.copy.clone().filter(|_| dirty);
-                    let value = Title { dirty, copy, ..title.value };
+                    let value = OwnershipRecord { dirty, copy, ..title.value };
                     place.title = Some(Found { value, revision, lease: LeaseId(0) });
                     return Ok(());
                 }

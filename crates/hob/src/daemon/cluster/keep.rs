@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use anyhow::Context;
 use hob_control::etcd::{Etcd, EtcdError};
-use hob_engine::cluster::{Answer, Ask, Event, Is, Keeper, Key, LeaseId, Member, Tenure, Txn, Value};
+use hob_engine::cluster::{
+    Answer, Ask, Event, Is, Key, LeaseId, LeaseManager, LeaseTerm, Member, Txn, Value,
+};
 use tokio::sync::{mpsc, watch};
 
 use super::Membership;
@@ -49,7 +51,7 @@ impl Keeping {
         let facts = Mutex::new(Facts { about, trouble: None });
         let keeping = Arc::new(Keeping { facts, stop, thread: Mutex::new(None) });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let keeper = Keeper::new(me, lease_seconds * 1_000_000_000);
+        let keeper = LeaseManager::new(me, lease_seconds * 1_000_000_000);
         let mut task = Task {
             keeper,
             settle_ns: settle_seconds * 1_000_000_000,
@@ -106,7 +108,7 @@ impl Keeping {
 }
 
 struct Task {
-    keeper: Keeper,
+    keeper: LeaseManager,
     settle_ns: u64,
     etcd: Arc<Etcd>,
     names: Names,
@@ -144,12 +146,12 @@ impl Task {
     fn tell(&mut self) {
         while let Some(event) = self.keeper.poll_event() {
             match event {
-                Event::Joined(tenure) => {
+                Event::Joined(term) => {
                     tracing::info!("cluster: this host is a member, as {}", self.keeper.me().name);
-                    let clock = Arc::new(LeaseClock::new(tenure.until, self.settle_ns));
-                    self.set(Some(Membership { lease: tenure.lease, clock }));
+                    let clock = Arc::new(LeaseClock::new(term.until, self.settle_ns));
+                    self.set(Some(Membership { lease: term.lease, clock }));
                 }
-                Event::Renewed(Tenure { lease, until }) => {
+                Event::Renewed(LeaseTerm { lease, until }) => {
                     if let Some(current) = self.current.as_ref().filter(|current| current.lease == lease) {
                         let was_valid = current.clock.is_valid(now());
                         current.clock.extend(until);
@@ -289,7 +291,7 @@ mod tests {
         let (stop, _) = mpsc::unbounded_channel();
         let facts = Mutex::new(Facts { about: About::default(), trouble: None });
         Task {
-            keeper: Keeper::new(me, 3_000_000_000),
+            keeper: LeaseManager::new(me, 3_000_000_000),
             settle_ns: 1_000_000_000,
             etcd: Arc::new(Etcd::new(vec![address.parse().unwrap()], None)),
             names: Names::new("/test/"),

@@ -6,7 +6,8 @@ use std::time::Duration;
 use hob_control::etcd::{Etcd, EtcdChange, EtcdEntry, EtcdError, EtcdEvent, EtcdIs};
 use hob_control::{ClusterHost, ClusterPool};
 use hob_engine::cluster::{
-    ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Look, Member, News, SecondCopy, Served, Title, Txn, Value,
+    ADOPTED_MAX, Change, ClusterEvent, Found, Is, Key, LeaseId, Member, OwnershipRecord, OwnershipSnapshot,
+    SecondCopy, Served, Txn, Value,
 };
 use serde::{Deserialize, Serialize};
 
@@ -112,8 +113,8 @@ impl Names {
     pub(super) fn of(&self, key: &Key) -> String {
         match key {
             Key::Host(name) => format!("{}host/{name}", self.prefix),
-            Key::Hold(disk) => format!("{}hold/{disk}", self.prefix),
-            Key::Title(disk) => format!("{}title/{disk}", self.prefix),
+            Key::OwnershipLock(disk) => format!("{}hold/{disk}", self.prefix),
+            Key::OwnershipRecord(disk) => format!("{}title/{disk}", self.prefix),
         }
     }
 
@@ -159,16 +160,17 @@ impl Names {
         etcd: &Etcd,
         disks: &[String],
         wait_max: Duration,
-    ) -> Result<Vec<Result<Look, StoreError>>, EtcdError> {
-        let keys =
-            |disk: &String| [Key::Title(disk.clone()), Key::Hold(disk.clone())].map(|key| self.of(&key));
+    ) -> Result<Vec<Result<OwnershipSnapshot, StoreError>>, EtcdError> {
+        let keys = |disk: &String| {
+            [Key::OwnershipRecord(disk.clone()), Key::OwnershipLock(disk.clone())].map(|key| self.of(&key))
+        };
         let keys: Vec<[String; 2]> = disks.iter().map(keys).collect();
         let all: Vec<&str> = keys.iter().flatten().map(String::as_str).collect();
         let found = etcd.get(&all, wait_max).await?;
         let found: BTreeMap<&str, &EtcdEntry> =
             found.iter().map(|entry| (entry.key.as_str(), entry)).collect();
         let look = |[of_title, of_hold]: &[String; 2]| {
-            Ok(Look {
+            Ok(OwnershipSnapshot {
                 title: found.get(of_title.as_str()).map(|entry| title(entry)).transpose()?,
                 hold: found.get(of_hold.as_str()).map(|entry| hold(entry)).transpose()?,
             })
@@ -182,16 +184,16 @@ impl Names {
     }
 
     /// What an event of a watch on [`titles_and_holds`](Self::titles_and_holds) says: of which disk, and what.
-    pub(super) fn news<'a>(&self, event: &'a EtcdEvent) -> Option<(&'a str, News)> {
+    pub(super) fn news<'a>(&self, event: &'a EtcdEvent) -> Option<(&'a str, ClusterEvent)> {
         let [titles, holds] = self.titles_and_holds();
         match (event.key.strip_prefix(&titles), event.key.strip_prefix(&holds), &event.value) {
             (Some(disk), _, Some(value)) => {
                 let TitleValue { taken, .. } = serde_json::from_slice(value).ok()?;
-                Some((disk, News::Title { taken }))
+                Some((disk, ClusterEvent::OwnershipRecord { taken }))
             }
             // Nobody deletes titles but an operator: then nobody has had the disk.
-            (Some(disk), _, None) => Some((disk, News::Title { taken: false })),
-            (_, Some(disk), None) => Some((disk, News::HoldGone)),
+            (Some(disk), _, None) => Some((disk, ClusterEvent::OwnershipRecord { taken: false })),
+            (_, Some(disk), None) => Some((disk, ClusterEvent::HoldGone)),
             _ => None,
         }
     }
@@ -229,7 +231,7 @@ impl Names {
         &self,
         etcd: &Etcd,
         wait_max: Duration,
-    ) -> Result<Vec<(String, Title, Option<Member>)>, EtcdError> {
+    ) -> Result<Vec<(String, OwnershipRecord, Option<Member>)>, EtcdError> {
         let (titles, holds) = (self.kind("title"), self.kind("hold"));
         let held = etcd.list(&holds, wait_max).await?;
         let held: BTreeMap<&str, &EtcdEntry> =
@@ -253,10 +255,10 @@ fn encode(value: &Value, about: &About) -> Vec<u8> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pools: about.pools.clone(),
         }),
-        Value::Hold(Member { name, id }) => {
+        Value::OwnershipLock(Member { name, id }) => {
             serde_json::to_vec(&HoldValue { id: id.clone(), host: name.clone() })
         }
-        Value::Title(title) => serde_json::to_vec(&TitleValue {
+        Value::OwnershipRecord(title) => serde_json::to_vec(&TitleValue {
             id: title.member.id.clone(),
             host: title.member.name.clone(),
             generation: title.generation,
@@ -283,7 +285,7 @@ fn value<T: serde::de::DeserializeOwned>(entry: &EtcdEntry) -> Result<T, StoreEr
     serde_json::from_slice(&entry.value).map_err(|_| strange())
 }
 
-fn title(entry: &EtcdEntry) -> Result<Found<Title>, StoreError> {
+fn title(entry: &EtcdEntry) -> Result<Found<OwnershipRecord>, StoreError> {
     let TitleValue { id, host, generation, taken, dirty, copy, adopts, adopted } = value(entry)?;
     if generation >= u64::MAX / 2 || adopted.len() > ADOPTED_MAX {
         return Err(StoreError::Strange(entry.key.clone()));
@@ -293,7 +295,7 @@ fn title(entry: &EtcdEntry) -> Result<Found<Title>, StoreError> {
         loan,
         cache,
     });
-    let title = Title {
+    let title = OwnershipRecord {
         member: Member { name: host, id },
         generation,
         taken,
@@ -322,7 +324,7 @@ mod tests {
     #[test]
     fn values_come_back() {
         let member = Member { name: "a".to_owned(), id: "x".to_owned() };
-        let plain = Title {
+        let plain = OwnershipRecord {
             member: member.clone(),
             generation: 4,
             taken: true,
@@ -333,20 +335,22 @@ mod tests {
         };
         let served = Served { by: member.clone(), generation: 3 };
         let copy = SecondCopy { member: member.clone(), loan: "l".to_owned(), cache: "c".to_owned() };
-        let full = Title {
+        let full = OwnershipRecord {
             copy: Some(copy),
             adopts: Some(served.clone()),
             adopted: vec![served; ADOPTED_MAX],
             ..plain.clone()
         };
         for given in [plain, full] {
-            let text = String::from_utf8(encode(&Value::Title(given.clone()), &About::default())).unwrap();
+            let text =
+                String::from_utf8(encode(&Value::OwnershipRecord(given.clone()), &About::default())).unwrap();
             assert_eq!(title(&entry("t", &text)).unwrap().value, given);
         }
         // As a hob wrote it that knew of no copies.
         let old = r#"{"id":"x","host":"a","generation":4,"taken":true,"dirty":true}"#;
         assert_eq!(title(&entry("t", old)).unwrap().value.copy, None);
-        let text = String::from_utf8(encode(&Value::Hold(member.clone()), &About::default())).unwrap();
+        let text =
+            String::from_utf8(encode(&Value::OwnershipLock(member.clone()), &About::default())).unwrap();
         let found = hold(&entry("h", &text)).unwrap();
         assert_eq!((found.value, found.revision, found.lease), (member, 3, LeaseId(7)));
     }
@@ -371,9 +375,9 @@ mod tests {
         };
         let taken = r#"{"id":"x","host":"a","generation":1,"taken":true,"dirty":false}"#;
         for (key, value, expected) in [
-            ("/hob/title/d", Some(taken), Some(("d", News::Title { taken: true }))),
-            ("/hob/title/d", None, Some(("d", News::Title { taken: false }))),
-            ("/hob/hold/d", None, Some(("d", News::HoldGone))),
+            ("/hob/title/d", Some(taken), Some(("d", ClusterEvent::OwnershipRecord { taken: true }))),
+            ("/hob/title/d", None, Some(("d", ClusterEvent::OwnershipRecord { taken: false }))),
+            ("/hob/hold/d", None, Some(("d", ClusterEvent::HoldGone))),
             ("/hob/hold/d", Some("{}"), None),
             ("/hob/title/d", Some("{}"), None),
             ("/other/title/d", Some(taken), None),
@@ -386,7 +390,7 @@ mod tests {
     fn keys_lie_under_the_prefix() {
         for prefix in ["/hob", "/hob/"] {
             let names = Names::new(prefix);
-            assert_eq!(names.of(&Key::Title("vm1".to_owned())), "/hob/title/vm1");
+            assert_eq!(names.of(&Key::OwnershipRecord("vm1".to_owned())), "/hob/title/vm1");
         }
     }
 }

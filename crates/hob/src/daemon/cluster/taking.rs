@@ -3,10 +3,11 @@
 use std::sync::Arc;
 
 use hob_engine::cluster::{
-    Adopting, Found, LeaseId, Member, Refusal as Why, SecondCopy, Taking, Title, Txn, Verdict, Wish,
+    Adopting, Found, LeaseId, Member, OwnershipRecord, OwnershipRequest, Refusal as Why, SecondCopy, Taking,
+    Txn, Verdict,
 };
 
-use super::{Cluster, GOES, LeaseClock, Membership, Place, lock, now};
+use super::{Cluster, DiskMembership, GOES, LeaseClock, Membership, lock, now};
 
 /// The word of an operator counts no longer than settling and this, nanoseconds.
 const FORCE_NS_MAX: u64 = 10_000_000_000;
@@ -32,12 +33,12 @@ pub(crate) enum Took {
     /// It is this host's.
     Taken(Taken),
     /// It is held, so that its second copy, which is here, is brought to the backing first.
-    ToAdopt(ToAdopt),
+    FailoverCandidate(FailoverCandidate),
 }
 
 /// A disk whose owner vanished and whose dirty data has a second copy here.
 #[derive(Debug)]
-pub(crate) struct ToAdopt {
+pub(crate) struct FailoverCandidate {
     /// Where.
     pub(crate) copy: SecondCopy,
     /// Whose data it is.
@@ -51,13 +52,13 @@ pub(crate) struct ToAdopt {
 pub(crate) enum TakeError {
     /// Another host has it, or what it has cannot be done without.
     #[error("{why}")]
-    Elsewhere {
+    OtherOwner {
         /// In words.
         why: String,
         /// What to do.
         hint: String,
         /// What there is to it.
-        how: Elsewhere,
+        how: OtherOwner,
     },
     /// Nobody knows: ask again later.
     #[error("{0}")]
@@ -66,7 +67,7 @@ pub(crate) enum TakeError {
 
 /// How a disk is that cannot be had.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Elsewhere {
+pub(crate) enum OtherOwner {
     /// Another host serves it: all is well.
     Served,
     /// Its owner vanished, and what that had sent may still be on its way.
@@ -85,7 +86,7 @@ impl Cluster {
     /// Takes a disk. `known` is the generation that is kept with what flash has of it; `dirty`: something of it may be dirty, now or soon.
     pub(crate) async fn take(&self, disk: &str, known: Option<u64>, dirty: bool) -> Result<Took, TakeError> {
         let took = self.take_as_it_is(disk, known, dirty).await;
-        self.outlook.tried(disk, &took);
+        self.watcher.tried(disk, &took);
         took
     }
 
@@ -94,11 +95,11 @@ impl Cluster {
         let place = self.place(disk);
         let mut place = place.lock().await;
         let force = lock(&self.forced).get(disk).is_some_and(|until| now() < *until);
-        let wish = Wish { known, dirty, force, keeps_copy: false };
+        let wish = OwnershipRequest { known, dirty, force, keeps_copy: false };
         let taken = self.take_at(&membership, &mut place, disk, wish).await;
         if !matches!(
             taken,
-            Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. } | TakeError::Unknown(_))
+            Err(TakeError::OtherOwner { how: OtherOwner::Settling, .. } | TakeError::Unknown(_))
         ) {
             lock(&self.forced).remove(disk);
         }
@@ -108,9 +109,9 @@ impl Cluster {
     pub(super) async fn take_at(
         &self,
         membership: &Membership,
-        place: &mut Place,
+        place: &mut DiskMembership,
         disk: &str,
-        wish: Wish,
+        wish: OwnershipRequest,
     ) -> Result<Took, TakeError> {
         place.lost = false;
         self.attempt(membership, place, disk, wish, false).settle().await
@@ -126,22 +127,22 @@ impl Cluster {
         let membership = self.member().await?;
         let place = self.place(disk);
         let mut place = place.lock().await;
-        let wish = Wish { known, dirty, force: false, keeps_copy: true };
+        let wish = OwnershipRequest { known, dirty, force: false, keeps_copy: true };
         let took = match self.attempt(&membership, &mut place, disk, wish, true).settle().await {
             Ok(Took::Taken(taken)) => Ok(taken),
-            Ok(Took::ToAdopt(to_adopt)) => Err(elsewhere(disk, Some(&to_adopt.from))),
+            Ok(Took::FailoverCandidate(to_adopt)) => Err(elsewhere(disk, Some(&to_adopt.from))),
             Err(error) => Err(error),
         };
-        place.lost = matches!(took, Err(TakeError::Elsewhere { .. }));
+        place.lost = matches!(took, Err(TakeError::OtherOwner { .. }));
         took
     }
 
     fn attempt<'a>(
         &'a self,
         membership: &'a Membership,
-        place: &'a mut Place,
+        place: &'a mut DiskMembership,
         disk: &'a str,
-        wish: Wish,
+        wish: OwnershipRequest,
         goes_on: bool,
     ) -> Attempt<'a> {
         let trouble = "others go at it too".to_owned();
@@ -153,9 +154,9 @@ impl Cluster {
 struct Attempt<'a> {
     cluster: &'a Cluster,
     membership: &'a Membership,
-    place: &'a mut Place,
+    place: &'a mut DiskMembership,
     disk: &'a str,
-    wish: Wish,
+    wish: OwnershipRequest,
     /// It is served: nobody else may have had it meanwhile.
     goes_on: bool,
     /// Why the last go came to nothing.
@@ -176,8 +177,8 @@ impl Attempt<'_> {
     async fn go(&mut self) -> Result<Option<Took>, TakeError> {
         let cluster = self.cluster;
         let look = cluster.look(self.disk).await.map_err(|error| TakeError::Unknown(error.to_string()))?;
-        cluster.outlook.looked(self.disk, &look);
-        if let Some((title_revision, at)) = cluster.outlook.gone(self.disk) {
+        cluster.watcher.looked(self.disk, &look);
+        if let Some((title_revision, at)) = cluster.watcher.gone(self.disk) {
             self.place.seat.saw_gone(title_revision, at);
         }
         let verdict = self.place.seat.decide(now(), &cluster.me, self.membership.lease, &look, self.wish);
@@ -203,7 +204,7 @@ impl Attempt<'_> {
             Verdict::Take(taking) if self.goes_on && !taking.continued => Err(elsewhere(self.disk, had_it)),
             Verdict::Take(taking) => self.take(before, *taking).await,
             Verdict::Wait(until) => {
-                cluster.outlook.settles(self.disk, until);
+                cluster.watcher.settles(self.disk, until);
                 Err(match self.goes_on {
                     true => elsewhere(self.disk, had_it),
                     false => settling(had_it, cluster.config.settle_seconds),
@@ -221,12 +222,12 @@ impl Attempt<'_> {
         tracing::info!("{} is held for the second copy of what {} had dirty", self.disk, from.name);
         self.place.title = Some(Found { revision, ..title });
         self.place.lease = self.membership.lease;
-        Some(Took::ToAdopt(ToAdopt { copy, from, clock: self.membership.clock.clone() }))
+        Some(Took::FailoverCandidate(FailoverCandidate { copy, from, clock: self.membership.clock.clone() }))
     }
 
     async fn take(
         &mut self,
-        before: Option<Found<Title>>,
+        before: Option<Found<OwnershipRecord>>,
         taking: Taking,
     ) -> Result<Option<Took>, TakeError> {
         let Taking { txn, title, continued, lost_by, outdated_by } = taking;
@@ -239,7 +240,7 @@ impl Attempt<'_> {
         }
         let _turn = self.cluster.commits.acquire().await;
         let seen = before.as_ref().map_or(0, |title| title.revision);
-        if self.cluster.outlook.has_moved(self.disk, seen) {
+        if self.cluster.watcher.has_moved(self.disk, seen) {
             // While others were waited for.
             return Ok(None);
         }
@@ -259,8 +260,8 @@ impl Attempt<'_> {
     /// The disk is this host's, whose title was `before` and is `title` now.
     fn has_it(
         &mut self,
-        before: Option<Found<Title>>,
-        title: Found<Title>,
+        before: Option<Found<OwnershipRecord>>,
+        title: Found<OwnershipRecord>,
         continued: bool,
         outdated_by: Option<Member>,
     ) -> Result<Took, TakeError> {
@@ -290,30 +291,30 @@ impl Attempt<'_> {
 
 fn settling(member: Option<&Member>, settle_seconds: u64) -> TakeError {
     let host = member.map_or("?", |member| &member.name);
-    TakeError::Elsewhere {
+    TakeError::OtherOwner {
         why: format!("{host} had it and vanished; it is taken {settle_seconds} s after that was seen"),
         hint: "wait".to_owned(),
-        how: Elsewhere::Settling,
+        how: OtherOwner::Settling,
     }
 }
 
 fn elsewhere(disk: &str, member: Option<&Member>) -> TakeError {
     let host = member.map_or("another host", |member| &member.name);
-    TakeError::Elsewhere {
+    TakeError::OtherOwner {
         why: format!("{host} has had it meanwhile"),
         hint: format!("'hob cluster disks' shows who has {disk}; it comes back by itself when it is free"),
-        how: Elsewhere::Needed,
+        how: OtherOwner::Needed,
     }
 }
 
 fn refused(disk: &str, why: &Why) -> TakeError {
     match why {
-        Why::Held(by, generation) => TakeError::Elsewhere {
+        Why::Held(by, generation) => TakeError::OtherOwner {
             why: format!("{} has it (generation {generation})", by.name),
             hint: "it comes by itself when that host gives it back or vanishes".to_owned(),
-            how: Elsewhere::Served,
+            how: OtherOwner::Served,
         },
-        Why::Dirty(by, generation) => TakeError::Elsewhere {
+        Why::Dirty(by, generation) => TakeError::OtherOwner {
             why: format!(
                 "data of it that is not on the backing may be in the flash of {} (generation {generation})",
                 by.name
@@ -321,7 +322,7 @@ fn refused(disk: &str, why: &Why) -> TakeError {
             hint: format!(
                 "start that host again; if it never comes back, 'hob cluster take {disk} --force --yes' goes on without that data"
             ),
-            how: Elsewhere::Needed,
+            how: OtherOwner::Needed,
         },
     }
 }

@@ -4,17 +4,17 @@ use std::sync::Arc;
 
 use hob_control::etcd::EtcdError;
 use hob_control::{Cluster as View, ClusterDisk, ClusterDiskState, ClusterHost, ClusterState};
-use hob_engine::cluster::{Member, Title};
+use hob_engine::cluster::{Member, OwnershipRecord};
 use tokio::sync::Mutex as AsyncMutex;
 
-use super::{Cluster, LIST_MAX, Place, lock, now};
+use super::{Cluster, DiskMembership, LIST_MAX, lock, now};
 
 impl Cluster {
     /// How this host is, as a member.
     pub(crate) fn view(&self) -> View {
         let membership = self.membership.borrow().clone();
         let left_ns = membership.as_ref().map_or(0, |membership| membership.clock.left_ns(now()));
-        let held = |place: &Arc<AsyncMutex<Place>>| {
+        let held = |place: &Arc<AsyncMutex<DiskMembership>>| {
             // One that is being worked at is counted next time.
             place.try_lock().is_ok_and(|place| place.title.is_some())
         };
@@ -47,7 +47,7 @@ impl Cluster {
 
     /// All disks that any host has or had, by name.
     pub(crate) async fn disks(&self) -> Result<Vec<ClusterDisk>, EtcdError> {
-        let disk = |(name, title, by): (String, Title, Option<Member>)| ClusterDisk {
+        let disk = |(name, title, by): (String, OwnershipRecord, Option<Member>)| ClusterDisk {
             name,
             state: match (&by, title.taken) {
                 (Some(by), _) if title.adopts.is_some() || by.id != title.member.id => {

@@ -34,7 +34,7 @@ const SLOW_MAX: Duration = Duration::from_secs(15);
 
 /// What is sent to everybody, and who may listen.
 #[derive(Debug)]
-pub(super) struct Hub {
+pub(super) struct EventBroadcaster {
     manager: Arc<Manager>,
     places: Arc<Semaphore>,
     /// The latest event; none while nobody listens.
@@ -42,10 +42,10 @@ pub(super) struct Hub {
     is_gathering: Mutex<bool>,
 }
 
-impl Hub {
+impl EventBroadcaster {
     /// Gathers nothing yet.
-    pub(super) fn new(manager: Arc<Manager>) -> Arc<Hub> {
-        Arc::new(Hub {
+    pub(super) fn new(manager: Arc<Manager>) -> Arc<EventBroadcaster> {
+        Arc::new(EventBroadcaster {
             manager,
             places: Arc::new(Semaphore::new(LISTENERS_MAX)),
             news: watch::Sender::new(None),
@@ -106,16 +106,16 @@ fn event(number: u64, snapshot: &Snapshot) -> Bytes {
     )
 )]
 pub(super) async fn events(
-    Extension(hub): Extension<Arc<Hub>>,
+    Extension(broadcaster): Extension<Arc<EventBroadcaster>>,
     hang_up: Option<Extension<HangUp>>,
 ) -> Response {
-    let Ok(place) = Arc::clone(&hub.places).try_acquire_owned() else {
+    let Ok(place) = Arc::clone(&broadcaster.places).try_acquire_owned() else {
         let problem = Problem::new(format!("{LISTENERS_MAX} listen to events on this socket already"))
             .with_hint("close a dashboard, or try again later");
         return Answer::<()>::No(StatusCode::SERVICE_UNAVAILABLE, problem).into_response();
     };
     let (sender, events) = mpsc::channel(1);
-    tokio::spawn(pass_on(hub.listen(), sender, hang_up.map(|Extension(it)| it), place));
+    tokio::spawn(pass_on(broadcaster.listen(), sender, hang_up.map(|Extension(it)| it), place));
     let headers = [(CONTENT_TYPE, "text/event-stream"), (CACHE_CONTROL, "no-store")];
     (headers, HttpBody::new(Events(events))).into_response()
 }

@@ -26,7 +26,7 @@ use super::auth::{self, Access};
 use super::browser::{self, Names};
 use super::request_id;
 use crate::daemon::config::ControlConfig;
-use crate::daemon::half_open::{Establish, Eviction, HalfOpen, HalfOpenGuard};
+use crate::daemon::half_open::{Establish, Eviction, HalfOpenConnections, HalfOpenGuard};
 use crate::daemon::listening_sockets::{self, ListeningSockets};
 use crate::daemon::socket_access::number_in;
 use crate::daemon::tls::{PeerCertificate, Tls, WithoutCertificate};
@@ -172,7 +172,7 @@ impl ControlListener {
         // Outermost, so that the log names refused requests too.
         let router = router.layer(middleware::from_fn(request_id::name));
         let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        let half_open = HalfOpen::default();
+        let half_open = HalfOpenConnections::default();
         loop {
             let Ok(permit) = permits.clone().acquire_owned().await else { return };
             self.listening.until_resumed().await;

@@ -23,7 +23,7 @@ use super::auth::{self, Access, Role};
 use super::browser::{self, Names};
 use super::extract::Answer;
 use super::listener::{CONNECTIONS_MAX, connection};
-use crate::daemon::half_open::HalfOpen;
+use crate::daemon::half_open::HalfOpenConnections;
 use crate::daemon::watchdog::contained_task;
 
 /// What a browser says that concerns the daemon.
@@ -70,7 +70,7 @@ impl Loopback {
             .layer(middleware::from_fn_with_state(access, auth::check))
             .layer(middleware::from_fn_with_state(Names::Loopback, browser::check));
         let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
-        let half_open = HalfOpen::default();
+        let half_open = HalfOpenConnections::default();
         loop {
             let Ok(place) = places.clone().acquire_owned().await else { return };
             match self.socket.accept().await {

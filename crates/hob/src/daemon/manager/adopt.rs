@@ -21,7 +21,7 @@ use std::time::Duration;
 use hob_control::Size;
 use hob_engine::cluster::SecondCopy;
 use hob_engine::command::Access;
-use hob_storage::backing::alone::{Alone, WRITE_BYTES_MAX};
+use hob_storage::backing::offline_writer::{OfflineWriter, WRITE_BYTES_MAX};
 use hob_storage::pool::{OwnerId, Pool};
 use tokio::time::Instant;
 
@@ -29,7 +29,7 @@ use super::api_error::{ApiError, open_error};
 use super::disks::{Dirty, Source};
 use super::flash::blocking;
 use super::{DiskPhase, Manager};
-use crate::daemon::cluster::{Cluster, LeaseClock, Taken, ToAdopt, now};
+use crate::daemon::cluster::{Cluster, FailoverCandidate, LeaseClock, Taken, now};
 use crate::daemon::hardware::{Backing, BackingInfo};
 use crate::daemon::state::CacheOwner;
 
@@ -64,7 +64,7 @@ impl Manager {
         self: &Arc<Self>,
         cluster: &Cluster,
         name: &str,
-        to_adopt: ToAdopt,
+        to_adopt: FailoverCandidate,
     ) -> Result<Taken, ApiError> {
         let adopted = self.adopt_now(cluster, name, to_adopt).await;
         if adopted.is_err()
@@ -79,9 +79,9 @@ impl Manager {
         self: &Arc<Self>,
         cluster: &Cluster,
         name: &str,
-        to_adopt: ToAdopt,
+        to_adopt: FailoverCandidate,
     ) -> Result<Taken, ApiError> {
-        let ToAdopt { copy, from, clock } = to_adopt;
+        let FailoverCandidate { copy, from, clock } = to_adopt;
         tracing::warn!("{name}: {} is gone; the second copy of what it had dirty is taken over", from.name);
         let unusable = |error: ApiError| {
             let why = error.problem.error;
@@ -160,7 +160,7 @@ impl Manager {
         let Checked { _pool, mut dirty, backing, bytes } = checked;
         let may_go_on = || now() < clock.calls_back_at();
         let mut alone =
-            Alone::new(backing, &may_go_on).map_err(|error| ApiError::failed(error.to_string()))?;
+            OfflineWriter::new(backing, &may_go_on).map_err(|error| ApiError::failed(error.to_string()))?;
         let mut pass = Pass::new(self, name, "is being brought to the backing", bytes);
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {
@@ -214,7 +214,7 @@ fn left_text(done: u64, all: u64, took: Duration) -> String {
 /// Neighbouring sectors become one write.
 fn write_all(
     dirty: &mut Dirty,
-    alone: &mut Alone<'_>,
+    alone: &mut OfflineWriter<'_>,
     clock: &LeaseClock,
     mut advance: impl FnMut(&Range<u64>),
 ) -> Result<(), ApiError> {

@@ -15,7 +15,7 @@ use super::disks::RecoveringCache;
 use super::leave::Ending;
 use super::registry::ClusterWait;
 use super::{DiskPhase, Manager};
-use crate::daemon::cluster::{Cluster, Elsewhere, TakeError, Took};
+use crate::daemon::cluster::{Cluster, OtherOwner, TakeError, Took};
 
 /// How often it is looked which disks are waited for, or have to be taken again.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
@@ -107,7 +107,7 @@ impl Manager {
         };
         let taken = match self.take_disk(cluster, name).await? {
             Took::Taken(taken) => taken,
-            Took::ToAdopt(to_adopt) => match self.adopt(cluster, name, to_adopt).await {
+            Took::FailoverCandidate(to_adopt) => match self.adopt(cluster, name, to_adopt).await {
                 Ok(taken) => taken,
                 Err(error) => {
                     cluster.leave_adopting(name).await;
@@ -133,8 +133,8 @@ impl Manager {
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.cluster_wait = match &taken {
                 Ok(_) => ClusterWait::No,
-                Err(TakeError::Elsewhere { how: Elsewhere::Served, .. }) => ClusterWait::Served,
-                Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. }) => ClusterWait::Settles,
+                Err(TakeError::OtherOwner { how: OtherOwner::Served, .. }) => ClusterWait::Served,
+                Err(TakeError::OtherOwner { how: OtherOwner::Settling, .. }) => ClusterWait::Settles,
                 Err(_) => ClusterWait::Yes,
             };
         }
@@ -146,7 +146,7 @@ impl Manager {
         let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else { return Ok(()) };
         let taken = match self.take_disk(cluster, name).await? {
             Took::Taken(taken) => taken,
-            Took::ToAdopt(to_adopt) => {
+            Took::FailoverCandidate(to_adopt) => {
                 cluster.leave_adopting(name).await;
                 let why = format!("{} vanished with dirty data of it", to_adopt.from.name);
                 return Err(ApiError::conflict(why).hint("start that host again"));
@@ -327,7 +327,7 @@ impl Manager {
                 }
             }
             Err(TakeError::Unknown(why)) => tracing::debug!("{name} is not taken again yet: {why}"),
-            Err(error @ TakeError::Elsewhere { .. }) => {
+            Err(error @ TakeError::OtherOwner { .. }) => {
                 tracing::error!("{name} is lost: {error}");
                 shard.lose(id);
                 self.disks.lost(id, refuse(error)).await;
@@ -404,7 +404,7 @@ impl Manager {
 
 pub(super) fn refuse(error: TakeError) -> ApiError {
     match error {
-        TakeError::Elsewhere { why, hint, .. } => ApiError::conflict(why).hint(hint),
+        TakeError::OtherOwner { why, hint, .. } => ApiError::conflict(why).hint(hint),
         TakeError::Unknown(why) => ApiError::failed(why).hint("it is tried again"),
     }
 }

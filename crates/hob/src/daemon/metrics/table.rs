@@ -82,7 +82,7 @@ pub(crate) enum Source {
     /// Each disk that is online.
     Stats(fn(&DiskStats) -> f64),
     /// Each disk that is online and has a cache.
-    CacheStats(fn(&Room<'_>) -> f64),
+    CacheStats(fn(&MetricContext<'_>) -> f64),
     /// Each outcome of each disk that is online.
     Outcome(fn(&OutcomeStats) -> f64),
     /// Each outcome, that has happened, of each disk that is online.
@@ -91,7 +91,7 @@ pub(crate) enum Source {
 
 /// A cache as the shard counts it, and its block.
 #[derive(Debug)]
-pub(crate) struct Room<'a> {
+pub(crate) struct MetricContext<'a> {
     /// Figures of its disk.
     pub(crate) stats: &'a DiskStats,
     /// Bytes of a block.
@@ -187,14 +187,14 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_cluster_lease_left_seconds", Gauge, From::Cluster(|c| c.left_ms as f64 / 1e3), "How much longer its disks answer unless etcd is heard of."),
     row("hob_cluster_disks_held", Gauge, From::Cluster(|c| c.disks_held as f64), "Disks of the cluster that this host holds."),
 
-    row("hob_pool_size_bytes", Gauge, From::Pool(|p| p.size.bytes() as f64), "Room for caches, on devices that are online."),
-    row("hob_pool_free_bytes", Gauge, From::Pool(|p| p.free.bytes() as f64), "Room that no cache has, on devices that give new segments."),
-    row("hob_pool_orphan_bytes", Gauge, From::Pool(|p| p.orphans.iter().map(|o| o.size.bytes()).sum::<u64>() as f64), "Room of persistent caches that belong to no disk."),
-    row("hob_pool_swap_bytes", Gauge, From::Pool(|p| p.swap.iter().map(|s| s.size.bytes()).sum::<u64>() as f64), "Room of swap areas of the host."),
+    row("hob_pool_size_bytes", Gauge, From::Pool(|p| p.size.bytes() as f64), "MetricContext for caches, on devices that are online."),
+    row("hob_pool_free_bytes", Gauge, From::Pool(|p| p.free.bytes() as f64), "MetricContext that no cache has, on devices that give new segments."),
+    row("hob_pool_orphan_bytes", Gauge, From::Pool(|p| p.orphans.iter().map(|o| o.size.bytes()).sum::<u64>() as f64), "MetricContext of persistent caches that belong to no disk."),
+    row("hob_pool_swap_bytes", Gauge, From::Pool(|p| p.swap.iter().map(|s| s.size.bytes()).sum::<u64>() as f64), "MetricContext of swap areas of the host."),
     row("hob_device_state", Gauge, From::DeviceStates, "1 for the state that a flash device is in, 0 for the others."),
     row("hob_device_admits", Gauge, From::Device(|d| yes(d.admission == Admission::In)), "1 when a flash device gives new segments."),
-    row("hob_device_size_bytes", Gauge, From::Device(|d| d.size.bytes() as f64), "Room for caches on a flash device."),
-    row("hob_device_free_bytes", Gauge, From::Device(|d| d.free.bytes() as f64), "Room on a flash device that no cache has."),
+    row("hob_device_size_bytes", Gauge, From::Device(|d| d.size.bytes() as f64), "MetricContext for caches on a flash device."),
+    row("hob_device_free_bytes", Gauge, From::Device(|d| d.free.bytes() as f64), "MetricContext on a flash device that no cache has."),
     row("hob_device_ios", Counter, From::DeviceIo(|c| c.ios as f64), "Reads, writes and flushes of a flash device that ended, failed ones included."),
     row("hob_device_io_errors", Counter, From::DeviceIo(|c| c.errors as f64), "Of these, failed."),
     row("hob_device_read_bytes", Counter, From::DeviceIo(|c| c.read_bytes as f64), "Bytes read from a flash device."),
@@ -249,9 +249,9 @@ pub(crate) const METRICS: &[Metric] = &[
 
     row("hob_cache", Info, From::CacheInfo, "How a cache works; always 1."),
     row("hob_cache_state", Gauge, From::CacheStates, "1 for the state that a cache is in, 0 for the others."),
-    row("hob_cache_wanted_bytes", Gauge, From::Cache(|c| c.size.bytes() as f64), "Room that was asked for."),
-    row("hob_cache_room_bytes", Gauge, From::Cache(|c| c.room.bytes() as f64), "Room that a cache has: less than was asked for after a device was lost."),
-    row("hob_cache_journal_room_bytes", Gauge, From::Cache(|c| c.journal.bytes() as f64), "Room of its journal besides."),
+    row("hob_cache_wanted_bytes", Gauge, From::Cache(|c| c.size.bytes() as f64), "MetricContext that was asked for."),
+    row("hob_cache_room_bytes", Gauge, From::Cache(|c| c.room.bytes() as f64), "MetricContext that a cache has: less than was asked for after a device was lost."),
+    row("hob_cache_journal_room_bytes", Gauge, From::Cache(|c| c.journal.bytes() as f64), "MetricContext of its journal besides."),
     row("hob_cache_used_bytes", Gauge, From::CacheStats(|c| (c.stats.blocks_cached * c.block_bytes) as f64), "Blocks that hold data."),
     row("hob_cache_capacity_bytes", Gauge, From::CacheStats(|c| (c.stats.blocks * c.block_bytes) as f64), "All blocks."),
     row("hob_cache_valid_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_valid)), "Sectors that hold data."),

@@ -9,7 +9,7 @@ use hob_engine::command::{
 use hob_engine::units::{CommandId, DiskId, Instant};
 use hob_frontends::nbd::Connection;
 use hob_storage::area::Area;
-use hob_storage::backing::{Backing, ChangeMark, WaitMax, Witness};
+use hob_storage::backing::{Backing, ChangeDetector, ChangeMark, WaitMax};
 
 use super::Shard;
 use super::clients::{ClientAttachment, Whose};
@@ -439,7 +439,7 @@ impl Shard {
                 self.ring.arena_mut().leave(disk);
                 let backing = self.backings[disk.0 as usize].as_ref();
                 let changed = backing.and_then(Backing::change_mark);
-                let witness = backing.and_then(Backing::witness).map(Witness::keep_open);
+                let witness = backing.and_then(Backing::witness).map(ChangeDetector::keep_open);
                 let bitmaps = self.commands.bitmaps.remove(&disk).unwrap_or_default();
                 let memory = self.areas.replace(disk, None);
                 let failures_owed = self.commands.failures_owed.remove(&disk).unwrap_or(0);

@@ -167,14 +167,14 @@ impl Shard {
 
     /// A disk is another host's: nothing of it is served any more.
     pub(super) fn lose_disk(&mut self, now: Instant, id: DiskId) {
-        self.engine.lose(now, id);
+        self.engine.revoke(now, id);
         let Some(lease) = self.leases.get_mut(id) else { return };
         (lease.is_lost, lease.is_held_back) = (true, true);
         for io in std::mem::take(&mut lease.changes) {
             self.fail(now, io.id);
         }
         if let Some(backing) = self.backings[id.0 as usize].as_mut() {
-            backing.lose(&mut self.ring, now);
+            backing.revoke(&mut self.ring, now);
             self.collect(now, id);
         }
     }
@@ -255,9 +255,9 @@ impl Shard {
         lease.is_held_back = holds_back;
         let Some(backing) = self.backings[index].as_mut() else { return true };
         if holds_back {
-            backing.hold_back(&mut self.ring, now);
+            backing.suspend(&mut self.ring, now);
         } else {
-            backing.go_on();
+            backing.resume();
         }
         self.collect(now, DiskId(index as u32));
         true

@@ -277,7 +277,7 @@ impl Shard {
         }
         let Some(backing) = self.backings[disk.0 as usize].as_mut() else { return };
         if backing.is_lost() && self.engine.role(disk) != Some(Role::Away) {
-            self.engine.lose(now, disk);
+            self.engine.revoke(now, disk);
             self.commands.report(ShardEvent::BackingLost(disk));
         }
         if backing.is_closed() {

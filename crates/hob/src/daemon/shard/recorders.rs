@@ -9,7 +9,7 @@ use hob_engine::io::Op;
 use hob_engine::units::DiskId;
 use hob_nbd::Command;
 
-use crate::daemon::tape::Recorder;
+use crate::daemon::request_recorder::Recorder;
 
 /// The recorders, by disk.
 #[derive(Default)]

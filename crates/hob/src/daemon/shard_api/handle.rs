@@ -19,8 +19,8 @@ use tokio::sync::oneshot;
 use super::{Answer, AtRest, Counter, FileRights, Gone, Noted, ShardCall, ShardError};
 use crate::daemon::hardware::{Area, Backing, DeviceCounts, FlashDevice};
 use crate::daemon::nbd_listener::{ConnectionPermit, Transport};
+use crate::daemon::request_recorder::Recorder;
 use crate::daemon::shard::MachineCall;
-use crate::daemon::tape::Recorder;
 
 /// How long anybody waits for a shard.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);

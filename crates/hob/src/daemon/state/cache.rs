@@ -12,7 +12,7 @@ use hob_engine::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::is_false;
-use crate::daemon::hardware::Evidence;
+use crate::daemon::hardware::ChangeToken;
 
 /// The cache that a disk is to have.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -153,7 +153,7 @@ pub(crate) struct JournalSpec {
     /// What told that the backing was as the cache knew it, when it was looked at last; only of the ring of that number, and only
     /// if everything was verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
-    pub(crate) evidence: Option<Evidence>,
+    pub(crate) evidence: Option<ChangeToken>,
     /// Somebody else has taken the backing over since: nothing that flash has of it counts.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) foreign: bool,
@@ -219,16 +219,16 @@ impl FromStr for CacheOwner {
 
 /// Evidence as 32 hexadecimal digits.
 mod evidence {
-    use super::{Deserialize, Deserializer, Evidence, Serialize, Serializer};
+    use super::{ChangeToken, Deserialize, Deserializer, Serialize, Serializer};
 
-    pub(super) fn serialize<S: Serializer>(evidence: &Option<Evidence>, to: S) -> Result<S::Ok, S::Error> {
-        evidence.map(|Evidence(number)| format!("{number:032x}")).serialize(to)
+    pub(super) fn serialize<S: Serializer>(evidence: &Option<ChangeToken>, to: S) -> Result<S::Ok, S::Error> {
+        evidence.map(|ChangeToken(number)| format!("{number:032x}")).serialize(to)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Evidence>, D::Error> {
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<ChangeToken>, D::Error> {
         let text = Option::<String>::deserialize(from)?;
         let number = text.map(|text| u128::from_str_radix(&text, 16)).transpose();
-        Ok(number.map_err(serde::de::Error::custom)?.map(Evidence))
+        Ok(number.map_err(serde::de::Error::custom)?.map(ChangeToken))
     }
 }
 

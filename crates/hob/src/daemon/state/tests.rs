@@ -3,7 +3,7 @@
 use hob_control::{Export, Qos};
 use hob_engine::command::{Copies, Layout, Mode};
 use hob_engine::preset::Verify;
-use hob_storage::backing::Evidence;
+use hob_storage::backing::ChangeToken;
 
 use super::image::RoleName;
 use super::*;
@@ -67,7 +67,7 @@ fn example() -> State {
                     owner: CacheOwner(0xF123_4567_89AB_CDEF_0123_4567_89AB_CDEF),
                     ring: 7,
                     closed: Some(Closed { size_bytes: 512, modified_ns: -1 }),
-                    evidence: Some(Evidence(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
+                    evidence: Some(ChangeToken(0x0123_4567_89AB_CDEF_0123_4567_89AB_CDEF)),
                     foreign: true,
                     mode_unknown: false,
                 }),

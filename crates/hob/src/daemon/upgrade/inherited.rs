@@ -10,7 +10,7 @@ use hob_frontends::fuse::Attributes;
 use hob_nbd::server::handshake::Negotiated;
 use tokio::sync::Semaphore;
 
-use super::parcel;
+use super::message;
 use super::record::{ClientEntry, Record};
 use crate::daemon::allow::{Peer, Visible};
 use crate::daemon::listening_sockets::ListeningSockets;
@@ -48,7 +48,7 @@ impl InheritedState {
     /// Takes the inherited state, once. If it cannot be read, it is closed and the start is an ordinary one.
     pub(crate) fn take() -> InheritedState {
         let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
-        match parcel::take() {
+        match message::take() {
             Ok(None) => InheritedState { program, ..InheritedState::default() },
             Ok(Some((record, fds))) => {
                 tracing::info!("taking over {}", record.table.summary());

@@ -13,7 +13,7 @@
 //! to the control API.
 
 mod inherited;
-mod parcel;
+mod message;
 mod record;
 
 use std::ffi::OsString;
@@ -97,7 +97,7 @@ struct Asked {
 fn ask(program: &PathBuf) -> io::Result<Asked> {
     let mut words = File::from(memfd_create("hob-check", MemfdFlags::CLOEXEC)?);
     let mut command = Command::new(program);
-    command.args(arguments()).arg(CHECK).env_remove(parcel::VARIABLE).env_remove("NOTIFY_SOCKET");
+    command.args(arguments()).arg(CHECK).env_remove(message::VARIABLE).env_remove("NOTIFY_SOCKET");
     let mut child =
         command.stdin(Stdio::null()).stdout(words.try_clone()?).stderr(words.try_clone()?).spawn()?;
     let end = Instant::now() + CHECK_MAX;
@@ -298,10 +298,10 @@ pub(super) fn become_next(leaving: &HandOff) -> anyhow::Error {
     let own = PathBuf::from("/proc/self/exe");
     let mut error = anyhow::anyhow!("there is no program to go on with");
     for program in [&leaving.program, &own] {
-        error = match parcel::pack(&leaving.record, &leaving.fds) {
-            Ok(parcel) => {
+        error = match message::pack(&leaving.record, &leaving.fds) {
+            Ok(message) => {
                 let mut command = Command::new(program);
-                command.args(arguments()).env(parcel::VARIABLE, parcel::sign()).stdin(Stdio::from(parcel));
+                command.args(arguments()).env(message::VARIABLE, message::sign()).stdin(Stdio::from(message));
                 command.exec().into()
             }
             Err(error) => error.into(),

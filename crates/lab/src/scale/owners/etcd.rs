@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use hob_engine::cluster::Look;
+use hob_engine::cluster::OwnershipSnapshot;
 use hob_engine::units::Instant;
 use hob_world::cluster::store::{Request, Response, Store};
 
@@ -71,7 +71,7 @@ impl Asked {
 }
 
 /// Returns the size of an answer; its header counts with the request's.
-pub(super) fn answer_bytes(asked: &Asked, looks: &[Look]) -> f64 {
+pub(super) fn answer_bytes(asked: &Asked, looks: &[OwnershipSnapshot]) -> f64 {
     let entries =
         looks.iter().map(|look| usize::from(look.title.is_some()) + usize::from(look.hold.is_some()));
     match asked.question {
@@ -90,7 +90,7 @@ pub(super) fn news_bytes(changes: usize) -> f64 {
 pub(super) struct Work {
     pub(super) asked: Asked,
     pub(super) response: Response,
-    pub(super) looks: Vec<Look>,
+    pub(super) looks: Vec<OwnershipSnapshot>,
 }
 
 /// The server; see the module documentation.

@@ -3,7 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use hob_engine::cluster::{
-    Answer, Ask, Event as Told, Keeper, Look, Member, Seat, Tenure, Tried, Txn, Verdict, Waiting, Wish,
+    Answer, Ask, Event as Told, LeaseManager, LeaseTerm, Member, OwnershipRequest, OwnershipSnapshot,
+    OwnershipState, Tried, Txn, Verdict, Waiting,
 };
 use hob_engine::units::Instant;
 use hob_world::cluster::store::{Request, Response};
@@ -34,13 +35,13 @@ pub(super) struct Host {
     settle_ns: u64,
     pub(super) is_up: bool,
     pub(super) lost_lease: bool,
-    keeper: Keeper,
-    tenure: Option<Tenure>,
+    keeper: LeaseManager,
+    term: Option<LeaseTerm>,
     pub(super) waiting: Waiting,
     /// Disks of other hosts that it watches.
     told: BTreeSet<String>,
     pub(super) held: Vec<String>,
-    seats: BTreeMap<String, Seat>,
+    seats: BTreeMap<String, OwnershipState>,
     asked: BTreeMap<u64, Purpose>,
     /// Disks to read, when there is a free request.
     to_look: VecDeque<String>,
@@ -57,13 +58,13 @@ impl Host {
     pub(super) fn new(number: usize, owners: &Owners, told: Vec<String>, held: Vec<String>) -> Host {
         let me = Member { name: format!("host-{number:02}"), id: format!("{number:032x}") };
         Host {
-            keeper: Keeper::new(me.clone(), owners.lease_ns),
+            keeper: LeaseManager::new(me.clone(), owners.lease_ns),
             waiting: Waiting::new(&me, owners.settle_ns),
             settle_ns: owners.settle_ns,
             me,
             is_up: true,
             lost_lease: false,
-            tenure: None,
+            term: None,
             told: told.into_iter().collect(),
             held,
             seats: BTreeMap::new(),
@@ -77,15 +78,18 @@ impl Host {
         }
     }
 
-    fn decide(&mut self, now: Instant, disk: &str, look: &Look) -> Option<Verdict> {
-        let tenure = self.tenure.filter(|tenure| tenure.is_valid(now))?;
+    fn decide(&mut self, now: Instant, disk: &str, look: &OwnershipSnapshot) -> Option<Verdict> {
+        let term = self.term.filter(|term| term.is_valid(now))?;
         let settle_ns = self.settle_ns;
-        let seat = self.seats.entry(disk.to_owned()).or_insert_with(|| Seat::new(disk.to_owned(), settle_ns));
+        let seat = self
+            .seats
+            .entry(disk.to_owned())
+            .or_insert_with(|| OwnershipState::new(disk.to_owned(), settle_ns));
         if let Some((revision, at)) = self.waiting.gone(disk) {
             seat.saw_gone(revision, at);
         }
-        let wish = Wish { known: None, dirty: false, force: false, keeps_copy: false };
-        Some(seat.decide(now, &self.me, tenure.lease, look, wish))
+        let wish = OwnershipRequest { known: None, dirty: false, force: false, keeps_copy: false };
+        Some(seat.decide(now, &self.me, term.lease, look, wish))
     }
 }
 
@@ -100,8 +104,8 @@ impl Play {
         }
         while let Some(told) = host.keeper.poll_event() {
             match told {
-                Told::Joined(tenure) | Told::Renewed(tenure) => host.tenure = Some(tenure),
-                Told::Ended(_) => (host.tenure, host.lost_lease) = (None, true),
+                Told::Joined(term) | Told::Renewed(term) => host.term = Some(term),
+                Told::Ended(_) => (host.term, host.lost_lease) = (None, true),
                 Told::NameTaken(_) => unreachable!("each has its own"),
             }
         }
@@ -179,7 +183,7 @@ impl Play {
     pub(super) fn settle(&mut self) {
         for number in 0..self.hosts.len() {
             for disk in std::mem::take(&mut self.hosts[number].held) {
-                let verdict = self.hosts[number].decide(self.now, &disk, &Look::default());
+                let verdict = self.hosts[number].decide(self.now, &disk, &OwnershipSnapshot::default());
                 let Some(Verdict::Take(taking)) = verdict else { unreachable!("{disk} is nobody's") };
                 let done = self.server.store.handle(self.now, Request::Txn(taking.txn), false, false);
                 assert!(matches!(done, Response::Txn(Some(_))), "{} is a member", self.hosts[number].me.name);
@@ -189,13 +193,13 @@ impl Play {
         self.server.store.take_news();
         for number in 0..self.hosts.len() {
             let host = &mut self.hosts[number];
-            if self.owners.pacing == Pacing::News {
+            if self.owners.pacing == Pacing::ClusterEvent {
                 host.waiting.handle_waits(self.now, host.told.iter().map(String::as_str));
                 host.waiting.handle_hearing(self.now, true);
                 self.look_when_due(number);
             } else {
                 let at = self.now + self.dice.below(SECOND_NS);
-                self.queue.push(at, Event::Look(number));
+                self.queue.push(at, Event::OwnershipSnapshot(number));
             }
         }
     }
@@ -205,7 +209,7 @@ impl Play {
         let host = &mut self.hosts[number];
         if let Some(at) = host.waiting.poll_timeout().filter(|at| *at < host.looks_at) {
             host.looks_at = at.max(self.now + 1);
-            self.queue.push(host.looks_at, Event::Look(number));
+            self.queue.push(host.looks_at, Event::OwnershipSnapshot(number));
         }
     }
 
@@ -216,7 +220,7 @@ impl Play {
             return;
         }
         match self.owners.pacing {
-            Pacing::News => {
+            Pacing::ClusterEvent => {
                 if host.looks_at > now {
                     return;
                 }
@@ -235,7 +239,7 @@ impl Play {
                         host.to_look.push_back(disk.clone());
                     }
                 }
-                self.queue.push(now + SECOND_NS, Event::Look(number));
+                self.queue.push(now + SECOND_NS, Event::OwnershipSnapshot(number));
             }
         }
         self.go_on(number);
@@ -244,7 +248,7 @@ impl Play {
     /// Sends requests while there are free ones.
     fn go_on(&mut self, number: usize) {
         let (looks_max, disks_max, commits_max) = match self.owners.pacing {
-            Pacing::News => (LOOKS_MAX, LOOK_DISKS_MAX, COMMITS_MAX),
+            Pacing::ClusterEvent => (LOOKS_MAX, LOOK_DISKS_MAX, COMMITS_MAX),
             Pacing::Looks => (usize::MAX, 1, usize::MAX),
         };
         loop {
@@ -270,7 +274,7 @@ impl Play {
         }
     }
 
-    fn looked(&mut self, number: usize, disk: &str, look: &Look) {
+    fn looked(&mut self, number: usize, disk: &str, look: &OwnershipSnapshot) {
         let host = &mut self.hosts[number];
         host.waiting.handle_look(disk, look);
         match host.decide(self.now, disk, look) {
@@ -281,7 +285,7 @@ impl Play {
             Some(Verdict::Mine(_)) => self.took(number, disk),
             Some(Verdict::Wait(at)) => self.tried(number, disk, Tried::Settles(at)),
             // There is no dirty data here, so there is no failover from a replica.
-            Some(Verdict::Refused(_) | Verdict::Adopt(_)) => self.tried(number, disk, Tried::Elsewhere),
+            Some(Verdict::Refused(_) | Verdict::Adopt(_)) => self.tried(number, disk, Tried::OtherOwner),
             None => self.tried(number, disk, Tried::Unknown),
         }
     }
@@ -300,7 +304,7 @@ impl Play {
         let host = &mut self.hosts[number];
         host.trying.remove(disk);
         host.waiting.handle_tried(now, disk, tried);
-        if self.owners.pacing == Pacing::News {
+        if self.owners.pacing == Pacing::ClusterEvent {
             self.look_when_due(number);
         }
     }

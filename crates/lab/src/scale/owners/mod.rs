@@ -18,7 +18,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-use hob_engine::cluster::News;
+use hob_engine::cluster::ClusterEvent;
 use hob_engine::units::Instant;
 use hob_world::queue::Queue;
 
@@ -37,7 +37,7 @@ pub enum Pacing {
     /// Each host reads each disk that it waits for every second.
     Looks,
     /// They watch changes, and read many disks with one request.
-    News,
+    ClusterEvent,
 }
 
 /// Service times of etcd.
@@ -144,7 +144,7 @@ enum Event {
     /// A host's lease manager has work to do.
     Keep(usize),
     /// A host checks for disks to try.
-    Look(usize),
+    OwnershipSnapshot(usize),
     /// A request reaches etcd.
     Arrives(Asked),
     /// Etcd completes a request.
@@ -152,7 +152,7 @@ enum Event {
     /// An answer reaches a host; `None`: it timed out.
     Answer { host: usize, number: u64, answer: Option<hob_world::cluster::store::Response>, looks: Looks },
     /// A host gets watch events.
-    News { host: usize, news: Rc<[(String, u64, News)]> },
+    ClusterEvent { host: usize, news: Rc<[(String, u64, ClusterEvent)]> },
     /// The disks get their first owners.
     Settle,
     /// Hosts are killed.
@@ -160,7 +160,7 @@ enum Event {
 }
 
 /// The answer to a read of many disks.
-type Looks = Vec<hob_engine::cluster::Look>;
+type Looks = Vec<hob_engine::cluster::OwnershipSnapshot>;
 
 struct Play {
     owners: Owners,
@@ -252,7 +252,7 @@ impl Play {
     fn handle(&mut self, event: Event) {
         match event {
             Event::Keep(host) => self.keep(host),
-            Event::Look(host) => self.look(host),
+            Event::OwnershipSnapshot(host) => self.look(host),
             Event::Arrives(asked) => {
                 let is_idle = self.server.arrive(self.now, asked);
                 if is_idle {
@@ -266,13 +266,13 @@ impl Play {
             Event::Answer { host, number, answer, looks } if self.hosts[host].is_up => {
                 self.answered(host, number, answer, looks);
             }
-            Event::News { host, news } if self.hosts[host].is_up => {
+            Event::ClusterEvent { host, news } if self.hosts[host].is_up => {
                 for (disk, revision, what) in news.iter() {
                     self.hosts[host].waiting.handle_news(self.now, disk, *revision, *what);
                 }
                 self.look_when_due(host);
             }
-            Event::Answer { .. } | Event::News { .. } => {}
+            Event::Answer { .. } | Event::ClusterEvent { .. } => {}
             Event::Settle => self.settle(),
             Event::Kill => self.kill(),
         }
@@ -315,7 +315,7 @@ impl Play {
                     traffic.bytes += etcd::news_bytes(news.len());
                 });
                 let at = at + self.owners.etcd.commit_ns + told_ns;
-                self.queue.push(at, Event::News { host, news });
+                self.queue.push(at, Event::ClusterEvent { host, news });
             }
         }
     }

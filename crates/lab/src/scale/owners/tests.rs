@@ -36,7 +36,7 @@ fn played(owners: &Owners) -> Outcome {
 
 #[test]
 fn disks_of_a_killed_host_are_away_for_a_lease_settling_and_little_more() {
-    for pacing in [Pacing::News, Pacing::Looks] {
+    for pacing in [Pacing::ClusterEvent, Pacing::Looks] {
         let outcome = played(&small(pacing));
         assert_eq!((outcome.orphans, outcome.away_ns.len(), outcome.leases_lost), (20, 20, 0), "{pacing:?}");
         // Its last renewal was up to a quarter of a lease before.
@@ -48,7 +48,7 @@ fn disks_of_a_killed_host_are_away_for_a_lease_settling_and_little_more() {
 
 #[test]
 fn hosts_that_hear_ask_next_to_nothing_however_many_disks_they_wait_for() {
-    let hears = played(&small(Pacing::News));
+    let hears = played(&small(Pacing::ClusterEvent));
     let looks = played(&small(Pacing::Looks));
     // 80 disks, each waited for by three.
     assert!((looks.steady.looks - 240.0).abs() < 5.0, "{:?}", looks.steady);
@@ -77,20 +77,20 @@ fn an_etcd_that_is_asked_too_much_loses_leases_and_one_that_tells_does_not() {
     };
     let looks = played(&slow(Pacing::Looks));
     assert!(looks.leases_lost > 0, "{looks:?}");
-    let hears = played(&slow(Pacing::News));
+    let hears = played(&slow(Pacing::ClusterEvent));
     assert_eq!((hears.leases_lost, hears.away_ns.len()), (0, 50), "{hears:?}");
 }
 
 #[test]
 fn the_same_seed_is_the_same_history() {
-    let owners = Owners { warm_s: 5, steady_s: 5, ..small(Pacing::News) };
+    let owners = Owners { warm_s: 5, steady_s: 5, ..small(Pacing::ClusterEvent) };
     assert_eq!(played(&owners), played(&owners));
     assert_ne!(played(&owners), played(&Owners { seed: 4, ..owners }));
 }
 
 #[test]
 fn what_is_not_taken_in_time_is_said() {
-    let owners = Owners { warm_s: 5, steady_s: 5, after_s: 10, ..small(Pacing::News) };
+    let owners = Owners { warm_s: 5, steady_s: 5, after_s: 10, ..small(Pacing::ClusterEvent) };
     let outcome = played(&owners);
     assert_eq!((outcome.orphans, outcome.away_at(50)), (20, None));
 }

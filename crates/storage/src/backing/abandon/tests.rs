@@ -11,7 +11,7 @@ use crate::ring::{Completion, RingConfig};
 use crate::token::TokenSpace;
 
 #[derive(Default)]
-struct Desk {
+struct CompletionQueue {
     open: Vec<IoId>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
     is_lost: bool,
@@ -19,7 +19,7 @@ struct Desk {
 }
 
 /// Ends requests when it is told to.
-struct Fake(BackingInfo, Arc<Mutex<Desk>>);
+struct Fake(BackingInfo, Arc<Mutex<CompletionQueue>>);
 
 impl Driver for Fake {
     fn info(&self) -> &BackingInfo {
@@ -43,7 +43,7 @@ impl Driver for Fake {
     fn poll_status(&mut self) -> Option<(u64, Status)> {
         None
     }
-    fn lose(&mut self, _: &mut Ring, _: Instant) {
+    fn revoke(&mut self, _: &mut Ring, _: Instant) {
         self.1.lock().unwrap().is_lost = true;
     }
     fn close(&mut self, _: &mut Ring) {
@@ -57,7 +57,7 @@ impl Driver for Fake {
 
 struct Bench {
     backing: Backing,
-    desk: Arc<Mutex<Desk>>,
+    desk: Arc<Mutex<CompletionQueue>>,
     ring: Ring,
 }
 
@@ -77,7 +77,7 @@ impl Bench {
             changed: None,
             evidence: None,
         };
-        let desk = Arc::<Mutex<Desk>>::default();
+        let desk = Arc::<Mutex<CompletionQueue>>::default();
         let mut ring = Ring::new(&RingConfig::default()).unwrap();
         let mut backing = Backing::of(Box::new(Fake(info, desk.clone())));
         backing.attach(&mut ring, Instant(0), 0);

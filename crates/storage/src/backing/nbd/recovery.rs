@@ -103,11 +103,11 @@ impl NbdBacking {
 
     /// Between half and all of the pause, which doubles.
     fn next_pause(&mut self) -> u64 {
-        let mut dice = [0];
-        let _ = rustix::rand::getrandom(&mut dice, rustix::rand::GetRandomFlags::empty());
+        let mut rng = [0];
+        let _ = rustix::rand::getrandom(&mut rng, rustix::rand::GetRandomFlags::empty());
         let nanos = self.pause.as_nanos() as u64;
         self.pause = (self.pause * 2).min(self.options.reconnect_max);
-        nanos / 2 + nanos / 2 * u64::from(dice[0]) / 255
+        nanos / 2 + nanos / 2 * u64::from(rng[0]) / 255
     }
 
     /// Ends requests that are not on any connection.

@@ -24,7 +24,7 @@ use super::format::{CHANGES_MAX, Generation, Manifest, Name, SIZE_UNIT, Shape};
 use super::layer::{self, Layer};
 use super::map::Map;
 use super::owner::{Here, Owner};
-use super::store::{Patient, StoreError};
+use super::store::{RetryingStore, StoreError};
 use crate::backing::StatusExtent;
 
 /// Memory for what is not in the store yet, bytes; a disk of large objects has four of them all the same.
@@ -89,7 +89,7 @@ pub(super) struct Disk {
     pub(super) shape: Shape,
     pub(super) epoch: u64,
     pub(super) owner: Owner,
-    pub(super) store: Arc<Patient>,
+    pub(super) store: Arc<RetryingStore>,
     pub(super) state: Mutex<State>,
     /// Something was written out, or a commit ended.
     pub(super) ended: Notify,
@@ -121,7 +121,7 @@ struct Part {
 impl Disk {
     /// Of a manifest whose map was loaded.
     pub(super) fn new(
-        store: Arc<Patient>,
+        store: Arc<RetryingStore>,
         owner: Owner,
         manifest: &Manifest,
         state: State,

@@ -37,7 +37,7 @@ use hob_engine::io::{BufferSlice, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId};
 use tokio::sync::mpsc::UnboundedSender;
 
-use super::evidence::{Evidence, Witness};
+use super::evidence::{ChangeDetector, ChangeToken};
 use super::{BackingInfo, BackingOptions, ChangeMark, Driver, OpenError, Reader, Status, identity};
 use crate::pool::Uuid;
 use crate::ring::{Completion, Fd, FdClass, Ring};
@@ -46,7 +46,7 @@ use disk::Kept;
 use format::{Manifest, Shape};
 use opening::Trouble;
 use place::Directory;
-use store::Patient;
+use store::RetryingStore;
 use worker::{CLOSE_MAX, Ended, Job, What, Worker};
 
 /// Size of objects when nobody says otherwise, bytes.
@@ -136,13 +136,13 @@ fn converse<T: Send>(
     spec: &str,
     directory: Directory,
     options: &BackingOptions,
-    talk: impl AsyncFnOnce(Arc<Patient>) -> Result<T, Trouble> + Send,
+    talk: impl AsyncFnOnce(Arc<RetryingStore>) -> Result<T, Trouble> + Send,
 ) -> Result<T, OpenError> {
     let place =
         place::find(spec, directory).map_err(|reason| OpenError::Spec { spec: spec.to_owned(), reason })?;
     let talk = move || {
         let runtime = worker::runtime().map_err(|error| Trouble::Store(error.to_string()))?;
-        let store = Arc::new(Patient::new(Box::new(place), options.connect_max));
+        let store = Arc::new(RetryingStore::new(Box::new(place), options.connect_max));
         let result = runtime.block_on(talk(store));
         runtime.shutdown_background();
         result
@@ -212,8 +212,8 @@ fn mark(worker: &Worker) -> Option<ChangeMark> {
 }
 
 /// Each manifest that changes the content has another number.
-fn evidence(worker: &Worker) -> Option<Evidence> {
-    worker.disk.mark().map(|content| Evidence::of(&format!("objects, content {content}")))
+fn evidence(worker: &Worker) -> Option<ChangeToken> {
+    worker.disk.mark().map(|content| ChangeToken::of(&format!("objects, content {content}")))
 }
 
 struct Attached {
@@ -271,7 +271,7 @@ impl Objects {
     }
 
     fn fetch(&mut self, ring: &mut Ring) {
-        for ended in self.worker.desk.take() {
+        for ended in self.worker.completions.take() {
             self.in_flight -= 1;
             match ended {
                 Ended::Io(id, result) => {
@@ -312,7 +312,7 @@ impl Driver for Objects {
 
     fn handle_completion(&mut self, ring: &mut Ring, _now: Instant, _completion: Completion) {
         // Read before what has ended is taken: nothing comes after it.
-        let is_closed = self.worker.desk.closed.load(Ordering::Acquire);
+        let is_closed = self.worker.completions.closed.load(Ordering::Acquire);
         self.fetch(ring);
         match self.attached.take_if(|_| is_closed) {
             Some(Attached { event, .. }) => ring.detach_event(event),
@@ -345,7 +345,9 @@ impl Driver for Objects {
     }
 
     fn is_closed(&self) -> bool {
-        self.attached.is_none() && self.in_flight == 0 && self.worker.desk.closed.load(Ordering::Acquire)
+        self.attached.is_none()
+            && self.in_flight == 0
+            && self.worker.completions.closed.load(Ordering::Acquire)
     }
 
     fn read_before_attach(&mut self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
@@ -356,8 +358,8 @@ impl Driver for Objects {
         Some(Box::new(Side(self.worker.jobs.clone())))
     }
 
-    fn witness(&self) -> Option<Witness> {
-        evidence(&self.worker).map(Witness::said)
+    fn witness(&self) -> Option<ChangeDetector> {
+        evidence(&self.worker).map(ChangeDetector::said)
     }
 
     fn change_mark(&self) -> Option<ChangeMark> {
@@ -370,7 +372,7 @@ impl Driver for Objects {
     }
 
     fn is_lost(&self) -> bool {
-        self.worker.desk.lost.load(Ordering::Acquire)
+        self.worker.completions.lost.load(Ordering::Acquire)
     }
 }
 

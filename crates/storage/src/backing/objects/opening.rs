@@ -8,8 +8,8 @@ use tokio::task::JoinSet;
 use super::disk::{Disk, State};
 use super::format::{EPOCH_MAX, Generation, Manifest, Name, Shape, decode_page};
 use super::map::Map;
-use super::owner::{Here, Owner, Presence};
-use super::store::{Patient, StoreError};
+use super::owner::{Here, Owner, OwnerLiveness};
+use super::store::{RetryingStore, StoreError};
 use super::worker::CLOSE_MAX;
 
 /// What is being opened may be replaced at that moment; then it is looked for again, so often.
@@ -33,7 +33,7 @@ impl From<StoreError> for Trouble {
 }
 
 /// The newest manifest. None: there is no disk.
-pub(super) async fn newest(store: &Patient) -> Result<Option<Manifest>, Trouble> {
+pub(super) async fn newest(store: &RetryingStore) -> Result<Option<Manifest>, Trouble> {
     for _ in 0..LOOKS_MAX {
         let Some(sequence) = store.manifests().await?.into_iter().max() else { return Ok(None) };
         match store.get(Name::Manifest(sequence), None).await {
@@ -50,7 +50,7 @@ pub(super) async fn newest(store: &Patient) -> Result<Option<Manifest>, Trouble>
 }
 
 /// Makes a disk of zeroes.
-pub(super) async fn create(store: &Patient, shape: Shape) -> Result<Manifest, Trouble> {
+pub(super) async fn create(store: &RetryingStore, shape: Shape) -> Result<Manifest, Trouble> {
     shape.check().map_err(Trouble::Unfit)?;
     if let Some(there) = newest(store).await? {
         let size = there.shape.size_bytes;
@@ -81,7 +81,7 @@ pub(super) async fn create(store: &Patient, shape: Shape) -> Result<Manifest, Tr
 }
 
 /// Does the store heed the condition that nothing is there? It is asked to make what is.
-async fn check_conditions(store: &Patient, there: &Manifest) -> Result<(), Trouble> {
+async fn check_conditions(store: &RetryingStore, there: &Manifest) -> Result<(), Trouble> {
     match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {
         Err(StoreError::Present) => Ok(()),
         Ok(()) => Err(Trouble::Unfit(
@@ -110,7 +110,7 @@ struct Taken {
 
 /// Puts the manifest after the newest one that makes whoever had the disk find the place taken.
 async fn take(
-    store: &Arc<Patient>,
+    store: &Arc<RetryingStore>,
     owner: &Owner,
     taking: Taking,
     may: impl Fn(&Manifest) -> Result<(), Trouble>,
@@ -156,28 +156,28 @@ async fn take(
 }
 
 /// Is another manifest the newest one?
-async fn is_over(store: &Patient, manifest: &Manifest) -> Result<bool, StoreError> {
+async fn is_over(store: &RetryingStore, manifest: &Manifest) -> Result<bool, StoreError> {
     Ok(store.manifests().await?.into_iter().max() != Some(manifest.sequence))
 }
 
 /// Lets the next one have a disk that its owner did not close.
-pub(super) async fn unlock(store: &Arc<Patient>) -> Result<Manifest, Trouble> {
+pub(super) async fn unlock(store: &Arc<RetryingStore>) -> Result<Manifest, Trouble> {
     let may = |there: &Manifest| {
         if there.closed {
             return Err(Trouble::Unfit("nobody has it: there is nothing to unlock".into()));
         }
         match there.owner.presence(&Owner::this(), false) {
-            Presence::Here => {
+            OwnerLiveness::Here => {
                 Err(Trouble::InUse(format!("{} has it, and lives: end that first", there.owner)))
             }
-            Presence::Gone | Presence::Elsewhere => Ok(()),
+            OwnerLiveness::Gone | OwnerLiveness::Elsewhere => Ok(()),
         }
     };
     take(store, &Owner::default(), Taking::Release, may).await.map(|taken| taken.before)
 }
 
 /// Opens a disk to read what it holds now.
-pub(super) async fn open_to_read(store: Arc<Patient>) -> Result<Disk, Trouble> {
+pub(super) async fn open_to_read(store: Arc<RetryingStore>) -> Result<Disk, Trouble> {
     for _ in 0..LOOKS_MAX {
         let manifest = newest(&store).await?.ok_or_else(no_disk)?;
         match load(&store, &manifest).await {
@@ -190,7 +190,7 @@ pub(super) async fn open_to_read(store: Arc<Patient>) -> Result<Disk, Trouble> {
 }
 
 /// Takes a disk, to write it.
-pub(super) async fn open_to_write(store: Arc<Patient>) -> Result<Disk, Trouble> {
+pub(super) async fn open_to_write(store: Arc<RetryingStore>) -> Result<Disk, Trouble> {
     let found = newest(&store).await?.ok_or_else(no_disk)?;
     match Here::enter(found.shape.uuid, CLOSE_MAX) {
         Some(here) => open_as(store, Owner::this(), here).await,
@@ -199,15 +199,15 @@ pub(super) async fn open_to_write(store: Arc<Patient>) -> Result<Disk, Trouble> 
 }
 
 /// The same, of an owner that is known.
-pub(super) async fn open_as(store: Arc<Patient>, this: Owner, here: Here) -> Result<Disk, Trouble> {
+pub(super) async fn open_as(store: Arc<RetryingStore>, this: Owner, here: Here) -> Result<Disk, Trouble> {
     let may = |there: &Manifest| {
         if there.closed {
             return Ok(());
         }
         match there.owner.presence(&this, false) {
-            Presence::Gone => Ok(()),
-            Presence::Here => Err(Trouble::InUse(there.owner.to_string())),
-            Presence::Elsewhere => Err(Trouble::Unfit(format!(
+            OwnerLiveness::Gone => Ok(()),
+            OwnerLiveness::Here => Err(Trouble::InUse(there.owner.to_string())),
+            OwnerLiveness::Elsewhere => Err(Trouble::Unfit(format!(
                 "{} has it, or had it and did not close it. One disk has one writer: end that one; if it is gone for good, \
                  say so with 'hob objects unlock'",
                 there.owner
@@ -255,7 +255,7 @@ fn state(manifest: &Manifest, map: Map) -> State {
 }
 
 /// Which generations a manifest names.
-async fn load(store: &Arc<Patient>, manifest: &Manifest) -> Result<Map, StoreError> {
+async fn load(store: &Arc<RetryingStore>, manifest: &Manifest) -> Result<Map, StoreError> {
     let shape = manifest.shape;
     let mut map = Map::new(&shape);
     let mut gets = JoinSet::new();
@@ -283,7 +283,7 @@ async fn load(store: &Arc<Patient>, manifest: &Manifest) -> Result<Map, StoreErr
 }
 
 /// The newest manifest, and how many objects it has.
-pub(super) async fn look(store: &Arc<Patient>) -> Result<(Manifest, u64), Trouble> {
+pub(super) async fn look(store: &Arc<RetryingStore>) -> Result<(Manifest, u64), Trouble> {
     for _ in 0..LOOKS_MAX {
         let manifest = newest(store).await?.ok_or_else(no_disk)?;
         match load(store, &manifest).await {

@@ -43,7 +43,7 @@ pub(super) struct Owner {
 
 /// What is known of an owner who did not close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Presence {
+pub(super) enum OwnerLiveness {
     /// It is gone.
     Gone,
     /// It is there, on this host.
@@ -73,21 +73,21 @@ impl Owner {
     }
 
     /// Is this owner, who did not close the disk, still there? `is_open`: this process has the disk open.
-    pub(super) fn presence(&self, this: &Owner, is_open: bool) -> Presence {
+    pub(super) fn presence(&self, this: &Owner, is_open: bool) -> OwnerLiveness {
         if *self == Owner::default() {
-            return Presence::Gone;
+            return OwnerLiveness::Gone;
         }
         if self.boot != this.boot || self.boot == 0 {
             let rebooted = self.machine != 0 && self.machine == this.machine && self.boot != 0;
-            return if rebooted { Presence::Gone } else { Presence::Elsewhere };
+            return if rebooted { OwnerLiveness::Gone } else { OwnerLiveness::Elsewhere };
         }
         if self.space != this.space {
             // Another container, of which nothing can be seen from here.
-            return Presence::Elsewhere;
+            return OwnerLiveness::Elsewhere;
         }
         let is_this = self.process == this.process && self.started == this.started;
         let lives = if is_this { is_open } else { started(self.process) == Some(self.started) };
-        if lives { Presence::Here } else { Presence::Gone }
+        if lives { OwnerLiveness::Here } else { OwnerLiveness::Gone }
     }
 
     pub(super) fn put(&self, bytes: &mut [u8]) {
@@ -224,22 +224,22 @@ mod tests {
     fn only_who_is_certainly_gone_is_gone() {
         let this = Owner::this();
         assert!(this.boot != 0 && this.space != 0 && this.started != 0, "{this:?}");
-        assert_eq!(this.presence(&this, true), Presence::Here);
-        assert_eq!(this.presence(&this, false), Presence::Gone, "it was closed badly");
-        assert_eq!(Owner::default().presence(&this, false), Presence::Gone);
+        assert_eq!(this.presence(&this, true), OwnerLiveness::Here);
+        assert_eq!(this.presence(&this, false), OwnerLiveness::Gone, "it was closed badly");
+        assert_eq!(Owner::default().presence(&this, false), OwnerLiveness::Gone);
         // Process 1 lives, but it was started at another time.
         let earlier = Owner { process: 1, started: u64::MAX, ..this.clone() };
-        assert_eq!(earlier.presence(&this, false), Presence::Gone);
+        assert_eq!(earlier.presence(&this, false), OwnerLiveness::Gone);
         let first = Owner { process: 1, started: started(1).unwrap(), ..this.clone() };
-        assert_eq!(first.presence(&this, false), Presence::Here);
+        assert_eq!(first.presence(&this, false), OwnerLiveness::Here);
         let container = Owner { space: this.space + 1, ..first };
-        assert_eq!(container.presence(&this, false), Presence::Elsewhere);
+        assert_eq!(container.presence(&this, false), OwnerLiveness::Elsewhere);
         let other = Owner::test("other", 5);
-        assert_eq!(other.presence(&Owner::test("this", 9), false), Presence::Elsewhere);
+        assert_eq!(other.presence(&Owner::test("this", 9), false), OwnerLiveness::Elsewhere);
         let before = Owner { boot: 77, ..other.clone() };
-        assert_eq!(before.presence(&other, false), Presence::Gone, "the machine was started anew");
+        assert_eq!(before.presence(&other, false), OwnerLiveness::Gone, "the machine was started anew");
         let nameless = Owner { machine: 0, ..before };
-        assert_eq!(nameless.presence(&Owner { machine: 0, ..other }, false), Presence::Elsewhere);
+        assert_eq!(nameless.presence(&Owner { machine: 0, ..other }, false), OwnerLiveness::Elsewhere);
     }
 
     #[test]

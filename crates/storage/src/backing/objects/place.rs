@@ -327,7 +327,7 @@ mod cloud {
 mod tests {
     use std::time::Duration;
 
-    use super::super::store::Patient;
+    use super::super::store::RetryingStore;
     use super::*;
 
     #[test]
@@ -386,6 +386,6 @@ mod tests {
         assert!(matches!(&again, Err(StoreError::Failed(_))), "{again:?}");
         let place = Place::files(dir.path(), Directory::Exists).unwrap();
         assert_eq!(place.put(one, bytes.clone(), Put::IfAbsent).await, Err(StoreError::Present));
-        Patient::new(Box::new(place), Duration::from_secs(60)).create(one, bytes).await.unwrap();
+        RetryingStore::new(Box::new(place), Duration::from_secs(60)).create(one, bytes).await.unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! What hob asks of an object store, and the patience with which it does.
 //!
-//! [`Objects`] is one disk's part of a store: five calls. [`Patient`] repeats what failed, for so long and not longer; each attempt has an
+//! [`Objects`] is one disk's part of a store: five calls. [`RetryingStore`] repeats what failed, for so long and not longer; each attempt has an
 //! end of its own too. Whatever it gives up may still happen in the store later, which the rest knows.
 
 use std::future::Future;
@@ -83,7 +83,7 @@ const LIST_MAX: Duration = Duration::from_secs(1800);
 const GETS_MAX: usize = 64;
 
 /// A store, asked with patience.
-pub(super) struct Patient {
+pub(super) struct RetryingStore {
     objects: Box<dyn Objects>,
     wait_ms: AtomicU64,
     gets: Semaphore,
@@ -91,9 +91,9 @@ pub(super) struct Patient {
     has_worked: AtomicBool,
 }
 
-impl Patient {
-    pub(super) fn new(objects: Box<dyn Objects>, wait_max: Duration) -> Patient {
-        let patient = Patient {
+impl RetryingStore {
+    pub(super) fn new(objects: Box<dyn Objects>, wait_max: Duration) -> RetryingStore {
+        let patient = RetryingStore {
             objects,
             wait_ms: AtomicU64::new(0),
             gets: Semaphore::new(GETS_MAX),
@@ -229,9 +229,9 @@ mod tests {
     }
 
     impl Expiring {
-        fn patient(works: usize, denies: usize) -> Patient {
+        fn patient(works: usize, denies: usize) -> RetryingStore {
             let objects = Expiring { works: works.into(), denies: denies.into() };
-            Patient::new(Box::new(objects), Duration::from_secs(5))
+            RetryingStore::new(Box::new(objects), Duration::from_secs(5))
         }
 
         fn take(left: &AtomicUsize) -> bool {
@@ -259,7 +259,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn credentials_that_expire_are_waited_for_and_wrong_ones_are_not() {
-        let put = async |patient: &Patient| patient.put(Name::Manifest(1), Bytes::new()).await;
+        let put = async |patient: &RetryingStore| patient.put(Name::Manifest(1), Bytes::new()).await;
         let expiring = Expiring::patient(1, 3);
         put(&expiring).await.unwrap();
         put(&expiring).await.unwrap();

@@ -18,7 +18,7 @@ use super::disk::{Disk, Kept};
 use super::format::{Name, Shape};
 use super::opening::{Trouble, create, newest, open_as, open_to_read};
 use super::owner::{Here, Owner};
-use super::store::{Patient, StoreError};
+use super::store::{RetryingStore, StoreError};
 use crate::pool::Uuid;
 use fake::{Client, Shop};
 
@@ -31,8 +31,8 @@ fn shape(size_bytes: u64) -> Shape {
     Shape { uuid: Uuid([3; 16]), size_bytes, object_bytes: OBJECT }
 }
 
-fn patient(client: Client) -> Arc<Patient> {
-    Arc::new(Patient::new(Box::new(client), Duration::from_secs(30)))
+fn patient(client: Client) -> Arc<RetryingStore> {
+    Arc::new(RetryingStore::new(Box::new(client), Duration::from_secs(30)))
 }
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {

@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval, timeout};
 use super::disk::{Disk, Kept};
 use super::opening::{Trouble, open_to_read, open_to_write};
 use super::owner::Here;
-use super::store::{Objects, Patient};
+use super::store::{Objects, RetryingStore};
 use crate::backing::{BackingOptions, Status};
 
 /// How often it is looked whether the disk is still ours, and whether anything was not flushed for long.
@@ -61,7 +61,7 @@ pub(super) enum Ended {
 }
 
 /// What the thread has for the shard.
-pub(super) struct Desk {
+pub(super) struct CompletionQueue {
     ended: Mutex<VecDeque<Ended>>,
     /// Counts up when there is something new.
     event: Arc<OwnedFd>,
@@ -71,7 +71,7 @@ pub(super) struct Desk {
     pub(super) closed: AtomicBool,
 }
 
-impl Desk {
+impl CompletionQueue {
     fn put(&self, ended: Ended) {
         let was_empty = {
             let mut all = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
@@ -96,7 +96,7 @@ impl Desk {
 /// The running thread.
 pub(super) struct Worker {
     pub(super) disk: Arc<Disk>,
-    pub(super) desk: Arc<Desk>,
+    pub(super) completions: Arc<CompletionQueue>,
     pub(super) jobs: UnboundedSender<Job>,
 }
 
@@ -108,7 +108,7 @@ impl Worker {
         options: &BackingOptions,
         event: Arc<OwnedFd>,
     ) -> Result<Worker, Trouble> {
-        let desk = Arc::new(Desk {
+        let completions = Arc::new(CompletionQueue {
             ended: Mutex::default(),
             event,
             lost: AtomicBool::new(false),
@@ -116,7 +116,7 @@ impl Worker {
         });
         let (jobs, inbox) = unbounded_channel();
         let (opened, result) = mpsc::sync_channel(1);
-        let (here, wait, patience) = (desk.clone(), options.wait_max, options.connect_max);
+        let (here, wait, patience) = (completions.clone(), options.wait_max, options.connect_max);
         let run = move || {
             let _answers = Answers;
             let runtime = match runtime() {
@@ -127,7 +127,7 @@ impl Worker {
                 }
             };
             runtime.block_on(async {
-                let store = Arc::new(Patient::new(place, patience));
+                let store = Arc::new(RetryingStore::new(place, patience));
                 let disk = if write { open_to_write(store).await } else { open_to_read(store).await };
                 let disk = match disk {
                     Ok(disk) => Arc::new(disk),
@@ -145,7 +145,7 @@ impl Worker {
         let thread = std::thread::Builder::new().name("hob-objects".into()).spawn(run);
         thread.map_err(|error| Trouble::Store(format!("no thread: {error}")))?;
         let disk = result.recv().unwrap_or_else(|_| Err(Trouble::Store("its thread ended".into())))?;
-        Ok(Worker { disk, desk, jobs })
+        Ok(Worker { disk, completions, jobs })
     }
 
     /// Begins to close the disk, and does not wait for the store. Whoever opens it next in this process does.
@@ -179,7 +179,7 @@ pub(super) fn runtime() -> std::io::Result<tokio::runtime::Runtime> {
 }
 
 /// Does jobs until it is to close.
-async fn serve(disk: Arc<Disk>, desk: Arc<Desk>, mut inbox: UnboundedReceiver<Job>) {
+async fn serve(disk: Arc<Disk>, completions: Arc<CompletionQueue>, mut inbox: UnboundedReceiver<Job>) {
     let (close, closing) = watch::channel(false);
     let mut look = interval(LOOK_EVERY);
     look.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -194,10 +194,10 @@ async fn serve(disk: Arc<Disk>, desk: Arc<Desk>, mut inbox: UnboundedReceiver<Jo
                 Some(Job::Close) | None => break,
                 Some(Job::Wait(wait)) => disk.store.set_wait(wait),
                 Some(job) => {
-                    let (disk, desk, mut closing) = (disk.clone(), desk.clone(), closing.clone());
+                    let (disk, completions, mut closing) = (disk.clone(), completions.clone(), closing.clone());
                     jobs.spawn(async move {
                         let closed = async move { _ = closing.wait_for(|closing| *closing).await };
-                        carry_out(&disk, &desk, job, closed).await;
+                        carry_out(&disk, &completions, job, closed).await;
                     });
                 }
             },
@@ -208,8 +208,8 @@ async fn serve(disk: Arc<Disk>, desk: Arc<Desk>, mut inbox: UnboundedReceiver<Jo
                 looks.spawn(async move { disk.look_after(seen).await });
             }
             () = disk.lost.notified() => {
-                desk.lost.store(true, Ordering::Release);
-                desk.ring();
+                completions.lost.store(true, Ordering::Release);
+                completions.ring();
             }
         }
     }
@@ -224,12 +224,17 @@ async fn serve(disk: Arc<Disk>, desk: Arc<Desk>, mut inbox: UnboundedReceiver<Jo
         ),
     }
     disk.here.iter().for_each(Here::leave);
-    desk.closed.store(true, Ordering::Release);
-    desk.ring();
+    completions.closed.store(true, Ordering::Release);
+    completions.ring();
 }
 
 /// Does one job, or gives it up when the disk is closed.
-async fn carry_out(disk: &Arc<Disk>, desk: &Desk, job: Job, closed: impl Future<Output = ()>) {
+async fn carry_out(
+    disk: &Arc<Disk>,
+    completions: &CompletionQueue,
+    job: Job,
+    closed: impl Future<Output = ()>,
+) {
     let work = async {
         match job {
             Job::Io(id, what) => {
@@ -239,9 +244,9 @@ async fn carry_out(disk: &Arc<Disk>, desk: &Desk, job: Job, closed: impl Future<
                     result = result => result,
                     () = closed => Err(IoError::ShuttingDown),
                 };
-                desk.put(Ended::Io(id, result));
+                completions.put(Ended::Io(id, result));
             }
-            Job::Status(id, offset, len) => desk.put(Ended::Status(id, disk.status(offset, len))),
+            Job::Status(id, offset, len) => completions.put(Ended::Status(id, disk.status(offset, len))),
             Job::Read(offset, len, answer) => {
                 tokio::pin!(closed);
                 let result = tokio::select! {

@@ -15,7 +15,7 @@ pub struct OwnMap {
 
 /// Whose a part of a read is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Whose {
+pub enum BlockOrigin {
     /// The clone's.
     Own,
     /// Its parent's.
@@ -26,7 +26,7 @@ pub enum Whose {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     /// Whose.
-    pub whose: Whose,
+    pub whose: BlockOrigin,
     /// First byte on the disk.
     pub offset: u64,
     /// Bytes.
@@ -85,12 +85,12 @@ impl OwnMap {
     }
 
     /// Whose the byte at `offset` is, and until where that is so.
-    fn whose(&self, offset: u64) -> (Whose, u64) {
+    fn whose(&self, offset: u64) -> (BlockOrigin, u64) {
         if offset >= self.common_bytes {
-            return (Whose::Own, u64::MAX);
+            return (BlockOrigin::Own, u64::MAX);
         }
         let object = offset / self.object_bytes;
-        let whose = if self.is_own(object) { Whose::Own } else { Whose::Parent };
+        let whose = if self.is_own(object) { BlockOrigin::Own } else { BlockOrigin::Parent };
         (whose, ((object + 1) * self.object_bytes).min(self.common_bytes))
     }
 
@@ -125,7 +125,7 @@ mod tests {
     const OBJECT: u64 = 4 << 20;
 
     fn parts(map: &OwnMap, offset: u64, len: u64) -> Vec<(bool, u64, u64)> {
-        map.split(offset, len).map(|part| (part.whose == Whose::Own, part.offset, part.len)).collect()
+        map.split(offset, len).map(|part| (part.whose == BlockOrigin::Own, part.offset, part.len)).collect()
     }
 
     #[test]
@@ -185,10 +185,10 @@ mod tests {
                 prop_assert_eq!(part.offset, at);
                 prop_assert!(part.len > 0 && last != Some(part.whose));
                 for byte in [part.offset, part.offset + part.len / 2, part.offset + part.len - 1] {
-                    prop_assert_eq!(is_parents(byte), part.whose == Whose::Parent, "byte {}", byte);
+                    prop_assert_eq!(is_parents(byte), part.whose == BlockOrigin::Parent, "byte {}", byte);
                 }
                 for byte in (part.offset..part.offset + part.len).step_by(2048) {
-                    prop_assert_eq!(is_parents(byte), part.whose == Whose::Parent, "byte {}", byte);
+                    prop_assert_eq!(is_parents(byte), part.whose == BlockOrigin::Parent, "byte {}", byte);
                 }
                 at += part.len;
                 last = Some(part.whose);

@@ -22,10 +22,10 @@ use std::sync::Arc;
 use hob_engine::io::{BufferSlice, Io, IoError, IoOp};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES};
 
-use super::{BackingInfo, ChangeMark, Driver, Gauge, Lock, ParentRead, Reader, Status, Witness};
+use super::{BackingInfo, ChangeDetector, ChangeMark, Driver, Lock, ParentRead, Reader, SizeProbe, Status};
 use crate::ring::{Completion, Gate, Ring};
 use crate::token::TokenSpace;
-pub use map::{OwnMap, Part, Whose};
+pub use map::{BlockOrigin, OwnMap, Part};
 
 /// Set in the ids under which parts of reads go to the own backing. The engine's own are small.
 const PART: u32 = 1 << 31;
@@ -84,7 +84,7 @@ impl Overlay {
             true => self.map.split(io.offset, io.len).collect(),
             false => Vec::new(),
         };
-        if parts.iter().all(|part| part.whose == Whose::Own) {
+        if parts.iter().all(|part| part.whose == BlockOrigin::Own) {
             return self.own.submit(ring, now, io);
         }
         assert!(io.id.0 & PART == 0, "{:?} is a name of ours", io.id);
@@ -95,8 +95,8 @@ impl Overlay {
             let number = self.last_piece;
             self.pieces.insert(number, Piece { of: io.id, part });
             match part.whose {
-                Whose::Own => self.read_own(ring, now, number),
-                Whose::Parent => {
+                BlockOrigin::Own => self.read_own(ring, now, number),
+                BlockOrigin::Parent => {
                     let slice = slice_of(io, part);
                     self.out.push_back(ParentRead {
                         number,
@@ -163,7 +163,7 @@ impl Driver for Overlay {
             IoOp::Flush => self.own.submit(ring, now, io),
             _ => {
                 self.map.take(io.offset, io.len);
-                let is_own = |part: Part| part.whose == Whose::Own;
+                let is_own = |part: Part| part.whose == BlockOrigin::Own;
                 assert!(self.map.split(io.offset, io.len).all(is_own), "what is written is noted before");
                 self.own.submit(ring, now, io);
             }
@@ -237,16 +237,16 @@ impl Driver for Overlay {
         self.own.set_gate(ring, gate);
     }
 
-    fn hold_back(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.hold_back(ring, now);
+    fn suspend(&mut self, ring: &mut Ring, now: Instant) {
+        self.own.suspend(ring, now);
     }
 
-    fn go_on(&mut self) {
-        self.own.go_on();
+    fn resume(&mut self) {
+        self.own.resume();
     }
 
-    fn lose(&mut self, ring: &mut Ring, now: Instant) {
-        self.own.lose(ring, now);
+    fn revoke(&mut self, ring: &mut Ring, now: Instant) {
+        self.own.revoke(ring, now);
     }
 
     fn close(&mut self, ring: &mut Ring) {
@@ -270,7 +270,7 @@ impl Driver for Overlay {
         self.own.reader()
     }
 
-    fn witness(&self) -> Option<Witness> {
+    fn witness(&self) -> Option<ChangeDetector> {
         self.own.witness()
     }
 
@@ -282,8 +282,8 @@ impl Driver for Overlay {
         self.own.lock()
     }
 
-    fn gauge(&self) -> Option<Gauge> {
-        self.own.gauge()
+    fn size_probe(&self) -> Option<SizeProbe> {
+        self.own.size_probe()
     }
 
     fn grow(&mut self, size_bytes: u64) {

@@ -290,10 +290,10 @@ fn spawn(
 
 /// A new directory that nobody else can enter.
 fn private_directory() -> io::Result<PathBuf> {
-    let mut dice = [0; 8];
-    rustix::rand::getrandom(&mut dice, rustix::rand::GetRandomFlags::empty())?;
+    let mut rng = [0; 8];
+    rustix::rand::getrandom(&mut rng, rustix::rand::GetRandomFlags::empty())?;
     let base = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_dir());
-    let name = format!("hob-{:016x}", u64::from_ne_bytes(dice));
+    let name = format!("hob-{:016x}", u64::from_ne_bytes(rng));
     let directory = base.unwrap_or_else(std::env::temp_dir).join(name);
     std::fs::DirBuilder::new().mode(0o700).create(&directory)?;
     Ok(directory)

@@ -13,7 +13,7 @@ use super::clone;
 use super::library::{FEATURE_EXCLUSIVE_LOCK, Handle, LOCK_MODE_EXCLUSIVE, Library};
 use super::spec::Spec;
 use crate::backing::Reader;
-use crate::backing::gauge::Measured;
+use crate::backing::size_probe::Measured;
 
 /// How librados says that it knows no monitor, among other things.
 const NOT_FOUND: c_int = -libc::ENOENT;

@@ -13,17 +13,17 @@
 //!
 //! # Completions
 //! librbd's threads count in an eventfd, which the shard's ring awaits; then all that ended is fetched in one call. What waits for the cluster
-//! instead of starting something has threads of its own: [`Keeper`], and `map.rs` for holes.
+//! instead of starting something has threads of its own: [`LockMonitor`], and `map.rs` for holes.
 //!
-//! librbd watches the image: one that somebody resized is logged, and its disk grows when it is told to ([`Driver::gauge`]). What lies past the
+//! librbd watches the image: one that somebody resized is logged, and its disk grows when it is told to ([`Driver::size_probe`]). What lies past the
 //! end of one that was made smaller librbd leaves out, and says that all went well: here such I/O fails.
 #![allow(unsafe_code)]
 
 mod clone;
 mod image;
-mod keeper;
 mod library;
 mod lock;
+mod lock_monitor;
 mod map;
 mod spec;
 #[cfg(test)]
@@ -41,14 +41,15 @@ use hob_engine::io::{Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId};
 
 use super::{
-    BackingInfo, BackingOptions, Driver, Gauge, Lock, OpenError, Parent, Reader, Status, identity, io_result,
+    BackingInfo, BackingOptions, Driver, Lock, OpenError, Parent, Reader, SizeProbe, Status, identity,
+    io_result,
 };
 use crate::ring::{Completion, Fd, FdClass, Ring};
 use crate::token::TokenSpace;
 use image::{Image, check};
-use keeper::Keeper;
 use library::{EVENT_TYPE_EVENTFD, Handle, Library, ZEROES_THICK};
 pub(super) use lock::ImageLock;
+use lock_monitor::LockMonitor;
 use map::Maps;
 use spec::Spec;
 
@@ -95,7 +96,7 @@ struct Rbd {
     done: VecDeque<(IoId, Result<(), IoError>)>,
     statuses: VecDeque<(u64, Status)>,
     maps: Maps,
-    keeper: Keeper,
+    lock_monitor: LockMonitor,
 }
 
 /// Connects, opens and locks.
@@ -161,7 +162,7 @@ pub(super) fn open(
         info,
         spec: parsed,
         constant,
-        keeper: Keeper::start(image.clone(), event.clone(), parsed_name, size_bytes),
+        lock_monitor: LockMonitor::start(image.clone(), event.clone(), parsed_name, size_bytes),
         maps: Maps::new(event.clone()),
         event,
         attached: None,
@@ -300,9 +301,9 @@ impl Rbd {
             && self.maps.is_idle()
             && let Some(image) = self.image.take()
         {
-            let _ = self.keeper.closing.send(image);
+            let _ = self.lock_monitor.closing.send(image);
         }
-        if self.keeper.closed.load(Ordering::Acquire)
+        if self.lock_monitor.closed.load(Ordering::Acquire)
             && let Some(Attached { event, .. }) = self.attached.take()
         {
             ring.detach_event(event);
@@ -401,8 +402,8 @@ impl Driver for Rbd {
         self.image.as_ref().map_or(0, |image| image.common_bytes.load(Ordering::Acquire))
     }
 
-    fn gauge(&self) -> Option<Gauge> {
-        self.image.as_ref().map(Gauge::asked)
+    fn size_probe(&self) -> Option<SizeProbe> {
+        self.image.as_ref().map(SizeProbe::asked)
     }
 
     fn grow(&mut self, size_bytes: u64) {

@@ -321,7 +321,7 @@ mod served {
                 started: HashMap::new(),
                 done: VecDeque::new(),
                 statuses: VecDeque::new(),
-                keeper: Keeper { closing: std::sync::mpsc::channel().0, closed: Arc::default() },
+                lock_monitor: LockMonitor { closing: std::sync::mpsc::channel().0, closed: Arc::default() },
             };
             Bench { rbd, ring: Ring::new(&RingConfig::default()).unwrap(), fake, next: 0 }
         }

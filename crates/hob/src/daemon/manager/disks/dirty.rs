@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use hob_engine::units::SECTOR_BYTES;
-use hob_storage::pool::recovery::{Found, Recovery, Remains};
+use hob_storage::pool::recovery::{Found, RecoveredPool, Recovery};
 use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::daemon::manager::api_error::ApiError;
@@ -26,7 +26,7 @@ impl Source {
 /// All of it.
 pub(in crate::daemon::manager) struct Dirty {
     recovered: Box<hob_engine::journal::Recovered>,
-    remains: Remains,
+    remains: RecoveredPool,
     reader: SectorReader,
 }
 

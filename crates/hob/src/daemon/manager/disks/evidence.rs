@@ -8,7 +8,7 @@ use hob_engine::units::DiskId;
 use tokio::task::JoinSet;
 
 use super::Disks;
-use crate::daemon::hardware::{Evidence, Witness};
+use crate::daemon::hardware::{ChangeDetector, ChangeToken};
 use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 use crate::daemon::shard_api::ShardHandle;
 
@@ -21,8 +21,8 @@ struct Look {
     id: DiskId,
     /// Number of its cache's ring: the evidence is of that.
     ring: u32,
-    recorded: Option<Evidence>,
-    witness: Witness,
+    recorded: Option<ChangeToken>,
+    witness: ChangeDetector,
     shard: ShardHandle,
 }
 
@@ -41,7 +41,7 @@ impl Look {
     }
 
     /// New evidence, if everything in the cache is verified.
-    async fn evidence(self) -> Option<(Look, Evidence)> {
+    async fn evidence(self) -> Option<(Look, ChangeToken)> {
         let witness = self.witness.clone();
         let evidence = tokio::task::spawn_blocking(move || witness.evidence()).await.ok()??;
         if self.recorded == Some(evidence) {

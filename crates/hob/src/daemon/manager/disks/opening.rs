@@ -24,9 +24,9 @@ use crate::daemon::manager::pools::REMOVING;
 use crate::daemon::manager::qos::datastore_of;
 use crate::daemon::manager::registry::{ADDING, CANNOT_FLUSH, ClusterWait, OperationGuard};
 use crate::daemon::manager::registry::{DISKS_MAX, DiskEntry, DiskPhase};
+use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};
-use crate::daemon::tape::Counter;
 use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
 /// When is a disk offered to clients?
@@ -351,7 +351,7 @@ impl Disks {
             let disk = inner.disk_mut(name)?;
             (disk.identity, disk.lock) = (info.identity, backing.lock());
             disk.constant = backing.constant().map(str::to_owned);
-            let (gauge, witness, monitor) = (backing.gauge(), backing.witness(), backing.monitor());
+            let (gauge, witness, monitor) = (backing.size_probe(), backing.witness(), backing.monitor());
             disk.measure = Some(Measure { gauge, witness, monitor, info: info.clone() });
         }
         let (mut kept, mut recovering, mut backing) = (None, None, backing);

@@ -13,7 +13,7 @@ use hob_engine::command::{CacheChange, NewRing};
 use hob_engine::units::DiskId;
 
 use super::Disks;
-use crate::daemon::hardware::{BackingInfo, Gauge, Monitor, Witness};
+use crate::daemon::hardware::{BackingInfo, ChangeDetector, Gauge, Monitor};
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::flash::blocking;
 use crate::daemon::shard_api::ShardHandle;
@@ -27,7 +27,7 @@ pub(in crate::daemon::manager) struct Measure {
     /// Tells how large it is now.
     pub(in crate::daemon::manager) gauge: Option<Gauge>,
     /// Tells whether it was changed.
-    pub(in crate::daemon::manager) witness: Option<Witness>,
+    pub(in crate::daemon::manager) witness: Option<ChangeDetector>,
     /// Tells whether it is connected and answers.
     pub(in crate::daemon::manager) monitor: Arc<Monitor>,
     /// As its disk is.

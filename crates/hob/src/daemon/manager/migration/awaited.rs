@@ -84,7 +84,7 @@ impl Manager {
         }
         let info = own.info().clone();
         let access = if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite };
-        let (lock, gauge, witness, monitor) = (own.lock(), own.gauge(), own.witness(), own.monitor());
+        let (lock, gauge, witness, monitor) = (own.lock(), own.size_probe(), own.witness(), own.monitor());
         let datastore = wanted.datastore.clone().unwrap_or_else(|| datastore_of(&wanted.backing));
         let datastore_id = self.qos.datastore_id(&datastore, wanted.datastore.is_some())?;
         let shard = self.qos.shard_for(datastore_id);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use hob_control::{CarryMode, ClusterMoveState, MigrationStart, MigrationState, Size, Switch};
 use hob_engine::command::CacheChange;
-use hob_engine::migration::{Order as Wish, Record};
+use hob_engine::migration::{Order as OwnershipRequest, Record};
 use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
@@ -348,7 +348,7 @@ impl Manager {
                 return self.wait_as_before(&name, &to).await;
             }
             if shown.warm && users == 0 && !is_ordered && shown.state == MigrationState::Copying {
-                is_ordered = self.order(&name, Wish::Finish).await.is_ok();
+                is_ordered = self.order(&name, OwnershipRequest::Finish).await.is_ok();
             }
             if is_said {
                 continue;
@@ -365,7 +365,7 @@ impl Manager {
                 _ => "the other host prepares".to_owned(),
             };
             if let Err(error) = work.say(ClusterMoveState::Leaving, Some(note)).await {
-                let _ = self.order(&name, Wish::Cancel).await;
+                let _ = self.order(&name, OwnershipRequest::Cancel).await;
                 return Err(error);
             }
         }

@@ -5,8 +5,8 @@ use hob_engine::units::DiskId;
 
 use super::Observe;
 use crate::daemon::manager::api_error::ApiError;
+use crate::daemon::request_recorder::{self, Reader};
 use crate::daemon::shard_api::ShardHandle;
-use crate::daemon::tape::{self, Reader};
 
 /// Recordings at once: each takes 3 MiB and one of the control socket's connections.
 const RECORDINGS_MAX: usize = 16;
@@ -37,7 +37,7 @@ impl Observe {
                 .hint("end one of these recordings first"));
             }
             let shard = disk.shard()?;
-            let (recorder, reader) = tape::new();
+            let (recorder, reader) = request_recorder::new();
             disk.recording = reader.counter();
             (recorder, Recording { reader, shard, disk: disk.id })
         };

@@ -26,9 +26,9 @@ use super::api_error::ApiError;
 use super::flash::{self, Flash};
 use super::{disks, exports, observe, pools, stalls};
 use crate::daemon::hardware::Lock;
+use crate::daemon::request_recorder::Counter;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState, State, StateError, Store};
-use crate::daemon::tape::Counter;
 pub(super) use operation_guard::{
     ADDING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, MIGRATING, OperationGuard, SHRINKING, SPREADING,
 };

@@ -7,10 +7,10 @@
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};
 use crate::cache::{Cache, push_run};
-use crate::claims::{Kind, Range};
 use crate::command::Copies;
 use crate::io::{Durability, IoError, IoOp, Target};
 use crate::journal::Change;
+use crate::range_locks::{Kind, Range};
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
 /// Time between bursts, nanoseconds.
@@ -21,7 +21,7 @@ const STRIDE: u32 = 4096;
 
 /// Where the caretaker of one cache is.
 #[derive(Debug, Default)]
-pub(super) struct Care {
+pub(super) struct Maintenance {
     cursor: u32,
     /// Frames left of this burst.
     left: u32,
@@ -34,7 +34,7 @@ pub(super) struct Care {
     is_busy: bool,
 }
 
-impl Care {
+impl Maintenance {
     /// Every frame may lack a second copy.
     pub(super) fn look_for_missing(&mut self, frames: u32) {
         (self.missing, self.lacked) = (u64::from(frames), false);
@@ -72,57 +72,57 @@ impl Cache {
 
 impl Engine {
     /// Looks after the next frame, if it is time.
-    pub(super) fn pump_care(&mut self, now: Instant, id: DiskId) {
+    pub(super) fn pump_maintenance(&mut self, now: Instant, id: DiskId) {
         let burst = self.limits.scrub_frames_per_s;
         let disk = self.disk_mut(id);
         let (Some(cache), Some(journal)) = (&disk.cache, &disk.journal) else { return };
-        if disk.holds || disk.care.is_busy || journal.dead || burst == 0 {
+        if disk.holds || disk.maintenance.is_busy || journal.dead || burst == 0 {
             return;
         }
-        let care = &mut disk.care;
-        let due = *care.due.get_or_insert(now + PAUSE_NS);
+        let maintenance = &mut disk.maintenance;
+        let due = *maintenance.due.get_or_insert(now + PAUSE_NS);
         if due <= now {
-            (care.left, care.due) = (burst, Some(now + PAUSE_NS));
+            (maintenance.left, maintenance.due) = (burst, Some(now + PAUSE_NS));
         }
         let frames = cache.index.frames();
         let is_peer = cache.config.copies == Copies::Peer;
         for _ in 0..STRIDE {
-            if care.missing == 0 && std::mem::take(&mut care.lacked) && is_peer {
+            if maintenance.missing == 0 && std::mem::take(&mut maintenance.lacked) && is_peer {
                 // They should be there now: once more, to be certain.
-                (care.missing, care.due) = (u64::from(frames), Some(now + PAUSE_NS));
+                (maintenance.missing, maintenance.due) = (u64::from(frames), Some(now + PAUSE_NS));
                 return;
             }
-            if care.left == 0 && care.missing == 0 {
+            if maintenance.left == 0 && maintenance.missing == 0 {
                 return;
             }
-            care.cursor = if care.cursor + 1 >= frames { 0 } else { care.cursor + 1 };
-            let frame = FrameNo(care.cursor);
-            care.missing = care.missing.saturating_sub(1);
+            maintenance.cursor = if maintenance.cursor + 1 >= frames { 0 } else { maintenance.cursor + 1 };
+            let frame = FrameNo(maintenance.cursor);
+            maintenance.missing = maintenance.missing.saturating_sub(1);
             let is_first = cache.index.first_of(frame).is_none();
             let lacks = is_first && cache.sectors_of(frame).any(|sector| cache.lacks_second(sector));
             let holds = cache.sectors_of(frame).any(|sector| cache.index.is_valid(sector));
-            care.lacked |= lacks;
-            let in_burst = care.left > 0;
-            care.left = care.left.saturating_sub(1);
+            maintenance.lacked |= lacks;
+            let in_burst = maintenance.left > 0;
+            maintenance.left = maintenance.left.saturating_sub(1);
             if lacks || holds && in_burst {
                 let BlockNo(block) = cache.index.block(frame);
                 let shift = cache.block_shift();
                 let sectors = disk.config.size_bytes.div_ceil(SECTOR_BYTES);
                 let (first, end) = (u64::from(block) << shift, (u64::from(block) + 1) << shift);
                 let range = Range { disk: id, first, end: end.min(sectors) };
-                disk.care.is_busy = true;
-                if !self.transfer(now, JobKind::Care(frame), range) {
-                    self.disk_mut(id).care.is_busy = false;
+                disk.maintenance.is_busy = true;
+                if !self.transfer(now, JobKind::Maintenance(frame), range) {
+                    self.disk_mut(id).maintenance.is_busy = false;
                 }
                 return;
             }
         }
         // There is more to look at: at the next opportunity.
-        disk.care.due = Some(now + PAUSE_NS / 100);
+        disk.maintenance.due = Some(now + PAUSE_NS / 100);
     }
 
     /// The block is claimed: what its frame holds is read.
-    pub(super) fn start_care(&mut self, now: Instant, job: u32, frame: FrameNo) {
+    pub(super) fn start_maintenance(&mut self, now: Instant, job: u32, frame: FrameNo) {
         let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");
         let Engine { disks, runs, .. } = self;
@@ -151,7 +151,7 @@ impl Engine {
     }
 
     /// Part of a frame was read.
-    pub(super) fn care_read_done(
+    pub(super) fn maintenance_read_done(
         &mut self,
         now: Instant,
         job: u32,
@@ -176,7 +176,7 @@ impl Engine {
                 journal.prove_sector(now, &mut cache.index, sector);
             } else if !right && (cache.index.of_second(sector).is_some() || !is_dirty) {
                 journal.drop_sector(now, &mut cache.index, sector);
-                disk.care.look_for_missing(cache.index.frames());
+                disk.maintenance.look_for_missing(cache.index.frames());
             } else if !right {
                 let second = cache.index.second_sector(sector);
                 if second.is_some_and(|second| cache.index.is_valid(second)) {
@@ -200,10 +200,10 @@ impl Engine {
     fn make_second_copies(&mut self, now: Instant, job: u32, frame: FrameNo) {
         let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");
-        let Engine { disks, runs, claims, .. } = self;
+        let Engine { disks, runs, range_locks, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         let cache = disk.cache.as_mut().expect("it was read");
-        let is_busy = |first, end| claims.is_busy(&Range { disk: disk_id, first, end });
+        let is_busy = |first, end| range_locks.is_busy(&Range { disk: disk_id, first, end });
         runs.clear();
         if cache.index.first_of(frame).is_none() {
             for (i, sector) in cache.sectors_of(frame).enumerate().take((range.end - range.first) as usize) {
@@ -221,12 +221,12 @@ impl Engine {
         if runs.is_empty() {
             return self.end_job(now, job, Ok(()));
         }
-        self.jobs[job].step = Step::CareWrite;
+        self.jobs[job].step = Step::MaintenanceWrite;
         self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Write(Durability::Volatile));
     }
 
     /// Part of a second copy was written.
-    pub(super) fn care_write_done(
+    pub(super) fn maintenance_write_done(
         &mut self,
         now: Instant,
         job: u32,
@@ -263,21 +263,27 @@ impl Engine {
     }
 
     /// A frame has been looked after.
-    pub(super) fn care_done(&mut self, now: Instant, id: DiskId, job: u32, result: Result<(), IoError>) {
+    pub(super) fn maintenance_done(
+        &mut self,
+        now: Instant,
+        id: DiskId,
+        job: u32,
+        result: Result<(), IoError>,
+    ) {
         let runnable = &mut self.runnable;
-        self.claims.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
-        let care = &mut self.disk_mut(id).care;
-        care.is_busy = false;
+        self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
+        let maintenance = &mut self.disk_mut(id).maintenance;
+        maintenance.is_busy = false;
         if result.is_err() {
             // Flash is in trouble: not without a pause.
-            (care.missing, care.lacked) = (0, true);
-            care.due = Some(now + 10 * PAUSE_NS);
+            (maintenance.missing, maintenance.lacked) = (0, true);
+            maintenance.due = Some(now + 10 * PAUSE_NS);
         }
         self.wake(id);
     }
 
     /// A job's range is claimed for it as for a read that fills.
     pub(super) fn claim_job(&mut self, job: u32, range: Range) -> bool {
-        self.claims.enter(self.limits.requests_max + job, range, Kind::Fill, Kind::Fill)
+        self.range_locks.acquire(self.limits.requests_max + job, range, Kind::Fill, Kind::Fill)
     }
 }

@@ -30,7 +30,7 @@ pub struct Report {
 
 /// Result of all hosts' reports.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Agreement {
+pub struct SharedDatastore {
     /// Rate per share, units a second.
     pub level: f64,
     /// Number of I/Os in the datastore per share.
@@ -46,7 +46,7 @@ const PROBE: f64 = 1.0;
 
 /// Computes the agreement for a datastore whose latency is to stay below `threshold_ns`. Returns `None` if
 /// no I/O waits, or none was served: then there is nothing to divide.
-pub fn agree(reports: &[Report], threshold_ns: u64) -> Option<Agreement> {
+pub fn agree(reports: &[Report], threshold_ns: u64) -> Option<SharedDatastore> {
     let sum = |of: fn(&Report) -> f64| reports.iter().map(of).sum::<f64>();
     let (shares, rate, in_flight) = (sum(|r| r.wanted_shares), sum(|r| r.rate), sum(|r| r.in_flight));
     let waits = reports.iter().any(|report| report.waits);
@@ -57,7 +57,7 @@ pub fn agree(reports: &[Report], threshold_ns: u64) -> Option<Agreement> {
     }
     let fitting = in_flight * (threshold_ns as f64 / latency_ns).min(GROWTH_MAX);
     let next = (in_flight + fitting) / 2.0 + PROBE;
-    Some(Agreement { level: rate / shares, in_flight_per_share: next / shares })
+    Some(SharedDatastore { level: rate / shares, in_flight_per_share: next / shares })
 }
 
 #[cfg(test)]

@@ -2,12 +2,12 @@
 
 /// SplitMix64 (Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014).
 #[derive(Clone, Debug)]
-pub struct Dice(u64);
+pub struct SimRng(u64);
 
-impl Dice {
+impl SimRng {
     /// Creates a generator; equal seeds give equal numbers.
     pub fn new(seed: u64) -> Self {
-        Dice(seed ^ 0x686f_6220_776f_726c)
+        SimRng(seed ^ 0x686f_6220_776f_726c)
     }
 
     /// Returns any number.
@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn one_seed_one_sequence_within_bounds() {
-        let (mut a, mut b) = (Dice::new(7), Dice::new(7));
+        let (mut a, mut b) = (SimRng::new(7), SimRng::new(7));
         for _ in 0..1000 {
             assert_eq!(a.roll(), b.roll());
             assert!(a.below(3) < 3);

@@ -18,7 +18,7 @@ const RECORDS_MAX: usize = 1 << 17;
 const WORDS: usize = 3;
 
 #[derive(Debug)]
-struct Tape {
+struct RecordRing {
     /// The ring. Each word is written by the recorder alone, before `written` says so, and not
     /// again before `read` does.
     words: Box<[AtomicU64]>,
@@ -41,7 +41,7 @@ pub(crate) fn new() -> (Recorder, Reader) {
 
 fn with_room(records: usize) -> (Recorder, Reader) {
     assert!(records.is_power_of_two(), "rings are powers of two");
-    let tape = Arc::new(Tape {
+    let ring = Arc::new(RecordRing {
         words: (0..records * WORDS).map(|_| AtomicU64::new(0)).collect(),
         written: AtomicU64::new(0),
         read: AtomicU64::new(0),
@@ -50,11 +50,11 @@ fn with_room(records: usize) -> (Recorder, Reader) {
         abandoned: AtomicBool::new(false),
         origin: Instant::now(),
     });
-    let recorder = Recorder { tape: tape.clone(), written: 0, read: 0, dropped: 0 };
-    (recorder, Reader { tape })
+    let recorder = Recorder { ring: ring.clone(), written: 0, read: 0, dropped: 0 };
+    (recorder, Reader { ring })
 }
 
-impl Tape {
+impl RecordRing {
     fn elapsed_ns(&self) -> u64 {
         self.origin.elapsed().as_nanos() as u64
     }
@@ -70,7 +70,7 @@ impl Tape {
 /// The shard's end. Dropping it ends the recording.
 #[derive(Debug)]
 pub(crate) struct Recorder {
-    tape: Arc<Tape>,
+    ring: Arc<RecordRing>,
     /// Our own copies, and what `read` was when last looked at.
     written: u64,
     read: u64,
@@ -80,72 +80,72 @@ pub(crate) struct Recorder {
 impl Recorder {
     /// The time of requests that come now.
     pub(crate) fn now_ns(&self) -> u64 {
-        self.tape.elapsed_ns()
+        self.ring.elapsed_ns()
     }
 
     /// Records a request, or counts it as dropped.
     #[inline]
     pub(crate) fn push(&mut self, record: &TraceRecord) {
-        let tape = &*self.tape;
-        let room = (tape.words.len() / WORDS) as u64;
+        let ring = &*self.ring;
+        let room = (ring.words.len() / WORDS) as u64;
         if self.written - self.read == room {
-            self.read = tape.read.load(Ordering::Acquire);
+            self.read = ring.read.load(Ordering::Acquire);
             if self.written - self.read == room {
                 self.dropped += 1;
-                tape.dropped.store(self.dropped, Ordering::Relaxed);
+                ring.dropped.store(self.dropped, Ordering::Relaxed);
                 return;
             }
         }
-        let words = tape.record(self.written);
+        let words = ring.record(self.written);
         words[0].store(record.at_ns, Ordering::Relaxed);
         words[1].store(record.offset, Ordering::Relaxed);
         let op = u64::from(record.op.to_wire()) << 32;
         words[2].store(op | u64::from(record.len), Ordering::Relaxed);
         self.written += 1;
-        tape.written.store(self.written, Ordering::Release);
+        ring.written.store(self.written, Ordering::Release);
     }
 
     /// Nobody will read it.
     pub(crate) fn is_abandoned(&self) -> bool {
-        self.tape.abandoned.load(Ordering::Relaxed)
+        self.ring.abandoned.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
-        self.tape.ended.store(true, Ordering::Release);
+        self.ring.ended.store(true, Ordering::Release);
     }
 }
 
 /// The other end.
 #[derive(Debug)]
 pub(crate) struct Reader {
-    tape: Arc<Tape>,
+    ring: Arc<RecordRing>,
 }
 
 impl Reader {
     /// How long the recording has lasted.
     pub(crate) fn elapsed_ns(&self) -> u64 {
-        self.tape.elapsed_ns()
+        self.ring.elapsed_ns()
     }
 
     /// Will nothing more be written? What has been written before can still be read.
     pub(crate) fn has_ended(&self) -> bool {
-        self.tape.ended.load(Ordering::Acquire)
+        self.ring.ended.load(Ordering::Acquire)
     }
 
     /// Requests that were dropped.
     pub(crate) fn dropped(&self) -> u64 {
-        self.tape.dropped.load(Ordering::Relaxed)
+        self.ring.dropped.load(Ordering::Relaxed)
     }
 
     /// Takes the next records, at most `max` of them.
     pub(crate) fn take(&mut self, max: usize) -> Vec<TraceRecord> {
-        let tape = &*self.tape;
-        let from = tape.read.load(Ordering::Relaxed);
-        let to = tape.written.load(Ordering::Acquire).min(from + max as u64);
+        let ring = &*self.ring;
+        let from = ring.read.load(Ordering::Relaxed);
+        let to = ring.written.load(Ordering::Acquire).min(from + max as u64);
         let records = (from..to).map(|number| {
-            let words = tape.record(number);
+            let words = ring.record(number);
             let last = words[2].load(Ordering::Relaxed);
             TraceRecord {
                 at_ns: words[0].load(Ordering::Relaxed),
@@ -155,18 +155,18 @@ impl Reader {
             }
         });
         let records = records.collect();
-        tape.read.store(to, Ordering::Release);
+        ring.read.store(to, Ordering::Release);
         records
     }
 
     /// Reads no more.
     pub(crate) fn abandon(&self) {
-        self.tape.abandoned.store(true, Ordering::Relaxed);
+        self.ring.abandoned.store(true, Ordering::Relaxed);
     }
 
     /// To look at from elsewhere.
     pub(crate) fn counter(&self) -> Counter {
-        Counter(Arc::downgrade(&self.tape))
+        Counter(Arc::downgrade(&self.ring))
     }
 }
 
@@ -178,15 +178,15 @@ impl Drop for Reader {
 
 /// How far a recording is. Does not keep the tape.
 #[derive(Debug, Default)]
-pub(crate) struct Counter(Weak<Tape>);
+pub(crate) struct Counter(Weak<RecordRing>);
 
 impl Counter {
     /// What is recorded and what was dropped, while somebody records.
     pub(crate) fn read(&self) -> Option<hob_control::Recording> {
-        let tape = self.0.upgrade().filter(|tape| !tape.abandoned.load(Ordering::Relaxed))?;
+        let ring = self.0.upgrade().filter(|ring| !ring.abandoned.load(Ordering::Relaxed))?;
         Some(hob_control::Recording {
-            requests: tape.written.load(Ordering::Relaxed),
-            dropped: tape.dropped.load(Ordering::Relaxed),
+            requests: ring.written.load(Ordering::Relaxed),
+            dropped: ring.dropped.load(Ordering::Relaxed),
         })
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use hob_control::etcd::{Etcd, EtcdError};
-use hob_engine::cluster::Look;
+use hob_engine::cluster::OwnershipSnapshot;
 use tokio::sync::{Semaphore, oneshot};
 
 use super::lock;
@@ -19,22 +19,22 @@ const TURNS: usize = 2;
 const DISKS_MAX: usize = 60;
 
 /// A disk, and who wants to know.
-type Pending = (String, oneshot::Sender<Result<Look, StoreError>>);
+type Pending = (String, oneshot::Sender<Result<OwnershipSnapshot, StoreError>>);
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Looks {
+pub(super) struct BatchedReader {
     pending: Mutex<Vec<Pending>>,
     turns: Semaphore,
 }
 
-impl Default for Looks {
+impl Default for BatchedReader {
     fn default() -> Self {
-        Looks { pending: Mutex::default(), turns: Semaphore::new(TURNS) }
+        BatchedReader { pending: Mutex::default(), turns: Semaphore::new(TURNS) }
     }
 }
 
-impl Looks {
+impl BatchedReader {
     /// What etcd has of a disk, at some moment after this was called.
     pub(super) async fn look(
         &self,
@@ -42,7 +42,7 @@ impl Looks {
         etcd: &Etcd,
         disk: &str,
         wait_max: Duration,
-    ) -> Result<Look, StoreError> {
+    ) -> Result<OwnershipSnapshot, StoreError> {
         let (answer, mut answered) = oneshot::channel();
         lock(&self.pending).push((disk.to_owned(), answer));
         loop {
@@ -79,7 +79,9 @@ impl Looks {
 }
 
 /// Whoever asked may have been given up together with whatever it did.
-fn understood(told: Result<Result<Look, StoreError>, oneshot::error::RecvError>) -> Result<Look, StoreError> {
+fn understood(
+    told: Result<Result<OwnershipSnapshot, StoreError>, oneshot::error::RecvError>,
+) -> Result<OwnershipSnapshot, StoreError> {
     told.unwrap_or_else(|_| {
         let why = "the question was given up".to_owned();
         Err(EtcdError::Lost { endpoint: "etcd".to_owned(), why }.into())

@@ -32,7 +32,7 @@ const MESSAGES_MAX: usize = 4096;
 
 /// Why a parcel cannot be taken.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum ParcelError {
+pub(super) enum MessageError {
     /// The system says no.
     #[error("{0}")]
     System(#[from] io::Error),
@@ -41,9 +41,9 @@ pub(super) enum ParcelError {
     Record(#[from] RecordError),
 }
 
-impl From<rustix::io::Errno> for ParcelError {
-    fn from(errno: rustix::io::Errno) -> ParcelError {
-        ParcelError::System(errno.into())
+impl From<rustix::io::Errno> for MessageError {
+    fn from(errno: rustix::io::Errno) -> MessageError {
+        MessageError::System(errno.into())
     }
 }
 
@@ -53,7 +53,7 @@ pub(super) fn sign() -> OsString {
 }
 
 /// Puts a record and its descriptors into a parcel: what is to be the next program's standard input.
-pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, ParcelError> {
+pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageError> {
     assert_eq!(record.table.descriptors(), fds.len(), "the table says what the descriptors are");
     let mut text = File::from(memfd_create("hob-hand-over", MemfdFlags::CLOEXEC)?);
     text.write_all(&record.encode()?)?;
@@ -70,24 +70,24 @@ pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, ParcelEr
 }
 
 /// Takes the parcel that the program before has left, if there is one.
-pub(super) fn take() -> Result<Option<(Record, Vec<OwnedFd>)>, ParcelError> {
+pub(super) fn take() -> Result<Option<(Record, Vec<OwnedFd>)>, MessageError> {
     if std::env::var_os(VARIABLE) != Some(sign()) {
         return Ok(None);
     }
-    let parcel = rustix::stdio::stdin().try_clone_to_owned()?;
+    let message = rustix::stdio::stdin().try_clone_to_owned()?;
     // Nobody else is to find it there, and no child.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
-    unpack(&parcel).map(Some)
+    unpack(&message).map(Some)
 }
 
-fn unpack(parcel: &OwnedFd) -> Result<(Record, Vec<OwnedFd>), ParcelError> {
+fn unpack(message: &OwnedFd) -> Result<(Record, Vec<OwnedFd>), MessageError> {
     let mut fds = Vec::new();
     for _ in 0..MESSAGES_MAX {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MESSAGE_FDS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let mut byte = [0];
         let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
-        let message = rustix::net::recvmsg(parcel, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
+        let message = rustix::net::recvmsg(message, &mut [IoSliceMut::new(&mut byte)], &mut control, flags)?;
         for part in control.drain() {
             if let RecvAncillaryMessage::ScmRights(some) = part {
                 fds.extend(some);
@@ -126,9 +126,9 @@ mod tests {
                 file.into()
             })
             .collect();
-        let parcel = pack(&record, &fds).unwrap();
+        let message = pack(&record, &fds).unwrap();
         drop(fds);
-        let (found, fds) = unpack(&parcel).unwrap();
+        let (found, fds) = unpack(&message).unwrap();
         assert_eq!(found, record);
         for (number, fd) in fds.into_iter().enumerate() {
             let flags = rustix::io::fcntl_getfd(&fd).unwrap();
@@ -136,22 +136,22 @@ mod tests {
             assert_eq!(File::from(fd).metadata().unwrap().len(), number as u64);
         }
         // What was in it has been taken.
-        assert!(unpack(&parcel).is_err());
+        assert!(unpack(&message).is_err());
     }
 
     #[test]
     fn what_is_no_parcel_is_refused() {
         let file = OwnedFd::from(tempfile::tempfile().unwrap());
-        assert!(matches!(unpack(&file), Err(ParcelError::System(_))));
+        assert!(matches!(unpack(&file), Err(MessageError::System(_))));
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
         let pair =
             || rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
         let (near, far) = pair();
         rustix::net::send(&near, b"noise", SendFlags::empty()).unwrap();
         drop(near);
-        assert!(matches!(unpack(&far), Err(ParcelError::Record(_))));
+        assert!(matches!(unpack(&far), Err(MessageError::Record(_))));
         // One that nobody has closed, and that is empty.
         let (_near, far) = pair();
-        assert!(matches!(unpack(&far), Err(ParcelError::System(_))));
+        assert!(matches!(unpack(&far), Err(MessageError::System(_))));
     }
 }

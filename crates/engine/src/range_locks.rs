@@ -51,7 +51,7 @@ impl Range {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Claim {
+struct RangeLock {
     range: Range,
     kind: Kind,
     order: u64,
@@ -73,26 +73,26 @@ struct Link {
 
 /// All claims of one engine.
 #[derive(Debug)]
-pub(crate) struct Claims {
-    claims: Vec<Claim>,
+pub(crate) struct RangeLocks {
+    range_locks: Vec<RangeLock>,
     buckets: Vec<u32>,
     links: Vec<Link>,
     free: u32,
     order: u64,
 }
 
-impl Claims {
+impl RangeLocks {
     /// Allocates room for claims numbered 0 … `claims_max` − 1.
     pub(crate) fn new(claims_max: u32) -> Self {
-        let empty = Claim {
+        let empty = RangeLock {
             range: Range { disk: DiskId(0), first: 0, end: 0 },
             kind: Kind::Read,
             order: 0,
             blockers: 0,
             links: NONE,
         };
-        Claims {
-            claims: vec![empty; claims_max as usize],
+        RangeLocks {
+            range_locks: vec![empty; claims_max as usize],
             buckets: vec![NONE; (claims_max as usize).next_power_of_two()],
             links: Vec::with_capacity(2 * claims_max as usize),
             free: NONE,
@@ -102,39 +102,39 @@ impl Claims {
 
     /// Adds claim `id`. Returns true if it is granted immediately; otherwise a later [`leave`](Self::leave)
     /// grants it. Its kind is `kind` if nothing conflicts, and `waiting` if something does.
-    pub(crate) fn enter(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {
-        debug_assert!(range.first < range.end && self.claims[id as usize].links == NONE);
+    pub(crate) fn acquire(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {
+        debug_assert!(range.first < range.end && self.range_locks[id as usize].links == NONE);
         self.order += 1;
-        let mut claim = Claim { range, kind, order: self.order, blockers: 0, links: NONE };
+        let mut claim = RangeLock { range, kind, order: self.order, blockers: 0, links: NONE };
         if self.count_conflicts(&claim) > 0 {
             claim.kind = waiting;
             claim.blockers = self.count_conflicts(&claim);
         }
-        self.claims[id as usize] = claim;
+        self.range_locks[id as usize] = claim;
         for bucket in self.buckets_of(&range) {
             self.link(id, bucket);
         }
-        self.claims[id as usize].blockers == 0
+        self.range_locks[id as usize].blockers == 0
     }
 
     /// Returns true if claim `id` is of kind Read.
     pub(crate) fn only_reads(&self, id: u32) -> bool {
-        self.claims[id as usize].kind == Kind::Read
+        self.range_locks[id as usize].kind == Kind::Read
     }
 
     /// Removes claim `id` and reports each claim that is granted by this.
     pub(crate) fn leave(&mut self, id: u32, mut granted: impl FnMut(u32)) {
-        let leaving = self.claims[id as usize];
+        let leaving = self.range_locks[id as usize];
         assert!(leaving.links != NONE && leaving.blockers == 0, "claim {id} leaves without being granted");
         let mut link = leaving.links;
-        self.claims[id as usize].links = NONE;
+        self.range_locks[id as usize].links = NONE;
         while link != NONE {
             let Link { bucket, sibling, .. } = self.links[link as usize];
             self.unlink(link);
             let mut at = self.buckets[bucket as usize];
             while at != NONE {
                 let other = self.links[at as usize];
-                let claim = &mut self.claims[other.claim as usize];
+                let claim = &mut self.range_locks[other.claim as usize];
                 if other.claim != id
                     && claim.order > leaving.order
                     && claim.kind.conflicts(leaving.kind)
@@ -160,14 +160,14 @@ impl Claims {
 
     /// Returns true if a granted claim other than `id` overlaps any of these sectors.
     pub(crate) fn is_shared(&self, id: u32, range: &Range) -> bool {
-        let order = self.claims[id as usize].order;
+        let order = self.range_locks[id as usize].order;
         self.buckets_of(range).any(|bucket| {
             self.in_bucket(bucket)
                 .any(|claim| claim.blockers == 0 && claim.order != order && claim.range.overlaps(range))
         })
     }
 
-    fn count_conflicts(&self, claim: &Claim) -> u32 {
+    fn count_conflicts(&self, claim: &RangeLock) -> u32 {
         let conflicts = |bucket| {
             self.in_bucket(bucket)
                 .filter(|other| other.kind.conflicts(claim.kind) && other.range.overlaps(&claim.range))
@@ -176,13 +176,13 @@ impl Claims {
         self.buckets_of(&claim.range).map(conflicts).sum()
     }
 
-    fn in_bucket(&self, bucket: u32) -> impl Iterator<Item = &Claim> {
+    fn in_bucket(&self, bucket: u32) -> impl Iterator<Item = &RangeLock> {
         let mut at = self.buckets[bucket as usize];
         std::iter::from_fn(move || {
             (at != NONE).then(|| {
                 let link = &self.links[at as usize];
                 at = link.next;
-                &self.claims[link.claim as usize]
+                &self.range_locks[link.claim as usize]
             })
         })
     }
@@ -198,7 +198,8 @@ impl Claims {
 
     fn link(&mut self, id: u32, bucket: u32) {
         let head = self.buckets[bucket as usize];
-        let new = Link { claim: id, bucket, prev: NONE, next: head, sibling: self.claims[id as usize].links };
+        let new =
+            Link { claim: id, bucket, prev: NONE, next: head, sibling: self.range_locks[id as usize].links };
         let at = if self.free != NONE {
             let at = self.free;
             self.free = self.links[at as usize].sibling;
@@ -212,7 +213,7 @@ impl Claims {
             self.links[head as usize].prev = at;
         }
         self.buckets[bucket as usize] = at;
-        self.claims[id as usize].links = at;
+        self.range_locks[id as usize].links = at;
     }
 
     fn unlink(&mut self, at: u32) {

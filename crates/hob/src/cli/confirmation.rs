@@ -6,12 +6,12 @@ use clap::Args;
 use hob_control::client::Client;
 use hob_control::{DiskState, OnDirty, PlannedChange, PlannedPoolChange, Preview};
 
-use super::DryRun;
+use super::DryRunEnded;
 use super::remote::explain;
 
 /// Of commands that may empty a cache.
 #[derive(Clone, Copy, Debug, Args)]
-pub(super) struct Rehearsal {
+pub(super) struct DryRun {
     /// Say what would be done, and change nothing
     #[arg(long)]
     dry_run: bool,
@@ -19,17 +19,17 @@ pub(super) struct Rehearsal {
 
 /// Of commands that may lose dirty data.
 #[derive(Clone, Copy, Debug, Args)]
-pub(super) struct Consent {
+pub(super) struct Confirmation {
     #[command(flatten)]
-    rehearsal: Rehearsal,
+    rehearsal: DryRun,
     /// Do not ask for confirmation: lose dirty data where the command does so
     #[arg(long)]
     yes: bool,
 }
 
-impl Rehearsal {
-    pub(super) fn new(dry_run: bool) -> Rehearsal {
-        Rehearsal { dry_run }
+impl DryRun {
+    pub(super) fn new(dry_run: bool) -> DryRun {
+        DryRun { dry_run }
     }
 
     /// Says what the change will do. Ends the command here if that is all.
@@ -85,12 +85,12 @@ impl Rehearsal {
         if preview.effects.is_empty() {
             let _ = writeln!(std::io::stderr(), "{subject}: no cached or dirty data is lost");
         }
-        Err(DryRun.into())
+        Err(DryRunEnded.into())
     }
 }
 
-impl Consent {
-    pub(super) fn rehearsal(self) -> Rehearsal {
+impl Confirmation {
+    pub(super) fn rehearsal(self) -> DryRun {
         self.rehearsal
     }
 

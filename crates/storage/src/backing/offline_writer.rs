@@ -23,7 +23,7 @@ const WRITES_MAX: usize = 8;
 const NAP: Duration = Duration::from_millis(100);
 
 /// See the module's text.
-pub struct Alone<'a> {
+pub struct OfflineWriter<'a> {
     ring: Ring,
     backing: Backing,
     began: Clock,
@@ -34,7 +34,7 @@ pub struct Alone<'a> {
     may_go_on: &'a dyn Fn() -> bool,
 }
 
-impl<'a> Alone<'a> {
+impl<'a> OfflineWriter<'a> {
     /// Of a backing that was just opened, to be written as long as `may_go_on` says so; what has no answer then fails. Stays on the calling thread.
     ///
     /// # Errors
@@ -44,7 +44,7 @@ impl<'a> Alone<'a> {
         let config = RingConfig { entries: 64, arena_bytes, threads_max: 4, ..RingConfig::default() };
         let ring = Ring::new(&config)?;
         let (began, in_flight) = (Clock::now(), Vec::new());
-        let mut alone = Alone { ring, backing, began, last: 0, in_flight, failed: None, may_go_on };
+        let mut alone = OfflineWriter { ring, backing, began, last: 0, in_flight, failed: None, may_go_on };
         let now = alone.now();
         alone.backing.attach(&mut alone.ring, now, 0);
         Ok(alone)
@@ -171,7 +171,7 @@ mod tests {
         // Its last sector is no whole one.
         let size = (24 << 20) + 512;
         std::fs::File::create(&path).unwrap().set_len(size).unwrap();
-        let mut alone = Alone::new(open(&path, Access::ReadWrite), &|| true).unwrap();
+        let mut alone = OfflineWriter::new(open(&path, Access::ReadWrite), &|| true).unwrap();
         let chunk = |number: u64| vec![number as u8 + 1; WRITE_BYTES_MAX];
         for number in 0..24 {
             alone.write(number << 20, &chunk(number)).unwrap();
@@ -193,7 +193,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("disk");
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
-        let mut alone = Alone::new(open(&path, Access::ReadOnly), &|| true).unwrap();
+        let mut alone = OfflineWriter::new(open(&path, Access::ReadOnly), &|| true).unwrap();
         let errors: Vec<_> = (0..40).map(|_| alone.write(0, &[1; 4096])).collect();
         assert!(errors.last().unwrap().is_err(), "{errors:?}");
         assert!(alone.flush().is_err());

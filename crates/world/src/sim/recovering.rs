@@ -10,13 +10,13 @@ use hob_engine::command::{CacheChange, Command, Expect};
 use hob_engine::journal::Ring;
 use hob_engine::regions::Regions;
 
-use super::{Event, Sabotage, World};
+use super::{Event, Sabotage, Simulation};
 use crate::Violation;
 use crate::content::UNIT_BYTES;
 
 /// A disk whose cache is being recovered while guests use it.
 #[derive(Debug)]
-pub(super) struct Coming {
+pub(super) struct Recovering {
     /// Distinguishes it from other recoveries of the same disk.
     serial: u64,
     /// Its new ring is being written.
@@ -34,7 +34,7 @@ pub(super) enum Step {
     Voided,
 }
 
-impl World<'_> {
+impl Simulation<'_> {
     /// Lets guests use a disk before its cache is recovered, if this history includes that, and it is
     /// permitted. Returns false if the cache must be recovered first.
     pub(super) fn expect_cache(&mut self, index: usize) -> bool {
@@ -46,7 +46,7 @@ impl World<'_> {
             return false;
         }
         let behind = lives.behind;
-        if self.dice.chance(behind) {
+        if self.rng.chance(behind) {
             self.write_some_behind(index);
         }
         if !self.disks[index].model.lags() {
@@ -58,11 +58,11 @@ impl World<'_> {
         if state.model.lags() {
             doubtful.insert_all();
         }
-        self.comings += 1;
-        self.disks[index].coming = Some(Coming { serial: self.comings, is_enabled: false });
+        self.recoveries += 1;
+        self.disks[index].recovering = Some(Recovering { serial: self.recoveries, is_enabled: false });
         self.report.early += 1;
         self.tell_expected(index, doubtful, false);
-        let mean = self.scenario.backing_ns * self.dice.pick(&[1, 10, 100]);
+        let mean = self.scenario.backing_ns * self.rng.pick(&[1, 10, 100]);
         self.schedule_coming(index, Step::Surveyed, mean);
         true
     }
@@ -74,13 +74,20 @@ impl World<'_> {
     }
 
     fn schedule_coming(&mut self, index: usize, step: Step, mean_ns: u64) {
-        let Some(coming) = &self.disks[index].coming else { return };
-        let (serial, takes) = (coming.serial, self.dice.latency(mean_ns));
-        self.queue.push(self.now + takes, Event::Coming(index, serial, step));
+        let Some(recovering) = &self.disks[index].recovering else { return };
+        let (serial, takes) = (recovering.serial, self.rng.latency(mean_ns));
+        self.queue.push(self.now + takes, Event::Recovering(index, serial, step));
     }
 
-    pub(super) fn coming_goes_on(&mut self, index: usize, serial: u64, step: Step) -> Result<(), Violation> {
-        let Some(coming) = self.disks[index].coming.as_mut().filter(|coming| coming.serial == serial) else {
+    pub(super) fn recovery_proceeds(
+        &mut self,
+        index: usize,
+        serial: u64,
+        step: Step,
+    ) -> Result<(), Violation> {
+        let Some(recovering) =
+            self.disks[index].recovering.as_mut().filter(|recovering| recovering.serial == serial)
+        else {
             return Ok(());
         };
         match step {
@@ -90,15 +97,15 @@ impl World<'_> {
                 {
                     self.tell_expected(index, doubtful, false);
                 }
-                let mean = self.scenario.backing_ns * self.dice.pick(&[1, 10, 100]);
+                let mean = self.scenario.backing_ns * self.rng.pick(&[1, 10, 100]);
                 self.schedule_coming(index, Step::Recovered, mean);
                 Ok(())
             }
             Step::Recovered => {
-                coming.is_enabled = true;
+                recovering.is_enabled = true;
                 self.recover(index, 0)
             }
-            Step::Voided if coming.is_enabled => Ok(()),
+            Step::Voided if recovering.is_enabled => Ok(()),
             Step::Voided => {
                 let doubtful = Regions::new(self.disks[index].size * UNIT_BYTES);
                 let owner = self.disks[index].owner.as_mut().expect("its cache is being recovered");
@@ -113,7 +120,7 @@ impl World<'_> {
     /// Handles a change that waits and could bypass the cache.
     pub(super) fn change_waits(&mut self, index: usize) {
         // The recovery may have failed since.
-        if self.disks[index].coming.is_some() && self.dice.chance(900) {
+        if self.disks[index].recovering.is_some() && self.rng.chance(900) {
             self.schedule_coming(index, Step::Voided, self.scenario.flash_ns);
         }
     }
@@ -132,7 +139,7 @@ impl World<'_> {
 
     /// Tells the engine that there will be no cache.
     pub(super) fn expect_no_more(&mut self, index: usize) {
-        if self.disks[index].coming.take().is_some() {
+        if self.disks[index].recovering.take().is_some() {
             self.command(index, Command::Cache(CacheChange::Expect(None)));
         }
     }

@@ -2,7 +2,7 @@
 
 use super::write_back::{RING_DEVICE, backing, flash, ring};
 use super::*;
-use crate::qos::{DiskQos, Due};
+use crate::qos::{DiskQos, Entitlement};
 
 /// A cache whose journal was lost under a flush, and nothing of it is dirty any more.
 fn lost() -> (Bench, RequestId) {
@@ -21,7 +21,7 @@ fn lost() -> (Bench, RequestId) {
 }
 
 /// Requests of all kinds that do not get on, and nothing on its way to the backing for them.
-fn strand(bench: &mut Bench) -> Vec<RequestId> {
+fn await_journal(bench: &mut Bench) -> Vec<RequestId> {
     let ops = [(WRITE, 0), (WRITE, 64 * KIB), (Op::Write(Durability::Durable), 128 * KIB)];
     let mut waiting: Vec<RequestId> = ops.map(|(op, offset)| bench.request(op, offset, 4 * KIB)).into();
     waiting.push(bench.request(Op::Discard(Durability::Volatile), 256 * KIB, 4 * KIB));
@@ -37,7 +37,7 @@ fn strand(bench: &mut Bench) -> Vec<RequestId> {
 #[test]
 fn changes_and_flushes_wait_for_another_journal() {
     let (mut bench, flush) = lost();
-    let mut waiting = strand(&mut bench);
+    let mut waiting = await_journal(&mut bench);
     waiting.push(flush);
     let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
     bench.settle();
@@ -51,7 +51,7 @@ fn changes_and_flushes_wait_for_another_journal() {
 #[test]
 fn or_until_the_cache_is_taken_away() {
     let (mut bench, flush) = lost();
-    let mut waiting = strand(&mut bench);
+    let mut waiting = await_journal(&mut bench);
     waiting.push(flush);
     let disable = bench.start_change(CacheChange::Disable);
     bench.settle();
@@ -96,7 +96,7 @@ fn what_the_backing_may_have_lost_meanwhile_is_written_again() {
 #[test]
 fn or_until_nobody_came_for_half_a_minute() {
     let (mut bench, flush) = lost();
-    let mut waiting = strand(&mut bench);
+    let mut waiting = await_journal(&mut bench);
     waiting.push(flush);
     bench.wait_ms(29_000);
     assert!(!bench.answered(flush));
@@ -119,10 +119,10 @@ fn or_until_nobody_came_for_half_a_minute() {
 #[test]
 fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
     let (mut bench, flush) = lost();
-    let one_a_second = Due { limit: Some(1), ..Due::default() };
-    bench.command(Command::Qos(DiskQos { backing: one_a_second, flash: Due::default() })).unwrap();
+    let one_a_second = Entitlement { limit: Some(1), ..Entitlement::default() };
+    bench.command(Command::Qos(DiskQos { backing: one_a_second, flash: Entitlement::default() })).unwrap();
     let reads: Vec<RequestId> = (1..60).map(|i| bench.read(i * MIB, 4 * KIB)).collect();
-    let mut waiting = strand(&mut bench);
+    let mut waiting = await_journal(&mut bench);
     waiting.push(flush);
     assert_eq!(reads.iter().filter(|id| bench.answered(**id)).count(), 1, "one comes at once");
     let renew = bench.start_change(CacheChange::Shrink(0, Some(ring(2))));
@@ -140,7 +140,7 @@ fn reads_that_a_limit_keeps_waiting_do_not_keep_the_next_journal_waiting() {
 #[test]
 fn a_disk_is_not_removed_before() {
     let (mut bench, flush) = lost();
-    let waiting = strand(&mut bench);
+    let waiting = await_journal(&mut bench);
     let remove = bench.start_command(Command::RemoveDisk);
     assert_eq!(bench.result(remove), Some(Err(CommandError::JournalFailed)));
     assert!(!bench.answered(flush) && !bench.answered(waiting[0]));

@@ -24,7 +24,7 @@ use crate::regions::Regions;
 use crate::units::{DiskId, Instant};
 
 /// A cache that is being recovered.
-pub(super) struct Coming {
+pub(super) struct RecoveringCache {
     expect: Expect,
     /// What changes passed it.
     changed: Regions,
@@ -32,7 +32,7 @@ pub(super) struct Coming {
     reported: bool,
 }
 
-impl Coming {
+impl RecoveringCache {
     /// Takes out of a recovered cache what was changed since.
     pub(super) fn forget_changed(&self, recovered: &mut Recovered) {
         if !self.changed.is_empty() {
@@ -49,17 +49,20 @@ impl Engine {
         if disk.cache.is_some() {
             return Err(CommandError::CacheExists);
         }
-        match (expect, &mut disk.coming) {
-            (None, coming) => *coming = None,
+        match (expect, &mut disk.recovering) {
+            (None, recovering) => *recovering = None,
             (Some(expect), _)
                 if expect.doubtful.disk_bytes() != size || expect.is_void && !expect.doubtful.is_empty() =>
             {
                 return Err(CommandError::Unworkable);
             }
-            (Some(expect), Some(coming)) => coming.expect = *expect,
-            (Some(expect), coming @ None) => {
-                *coming =
-                    Some(Box::new(Coming { expect: *expect, changed: Regions::new(size), reported: false }));
+            (Some(expect), Some(recovering)) => recovering.expect = *expect,
+            (Some(expect), recovering @ None) => {
+                *recovering = Some(Box::new(RecoveringCache {
+                    expect: *expect,
+                    changed: Regions::new(size),
+                    reported: false,
+                }));
             }
         }
         self.try_held_again(id);
@@ -67,8 +70,8 @@ impl Engine {
     }
 
     /// A disk with such a cache is removed: nobody waits for it any more.
-    pub(super) fn let_go_of_coming(&mut self, id: DiskId) {
-        if self.disk(id).coming.is_some() {
+    pub(super) fn release_recovering(&mut self, id: DiskId) {
+        if self.disk(id).recovering.is_some() {
             self.try_held_again(id);
         }
     }
@@ -85,14 +88,14 @@ impl Engine {
     /// Where a disk's backing has been changed while its cache is being recovered.
     pub fn changed_meanwhile(&self, disk: DiskId) -> Option<&Regions> {
         let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
-        disk.coming.as_ref().map(|coming| &coming.changed)
+        disk.recovering.as_ref().map(|recovering| &recovering.changed)
     }
 
     /// May a read, which has its claim, go on? If not it waits, or is refused.
     #[inline]
     pub(super) fn may_read(&mut self, now: Instant, slot: u32) -> bool {
         if !self.disk(self.requests[slot].request.disk).holds {
-            return self.passes_coming(now, slot);
+            return self.passes_recovering(now, slot);
         }
         let passes = self.passes_opening(slot);
         if !passes {
@@ -111,19 +114,22 @@ impl Engine {
                 sectors.into_iter().any(|sector| cache.index.is_dirty(sector))
             })
         };
-        disk.coming.is_some() && disk.opening.is_some() && !disk.cache.as_ref().is_some_and(is_dirty)
+        disk.recovering.is_some() && disk.opening.is_some() && !disk.cache.as_ref().is_some_and(is_dirty)
     }
 
     /// May a request, which has its claim, go on? If not it waits, or is refused as its disk is being removed.
     #[inline]
-    pub(super) fn passes_coming(&mut self, now: Instant, slot: u32) -> bool {
-        self.disk(self.requests[slot].request.disk).coming.is_none() || self.passes_coming_now(now, slot)
+    pub(super) fn passes_recovering(&mut self, now: Instant, slot: u32) -> bool {
+        self.disk(self.requests[slot].request.disk).recovering.is_none()
+            || self.passes_recovering_now(now, slot)
     }
 
-    fn passes_coming_now(&mut self, now: Instant, slot: u32) -> bool {
+    fn passes_recovering_now(&mut self, now: Instant, slot: u32) -> bool {
         let (request, range) = (self.requests[slot].request, self.requests[slot].range);
         let disk = self.disk_mut(request.disk);
-        let Some(Coming { expect, changed, reported }) = disk.coming.as_deref_mut() else { return true };
+        let Some(RecoveringCache { expect, changed, reported }) = disk.recovering.as_deref_mut() else {
+            return true;
+        };
         let is_change = request.op.modifies();
         let passes = match request.op {
             Op::Prefetch => true,

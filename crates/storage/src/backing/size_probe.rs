@@ -12,7 +12,7 @@ use rustix::io::Errno;
 
 /// Measures an open backing besides the ring that serves it. Not for the shard's thread: a file on the network may take its time.
 #[derive(Clone, Debug)]
-pub struct Gauge(Kind);
+pub struct SizeProbe(Kind);
 
 #[derive(Clone, Debug)]
 enum Kind {
@@ -30,19 +30,19 @@ pub(super) trait Measured: Send + Sync {
     fn size_bytes(&self) -> io::Result<u64>;
 }
 
-impl Gauge {
-    pub(super) fn of_file(file: &Arc<OwnedFd>) -> Gauge {
-        Gauge(Kind::File(Arc::downgrade(file)))
+impl SizeProbe {
+    pub(super) fn of_file(file: &Arc<OwnedFd>) -> SizeProbe {
+        SizeProbe(Kind::File(Arc::downgrade(file)))
     }
 
-    pub(super) fn told(size_bytes: &Arc<AtomicU64>) -> Gauge {
-        Gauge(Kind::Told(size_bytes.clone()))
+    pub(super) fn told(size_bytes: &Arc<AtomicU64>) -> SizeProbe {
+        SizeProbe(Kind::Told(size_bytes.clone()))
     }
 
     #[cfg_attr(not(any(feature = "rbd", test)), expect(dead_code, reason = "only images are asked"))]
-    pub(super) fn asked<M: Measured + 'static>(backing: &Arc<M>) -> Gauge {
+    pub(super) fn asked<M: Measured + 'static>(backing: &Arc<M>) -> SizeProbe {
         let backing = Arc::downgrade(backing);
-        Gauge(Kind::Asked(backing))
+        SizeProbe(Kind::Asked(backing))
     }
 
     /// How large it is now, bytes.

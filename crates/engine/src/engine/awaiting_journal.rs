@@ -12,9 +12,9 @@
 use super::backed::RESENDS_MAX;
 use super::partial::Edges;
 use super::{Active, Engine, Phase};
-use crate::claims::Kind;
 use crate::io::IoError;
 use crate::outcome::Outcome;
+use crate::range_locks::Kind;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
 /// An owner has that long to find room for a new ring, or to drain the cache and take it away; nanoseconds.
@@ -22,14 +22,14 @@ pub(super) const WAIT_NS_MAX: u64 = 30_000_000_000;
 
 /// See the module's text.
 #[derive(Default)]
-pub(super) struct Stranded {
+pub(super) struct AwaitingJournal {
     /// Changes that have not begun.
     changes: Vec<u32>,
     /// Requests that are done, but not durable for all that is known.
     unanswered: Vec<u32>,
 }
 
-impl Stranded {
+impl AwaitingJournal {
     pub(super) fn is_empty(&self) -> bool {
         self.changes.is_empty() && self.unanswered.is_empty()
     }
@@ -37,7 +37,7 @@ impl Stranded {
 
 impl Engine {
     /// A change is to go to the backing. True if that may not be now: it waits, or has failed.
-    pub(super) fn strand(&mut self, now: Instant, slot: u32) -> bool {
+    pub(super) fn await_journal(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, failed, .. } = self.requests[slot];
         let Some(lost_at) = self.journal_mut(request.disk).and_then(|journal| journal.lost_at()) else {
             return false;
@@ -51,8 +51,8 @@ impl Engine {
         }
         self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
-        self.claims.leave(slot, |granted| runnable.push_back(granted));
-        self.disk_mut(request.disk).stranded.changes.push(slot);
+        self.range_locks.leave(slot, |granted| runnable.push_back(granted));
+        self.disk_mut(request.disk).awaiting_journal.changes.push(slot);
         true
     }
 
@@ -65,18 +65,18 @@ impl Engine {
         }
         if range.first < range.end {
             let runnable = &mut self.runnable;
-            self.claims.leave(slot, |granted| runnable.push_back(granted));
+            self.range_locks.leave(slot, |granted| runnable.push_back(granted));
             self.requests[slot].range.end = range.first;
         }
-        self.disk_mut(request.disk).stranded.unanswered.push(slot);
+        self.disk_mut(request.disk).awaiting_journal.unanswered.push(slot);
     }
 
     /// Everything is recorded in a new ring, or there is no cache any more: who waited goes on.
-    pub(super) fn end_stranding(&mut self, now: Instant, id: DiskId) {
-        let Stranded { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).stranded);
+    pub(super) fn resume_awaiting_journal(&mut self, now: Instant, id: DiskId) {
+        let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes {
             let range = self.requests[slot].range;
-            if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
+            if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
                 self.runnable.push_back(slot);
             }
         }
@@ -102,21 +102,21 @@ impl Engine {
         *resends += 1;
         range.end = (request.offset + request.len).div_ceil(SECTOR_BYTES);
         let range = *range;
-        if self.claims.enter(slot, range, Kind::Change, Kind::Change) {
+        if self.range_locks.acquire(slot, range, Kind::Change, Kind::Change) {
             self.runnable.push_back(slot);
         }
     }
 
     /// What is dirty has been given up, and with it what could not be made durable.
     pub(super) fn fail_unanswered(&mut self, now: Instant, id: DiskId) {
-        for slot in std::mem::take(&mut self.disk_mut(id).stranded.unanswered) {
+        for slot in std::mem::take(&mut self.disk_mut(id).awaiting_journal.unanswered) {
             self.end_written(now, slot, Err(IoError::Failed));
         }
     }
 
     /// Nobody came: they fail.
-    pub(super) fn fail_stranded(&mut self, now: Instant, id: DiskId) {
-        let Stranded { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).stranded);
+    pub(super) fn fail_awaiting_journal(&mut self, now: Instant, id: DiskId) {
+        let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes.into_iter().chain(unanswered) {
             let active = &mut self.requests[slot];
             // Its claim was left already.

@@ -3,12 +3,12 @@
 
 /// Random numbers that depend only on the seed.
 #[derive(Debug)]
-pub(crate) struct Dice(u64);
+pub(crate) struct SimRng(u64);
 
-impl Dice {
+impl SimRng {
     /// Creates a generator with a seed.
-    pub(crate) fn new(seed: u64) -> Dice {
-        Dice(seed)
+    pub(crate) fn new(seed: u64) -> SimRng {
+        SimRng(seed)
     }
 
     fn next(&mut self) -> u64 {

@@ -18,25 +18,27 @@
 //! # Failover from a replica
 //! A member that has the replica of the dirty data takes the lock, and puts the record unchanged
 //! ([`Verdict::Adopt`]). While it only reads the replica, its owner's flash stays valid, and
-//! [`Seat::leave_alone`] undoes everything. Before the first byte goes to the backing, the record changes
-//! to the new owner ([`Seat::begin_adopting`]). When the backing has everything durably,
-//! [`Seat::end_adopting`] records that. A member that is interrupted in between starts again.
+//! [`OwnershipState::leave_alone`] undoes everything. Before the first byte goes to the backing, the record changes
+//! to the new owner ([`OwnershipState::begin_adopting`]). When the backing has everything durably,
+//! [`OwnershipState::end_adopting`] records that. A member that is interrupted in between starts again.
 
-use super::{ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Member, SecondCopy, Served, Title, Txn, Value};
+use super::{
+    ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Member, OwnershipRecord, SecondCopy, Served, Txn, Value,
+};
 use crate::units::Instant;
 
 /// The store's keys of a disk, all read at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct OwnershipSnapshot {
     /// The ownership record.
-    pub title: Option<Found<Title>>,
+    pub title: Option<Found<OwnershipRecord>>,
     /// The ownership lock.
     pub hold: Option<Found<Member>>,
 }
 
 /// A host's request for a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Wish {
+pub struct OwnershipRequest {
     /// The generation stored with this host's data of the disk, if it ever had the disk.
     pub known: Option<u64>,
     /// Its flash may hold dirty data, now or as soon as it serves.
@@ -47,12 +49,12 @@ pub struct Wish {
     pub keeps_copy: bool,
 }
 
-/// The decision on a [`Wish`].
+/// The decision on a [`OwnershipRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// This host holds the disk already, under this lease, in this generation, and the record has the
     /// wished content.
-    Mine(Found<Title>),
+    Mine(Found<OwnershipRecord>),
     /// The disk may be taken with this transaction.
     Take(Box<Taking>),
     /// The disk may be locked with this transaction; then the replica at this host must be written to the
@@ -70,7 +72,7 @@ pub struct Taking {
     /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
     /// The ownership record after it.
-    pub title: Title,
+    pub title: OwnershipRecord,
     /// No other host had the disk since this host had it: its flash content is valid.
     pub continued: bool,
     /// The member that wrote this host's dirty data to the backing, if one did.
@@ -85,7 +87,7 @@ pub struct Adopting {
     /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
     /// The ownership record, unchanged so far except for its revision.
-    pub title: Found<Title>,
+    pub title: Found<OwnershipRecord>,
     /// The replica.
     pub copy: SecondCopy,
 }
@@ -101,22 +103,29 @@ pub enum Refusal {
 
 /// One disk at one host.
 #[derive(Clone, Debug)]
-pub struct Seat {
+pub struct OwnershipState {
     disk: String,
     settle_ns: u64,
     /// Revision of the record, and since when there has been no lock with it, as far as was seen.
     absent: Option<(u64, Instant)>,
 }
 
-impl Seat {
+impl OwnershipState {
     /// Creates the state of a disk that was not read yet. After an owner's failure, its writes in flight to
     /// the backing get `settle_ns` to arrive or be lost.
     pub fn new(disk: String, settle_ns: u64) -> Self {
-        Seat { disk, settle_ns, absent: None }
+        OwnershipState { disk, settle_ns, absent: None }
     }
 
     /// Decides about a disk whose keys were just read.
-    pub fn decide(&mut self, now: Instant, me: &Member, lease: LeaseId, look: &Look, wish: Wish) -> Verdict {
+    pub fn decide(
+        &mut self,
+        now: Instant,
+        me: &Member,
+        lease: LeaseId,
+        look: &OwnershipSnapshot,
+        wish: OwnershipRequest,
+    ) -> Verdict {
         if let (Some(hold), Some(title)) = (&look.hold, &look.title) {
             self.absent = None;
             if hold.value.id != me.id {
@@ -134,15 +143,16 @@ impl Seat {
             // No transaction puts a lock without a record. A host that wants the disk finds out when the
             // lock is gone.
             let continued = wish.known.is_none();
-            let title = Title::new(me, wish.known.unwrap_or(0) + 1, wish.dirty);
+            let title = OwnershipRecord::new(me, wish.known.unwrap_or(0) + 1, wish.dirty);
             return self.take(me, lease, look, title, continued, None);
         };
-        let Title { member, generation, taken, dirty, copy, adopts, .. } = &title.value;
+        let OwnershipRecord { member, generation, taken, dirty, copy, adopts, .. } = &title.value;
         let here = copy.as_ref().filter(|copy| *dirty && copy.member.id == me.id && !wish.force);
         if member.id == me.id && adopts.is_none() {
             let continued = wish.known == Some(*generation);
             let copy = copy.clone().filter(|_| wish.keeps_copy && continued);
-            let taken = Title { taken: true, dirty: wish.dirty || *dirty, copy, ..title.value.clone() };
+            let taken =
+                OwnershipRecord { taken: true, dirty: wish.dirty || *dirty, copy, ..title.value.clone() };
             return self.take(me, lease, look, taken, continued, None);
         }
         if *dirty && !wish.force && here.is_none() {
@@ -161,15 +171,15 @@ impl Seat {
                 conditions: self.as_seen(me, lease, look),
                 // The same content with a new revision: no lock is put without its record.
                 changes: vec![
-                    Change::Put(self.hold(), Value::Hold(me.clone()), Some(lease)),
-                    Change::Put(self.title(), Value::Title(title.value.clone()), None),
+                    Change::Put(self.hold(), Value::OwnershipLock(me.clone()), Some(lease)),
+                    Change::Put(self.title(), Value::OwnershipRecord(title.value.clone()), None),
                 ],
             };
             return Verdict::Adopt(Box::new(Adopting { txn, title: title.clone(), copy: copy.clone() }));
         }
         let lost_by = dirty.then(|| adopts.as_ref().map_or(member, |from| &from.by).clone());
         let adopted = title.value.adopted.clone();
-        let taken = Title { adopted, ..Title::new(me, generation + 1, wish.dirty) };
+        let taken = OwnershipRecord { adopted, ..OwnershipRecord::new(me, generation + 1, wish.dirty) };
         let mut verdict = self.take(me, lease, look, taken, false, lost_by);
         if let Verdict::Take(taking) = &mut verdict {
             let is_outdated = |it: &&Served| it.by.id == me.id && Some(it.generation) == wish.known;
@@ -207,16 +217,16 @@ impl Seat {
         &self,
         me: &Member,
         lease: LeaseId,
-        look: &Look,
-        title: Title,
+        look: &OwnershipSnapshot,
+        title: OwnershipRecord,
         continued: bool,
         lost_by: Option<Member>,
     ) -> Verdict {
         let txn = Txn {
             conditions: self.as_seen(me, lease, look),
             changes: vec![
-                Change::Put(self.hold(), Value::Hold(me.clone()), Some(lease)),
-                Change::Put(self.title(), Value::Title(title.clone()), None),
+                Change::Put(self.hold(), Value::OwnershipLock(me.clone()), Some(lease)),
+                Change::Put(self.title(), Value::OwnershipRecord(title.clone()), None),
             ],
         };
         Verdict::Take(Box::new(Taking { txn, title, continued, outdated_by: None, lost_by }))
@@ -224,10 +234,10 @@ impl Seat {
 
     /// Returns the transaction that gives the disk back. `title` is as it was last read or put; `dirty`
     /// says whether data stays in this host's flash.
-    pub fn give_back(&self, lease: LeaseId, title: &Found<Title>, dirty: bool) -> Txn {
+    pub fn give_back(&self, lease: LeaseId, title: &Found<OwnershipRecord>, dirty: bool) -> Txn {
         let Txn { conditions, mut changes } = self.put(lease, title, title.value.clone().with_dirty(dirty));
         changes.iter_mut().for_each(|change| {
-            if let Change::Put(_, Value::Title(title), _) = change {
+            if let Change::Put(_, Value::OwnershipRecord(title), _) = change {
                 title.taken = false;
             }
         });
@@ -237,27 +247,32 @@ impl Seat {
 
     /// Returns the transaction that records, while this host has the disk, whether its flash may hold dirty
     /// data. If the result of an earlier one is unknown, read the keys first: it may still happen.
-    pub fn mark(&self, lease: LeaseId, title: &Found<Title>, dirty: bool) -> Txn {
+    pub fn mark(&self, lease: LeaseId, title: &Found<OwnershipRecord>, dirty: bool) -> Txn {
         self.put(lease, title, title.value.clone().with_dirty(dirty))
     }
 
     /// Returns the transaction that records, while this host has the disk, the replica of all dirty data,
     /// or that there is none. Record a replica only after it is complete. Record its absence, and know that
-    /// this has happened, before it becomes incomplete. As for [`Seat::mark`], it may still happen later.
-    pub fn say_copy(&self, lease: LeaseId, title: &Found<Title>, copy: Option<SecondCopy>) -> Txn {
-        self.put(lease, title, Title { copy, ..title.value.clone() })
+    /// this has happened, before it becomes incomplete. As for [`OwnershipState::mark`], it may still happen later.
+    pub fn say_copy(&self, lease: LeaseId, title: &Found<OwnershipRecord>, copy: Option<SecondCopy>) -> Txn {
+        self.put(lease, title, OwnershipRecord { copy, ..title.value.clone() })
     }
 
     /// Returns the transaction, and the record after it, that makes the replica valid, instead of the
     /// former owner's flash. This host holds the disk for the failover. It comes before any change of the
     /// backing. Returns `None` if the record has this content already.
-    pub fn begin_adopting(&self, me: &Member, lease: LeaseId, title: &Found<Title>) -> Option<(Txn, Title)> {
-        let Title { member, generation, .. } = &title.value;
+    pub fn begin_adopting(
+        &self,
+        me: &Member,
+        lease: LeaseId,
+        title: &Found<OwnershipRecord>,
+    ) -> Option<(Txn, OwnershipRecord)> {
+        let OwnershipRecord { member, generation, .. } = &title.value;
         if title.value.adopts.is_some() {
             return None;
         }
         let from = Served { by: member.clone(), generation: *generation };
-        let begun = Title {
+        let begun = OwnershipRecord {
             member: me.clone(),
             generation: generation + 1,
             taken: true,
@@ -268,9 +283,14 @@ impl Seat {
     }
 
     /// Returns the transaction, and the record after it, for when the backing has everything durably:
-    /// before the disk is served. `dirty` as in a [`Wish`].
-    pub fn end_adopting(&self, lease: LeaseId, title: &Found<Title>, dirty: bool) -> (Txn, Title) {
-        let mut ended = Title { dirty, copy: None, adopts: None, ..title.value.clone() };
+    /// before the disk is served. `dirty` as in a [`OwnershipRequest`].
+    pub fn end_adopting(
+        &self,
+        lease: LeaseId,
+        title: &Found<OwnershipRecord>,
+        dirty: bool,
+    ) -> (Txn, OwnershipRecord) {
+        let mut ended = OwnershipRecord { dirty, copy: None, adopts: None, ..title.value.clone() };
         if let Some(from) = &title.value.adopts {
             ended.adopted.retain(|it| it.by.id != from.by.id);
             ended.adopted.push(from.clone());
@@ -282,19 +302,19 @@ impl Seat {
 
     /// Returns the transaction that releases a disk that was locked for a failover that does not happen;
     /// its record stays as it was.
-    pub fn leave_alone(&self, lease: LeaseId, title: &Found<Title>) -> Txn {
+    pub fn leave_alone(&self, lease: LeaseId, title: &Found<OwnershipRecord>) -> Txn {
         let conditions = self.as_known(lease, title.revision);
         Txn { conditions, changes: vec![Change::Delete(self.hold())] }
     }
 
     /// Puts another record while this host has the disk.
-    fn put(&self, lease: LeaseId, known: &Found<Title>, title: Title) -> Txn {
+    fn put(&self, lease: LeaseId, known: &Found<OwnershipRecord>, title: OwnershipRecord) -> Txn {
         let conditions = self.as_known(lease, known.revision);
-        Txn { conditions, changes: vec![Change::Put(self.title(), Value::Title(title), None)] }
+        Txn { conditions, changes: vec![Change::Put(self.title(), Value::OwnershipRecord(title), None)] }
     }
 
     /// Conditions: this host is a member, and nothing changed since the keys were read.
-    fn as_seen(&self, me: &Member, lease: LeaseId, look: &Look) -> Vec<(Key, Is)> {
+    fn as_seen(&self, me: &Member, lease: LeaseId, look: &OwnershipSnapshot) -> Vec<(Key, Is)> {
         let is = |revision: Option<u64>| revision.map_or(Is::Absent, Is::At);
         vec![
             (Key::Host(me.name.clone()), Is::Under(lease)),
@@ -310,18 +330,18 @@ impl Seat {
     }
 
     fn hold(&self) -> Key {
-        Key::Hold(self.disk.clone())
+        Key::OwnershipLock(self.disk.clone())
     }
 
     fn title(&self) -> Key {
-        Key::Title(self.disk.clone())
+        Key::OwnershipRecord(self.disk.clone())
     }
 }
 
-impl Title {
+impl OwnershipRecord {
     /// Creates the record of a disk that this member takes, with default values for the rest.
-    fn new(member: &Member, generation: u64, dirty: bool) -> Title {
-        Title {
+    fn new(member: &Member, generation: u64, dirty: bool) -> OwnershipRecord {
+        OwnershipRecord {
             member: member.clone(),
             generation,
             taken: true,
@@ -333,12 +353,12 @@ impl Title {
     }
 
     /// Sets `dirty`. Without dirty data there is no replica either: later dirty data may have none.
-    fn with_dirty(self, dirty: bool) -> Title {
-        Title { dirty, copy: self.copy.filter(|_| dirty), ..self }
+    fn with_dirty(self, dirty: bool) -> OwnershipRecord {
+        OwnershipRecord { dirty, copy: self.copy.filter(|_| dirty), ..self }
     }
 }
 
 /// Returns true if this member holds the disk, under any lease.
-fn holds(look: &Look, me: &Member) -> bool {
+fn holds(look: &OwnershipSnapshot, me: &Member) -> bool {
     look.hold.as_ref().is_some_and(|hold| hold.value.id == me.id)
 }

@@ -1,13 +1,13 @@
 //! Manages the lease of a host: grants it, registers the host's name under it, renews it, and gets a new
 //! one after a loss.
 //!
-//! Call order: [`Keeper::poll_call`] until it returns `None`, [`Keeper::handle_answer`] when a call has
-//! ended in any way, and [`Keeper::poll_call`] again at [`Keeper::poll_timeout`]. One call is in flight at
-//! a time. The caller limits its duration to [`Keeper::call_ns_max`], and then answers [`Answer::Lost`].
+//! Call order: [`LeaseManager::poll_call`] until it returns `None`, [`LeaseManager::handle_answer`] when a call has
+//! ended in any way, and [`LeaseManager::poll_call`] again at [`LeaseManager::poll_timeout`]. One call is in flight at
+//! a time. The caller limits its duration to [`LeaseManager::call_ns_max`], and then answers [`Answer::Lost`].
 //!
 //! Times are counted from when a call was *sent*: the store acted after that.
 
-use super::{Change, Is, Key, LeaseId, Member, Tenure, Txn, Value, usable_ns};
+use super::{Change, Is, Key, LeaseId, LeaseTerm, Member, Txn, Value, usable_ns};
 use crate::units::Instant;
 
 /// Pause after a call without an answer, nanoseconds.
@@ -71,9 +71,9 @@ pub enum Answer {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The host is a member: disks can be taken under this lease.
-    Joined(Tenure),
+    Joined(LeaseTerm),
     /// The lease was extended.
-    Renewed(Tenure),
+    Renewed(LeaseTerm),
     /// The lease has ended: locks that were taken under it are lost.
     Ended(LeaseId),
     /// Another host uses this host's name.
@@ -85,16 +85,16 @@ enum State {
     /// No lease.
     Without,
     /// A lease that no key is bound to yet: the host's key must be registered under it.
-    Granted(Tenure),
+    Granted(LeaseTerm),
     /// As `Granted`, with the present key of the name: none, or one of this host's earlier process.
-    Found(Tenure, Option<(u64, LeaseId)>),
+    Found(LeaseTerm, Option<(u64, LeaseId)>),
     /// The host is a member.
-    Member(Tenure),
+    Member(LeaseTerm),
 }
 
 /// The lease manager of one host; see the module documentation.
 #[derive(Clone, Debug)]
-pub struct Keeper {
+pub struct LeaseManager {
     me: Member,
     lease_ns: u64,
     state: State,
@@ -108,10 +108,10 @@ pub struct Keeper {
     events: Vec<Event>,
 }
 
-impl Keeper {
+impl LeaseManager {
     /// Creates a host that is not a member yet.
     pub fn new(me: Member, lease_ns: u64) -> Self {
-        Keeper {
+        LeaseManager {
             me,
             lease_ns,
             state: State::Without,
@@ -135,9 +135,9 @@ impl Keeper {
     }
 
     /// Returns the lease term if the host is a member; it may have expired.
-    pub fn tenure(&self) -> Option<Tenure> {
+    pub fn term(&self) -> Option<LeaseTerm> {
         match self.state {
-            State::Member(tenure) => Some(tenure),
+            State::Member(term) => Some(term),
             _ => None,
         }
     }
@@ -151,8 +151,8 @@ impl Keeper {
             (State::Member(_), Some(lease)) => Ask::Revoke(lease),
             (State::Without, _) => Ask::Grant(self.lease_ns),
             (State::Granted(_), _) => Ask::LookUp,
-            (State::Found(tenure, known), _) => Ask::Register(self.register(*tenure, *known)),
-            (State::Member(tenure), None) => Ask::Renew(tenure.lease),
+            (State::Found(term, known), _) => Ask::Register(self.register(*term, *known)),
+            (State::Member(term), None) => Ask::Renew(term.lease),
         };
         self.number += 1;
         let call = Call { number: self.number, ask };
@@ -183,15 +183,15 @@ impl Keeper {
             }
             (Ask::LookUp, Answer::LookedUp(found)) => self.looked_up(now, found),
             (Ask::Register(_), Answer::Registered) => {
-                let State::Found(tenure, known) = self.state else { return };
-                self.to_revoke = known.map(|(_, lease)| lease).filter(|lease| *lease != tenure.lease);
-                self.state = State::Member(tenure);
-                self.events.push(Event::Joined(tenure));
+                let State::Found(term, known) = self.state else { return };
+                self.to_revoke = known.map(|(_, lease)| lease).filter(|lease| *lease != term.lease);
+                self.state = State::Member(term);
+                self.events.push(Event::Joined(term));
             }
             (Ask::Register(_), _) => {
                 // The key may have been put all the same: then the next look-up finds it.
-                let State::Found(tenure, _) = self.state else { return };
-                self.state = State::Granted(tenure);
+                let State::Found(term, _) = self.state else { return };
+                self.state = State::Granted(term);
                 self.next_at = now + AGAIN_NS;
                 self.give_up_late(now);
             }
@@ -200,8 +200,8 @@ impl Keeper {
                 let renewed = self.tenure_of(lease, sent_at, lease_ns.min(self.granted_ns));
                 // A late answer to an earlier call must not shorten the term.
                 let until = renewed.until.max(before.until);
-                self.state = State::Member(Tenure { lease, until });
-                self.events.push(Event::Renewed(Tenure { lease, until }));
+                self.state = State::Member(LeaseTerm { lease, until });
+                self.events.push(Event::Renewed(LeaseTerm { lease, until }));
                 self.next_at = (sent_at + self.granted_ns / 4).max(now);
             }
             (Ask::Renew(lease), Answer::NoLease) => {
@@ -217,7 +217,7 @@ impl Keeper {
     }
 
     fn looked_up(&mut self, now: Instant, found: Option<(Member, u64, LeaseId)>) {
-        let State::Granted(tenure) = self.state else { return };
+        let State::Granted(term) = self.state else { return };
         match found {
             Some((member, ..)) if member.id != self.me.id => {
                 self.events.push(Event::NameTaken(member));
@@ -225,28 +225,28 @@ impl Keeper {
                 self.give_up_late(now);
             }
             // An earlier process put it, or this one did and the answer was lost.
-            Some((_, revision, lease)) => self.state = State::Found(tenure, Some((revision, lease))),
-            None => self.state = State::Found(tenure, None),
+            Some((_, revision, lease)) => self.state = State::Found(term, Some((revision, lease))),
+            None => self.state = State::Found(term, None),
         }
     }
 
     /// Abandons a lease that was never used and has nearly expired.
     fn give_up_late(&mut self, now: Instant) {
-        if let State::Granted(tenure) = self.state
-            && !tenure.is_valid(now)
+        if let State::Granted(term) = self.state
+            && !term.is_valid(now)
         {
             self.state = State::Without;
         }
     }
 
-    fn tenure_of(&self, lease: LeaseId, sent_at: Instant, lease_ns: u64) -> Tenure {
-        Tenure { lease, until: sent_at + usable_ns(lease_ns) }
+    fn tenure_of(&self, lease: LeaseId, sent_at: Instant, lease_ns: u64) -> LeaseTerm {
+        LeaseTerm { lease, until: sent_at + usable_ns(lease_ns) }
     }
 
-    fn register(&self, tenure: Tenure, known: Option<(u64, LeaseId)>) -> Txn {
+    fn register(&self, term: LeaseTerm, known: Option<(u64, LeaseId)>) -> Txn {
         let key = Key::Host(self.me.name.clone());
         let is = known.map_or(Is::Absent, |(revision, _)| Is::At(revision));
-        let put = Change::Put(key.clone(), Value::Host(self.me.clone()), Some(tenure.lease));
+        let put = Change::Put(key.clone(), Value::Host(self.me.clone()), Some(term.lease));
         Txn { conditions: vec![(key, is)], changes: vec![put] }
     }
 }

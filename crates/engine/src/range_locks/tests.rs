@@ -10,36 +10,36 @@ fn range(first: u64, end: u64) -> Range {
 
 #[test]
 fn misses_wait_for_each_other_and_reads_do_not() {
-    let mut claims = Claims::new(8);
-    assert!(claims.enter(0, range(0, 4), Kind::Fill, Kind::Fill));
-    assert!(claims.enter(1, range(2, 3), Kind::Read, Kind::Fill));
-    assert!(!claims.enter(2, range(3, 5), Kind::Fill, Kind::Fill));
-    assert!(claims.enter(3, range(4, 5), Kind::Read, Kind::Fill));
+    let mut range_locks = RangeLocks::new(8);
+    assert!(range_locks.acquire(0, range(0, 4), Kind::Fill, Kind::Fill));
+    assert!(range_locks.acquire(1, range(2, 3), Kind::Read, Kind::Fill));
+    assert!(!range_locks.acquire(2, range(3, 5), Kind::Fill, Kind::Fill));
+    assert!(range_locks.acquire(3, range(4, 5), Kind::Read, Kind::Fill));
     let mut granted = vec![];
-    claims.leave(0, |id| granted.push(id));
+    range_locks.leave(0, |id| granted.push(id));
     assert_eq!(granted, [2]);
 }
 
 #[test]
 fn a_read_does_not_overtake_a_waiting_write() {
-    let mut claims = Claims::new(8);
-    assert!(claims.enter(0, range(0, 1), Kind::Read, Kind::Fill));
-    assert!(!claims.enter(1, range(0, 1), Kind::Change, Kind::Change));
-    assert!(!claims.enter(2, range(0, 1), Kind::Read, Kind::Fill));
+    let mut range_locks = RangeLocks::new(8);
+    assert!(range_locks.acquire(0, range(0, 1), Kind::Read, Kind::Fill));
+    assert!(!range_locks.acquire(1, range(0, 1), Kind::Change, Kind::Change));
+    assert!(!range_locks.acquire(2, range(0, 1), Kind::Read, Kind::Fill));
     let mut granted = vec![];
-    claims.leave(0, |id| granted.push(id));
+    range_locks.leave(0, |id| granted.push(id));
     assert_eq!(granted, [1]);
-    claims.leave(1, |id| granted.push(id));
+    range_locks.leave(1, |id| granted.push(id));
     assert_eq!(granted, [1, 2]);
 }
 
 #[test]
 fn disks_do_not_meet() {
-    let mut claims = Claims::new(8);
-    assert!(claims.enter(0, range(0, 9), Kind::Change, Kind::Change));
-    assert!(claims.enter(1, Range { disk: DiskId(2), first: 0, end: 9 }, Kind::Change, Kind::Change));
-    assert!(claims.is_busy(&range(8, 9)));
-    assert!(!claims.is_busy(&range(9, 10)));
+    let mut range_locks = RangeLocks::new(8);
+    assert!(range_locks.acquire(0, range(0, 9), Kind::Change, Kind::Change));
+    assert!(range_locks.acquire(1, Range { disk: DiskId(2), first: 0, end: 9 }, Kind::Change, Kind::Change));
+    assert!(range_locks.is_busy(&range(8, 9)));
+    assert!(!range_locks.is_busy(&range(9, 10)));
 }
 
 /// The rule itself: in order of arrival, each claim waits for earlier overlapping conflicts.
@@ -57,7 +57,7 @@ proptest! {
     #[test]
     fn behaves_like_the_rule(steps in prop::collection::vec(
         (0u32..3, 0u64..6000, prop_oneof![1u64..20, 1u64..9000], 0u32..3, any::<prop::sample::Index>()), 1..200)) {
-        let mut claims = Claims::new(32);
+        let mut range_locks = RangeLocks::new(32);
         let mut model = Model::default();
         let mut free: Vec<u32> = (0..32).collect();
         for (kind, first, len, disk, pick) in steps {
@@ -67,7 +67,7 @@ proptest! {
                 let before: Vec<u32> = running.iter().map(|&i| model.0[i].0).collect();
                 let (id, ..) = model.0.remove(position);
                 let mut granted = vec![];
-                claims.leave(id, |id| granted.push(id));
+                range_locks.leave(id, |id| granted.push(id));
                 let mut expected: Vec<u32> = (0..model.0.len())
                     .filter(|&i| model.granted(i)).map(|i| model.0[i].0)
                     .filter(|id| !before.contains(id)).collect();
@@ -86,7 +86,7 @@ proptest! {
                 if !expected {
                     model.0[last].2 = waiting;
                 }
-                prop_assert_eq!(claims.enter(id, range, kind, waiting), expected);
+                prop_assert_eq!(range_locks.acquire(id, range, kind, waiting), expected);
             }
         }
     }

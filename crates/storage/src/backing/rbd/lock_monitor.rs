@@ -11,16 +11,21 @@ use super::image::Image;
 const LOCK_CHECK: Duration = Duration::from_secs(1);
 
 /// A thread that does what waits for the cluster: it looks whether the lock is still ours, and closes the image in the end.
-pub(super) struct Keeper {
+pub(super) struct LockMonitor {
     pub(super) closing: mpsc::Sender<Arc<Image>>,
     /// The image is closed.
     pub(super) closed: Arc<AtomicBool>,
 }
 
-impl Keeper {
+impl LockMonitor {
     /// Whoever awaits `event` hears of the lock's loss, and of the end. That the image has another size than these bytes is logged, and known to
     /// the image.
-    pub(super) fn start(image: Arc<Image>, event: Arc<OwnedFd>, name: String, size_bytes: u64) -> Keeper {
+    pub(super) fn start(
+        image: Arc<Image>,
+        event: Arc<OwnedFd>,
+        name: String,
+        size_bytes: u64,
+    ) -> LockMonitor {
         let (closing, wishes) = mpsc::channel::<Arc<Image>>();
         let closed = Arc::new(AtomicBool::new(false));
         let ended = closed.clone();
@@ -63,6 +68,6 @@ impl Keeper {
             }
         };
         std::thread::Builder::new().name("hob-rbd".into()).spawn(keep).expect("threads can be started");
-        Keeper { closing, closed }
+        LockMonitor { closing, closed }
     }
 }

@@ -14,7 +14,7 @@ const GRAINS: u32 = 64;
 
 /// All buffers, and what is free of them.
 #[derive(Debug)]
-pub(super) struct Lent {
+pub(super) struct DestageBuffers {
     buffers: Vec<Buffer>,
     withheld: Vec<Withheld>,
     /// Who holds how many bytes.
@@ -30,9 +30,9 @@ pub(super) enum Least {
     Bytes(u64),
 }
 
-impl Default for Lent {
-    fn default() -> Lent {
-        Lent { buffers: Vec::new(), withheld: Vec::new(), shares: Shares::new(0) }
+impl Default for DestageBuffers {
+    fn default() -> DestageBuffers {
+        DestageBuffers { buffers: Vec::new(), withheld: Vec::new(), shares: Shares::new(0) }
     }
 }
 
@@ -58,7 +58,7 @@ struct Withheld {
 
 /// Part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct DestageBuffer {
     /// Who has it.
     pub(super) disk: DiskId,
     pub(super) id: BufferId,
@@ -67,7 +67,7 @@ pub(super) struct Piece {
     pub(super) len: u32,
 }
 
-impl Piece {
+impl DestageBuffer {
     /// Where it begins, in sectors of its buffer.
     pub(super) fn first_sector(&self) -> u64 {
         u64::from(self.offset) / SECTOR_BYTES
@@ -79,7 +79,7 @@ impl Piece {
     }
 }
 
-impl Lent {
+impl DestageBuffers {
     /// One more buffer, of a multiple of 4 KiB.
     pub(super) fn add(&mut self, id: BufferId, bytes: u32) {
         let grain_bytes = (bytes / GRAINS).next_multiple_of(SECTOR_BYTES as u32).max(SECTOR_BYTES as u32);
@@ -101,7 +101,7 @@ impl Lent {
 
     /// Hands a disk a piece of so many bytes, or one of at least `least` if there is none so long; of `least`, as much as the
     /// longest buffer has.
-    pub(super) fn take(&mut self, disk: DiskId, bytes: u64, least: Least) -> Option<Piece> {
+    pub(super) fn take(&mut self, disk: DiskId, bytes: u64, least: Least) -> Option<DestageBuffer> {
         let (bytes, least) = self.granted(disk, bytes, least)?;
         self.cut(disk, bytes, least)
     }
@@ -120,7 +120,7 @@ impl Lent {
         }
     }
 
-    fn cut(&mut self, disk: DiskId, bytes: u64, least: u64) -> Option<Piece> {
+    fn cut(&mut self, disk: DiskId, bytes: u64, least: u64) -> Option<DestageBuffer> {
         let whole = self.buffers.iter().position(|buffer| {
             let (_, count) = buffer.longest(buffer.grains_of(bytes));
             count > 0 && count >= buffer.grains_of(bytes)
@@ -131,7 +131,7 @@ impl Lent {
         let (first, count) = buffer.longest(buffer.grains_of(bytes));
         buffer.free &= !mask(first, count);
         let grain = buffer.grain_bytes;
-        let piece = Piece { disk, id: buffer.id, offset: first * grain, len: count * grain };
+        let piece = DestageBuffer { disk, id: buffer.id, offset: first * grain, len: count * grain };
         self.shares.take(disk, piece.len.into());
         Some(piece)
     }
@@ -146,13 +146,13 @@ impl Lent {
     }
 
     /// Hands a disk a piece of so many bytes, or of what there is to spare.
-    pub(super) fn take_spare(&mut self, disk: DiskId, bytes: u64) -> Option<Piece> {
+    pub(super) fn take_spare(&mut self, disk: DiskId, bytes: u64) -> Option<DestageBuffer> {
         let bytes = self.shares.allowance(disk, bytes.min(self.spare()));
         if bytes == 0 { None } else { self.cut(disk, bytes, 0) }
     }
 
     /// Takes back what is behind the first so many bytes, which are at least one.
-    pub(super) fn shorten(&mut self, piece: &mut Piece, bytes: u64) {
+    pub(super) fn shorten(&mut self, piece: &mut DestageBuffer, bytes: u64) {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
         let kept = buffer.grains_of(bytes).clamp(1, count);
@@ -162,7 +162,7 @@ impl Lent {
     }
 
     /// Takes a piece back.
-    pub(super) fn give_back(&mut self, piece: &Piece) {
+    pub(super) fn give_back(&mut self, piece: &DestageBuffer) {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
         assert_eq!(buffer.free & mask(first, count), 0, "{piece:?} is given back once");
@@ -170,7 +170,7 @@ impl Lent {
     }
 
     /// Frees grains of a piece, but for those that are withheld.
-    fn free(&mut self, piece: &Piece, mut grains: u64) {
+    fn free(&mut self, piece: &DestageBuffer, mut grains: u64) {
         for withheld in self.withheld.iter_mut().filter(|withheld| withheld.id == piece.id) {
             withheld.kept |= withheld.grains & grains;
             grains &= !withheld.grains;
@@ -220,7 +220,7 @@ impl Lent {
         self.buffers.iter().map(whole).max().unwrap_or(0).min(bytes)
     }
 
-    fn buffer(&mut self, piece: &Piece) -> &mut Buffer {
+    fn buffer(&mut self, piece: &DestageBuffer) -> &mut Buffer {
         self.buffers.iter_mut().find(|buffer| buffer.id == piece.id).expect("pieces come from here")
     }
 }
@@ -231,7 +231,7 @@ impl Buffer {
         bytes.div_ceil(self.grain_bytes.into()).clamp(1, u64::from(u32::MAX)) as u32
     }
 
-    fn place(&self, piece: &Piece) -> (u32, u32) {
+    fn place(&self, piece: &DestageBuffer) -> (u32, u32) {
         (piece.offset / self.grain_bytes, piece.len / self.grain_bytes)
     }
 
@@ -271,80 +271,94 @@ mod tests {
 
     #[test]
     fn many_small_pieces_leave_a_buffer_whole() {
-        let mut lent = Lent::default();
-        [1, 2].into_iter().for_each(|id| lent.add(BufferId(id), MIB));
-        let small: Vec<Piece> = (0..64).map(|_| lent.cut(DISK, 4096, 0).expect("room")).collect();
+        let mut destage_buffers = DestageBuffers::default();
+        [1, 2].into_iter().for_each(|id| destage_buffers.add(BufferId(id), MIB));
+        let small: Vec<DestageBuffer> =
+            (0..64).map(|_| destage_buffers.cut(DISK, 4096, 0).expect("room")).collect();
         assert!(small.iter().all(|piece| piece.id == BufferId(1) && piece.sectors() == 4));
-        let large = lent.cut(DISK, MIB.into(), MIB.into()).expect("the other one");
+        let large = destage_buffers.cut(DISK, MIB.into(), MIB.into()).expect("the other one");
         assert_eq!((large.id, large.offset, large.len), (BufferId(2), 0, MIB));
-        assert!(!lent.has(DISK, 1, Least::All) && lent.cut(DISK, 1, 0).is_none());
-        lent.give_back(&small[7]);
-        assert_eq!(lent.cut(DISK, MIB.into(), 4096), Some(small[7]), "less is better than nothing");
-        lent.give_back(&small[7]);
-        assert_eq!(lent.cut(DISK, MIB.into(), 65_536), None, "so little is not");
-        assert!(lent.cut(DISK, 16_385, 16_385).is_none() && lent.cut(DISK, 16_384, 16_384).is_some());
+        assert!(!destage_buffers.has(DISK, 1, Least::All) && destage_buffers.cut(DISK, 1, 0).is_none());
+        destage_buffers.give_back(&small[7]);
+        assert_eq!(
+            destage_buffers.cut(DISK, MIB.into(), 4096),
+            Some(small[7]),
+            "less is better than nothing"
+        );
+        destage_buffers.give_back(&small[7]);
+        assert_eq!(destage_buffers.cut(DISK, MIB.into(), 65_536), None, "so little is not");
+        assert!(
+            destage_buffers.cut(DISK, 16_385, 16_385).is_none()
+                && destage_buffers.cut(DISK, 16_384, 16_384).is_some()
+        );
     }
 
     #[test]
     fn half_is_for_those_who_have_to_go_on() {
-        let mut lent = Lent::default();
-        assert_eq!((lent.spare(), lent.take_spare(DISK, 1)), (0, None));
-        lent.add(BufferId(1), MIB);
-        let first = lent.take_spare(DISK, 300 << 10).expect("less than half");
-        assert_eq!(lent.take_spare(DISK, MIB.into()).map(|piece| piece.len), Some(512 * 1024 - first.len));
-        assert_eq!((lent.spare(), lent.take_spare(DISK, 1)), (0, None));
-        assert_eq!(lent.cut(DISK, MIB.into(), 0).map(|piece| piece.len), Some(MIB / 2));
+        let mut destage_buffers = DestageBuffers::default();
+        assert_eq!((destage_buffers.spare(), destage_buffers.take_spare(DISK, 1)), (0, None));
+        destage_buffers.add(BufferId(1), MIB);
+        let first = destage_buffers.take_spare(DISK, 300 << 10).expect("less than half");
+        assert_eq!(
+            destage_buffers.take_spare(DISK, MIB.into()).map(|piece| piece.len),
+            Some(512 * 1024 - first.len)
+        );
+        assert_eq!((destage_buffers.spare(), destage_buffers.take_spare(DISK, 1)), (0, None));
+        assert_eq!(destage_buffers.cut(DISK, MIB.into(), 0).map(|piece| piece.len), Some(MIB / 2));
     }
 
     #[test]
     fn small_buffers_have_grains_of_a_sector() {
-        let mut lent = Lent::default();
-        lent.add(BufferId(1), 12 << 10);
-        let mut piece = lent.cut(DISK, 1 << 20, 0).expect("all of it");
+        let mut destage_buffers = DestageBuffers::default();
+        destage_buffers.add(BufferId(1), 12 << 10);
+        let mut piece = destage_buffers.cut(DISK, 1 << 20, 0).expect("all of it");
         assert_eq!(piece.sectors(), 3);
-        lent.shorten(&mut piece, 4097);
-        assert_eq!((piece.sectors(), lent.cut(DISK, 1, 0).map(|piece| piece.first_sector())), (2, Some(2)));
+        destage_buffers.shorten(&mut piece, 4097);
+        assert_eq!(
+            (piece.sectors(), destage_buffers.cut(DISK, 1, 0).map(|piece| piece.first_sector())),
+            (2, Some(2))
+        );
     }
 
     /// Disks whose backings hang keep what they have: each further one takes less, and none is left without.
     #[test]
     fn hung_disks_leave_pieces_to_others() {
-        let mut lent = Lent::default();
-        (0..4).for_each(|id| lent.add(BufferId(id), MIB));
-        (0..32).for_each(|disk| lent.shares.join(DiskId(disk), DatastoreId(disk as u16)));
+        let mut destage_buffers = DestageBuffers::default();
+        (0..4).for_each(|id| destage_buffers.add(BufferId(id), MIB));
+        (0..32).for_each(|disk| destage_buffers.shares.join(DiskId(disk), DatastoreId(disk as u16)));
         let least = Least::Bytes(256 << 10);
         for disk in (0..32).map(DiskId) {
-            assert!(lent.has(disk, MIB.into(), least), "disk {disk}");
-            while lent.has(disk, MIB.into(), least) {
-                lent.take(disk, MIB.into(), least).expect("`has` and `take` agree");
+            assert!(destage_buffers.has(disk, MIB.into(), least), "disk {disk}");
+            while destage_buffers.has(disk, MIB.into(), least) {
+                destage_buffers.take(disk, MIB.into(), least).expect("`has` and `take` agree");
             }
-            assert!(lent.take(disk, MIB.into(), least).is_none());
+            assert!(destage_buffers.take(disk, MIB.into(), least).is_none());
         }
     }
 
     /// An I/O hangs in the kernel, and its disk is removed: its memory is used again when the kernel is done with it.
     #[test]
     fn what_storage_still_uses_is_not_handed_out() {
-        let mut lent = Lent::default();
-        lent.add(BufferId(1), MIB);
-        lent.shares.join(DISK, DatastoreId(0));
-        let hung = lent.cut(DISK, 100 << 10, 0).expect("room");
+        let mut destage_buffers = DestageBuffers::default();
+        destage_buffers.add(BufferId(1), MIB);
+        destage_buffers.shares.join(DISK, DatastoreId(0));
+        let hung = destage_buffers.cut(DISK, 100 << 10, 0).expect("room");
         let slice = BufferSlice { id: BufferId(1), offset: hung.offset, len: 99 << 10 };
-        lent.withhold(DISK, slice);
-        lent.withhold(DISK, BufferSlice { id: BufferId(9), ..slice });
-        let rest = lent.cut(DISK, MIB.into(), 0).expect("the rest");
-        lent.give_back(&hung);
-        assert!(lent.cut(DISK, 1, 0).is_none(), "the kernel has it");
-        assert_eq!(lent.shares.held(DISK), MIB.into(), "and it counts");
-        lent.returned(slice);
-        assert_eq!(lent.shares.held(DISK), u64::from(rest.len));
-        assert_eq!(lent.cut(DISK, 100 << 10, 0), Some(hung));
+        destage_buffers.withhold(DISK, slice);
+        destage_buffers.withhold(DISK, BufferSlice { id: BufferId(9), ..slice });
+        let rest = destage_buffers.cut(DISK, MIB.into(), 0).expect("the rest");
+        destage_buffers.give_back(&hung);
+        assert!(destage_buffers.cut(DISK, 1, 0).is_none(), "the kernel has it");
+        assert_eq!(destage_buffers.shares.held(DISK), MIB.into(), "and it counts");
+        destage_buffers.returned(slice);
+        assert_eq!(destage_buffers.shares.held(DISK), u64::from(rest.len));
+        assert_eq!(destage_buffers.cut(DISK, 100 << 10, 0), Some(hung));
         // The kernel may be faster than whoever gives it back.
-        lent.withhold(DISK, slice);
-        lent.returned(slice);
-        assert!(lent.cut(DISK, 1, 0).is_none());
-        lent.give_back(&hung);
-        assert_eq!(lent.cut(DISK, 100 << 10, 0), Some(hung));
+        destage_buffers.withhold(DISK, slice);
+        destage_buffers.returned(slice);
+        assert!(destage_buffers.cut(DISK, 1, 0).is_none());
+        destage_buffers.give_back(&hung);
+        assert_eq!(destage_buffers.cut(DISK, 100 << 10, 0), Some(hung));
     }
 
     proptest! {
@@ -352,31 +366,31 @@ mod tests {
         #[test]
         fn pieces_do_not_overlap(sizes in prop::collection::vec(1u32..300, 1..4),
             steps in prop::collection::vec((any::<u8>(), 1u64..2_000_000), 0..200)) {
-            let mut lent = Lent::default();
+            let mut destage_buffers = DestageBuffers::default();
             for (id, sectors) in sizes.iter().enumerate() {
-                lent.add(BufferId(id as u32), sectors * 4096);
+                destage_buffers.add(BufferId(id as u32), sectors * 4096);
             }
-            let all = lent.buffers.iter().map(|buffer| buffer.free).collect::<Vec<_>>();
-            let mut out: Vec<Piece> = Vec::new();
+            let all = destage_buffers.buffers.iter().map(|buffer| buffer.free).collect::<Vec<_>>();
+            let mut out: Vec<DestageBuffer> = Vec::new();
             for (choice, bytes) in steps {
                 match choice % 3 {
-                    0 if !out.is_empty() => lent.give_back(&out.swap_remove(choice as usize % out.len())),
+                    0 if !out.is_empty() => destage_buffers.give_back(&out.swap_remove(choice as usize % out.len())),
                     1 if !out.is_empty() => {
                         let at = choice as usize % out.len();
-                        lent.shorten(&mut out[at], bytes);
+                        destage_buffers.shorten(&mut out[at], bytes);
                     }
-                    _ => out.extend(lent.cut(DISK, bytes, 0)),
+                    _ => out.extend(destage_buffers.cut(DISK, bytes, 0)),
                 }
                 for (i, piece) in out.iter().enumerate() {
                     prop_assert!(piece.len > 0 && piece.offset + piece.len <= sizes[piece.id.0 as usize] * 4096);
-                    let apart = |other: &Piece| other.id != piece.id
+                    let apart = |other: &DestageBuffer| other.id != piece.id
                         || other.offset >= piece.offset + piece.len
                         || piece.offset >= other.offset + other.len;
                     prop_assert!(out[..i].iter().all(apart), "{:?}", out);
                 }
             }
-            out.iter().for_each(|piece| lent.give_back(piece));
-            prop_assert_eq!(lent.buffers.iter().map(|buffer| buffer.free).collect::<Vec<_>>(), all);
+            out.iter().for_each(|piece| destage_buffers.give_back(piece));
+            prop_assert_eq!(destage_buffers.buffers.iter().map(|buffer| buffer.free).collect::<Vec<_>>(), all);
         }
     }
 }

@@ -6,11 +6,11 @@ use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use hob_control::etcd::{EtcdError, EtcdEvent};
-use hob_engine::cluster::{Look, Member, Tried, Waiting};
+use hob_engine::cluster::{Member, OwnershipSnapshot, Tried, Waiting};
 use hob_engine::units::Instant;
 use tokio::sync::Notify;
 
-use super::{Cluster, Elsewhere, QUESTION_MAX, TakeError, Took, lock, now};
+use super::{Cluster, OtherOwner, QUESTION_MAX, TakeError, Took, lock, now};
 
 /// After a watch that ended, or did not begin.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const SLEEP_NS_MAX: u64 = 60_000_000_000;
 
 /// See the module's text.
 #[derive(Debug)]
-pub(super) struct Outlook {
+pub(super) struct ClusterWatcher {
     waiting: Mutex<Waiting>,
     /// There may be something to try earlier than was thought.
     sooner: Notify,
@@ -33,9 +33,9 @@ pub(super) struct Outlook {
     orders: Notify,
 }
 
-impl Outlook {
-    pub(super) fn new(me: &Member, settle_ns: u64) -> Outlook {
-        Outlook {
+impl ClusterWatcher {
+    pub(super) fn new(me: &Member, settle_ns: u64) -> ClusterWatcher {
+        ClusterWatcher {
             waiting: Mutex::new(Waiting::new(me, settle_ns)),
             sooner: Notify::new(),
             hears: AtomicBool::new(false),
@@ -55,7 +55,7 @@ impl Outlook {
         self.waiting().has_moved(disk, title_revision)
     }
 
-    pub(super) fn looked(&self, disk: &str, look: &Look) {
+    pub(super) fn looked(&self, disk: &str, look: &OwnershipSnapshot) {
         self.waiting().handle_look(disk, look);
     }
 
@@ -64,8 +64,8 @@ impl Outlook {
             Ok(_) => Tried::Taken,
             Err(TakeError::Unknown(_)) => Tried::Unknown,
             // That was said when the moment was known.
-            Err(TakeError::Elsewhere { how: Elsewhere::Settling, .. }) => return,
-            Err(TakeError::Elsewhere { .. }) => Tried::Elsewhere,
+            Err(TakeError::OtherOwner { how: OtherOwner::Settling, .. }) => return,
+            Err(TakeError::OtherOwner { .. }) => Tried::OtherOwner,
         };
         self.waiting().handle_tried(now(), disk, tried);
         self.sooner.notify_one();
@@ -80,7 +80,7 @@ impl Outlook {
 impl Cluster {
     /// Which of the disks that this host waits for are to be tried now. `all` are those.
     pub(crate) fn to_try(&self, all: &[String]) -> Vec<String> {
-        let mut waiting = self.outlook.waiting();
+        let mut waiting = self.watcher.waiting();
         let now = now();
         waiting.handle_waits(now, all.iter().map(String::as_str));
         std::iter::from_fn(|| waiting.poll(now)).collect()
@@ -88,13 +88,13 @@ impl Cluster {
 
     /// A disk that was to be tried was not: it is on its way to another host.
     pub(crate) fn try_later(&self, disk: &str) {
-        self.outlook.tried(disk, &Err(TakeError::Unknown(String::new())));
+        self.watcher.tried(disk, &Err(TakeError::Unknown(String::new())));
     }
 
     /// Returns when there is something to try.
     pub(crate) async fn something_to_try(&self) {
         loop {
-            let due = self.outlook.waiting().poll_timeout();
+            let due = self.watcher.waiting().poll_timeout();
             let left_ns = due.map_or(SLEEP_NS_MAX, |at| at.nanos_since(now()));
             if left_ns == 0 {
                 return;
@@ -102,19 +102,19 @@ impl Cluster {
             let sleep = tokio::time::sleep(Duration::from_nanos(left_ns.min(SLEEP_NS_MAX)));
             tokio::select! {
                 () = sleep => {}
-                () = self.outlook.sooner.notified() => {}
+                () = self.watcher.sooner.notified() => {}
             }
         }
     }
 
     /// Does etcd tell of orders? If not, they have to be looked for.
     pub(crate) fn hears_of_orders(&self) -> bool {
-        self.outlook.hears.load(Ordering::Relaxed)
+        self.watcher.hears.load(Ordering::Relaxed)
     }
 
     /// Returns when orders may have changed.
     pub(crate) async fn orders_changed(&self) {
-        self.outlook.orders.notified().await;
+        self.watcher.orders.notified().await;
     }
 
     /// Hears what changes, while this host is a member. Never returns.
@@ -165,25 +165,25 @@ impl Cluster {
     }
 
     fn set_hearing(&self, hears: bool) {
-        self.outlook.waiting().handle_hearing(now(), hears);
-        self.outlook.hears.store(hears, Ordering::Relaxed);
-        self.outlook.sooner.notify_one();
+        self.watcher.waiting().handle_hearing(now(), hears);
+        self.watcher.hears.store(hears, Ordering::Relaxed);
+        self.watcher.sooner.notify_one();
         // What happened to orders before is not known.
-        self.outlook.orders.notify_one();
+        self.watcher.orders.notify_one();
     }
 
     fn understand(&self, events: &[EtcdEvent]) {
         let now = now();
-        let mut waiting = self.outlook.waiting();
+        let mut waiting = self.watcher.waiting();
         for event in events {
             if let Some((disk, news)) = self.names.news(event) {
                 waiting.handle_news(now, disk, event.revision, news);
             }
         }
         drop(waiting);
-        self.outlook.sooner.notify_one();
+        self.watcher.sooner.notify_one();
         if events.iter().any(|event| self.names.is_of_order(event)) {
-            self.outlook.orders.notify_one();
+            self.watcher.orders.notify_one();
         }
     }
 }
