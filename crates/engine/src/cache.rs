@@ -179,10 +179,9 @@ impl Cache {
         self.directory.index.set_leaving(leaving);
     }
 
-    /// Returns the segments that the cache gives back: those that leave already if they are `count`,
-    /// otherwise the coldest.
+    /// The segments that go if the cache gives so many back: those that leave already, if they are as many, or else the emptiest.
     pub(crate) fn segments_to_give(&self, count: usize) -> Vec<DataSegment> {
-        if self.leaving.len() == count { self.leaving.clone() } else { self.coldest_segments(count) }
+        if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
     }
 
     /// Returns true if a sector is dirty in a leaving segment and readable. `lost` are sectors that
@@ -307,11 +306,15 @@ impl Cache {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
 
-    /// Returns the `count` emptiest and coldest segments. Segments for second copies only stay as long as
+    /// The `count` segments that hold the fewest blocks, and of equals the last; those that take second copies only stay as long as
     /// there are others.
-    fn coldest_segments(&self, count: usize) -> Vec<DataSegment> {
-        let frames = 1 << (self.segment_shift - self.block_shift());
-        let order = self.directory.coldest_groups(frames, |i| self.segments[i].seconds_only);
+    fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
+        let mut blocks = vec![0u32; self.segments.len()];
+        for (frame, _) in self.directory.order() {
+            blocks[(self.index.first_sector(frame) >> self.segment_shift) as usize] += 1;
+        }
+        let mut order: Vec<usize> = (0..self.segments.len()).rev().collect();
+        order.sort_by_key(|&i| (self.segments[i].seconds_only, blocks[i]));
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 

@@ -135,9 +135,9 @@ impl CacheSim {
         self.directory.bytes()
     }
 
-    /// Changes the number of segments of `segment_blocks` blocks each, as a cache of the daemon does: the
-    /// coldest segments go with their blocks, the others keep their blocks and their order. Returns how
-    /// many blocks were dropped.
+    /// Changes the number of segments of `segment_blocks` blocks each: the emptiest segments go, of full
+    /// ones the coldest, with their blocks; the others keep their blocks and their order. Returns how many
+    /// blocks were dropped.
     ///
     /// # Panics
     /// If the cache is not made of whole segments, or `segments` is 0 or too large.

@@ -2,7 +2,7 @@
 //!
 //! All disks' requests are played in the order of time against caches without I/O ([`CacheSim`]). `auto`
 //! runs the daemon's partitioner with the daemon's samplers, and resizes caches as the daemon does:
-//! segments go with the blocks that they hold. A change takes no time.
+//! segments go with the blocks that they hold. A change takes no time, and nothing is dirty.
 
 #[cfg(test)]
 mod tests;

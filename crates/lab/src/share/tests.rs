@@ -73,3 +73,41 @@ fn disks_keep_apart_and_times_stretch() {
         [(0, 10), (1, 1000)]
     );
 }
+
+/// Real traces as the disks of one host, where there are any: `HOB_TRACES` names a folder of `.csv` or
+/// `.csv.zst` files. Each takes an hour of virtual time. `HOB_TRACES_REQUESTS` limits the requests of each.
+/// Prints read hits by division and size of the pool.
+#[test]
+fn real_traces_share_a_pool() {
+    let Some(folder) = std::env::var_os("HOB_TRACES") else {
+        println!("skipped: HOB_TRACES names no folder of traces");
+        return;
+    };
+    let limit = std::env::var("HOB_TRACES_REQUESTS").map_or(usize::MAX, |text| text.parse().unwrap());
+    let mut paths: Vec<_> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    let mut host = Host::default();
+    for path in paths.iter().filter(|path| path.to_string_lossy().contains(".csv")) {
+        let reader = crate::trace::open(path, &crate::trace::OpenOptions::default()).unwrap();
+        let records = reader.take(limit).collect::<Result<Vec<_>>>().unwrap();
+        host.add(&records, Some(3_600_000_000_000)).unwrap();
+    }
+    host.sort();
+    let footprint = host.footprint(BLOCK);
+    println!("{} disks, {} requests, {footprint} bytes", host.disks(), host.records().len());
+    for percent in [1, 5, 10, 20] {
+        let segment_bytes = (footprint * percent / 100 / 512 / BLOCK).max(1) * BLOCK;
+        for share in Share::ALL {
+            let shared = play(&host, &Pool { segment_bytes, ..pool(512) }, share).unwrap();
+            println!(
+                "{percent} % {:8} read hits {:.2} %, {} segments moved, {} bytes dropped, {} written to flash, {:?}",
+                share.name(),
+                100.0 * shared.read_hit_ratio(),
+                shared.moved,
+                shared.dropped * BLOCK,
+                shared.flash_write_bytes(),
+                shared.segments,
+            );
+        }
+    }
+}
