@@ -65,7 +65,7 @@ impl ClusterWatcher {
             Err(TakeError::Unknown(_)) => Tried::Unknown,
             // That was said when the moment was known.
             Err(TakeError::OtherOwner { how: OtherOwner::Settling, .. }) => return,
-            Err(TakeError::OtherOwner { .. }) => Tried::Elsewhere,
+            Err(TakeError::OtherOwner { .. }) => Tried::OtherOwner,
         };
         self.waiting().handle_tried(now(), disk, tried);
         self.sooner.notify_one();

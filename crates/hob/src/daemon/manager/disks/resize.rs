@@ -92,7 +92,7 @@ impl Disks {
         before: u64,
         wanted: Option<u64>,
         read_only: bool,
-        gauge: Gauge,
+        gauge: SizeProbe,
     ) -> Result<u64, ApiError> {
         let cannot = |what: &str, error: &std::io::Error| {
             ApiError::failed(format!("the backing of {name} cannot be {what}: {error}"))

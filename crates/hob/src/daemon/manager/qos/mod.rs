@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use hob_control::{DiskQos, Qos, QosPatch, Size, StoragePolicy, check_name};
-use hob_engine::qos::{self, Due, SHARES_MAX};
+use hob_engine::qos::{self, Entitlement, SHARES_MAX};
 
 use super::api_error::ApiError;
 use super::definitions::datastore_patch;
@@ -369,8 +369,8 @@ pub(super) fn engine_qos(qos: Qos) -> qos::DiskQos {
     let Qos { shares, reservation, limit, bytes_limit, flash_limit } = qos;
     let bytes_limit = bytes_limit.map(|limit| limit.bytes());
     qos::DiskQos {
-        backing: Due { shares, reservation, limit, bytes_limit },
-        flash: Due { shares, reservation: 0, limit: flash_limit, bytes_limit: None },
+        backing: Entitlement { shares, reservation, limit, bytes_limit },
+        flash: Entitlement { shares, reservation: 0, limit: flash_limit, bytes_limit: None },
     }
 }
 

@@ -127,17 +127,18 @@ fn a_change_that_breaks_off_has_failed_and_only_so_many_results_are_kept() {
 #[test]
 fn failures_are_listed_after_a_restart_until_they_are_acknowledged() {
     run(async |bench| {
-        bench.manager.begin_task("disk resize", "vm".to_owned()).end(Err("no luck".to_owned()));
-        bench.manager.begin_task("disk set", "vm".to_owned()).end(Ok(()));
-        let kept = bench.manager.tasks().failed();
-        assert_eq!(kept.len(), 1);
+        bench.manager.tasks.begin("disk resize", "vm".to_owned()).end(Err("no luck".to_owned()));
+        bench.manager.tasks.begin("disk set", "vm".to_owned()).end(Ok(()));
+        let mut kept = State::default();
+        bench.manager.tasks.add_to(&mut kept);
+        assert_eq!(kept.failed_tasks.len(), 1);
         let (manager, _shard) = super::manager(Store::Memory);
-        manager.tasks().restore(&kept);
-        let [task] = &manager.tasks_view()[..] else { panic!("one task") };
+        manager.tasks.restore(&kept.failed_tasks);
+        let [task] = &manager.pools.tasks_view()[..] else { panic!("one task") };
         assert_eq!((task.what.as_str(), task.state), ("disk resize", TaskState::Failed));
-        let problems = manager.health().await.problems;
+        let problems = manager.observe.health().await.problems;
         assert!(problems.iter().any(|problem| problem.reason.contains("no luck")), "{problems:?}");
-        manager.task_acknowledge(task.id).unwrap();
-        assert!(manager.tasks().failed().is_empty());
+        manager.pools.task_acknowledge(task.id).unwrap();
+        assert!(manager.tasks.failed().is_empty());
     });
 }
