@@ -211,7 +211,7 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
     let address = Address::Unix(scratch.path("nbd.sock"));
     let kills = std::env::var("HOB_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(4);
     let is_over = AtomicBool::new(false);
-    let requests: u64 = std::thread::scope(|scope| {
+    let (requests, daemon) = std::thread::scope(|scope| {
         let guest = |id| Guest {
             id,
             address: address.clone(),
@@ -232,7 +232,8 @@ fn clients_of_the_same_sectors_keep_their_own_units_over_kills() {
         }
         std::thread::sleep(Duration::from_secs(2));
         is_over.store(true, Ordering::Relaxed);
-        guests.into_iter().map(|guest| guest.join().expect("a client saw something else")).sum()
+        let counts = guests.into_iter().map(|guest| guest.join().expect("a client saw something else"));
+        (counts.sum::<u64>(), daemon)
     });
     println!("{requests} requests");
     assert!(requests > 500, "{requests} requests test little");

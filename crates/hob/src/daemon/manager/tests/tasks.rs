@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use hob_control::{ProblemKind, Task, TaskState};
 
+use super::super::registry::StatePart as _;
 use super::*;
+use crate::daemon::state::State;
 
 const BLOCK: u64 = 4096;
 
