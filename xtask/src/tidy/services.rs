@@ -18,7 +18,7 @@ const RULES: &[Rule] = &[
         name: "registry",
         may_use: &["api_error", "disks", "exports", "flash", "observe", "pools", "stalls"],
     },
-    Rule { name: "tasks", may_use: &["api_error"] },
+    Rule { name: "tasks", may_use: &["api_error", "registry"] },
     Rule { name: "qos", may_use: &["api_error", "registry", "tasks", "definitions"] },
     Rule {
         name: "disks",

@@ -149,7 +149,7 @@ impl Default for Limits {
             flash_stall_ms_max: 1_000,
             scrub_frames_per_s: 64,
             verify_bytes_per_s: 128 << 20,
-            bulk_run_bytes_min: 4 << 20,
+            bulk_run_bytes_min: 0,
             qos_unit_bytes: qos::UNIT_BYTES_DEFAULT,
         }
     }

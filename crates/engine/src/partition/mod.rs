@@ -119,7 +119,7 @@ pub struct Status {
 
 /// Result of a round.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Round {
+pub struct Repartition {
     /// Changes: first the caches that give segments, then those that receive some.
     pub changes: Vec<Change>,
     /// One entry per member, in their order.
@@ -141,7 +141,7 @@ impl Partitioner {
     }
 
     /// Decides on the next changes. `capacity`: free segments plus those of all members.
-    pub fn round(&mut self, now: Instant, capacity: u64, members: &[Member<'_>]) -> Round {
+    pub fn round(&mut self, now: Instant, capacity: u64, members: &[Member<'_>]) -> Repartition {
         let elapsed_ns = self.last.map_or(PERIOD_NS, |last| now - last).max(1);
         self.last = Some(now);
         self.demands.retain(|disk, _| members.iter().any(|member| member.disk == *disk));
@@ -167,7 +167,7 @@ impl Partitioner {
         };
         let mut changes: Vec<Change> = members.iter().zip(sizes).filter_map(changed).collect();
         changes.sort_by_key(|change| change.to > change.from);
-        Round { changes, members: statuses }
+        Repartition { changes, members: statuses }
     }
 
     /// Hands out segments that no curve has a use for to caches with misses, by their misses and shares:

@@ -161,7 +161,7 @@ impl Pool {
         Pool { now: Instant(0), capacity, partitioner: Partitioner::new(SEGMENT_BYTES), disks, moved: 0 }
     }
 
-    fn rounds(&mut self, count: usize) -> Round {
+    fn rounds(&mut self, count: usize) -> Repartition {
         (0..count).map(|_| self.round()).last().expect("at least one round")
     }
 
@@ -169,7 +169,7 @@ impl Pool {
         self.rounds((seconds * 1_000_000_000 / PERIOD_NS) as usize);
     }
 
-    fn round(&mut self) -> Round {
+    fn round(&mut self) -> Repartition {
         self.now = self.now + PERIOD_NS;
         for disk in &mut self.disks {
             let more = disk.load.rate * PERIOD_NS / 1_000_000_000;

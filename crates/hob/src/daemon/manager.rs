@@ -22,7 +22,6 @@ mod leave;
 mod migration;
 mod moves;
 mod observe;
-mod owed;
 mod peer_access;
 mod placement;
 mod pools;

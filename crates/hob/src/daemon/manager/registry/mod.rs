@@ -9,6 +9,7 @@
 //! lock may take this one, never the other way round.
 
 mod operation_guard;
+mod owed;
 mod ownership;
 mod segments;
 
@@ -24,7 +25,6 @@ use hob_storage::pool::OwnerId;
 
 use super::api_error::ApiError;
 use super::flash::{self, Flash};
-use super::owed::Owed;
 use super::{disks, exports, observe, pools, stalls};
 use crate::daemon::hardware::Lock;
 use crate::daemon::request_recorder::Counter;
@@ -33,6 +33,7 @@ use crate::daemon::state::{CacheSpec, DiskState, GoneState, PeerState, PoolState
 pub(super) use operation_guard::{
     ADDING, COPYING, DRAINING, ENLARGING, GUARD_EVERY, MIGRATING, OperationGuard, SHRINKING, SPREADING,
 };
+pub(super) use owed::Owed;
 pub(super) use segments::Wanted;
 
 /// Pools there can be.

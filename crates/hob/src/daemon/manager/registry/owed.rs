@@ -10,7 +10,7 @@ use std::time::Duration;
 use hob_engine::units::DiskId;
 use tokio::time::Instant;
 
-use super::{DiskEntry, Manager};
+use super::{DiskEntry, Registry};
 
 /// Time until a lower number is saved that is not saved at once.
 const LOWER_AFTER: Duration = Duration::from_secs(5);
@@ -20,7 +20,7 @@ const LOWERED_MAX: u32 = 8;
 
 /// The number as the engine last reported it; the one that is kept is in the disk's state.
 #[derive(Debug, Default)]
-pub(super) struct Owed {
+pub(in crate::daemon::manager) struct Owed {
     now: u32,
     /// A lower number is saved soon.
     is_lowered_soon: bool,
@@ -42,9 +42,9 @@ impl Owed {
     }
 }
 
-impl Manager {
+impl Registry {
     /// The engine reports a number.
-    pub(super) fn note_owed(self: &Arc<Self>, disk: DiskId, count: u32) {
+    pub(in crate::daemon::manager) fn note_owed(self: &Arc<Self>, disk: DiskId, count: u32) {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
         entry.owed.now = count;
@@ -84,7 +84,7 @@ impl Manager {
 
 impl DiskEntry {
     /// The disk has left its shard, which reports no more numbers.
-    pub(super) fn set_owed(&mut self, count: u32) {
+    pub(in crate::daemon::manager) fn set_owed(&mut self, count: u32) {
         self.owed = Owed { now: count, ..Owed::default() };
         self.wanted.flush_failures_owed = count;
     }
