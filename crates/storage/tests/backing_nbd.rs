@@ -3,9 +3,10 @@
 mod common;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
+use common::process::{Process, await_socket, children_of_qemu, kill_qemu, spawn};
 use common::server::Server;
 use common::{Rig, both_kinds, image_options, options, pattern};
 use hob_engine::command::Access;
@@ -20,29 +21,6 @@ use hob_storage::ring::RingKind;
 const WRITE: IoOp = IoOp::Write(Durability::Volatile);
 const DURABLE: IoOp = IoOp::Write(Durability::Durable);
 const MIB: u64 = 1 << 20;
-
-/// A child that does not outlive its test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn spawn(program: &str, arguments: &[&str]) -> Process {
-    let child = Command::new(program).args(arguments).stderr(Stdio::null()).spawn();
-    Process(child.unwrap_or_else(|error| panic!("{program} (cargo xtask test installs it): {error}")))
-}
-
-fn await_socket(path: &Path) {
-    let deadline = Instant::now() + Duration::from_secs(10);
-    while std::os::unix::net::UnixStream::connect(path).is_err() {
-        assert!(Instant::now() < deadline, "{} does not appear", path.display());
-        std::thread::sleep(Duration::from_millis(10));
-    }
-}
 
 #[test]
 fn qemu_nbd_serves_all_there_is_to_do() {
@@ -690,27 +668,6 @@ fn a_qemu_nbd_that_is_killed_is_replaced_unless_somebody_else_has_its_image() {
         assert!(rig.write(WRITE, 0, &data).is_err(), "it comes back to an image that was another's");
         rig.close();
     });
-}
-
-/// SIGKILL for the `qemu-nbd` that has that image.
-fn kill_qemu(image: &str) {
-    let children = children_of_qemu(image);
-    assert_eq!(children.len(), 1);
-    for child in children {
-        let pid = rustix::process::Pid::from_raw(child).unwrap();
-        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
-    }
-}
-
-/// The `qemu-nbd` that have that image on their command line.
-fn children_of_qemu(image: &str) -> Vec<i32> {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    let named = processes.filter_map(|process| {
-        let line = std::fs::read_to_string(process.path().join("cmdline")).ok()?;
-        let pid = process.file_name().to_str()?.parse().ok()?;
-        (line.starts_with("qemu-nbd") && line.contains(image)).then_some(pid)
-    });
-    named.collect()
 }
 
 #[test]

@@ -29,6 +29,7 @@
 //! size is read before the first change of each iteration of the shard's loop, without waiting for
 //! its filesystem, and changes past the end fail.
 
+mod end;
 mod probe;
 
 use std::collections::{BTreeSet, VecDeque};
@@ -43,7 +44,9 @@ use std::time::Duration;
 use hob_engine::command::Access;
 use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
-use rustix::fs::{AtFlags, FallocateFlags, StatxFlags};
+use rustix::fs::FallocateFlags;
+
+use end::FileEnd;
 
 use super::evidence::{self, ChangeDetector};
 use super::helper::{Ended, Helper, Job};
@@ -114,15 +117,6 @@ struct Attached {
     direct: Option<Fd>,
     buffered: Fd,
     tokens: TokenSpace,
-}
-
-/// Known position of a file's end.
-#[derive(Clone, Copy, Debug, Default)]
-struct FileEnd {
-    /// When the size was asked for.
-    asked: Option<Instant>,
-    /// It is shorter than the disk: bytes.
-    short: Option<u64>,
 }
 
 struct FileBacking {
@@ -430,35 +424,6 @@ impl FileBacking {
             }
         }
         count
-    }
-
-    /// Returns true if a change that ends there would enlarge the file.
-    fn is_past_the_end(&mut self, now: Instant, end: u64) -> bool {
-        if self.is_block_device {
-            return false;
-        }
-        if self.end.asked != Some(now) {
-            self.end.asked = Some(now);
-            // Uses the kernel's cached attributes, to avoid waiting for a filesystem that hangs.
-            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
-            if let Ok(found) = rustix::fs::statx(self.buffered(), "", flags, StatxFlags::SIZE) {
-                self.note_end(found.stx_size);
-            }
-        }
-        self.end.short.is_some_and(|size_bytes| end > size_bytes)
-    }
-
-    fn note_end(&mut self, size_bytes: u64) {
-        let full = self.info.size_bytes;
-        let short = (size_bytes < full).then_some(size_bytes);
-        if short.is_some() && self.end.short.is_none() {
-            tracing::error!(
-                "{}: the file has shrunk from {full} to {size_bytes} bytes. What was past its end is lost; I/O there fails until \
-                 'truncate --size={full}' makes it as large as it was",
-                self.info.description
-            );
-        }
-        self.end.short = short;
     }
 
     fn start_several(&mut self, ring: &mut Ring, now: Instant, io: &Io, step: Step) {

@@ -2,6 +2,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod journal;
+pub mod process;
 pub mod server;
 
 use std::time::{Duration, Instant as Clock};

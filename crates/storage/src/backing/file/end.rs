@@ -1,0 +1,46 @@
+//! The end of a file: a file that has shrunk is not enlarged by writes.
+
+use hob_engine::units::Instant;
+use rustix::fs::{AtFlags, StatxFlags};
+
+use super::FileBacking;
+
+/// Known position of a file's end.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct FileEnd {
+    /// When the size was asked for.
+    pub(super) asked: Option<Instant>,
+    /// It is shorter than the disk: bytes.
+    pub(super) short: Option<u64>,
+}
+
+impl FileBacking {
+    /// Returns true if a change that ends there would enlarge the file.
+    pub(super) fn is_past_the_end(&mut self, now: Instant, end: u64) -> bool {
+        if self.is_block_device {
+            return false;
+        }
+        if self.end.asked != Some(now) {
+            self.end.asked = Some(now);
+            // Uses the kernel's cached attributes, to avoid waiting for a filesystem that hangs.
+            let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+            if let Ok(found) = rustix::fs::statx(self.buffered(), "", flags, StatxFlags::SIZE) {
+                self.note_end(found.stx_size);
+            }
+        }
+        self.end.short.is_some_and(|size_bytes| end > size_bytes)
+    }
+
+    pub(super) fn note_end(&mut self, size_bytes: u64) {
+        let full = self.info.size_bytes;
+        let short = (size_bytes < full).then_some(size_bytes);
+        if short.is_some() && self.end.short.is_none() {
+            tracing::error!(
+                "{}: the file has shrunk from {full} to {size_bytes} bytes. What was past its end is lost; I/O there fails until \
+                 'truncate --size={full}' makes it as large as it was",
+                self.info.description
+            );
+        }
+        self.end.short = short;
+    }
+}
