@@ -197,8 +197,8 @@ impl Miniature {
         }
     }
 
-    /// Returns the counts since the last call, and adds them to the window.
-    fn compare(&mut self) -> Window {
+    /// Adds the counts since the last call to the window. Returns the hits since then.
+    fn compare(&mut self) -> i64 {
         let now = self.counts();
         let since = Window {
             reads: now.reads - self.seen.reads,
@@ -209,7 +209,7 @@ impl Miniature {
         };
         self.window.add(&since, WINDOW_SHIFT);
         self.seen = now;
-        since
+        since.hits
     }
 }
 
@@ -323,12 +323,15 @@ impl Chooser {
         self.sectors_left = self.sectors_per_comparison;
         self.comparisons += 1;
         self.is_filling &= has_room;
-        let since: Vec<Window> = self.miniatures.iter_mut().map(Miniature::compare).collect();
+        let lead_of_choice = self.miniatures[self.current].lead;
+        for mini in &mut self.miniatures {
+            mini.lead += mini.compare();
+        }
+        let hits_of_choice = self.miniatures[self.current].lead - lead_of_choice;
         let reads_to_fill = self.blocks / self.miniatures[self.current].window.blocks_read(self.block_shift);
-        let hits_of_choice = since[self.current].hits;
-        for (mini, since) in self.miniatures.iter_mut().zip(&since) {
+        for mini in &mut self.miniatures {
             let behind = -reads_to_fill * BEHIND_PERCENT_MAX / 100;
-            mini.lead = (mini.lead + since.hits - hits_of_choice).max(behind);
+            mini.lead = (mini.lead - hits_of_choice).max(behind);
         }
         let leads = self.miniatures.iter().map(|mini| mini.lead);
         let (leader, lead) = leads.enumerate().max_by_key(|(_, lead)| *lead)?;

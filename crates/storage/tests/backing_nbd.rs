@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use common::process::{Process, await_socket, children_of_qemu, kill_qemu, spawn};
+use common::process::{await_socket, children_of_qemu, kill_qemu, spawn};
 use common::server::Server;
 use common::{Rig, both_kinds, image_options, options, pattern};
 use hob_engine::command::Access;

@@ -46,8 +46,7 @@ use hob_engine::io::{BufferSlice, Durability, Io, IoError, IoOp, Zeroing};
 use hob_engine::units::{Instant, IoId, SECTOR_BYTES, sector_ceil, sector_floor};
 use rustix::fs::FallocateFlags;
 
-use end::FileEnd;
-
+use self::end::FileEnd;
 use super::evidence::{self, ChangeDetector};
 use super::helper::{Ended, Helper, Job};
 use super::identity::{self, ChangeMark};
