@@ -279,8 +279,9 @@ fn a_flush_after_a_loss_accepts_either_of_two_overlapping_writes() {
 #[test]
 fn a_flush_after_a_loss_promises_a_write_that_overlapped_no_other() {
     let mut model = Model::new(0, 1);
-    let serial = write(&mut model, false);
+    let serial = model.begin_change(Kind::Data, 0, 1);
     let held = [t(serial, 0)];
+    model.end_change(serial, true, false, &held, &initial(1)).unwrap();
     model.lose();
     let flush = model.begin_flush();
     model.clone().end_flush(0, flush, &held, &held).unwrap();
