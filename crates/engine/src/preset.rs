@@ -337,7 +337,7 @@ pub const PRESETS: &[Preset] = &[
         persistent: true,
         layout: Layout::Unified,
         block_bytes: 4 << 10,
-        admission: GHOST,
+        admission: ALWAYS,
         policy: "s3-fifo",
         destage: DESTAGE,
         copies: Copies::TwoOfDirty,
@@ -346,7 +346,8 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-const ALWAYS: Admission =
+/// Admission of write-back caches without a preset that names another: all writes go to flash.
+pub const ALWAYS: Admission =
     Admission { popularity: Popularity::Always, sequential_bytes_max: None, filling_percent: None };
 
 /// The best of all admissions on real traces (docs/decisions/0052).

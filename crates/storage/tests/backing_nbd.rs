@@ -466,7 +466,7 @@ fn another_disk_is_not_believed() {
     assert_eq!(rig.read(0, 4096), Err(IoError::Failed));
     let condition = rig.backing.monitor().condition();
     assert!(
-        matches!(&condition, Condition::Failed { error, .. } if error.contains("another disk")),
+        matches!(&condition, Condition::Failed { error, .. } if error.contains("smaller disk")),
         "{condition:?}"
     );
     rig.close();

@@ -375,10 +375,14 @@ impl State {
     }
 
     fn begin(&mut self, disk: DiskId, op: Op, offset: u64, len: u64) -> RequestId {
+        self.begin_in(0, disk, op, offset, len)
+    }
+
+    fn begin_in(&mut self, session: u32, disk: DiskId, op: Op, offset: u64, len: u64) -> RequestId {
         self.requests += 1;
         let buffer = op.has_buffer().then_some(BufferId(self.requests as u32));
         let request = Request {
-            id: RequestId(self.requests),
+            id: RequestId(u64::from(session) << 32 | self.requests),
             disk,
             op,
             offset,

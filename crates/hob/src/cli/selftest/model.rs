@@ -267,7 +267,7 @@ impl fmt::Display for Wrong {
             Found::Garbage(bytes) => write!(f, "has content that was never written, beginning {bytes:02x?}")?,
         }
         match current {
-            Some(current) => write!(f, "instead of version {current}, which was read or acknowledged last"),
+            Some(current) => write!(f, " instead of version {current}, which was read or acknowledged last"),
             None if floor == asked => write!(f, " and not version {floor}, which was durable"),
             None => write!(f, "; version {floor} was durable, {asked} was written last"),
         }
@@ -295,7 +295,7 @@ mod tests {
         model.check(3, &two_bytes).unwrap();
         model.check(4, &one_bytes[2 * UNIT_BYTES..]).unwrap();
         let wrong = model.check(2, &one_bytes).unwrap_err().to_string();
-        assert!(wrong.contains("byte 1536 of the disk holds version 1 and not version 2"), "{wrong}");
+        assert!(wrong.contains("byte 1536 of the disk holds version 1 instead of version 2"), "{wrong}");
         let wrong = model.check(4, &[0; UNIT_BYTES]).unwrap_err().to_string();
         assert!(wrong.contains("holds zeroes"), "{wrong}");
     }
@@ -374,7 +374,7 @@ mod tests {
         model.answered(write, false);
         model.cut();
         let wrong = model.check(0, &bytes[UNIT_BYTES..]).unwrap_err().to_string();
-        assert!(wrong.contains("holds what was written at byte 512"), "{wrong}");
+        assert!(wrong.contains("has the content of byte 512"), "{wrong}");
         let mut torn = bytes[..UNIT_BYTES].to_vec();
         torn[300] ^= 1;
         let wrong = model.check(0, &torn).unwrap_err().to_string();

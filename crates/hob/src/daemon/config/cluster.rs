@@ -108,7 +108,7 @@ mod tests {
         assert_eq!((cluster.prefix.as_str(), cluster.host), ("/hob", None));
         assert!(Config::parse("").unwrap().cluster.is_none());
         for (text, part) in [
-            ("etcd = []", "names nobody"),
+            ("etcd = []", "has no endpoint"),
             ("etcd = [\"10.0.0.1:2379\"]", "http://host:port"),
             ("etcd = [\"https://e:2379\"]", "cluster.ca"),
             ("etcd = [\"http://e:1\"]\ncert = \"/c\"", "cluster.key"),

@@ -145,7 +145,7 @@ fn a_broken_file_is_an_error_and_stays_as_it_is() {
         let file = dir.path().join("state.json");
         fs::write(&file, broken).unwrap();
         let error = Store::open(dir.path()).unwrap_err().to_string();
-        assert!(error.contains("state.json") && error.contains("cannot be understood"), "{error}");
+        assert!(error.contains("state.json") && error.contains("is malformed"), "{error}");
         assert!(!error.contains('\n'), "{error}");
         assert_eq!(fs::read_to_string(&file).unwrap(), broken);
     }
