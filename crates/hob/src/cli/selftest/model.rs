@@ -378,7 +378,7 @@ mod tests {
         let mut torn = bytes[..UNIT_BYTES].to_vec();
         torn[300] ^= 1;
         let wrong = model.check(0, &torn).unwrap_err().to_string();
-        assert!(wrong.contains("what nobody wrote"), "{wrong}");
+        assert!(wrong.contains("was never written"), "{wrong}");
         let other = Model::new(6, 8).bytes(&Write { first: 0, versions: vec![Version(2)] });
         assert!(model.check(0, &other).is_err(), "that is another run's");
     }
