@@ -45,7 +45,7 @@ impl Unit {
 
 /// The length of the runs around `unit`, and the number of its run.
 fn run_of(unit: u64) -> (u64, u64) {
-    let length = if unit / HOT_UNITS % 2 == 0 { 1 } else { 3 };
+    let length = if (unit / HOT_UNITS).is_multiple_of(2) { 1 } else { 3 };
     (length, unit / length)
 }
 

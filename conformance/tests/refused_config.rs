@@ -12,7 +12,7 @@ const WAIT_MAX: Duration = Duration::from_secs(20);
 
 /// Texts that hob.toml ends with, and what health says of each.
 const MISTAKES: [(&str, &str); 4] = [
-    ("[[disk]\n", "line"),
+    ("[[disk]\n", "unclosed"),
     ("shard_count = 3\n", "shard_count"),
     ("[limits]\nconnections_max = 0\n", "connections_max"),
     (

@@ -251,7 +251,9 @@ impl Chooser {
             admission: combination.admission,
         };
         let miniature = |combination: Combination| {
-            let cache = CacheSim::new(&config(&combination)).ok().expect("smaller than the real cache");
+            let Ok(cache) = CacheSim::new(&config(&combination)) else {
+                panic!("a miniature is smaller than the real cache");
+            };
             let empty = Window::default();
             Miniature { combination, cache, seen: empty, window: empty, lead: 0 }
         };

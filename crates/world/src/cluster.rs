@@ -169,7 +169,7 @@ enum Event {
         at: Instant,
     },
     /// A host gets a watch event of a disk.
-    ClusterEvent {
+    Watched {
         host: usize,
         life: u32,
         disk: String,
@@ -362,7 +362,7 @@ impl<'a> Simulation<'a> {
         let host = match event {
             Event::FromStore { host, .. }
             | Event::Keep { host, .. }
-            | Event::ClusterEvent { host, .. }
+            | Event::Watched { host, .. }
             | Event::Poll { host, .. }
             | Event::Opened { host, .. }
             | Event::ToLender { host, .. }
@@ -382,7 +382,7 @@ impl<'a> Simulation<'a> {
             Event::ToStore { host, life, disk, number, request } => {
                 self.reach_store(host, life, disk, number, request)?;
             }
-            Event::ClusterEvent { host, life, disk, revision, news } if self.lives(host, life) => {
+            Event::Watched { host, life, disk, revision, news } if self.lives(host, life) => {
                 let clock = self.clock(host);
                 self.hosts[host].waiting.handle_news(clock, &disk, revision, news);
             }

@@ -24,7 +24,7 @@ fn rng(seed: u64) -> impl FnMut(u64) -> u64 {
 }
 
 fn played(config: &SimConfig, blocks: &[u64]) -> CacheSim {
-    let mut cache = CacheSim::new(config).ok().expect("workable");
+    let mut cache = CacheSim::new(config).unwrap_or_else(|_| panic!("workable"));
     blocks.iter().for_each(|block| _ = cache.read(block * BLOCK, BLOCK));
     cache
 }
@@ -56,7 +56,7 @@ fn looping(accesses: u64, length: u64) -> Vec<u64> {
 fn fixed_settings_have_no_chooser() {
     let config = config(1000, "lru", "ghost");
     assert!(Chooser::new(1000, 0, config.policy, config.admission).is_none());
-    assert_eq!(CacheSim::new(&config).ok().expect("workable").choice(), None);
+    assert_eq!(CacheSim::new(&config).unwrap_or_else(|_| panic!("workable")).choice(), None);
 }
 
 #[test]
@@ -111,7 +111,7 @@ fn with_equal_hits_the_flash_is_spared() {
 fn miniatures_count_whole_requests() {
     let blocks = 100_000;
     let config = config(blocks, "auto", "auto");
-    let mut cache = CacheSim::new(&config).ok().expect("workable");
+    let mut cache = CacheSim::new(&config).unwrap_or_else(|_| panic!("workable"));
     let mut rng = rng(3);
     for _ in 0..1_500_000 {
         cache.read(rng(12_000) * 16 * BLOCK, 16 * BLOCK);

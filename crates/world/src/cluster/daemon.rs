@@ -243,7 +243,7 @@ impl Simulation<'_> {
                 if self.hosts[host].up && !is_cut && !self.rng.chance(self.plan.lost) {
                     let (life, disk) = (self.hosts[host].life, name.clone());
                     let at = self.now + self.way();
-                    self.queue.push(at, Event::ClusterEvent { host, life, disk, revision, news });
+                    self.queue.push(at, Event::Watched { host, life, disk, revision, news });
                 }
             }
         }

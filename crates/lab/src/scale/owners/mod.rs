@@ -152,7 +152,7 @@ enum Event {
     /// An answer reaches a host; `None`: it timed out.
     Answer { host: usize, number: u64, answer: Option<hob_world::cluster::store::Response>, looks: Looks },
     /// A host gets watch events.
-    ClusterEvent { host: usize, news: Rc<[(String, u64, ClusterEvent)]> },
+    Watched { host: usize, news: Rc<[(String, u64, ClusterEvent)]> },
     /// The disks get their first owners.
     Settle,
     /// Hosts are killed.
@@ -266,13 +266,13 @@ impl Play {
             Event::Answer { host, number, answer, looks } if self.hosts[host].is_up => {
                 self.answered(host, number, answer, looks);
             }
-            Event::ClusterEvent { host, news } if self.hosts[host].is_up => {
+            Event::Watched { host, news } if self.hosts[host].is_up => {
                 for (disk, revision, what) in news.iter() {
                     self.hosts[host].waiting.handle_news(self.now, disk, *revision, *what);
                 }
                 self.look_when_due(host);
             }
-            Event::Answer { .. } | Event::ClusterEvent { .. } => {}
+            Event::Answer { .. } | Event::Watched { .. } => {}
             Event::Settle => self.settle(),
             Event::Kill => self.kill(),
         }
@@ -315,7 +315,7 @@ impl Play {
                     traffic.bytes += etcd::news_bytes(news.len());
                 });
                 let at = at + self.owners.etcd.commit_ns + told_ns;
-                self.queue.push(at, Event::ClusterEvent { host, news });
+                self.queue.push(at, Event::Watched { host, news });
             }
         }
     }
