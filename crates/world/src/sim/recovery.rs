@@ -202,7 +202,8 @@ impl Simulation<'_> {
             state.model.set_lags(true);
         }
         let careful = self.scenario.lives.as_ref().is_some_and(|lives| lives.careful);
-        let may_fail = self.any_bad() || self.options.faults && !self.options.hasty;
+        let flushes_fail = self.scenario.devices.iter().any(|plan| plan.faults.flush_error > 0);
+        let may_fail = self.any_bad() || (self.options.faults || flushes_fail) && !self.options.hasty;
         self.disks[index].gated = self.disks[index].recovering.is_none() && (careful || may_fail);
         let recovered = Some(*recovered);
         let enable = Enable { config, segments, journal: Some(ring), recovered };
