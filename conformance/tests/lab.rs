@@ -133,6 +133,9 @@ fn trace_with(path: &Path, partial_writes: PartialWrites) {
     std::fs::write(path, lines).unwrap();
 }
 
+/// The same for both: their defaults differ, because the daemon's depends on the mode.
+const ADMISSION: &str = "always";
+
 /// Every policy that the daemon offers, from what it says to one that does not exist.
 fn policies() -> Vec<String> {
     let output = hob::command(&["serve", "--policy", "?"]);
@@ -145,8 +148,21 @@ fn policies() -> Vec<String> {
 }
 
 fn predict(trace: &str, policy: &str, (size, block_size): (&str, &str)) -> Counts {
-    let args =
-        ["lab", "sim", trace, "--policy", policy, "--size", size, "--block-size", block_size, "-o", "json"];
+    let args = [
+        "lab",
+        "sim",
+        trace,
+        "--policy",
+        policy,
+        "--admission",
+        ADMISSION,
+        "--size",
+        size,
+        "--block-size",
+        block_size,
+        "-o",
+        "json",
+    ];
     let output = hob::command(&args);
     assert!(output.success(), "{args:?}: {}", output.all());
     let report: Value = serde_json::from_str(&output.stdout).unwrap();
@@ -161,6 +177,7 @@ fn serve(scratch: &Scratch, trace: &str, policy: &str, (size, block_size): (&str
     let hob = Serve::disk(&scratch.text("disk.img"))
         .cached(&pool, size, block_size)
         .arg("--policy", policy)
+        .arg("--admission", ADMISSION)
         .start(scratch);
     let uri = hob.uri();
     let args = ["replay", trace, "--target", &uri, "--pace", "asap", "--depth", "1", "--allow-writes"];
