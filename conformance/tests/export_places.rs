@@ -57,7 +57,9 @@ impl Stage {
         daemon.ctl(&["disk", "add", "vm", "--backing", &backing, "--fuse", &file, "--vhost-user", &socket]);
         let size = format!("{}M", CACHE / MIB);
         let shape = ["--size", &size, "--block-size", "4K", "--policy", "lru"];
-        daemon.ctl(&[&["cache", "enable", "vm", "--pool", "p"][..], &shape[..]].concat());
+        daemon.ctl(
+            &[&["cache", "enable", "vm", "--pool", "p", "--admission", "always"][..], &shape[..]].concat(),
+        );
         let (file, socket) = (at("backup.img"), at("backup.sock"));
         let places = ["--fuse", &file, "--vhost-user", &socket];
         daemon.ctl(

@@ -83,6 +83,10 @@ fn a_daemon_that_worked_starts_again_when_its_hob_toml_is_refused() {
         stage.serves();
         let health = daemon.try_ctl(&["health"]).all();
         assert!(health.contains("config-refused") && health.contains(mentions), "{mistake}: {health}");
+        if mentions == "/missing" {
+            // A comparison does not open the files that hob.toml names.
+            continue;
+        }
         let refused = daemon.try_ctl(&["config", "diff"]);
         assert!(!refused.success() && refused.all().contains(mentions), "{mistake}: {}", refused.all());
     }
