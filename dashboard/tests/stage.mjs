@@ -214,7 +214,7 @@ export async function busyStage({ control } = {}) {
       `[[pool]]\nname = "flash"\nsegment_size = "1M"\nsize = "192M"\ndevices = [${pool}]\n` +
         disk('web', web, 'size = "96M", block_size = "16K"') +
         disk('db', db, 'size = "64M", block_size = "8K", mode = "write-back"') +
-        disk('mail', mail, 'size = "16M", block_size = "16K"') +
+        disk('mail', mail, 'size = "16M", block_size = "16K", admission = "always"') +
         disk('files', files, ''),
       control?.(stage),
     );
