@@ -103,7 +103,7 @@ impl Client {
     }
 
     /// Ends a loan; with `forget`, the borrower may ask for another one.
-    pub async fn loan_end(&self, borrower: &str, forget: bool) -> Result<Vec<String>, ClientError> {
+    pub async fn flash_lease_end(&self, borrower: &str, forget: bool) -> Result<Vec<String>, ClientError> {
         let path = format!("/v1/loans/{}/end?forget={forget}", percent_encode(borrower));
         self.send(Method::POST, &path, None::<&()>).await
     }

@@ -1,4 +1,4 @@
-//! Swap of the host on flash.
+//! API handlers for the host's swap areas.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// All swap areas, and what the kernel says of them.
+/// Returns all swap areas with the kernel's state.
 #[utoipa::path(
     get,
     path = "/v1/swap",
@@ -34,7 +34,7 @@ pub(super) async fn create(State(manager): App, Body(create): Body<SwapCreate>) 
     manager.swap.create(create).await.into()
 }
 
-/// One swap area.
+/// Returns a swap area.
 #[utoipa::path(
     get,
     path = "/v1/swap/{swap}",
@@ -64,7 +64,7 @@ pub(super) async fn set(
     manager.swap.set(swap, patch).await.into()
 }
 
-/// Gives a swap area that is off back to its pool.
+/// Removes a swap area that is off, and returns its space to the pool.
 #[utoipa::path(
     delete,
     path = "/v1/swap/{swap}",

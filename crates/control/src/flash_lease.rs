@@ -9,14 +9,14 @@ use crate::Size;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peers {
     /// Lent to others.
-    pub lent: Vec<Loan>,
+    pub lent: Vec<FlashLease>,
     /// Borrowed from others.
-    pub borrowed: Vec<Borrowed>,
+    pub borrowed: Vec<RemoteFlash>,
 }
 
 /// Flash of this host that another one uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Loan {
+pub struct FlashLease {
     /// Tells the borrower from all other hosts.
     pub borrower: String,
     /// Name of the host that uses the flash.
@@ -26,7 +26,7 @@ pub struct Loan {
     /// Bytes.
     pub size: Size,
     /// Its state.
-    pub state: LoanState,
+    pub state: FlashLeaseState,
     /// Path of the file.
     pub path: String,
     /// Incarnation: it changes when unflushed writes may have been lost. A connection belongs to
@@ -38,7 +38,7 @@ pub struct Loan {
 /// How a loan is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
-pub enum LoanState {
+pub enum FlashLeaseState {
     /// Nobody has asked for it since this daemon started.
     Idle,
     /// It can be used.
@@ -50,7 +50,7 @@ pub enum LoanState {
 /// `POST /v1/loans/{borrower}`: a request of another host to use flash of this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct LoanAsk {
+pub struct FlashLeaseRequest {
     /// Name of the requesting host.
     pub name: String,
     /// How much, bytes.
@@ -59,7 +59,7 @@ pub struct LoanAsk {
 
 /// A device of a pool that is on another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-pub struct Borrowed {
+pub struct RemoteFlash {
     /// The pool.
     pub pool: String,
     /// HOST:PORT of the control API of the host that has it.
