@@ -1,78 +1,78 @@
-//! Flash that hosts lend each other for second copies.
+//! Flash leases between hosts, for replicas of dirty data.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Size;
 
-/// `GET /v1/peers`: flash that this host exports to other hosts, and flash that it uses of theirs.
+/// `GET /v1/peers`: flash that this host lends to other hosts, and flash that it uses of theirs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peers {
-    /// Lent to others.
+    /// Flash leases of other hosts on this one.
     pub lent: Vec<FlashLease>,
-    /// Borrowed from others.
+    /// Flash of other hosts that this one uses.
     pub borrowed: Vec<RemoteFlash>,
 }
 
-/// Flash of this host that another one uses.
+/// A lease of flash of this host to another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlashLease {
-    /// Tells the borrower from all other hosts.
+    /// Identity of the borrower.
     pub borrower: String,
     /// Name of the host that uses the flash.
     pub name: String,
-    /// Name of the host that has the flash, in its cluster if it is in one.
+    /// Name of the host that has the flash; its name in the cluster, if it is in one.
     pub lender: String,
-    /// Bytes.
+    /// Size of the leased flash.
     pub size: Size,
-    /// Its state.
+    /// State of the lease.
     pub state: FlashLeaseState,
-    /// Path of the file.
+    /// Path of the file on the lender.
     pub path: String,
-    /// Incarnation: it changes when unflushed writes may have been lost. A connection belongs to
-    /// one incarnation.
+    /// Incarnation of the lease, which changes when unflushed writes may have been lost. A connection
+    /// belongs to one incarnation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
 }
 
-/// How a loan is.
+/// State of a flash lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FlashLeaseState {
-    /// Nobody has asked for it since this daemon started.
+    /// The borrower has not requested the lease since the lender's daemon started.
     Idle,
-    /// It can be used.
+    /// The borrower can use the flash.
     Open,
-    /// It was ended: the borrower can use it no more.
+    /// The lease was ended, and the borrower can no longer use the flash.
     Ended,
 }
 
-/// `POST /v1/loans/{borrower}`: a request of another host to use flash of this one.
+/// `POST /v1/loans/{borrower}`: a request of another host for a flash lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct FlashLeaseRequest {
     /// Name of the requesting host.
     pub name: String,
-    /// How much, bytes.
+    /// Requested size of the flash.
     pub size: Size,
 }
 
-/// A device of a pool that is on another host.
+/// A pool device on another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RemoteFlash {
-    /// The pool.
+    /// Name of the pool.
     pub pool: String,
-    /// HOST:PORT of the control API of the host that has it.
+    /// HOST:PORT of the lender's control API.
     pub peer: String,
     /// Path of the device in the pool.
     pub path: String,
-    /// Bytes.
+    /// Size of the device.
     pub size: Size,
-    /// Whether it can be used.
+    /// State of the device.
     pub state: crate::DeviceState,
-    /// Why not.
+    /// Reason why the device cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Disks whose second copies are there.
+    /// Disks whose replicas are on the device.
     pub disks: Vec<String>,
 }

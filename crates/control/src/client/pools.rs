@@ -102,7 +102,7 @@ impl Client {
         self.get("/v1/peers").await
     }
 
-    /// Ends a loan; with `forget`, the borrower may ask for another one.
+    /// Ends a flash lease; with `forget`, the borrower may request another one.
     pub async fn flash_lease_end(&self, borrower: &str, forget: bool) -> Result<Vec<String>, ClientError> {
         let path = format!("/v1/loans/{}/end?forget={forget}", percent_encode(borrower));
         self.send(Method::POST, &path, None::<&()>).await
