@@ -1,4 +1,4 @@
-//! `hob peer …`: flash that hosts lend each other for second copies.
+//! `hob peer …`: flash that hosts lend to each other for replicas.
 
 use clap::Subcommand;
 use hob_control::{FlashLease, Peers, RemoteFlash};

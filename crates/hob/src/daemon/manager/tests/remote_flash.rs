@@ -121,8 +121,8 @@ fn a_loan_that_does_not_end_holds_up_no_other() {
 #[test]
 fn an_ended_loan_is_lent_again_unless_an_operator_ended_it() {
     for (ended, said) in [
-        (r#""adoption""#, "take over"),
-        (r#""return""#, "given back"),
+        (r#""adoption""#, "fail over"),
+        (r#""return""#, "was returned"),
         (r#""operator""#, "operator"),
         ("true", "operator"),
     ] {
