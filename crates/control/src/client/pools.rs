@@ -86,7 +86,7 @@ impl Client {
         self.delete(&format!("{}{discard}", device_path(pool, path))).await
     }
 
-    /// Frees the flash of a persistent cache without a disk. Its data is lost.
+    /// Frees the flash of a persistent cache without a disk. The data in the cache is lost.
     pub async fn orphan_discard(
         &self,
         pool: &str,

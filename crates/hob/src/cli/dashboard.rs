@@ -1,7 +1,7 @@
 //! `hob dashboard`: serves the daemon's dashboard to a browser on this host if the daemon listens
 //! only on a Unix socket.
 //!
-//! It listens on a loopback address until Ctrl-C and requires the printed token.
+//! `hob dashboard` listens on a loopback address until Ctrl-C and requires the printed token.
 
 use anyhow::Context;
 use clap::Args;

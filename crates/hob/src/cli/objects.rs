@@ -1,5 +1,5 @@
-//! `hob objects …`: disks in object stores. These commands use the store directly, without a
-//! daemon.
+//! `hob objects …`: disks in object stores. The `hob objects` commands use the store directly,
+//! without a daemon.
 
 use clap::Subcommand;
 use hob_control::Size;

@@ -1,5 +1,5 @@
-//! Cache settings as options of `hob serve`, `hob cache enable` and `hob cache set`. Their names
-//! come from the engine's tables.
+//! Cache settings as options of `hob serve`, `hob cache enable` and `hob cache set`. The names of
+//! the options come from the engine's tables.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use hob_control::{CacheSettings, Size};

@@ -20,11 +20,11 @@ use super::tls::{CertificateMatch, PeerCertificate};
 /// The identity of a client, as far as it is known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Peer {
-    /// Its address; `None` on a Unix socket.
+    /// Address of the client; `None` on a Unix socket.
     pub(crate) address: Option<IpAddr>,
     /// Its TLS certificate.
     pub(crate) certificate: Option<PeerCertificate>,
-    /// Name of the key that it has too.
+    /// Name of the pre-shared key that the client has.
     pub(crate) key: Option<String>,
 }
 
@@ -102,7 +102,7 @@ pub(crate) enum ClientMatchError {
     HostBits {
         /// The text in the configuration.
         text: String,
-        /// The network it lies in.
+        /// The network that contains the address.
         base: IpAddr,
         /// Its prefix.
         prefix_bits: u32,
@@ -149,7 +149,7 @@ impl TryFrom<String> for ClientMatch {
 pub(crate) struct AllowEntry {
     /// Names of disks; `*` is every disk.
     pub(crate) disks: Vec<String>,
-    /// The clients that may see them.
+    /// The clients that may see the disks.
     pub(crate) clients: Vec<ClientMatch>,
 }
 
@@ -174,7 +174,7 @@ impl AllowList {
     }
 }
 
-/// The exports as one client sees them.
+/// The exports that one client may see.
 #[derive(Clone, Debug)]
 pub(crate) struct Visible {
     pub(crate) exports: Exports,

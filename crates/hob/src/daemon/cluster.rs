@@ -72,7 +72,8 @@ pub(crate) struct Membership {
 #[derive(Debug)]
 struct DiskMembership {
     seat: OwnershipState,
-    /// Its ownership record, as last read or written, while this host has the ownership lock.
+    /// The disk's ownership record, as last read or written, while this host has the ownership
+    /// lock.
     title: Option<Found<OwnershipRecord>>,
     /// The lease of the ownership lock.
     lease: LeaseId,

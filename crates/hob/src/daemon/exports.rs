@@ -34,7 +34,7 @@ pub(crate) struct Export {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gateways>>, Arc<Opening>);
 
-/// Disks that are being opened at the start of the daemon. Clients that ask for one wait.
+/// Disks that are being opened at the start of the daemon. Clients that ask for such a disk wait.
 #[derive(Debug, Default)]
 struct Opening {
     /// The disk of each export, by the export's name.
@@ -141,8 +141,8 @@ impl Exports {
         opening.iter().any(|(export, disk)| (name.is_empty() || name == export) && may(export, disk))
     }
 
-    /// Waits until `is_over` returns true. It is called again each time a disk has been opened or
-    /// could not be opened.
+    /// Waits until `is_over` returns true. `is_over` is called again each time a disk has been
+    /// opened or could not be opened.
     pub(crate) async fn until_opened(&self, is_over: impl Fn() -> bool) {
         loop {
             let changed = self.2.changed.notified();

@@ -1,7 +1,8 @@
 //! Half-open connections of a listener: no export chosen, no request accepted yet.
 //!
-//! A listener allows few of them. When the limit is reached, the oldest one is closed: a real client completes its first exchange
-//! within milliseconds. Strangers that connect and stay silent therefore cannot keep clients waiting.
+//! A listener allows few half-open connections. When the limit is reached, the oldest one is
+//! closed: a real client completes its first exchange within milliseconds. Strangers that connect
+//! and stay silent therefore cannot keep clients waiting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -3,9 +3,9 @@
 //! `/` is the dashboard ([`page`]).
 //!
 //! All responses are JSON, except the dashboard, recordings, events, `/metrics` and `/healthz`.
-//! Each error is a [`Problem`](hob_control::Problem). The length of requests ([`BODY_BYTES_MAX`]),
-//! their time ([`REQUEST_SECONDS_MAX`]) and the number of connections are limited. A change that
-//! takes longer continues in the background.
+//! Each error response is a [`Problem`](hob_control::Problem). The length of requests
+//! ([`BODY_BYTES_MAX`]), their time ([`REQUEST_SECONDS_MAX`]) and the number of connections are
+//! limited. A change that takes longer continues in the background.
 
 mod auth;
 mod bitmaps;
@@ -52,8 +52,8 @@ use extract::Answer;
 /// Maximum length of a request body in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// Maximum time from a request's head to its answer, in seconds. It exceeds the manager's own time
-/// limit.
+/// Maximum time from a request's head to its answer, in seconds. The time limit exceeds the
+/// manager's own one.
 const REQUEST_SECONDS_MAX: u64 = 30;
 
 /// Returns the router of the whole API.

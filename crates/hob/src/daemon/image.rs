@@ -1,8 +1,8 @@
 //! The files of an image, as `qemu-img` finds them in the images' headers, one layer at a time.
 //!
 //! Each layer is examined in the format that the layer above records. Formats are never probed: a
-//! layer that does not record the format of its backing file is refused. Then `qemu-img` may open
-//! exactly these files.
+//! layer that does not record the format of its backing file is refused. `qemu-img` may then open
+//! exactly the files found in the headers.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -56,7 +56,8 @@ struct Extent {
 
 /// Checks a format name for a backing that can have one.
 ///
-/// # Errors The reason as text.
+/// # Errors
+/// The reason as text.
 pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option<Format>, String> {
     let Some(name) = format else { return Ok(None) };
     let known = || Format::all().map(Format::name).collect::<Vec<_>>().join(", ");
@@ -68,9 +69,11 @@ pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option
     Ok(Some(format))
 }
 
-/// Returns the files below an image, from the top down. They must match the recorded ones, if any.
+/// Returns the files below an image, from the top down. The files must match the recorded ones, if
+/// any.
 ///
-/// # Errors The file that cannot be examined or differs from the record, as text.
+/// # Errors
+/// The file that cannot be examined or differs from the record, as text.
 pub(crate) fn files_of(
     image: &Path,
     format: Format,

@@ -101,7 +101,7 @@ impl ListeningSockets {
         table.kept = Some(table.open.keys().cloned().collect());
     }
 
-    /// Takes the sockets that were kept open.
+    /// Takes the listening sockets that were kept open for the next program.
     pub(crate) fn take_kept_open(&self) -> Vec<(String, OwnedFd)> {
         std::mem::take(&mut self.table().open).into_iter().collect()
     }

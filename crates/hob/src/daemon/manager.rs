@@ -2,12 +2,13 @@
 //! changes of them.
 //!
 //! The manager runs on the control thread. The state file keeps the configuration; the manager
-//! implements it as far as devices and backings allow. It is being divided into services, each with
-//! its own state ([0049](../../../../docs/decisions/0049-services.md)). The lowest layer is the
-//! [`Registry`]. Code that is not in a service yet is a method of [`Manager`], which reaches the
-//! registry through `Deref`.
+//! implements it as far as devices and backings allow. The manager is being divided into services,
+//! each with its own state ([0049](../../../../docs/decisions/0049-services.md)). The lowest layer
+//! is the [`Registry`]. Code that is not in a service yet is a method of [`Manager`], which reaches
+//! the registry through `Deref`.
 //!
-//! # Changes A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only
+//! # Changes
+//! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only
 //! one change of a disk or pool runs at a time; a second one is refused meanwhile
 //! ([`registry::OperationGuard`]).
 

@@ -29,8 +29,8 @@ use super::watchdog::contained_task;
 /// Maximum time to wait for the end of a connection whose client disconnects.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
-/// Maximum time that a client waits for a disk that is being opened at the daemon's start: the same
-/// as systemd's time limit for the start.
+/// Maximum time that a client waits for a disk that is being opened at the daemon's start. It
+/// equals systemd's time limit for the start.
 const OPENING_MAX: Duration = Duration::from_secs(300);
 
 /// One of the connections that a listener may have; further clients wait in the kernel's queue. Released when the last clone is

@@ -2,10 +2,12 @@
 //!
 //! For clients with GnuTLS, such as qemu and libnbd; rustls does not support it
 //! (docs/decisions/0010-tls.md). The key file has a line `name:hexadecimal` for each client, as
-//! `psktool` writes it. It is checked at each new connection, and read again if it has changed. TLS
-//! 1.3 only, with an additional key exchange, so that a key that leaks later cannot decrypt
-//! recorded traffic. Sessions are not resumed. Keys that every user can read, and keys shorter than
-//! [`KEY_BYTES_MIN`], are refused.
+//! `psktool` writes it. The key file is checked at each new connection, and read again if it has
+//! changed.
+//!
+//! Only TLS 1.3 is accepted, with an additional key exchange, so that a key that leaks later cannot
+//! decrypt recorded traffic. Sessions are not resumed. Keys that every user can read, and keys
+//! shorter than [`KEY_BYTES_MIN`], are refused.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,7 +1,7 @@
 //! Threads for NBD connections inside TLS.
 //!
 //! A shard serves sockets that its ring reads and writes. TLS needs a relay: a task with the TLS
-//! session and one end of a Unix socket pair, whose other end the shard serves like a client. These
+//! session and one end of a Unix socket pair, whose other end the shard serves like a client. Relay
 //! tasks have their own threads, so that encryption delays neither unencrypted I/O nor the control
 //! API.
 //!

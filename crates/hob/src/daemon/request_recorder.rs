@@ -1,9 +1,9 @@
 //! The ring through which a shard passes the record of each request of a disk to a recorder.
 //!
-//! One thread writes ([`Recorder`]), one reads ([`Reader`]). Between them is a ring with a fixed
-//! number of records, so that recording costs three stores per request, and one clock reading for
-//! all requests that arrived together. The writer never waits, wakes no thread and allocates
-//! nothing. If the reader is a whole ring behind, records are dropped and counted.
+//! One thread writes ([`Recorder`]), one reads ([`Reader`]). Writer and reader share a ring with a
+//! fixed number of records. Recording costs three stores per request, and one clock reading for all
+//! requests that arrived together. The writer never waits, wakes no thread and allocates nothing.
+//! If the reader is a whole ring behind, records are dropped and counted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

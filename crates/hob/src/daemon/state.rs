@@ -170,13 +170,13 @@ pub(crate) struct DiskState {
     /// lost.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) flush_failures_owed: u32,
-    /// Its datastore, if it was configured.
+    /// Datastore of the disk, if it was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
     /// Path of its vhost-user socket, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) vhost_user: Option<String>,
-    /// Its entitlement, if one was configured.
+    /// Entitlement of the disk, if one was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<DiskQosSpec>,
     /// Additional exports.
@@ -197,7 +197,7 @@ pub(crate) struct DiskState {
     /// True if the disk exists only for clones that name it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) for_clones: bool,
-    /// Its dirty bitmaps; their content is in separate files.
+    /// Dirty bitmaps of the disk; their content is in separate files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
     /// True if the backing is opened without a lock, because a running QEMU has it.
@@ -280,7 +280,7 @@ impl State {
         }
     }
 
-    /// Checks all numeric settings; they are not checked again.
+    /// Checks all numeric settings of the state, which are not checked again later.
     fn check(&self) -> Result<(), String> {
         for disk in &self.disks {
             let own = disk.qos.as_ref().map_or(Ok(()), |spec| check_qos(&spec.own));
@@ -383,7 +383,7 @@ impl Store {
         }
     }
 
-    /// Replaces the stored state by `state` atomically. It is durable when this returns.
+    /// Replaces the stored state by `state` atomically. The new state is durable when this returns.
     pub(crate) fn save(&self, state: &State) -> Result<(), StateError> {
         let Store::Directory { path: directory, .. } = self else { return Ok(()) };
         let spare = directory.join("state.json.new");
@@ -422,7 +422,7 @@ impl Store {
     }
 }
 
-/// Exchanges a written file with the one that it replaces, which becomes the spare file.
+/// Exchanges a new state file with the old one, which becomes the spare file.
 fn put_in_place(spare: &Path, target: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     if renameat_with(CWD, spare, CWD, target, RenameFlags::EXCHANGE).is_ok() {

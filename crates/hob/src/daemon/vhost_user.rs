@@ -51,7 +51,7 @@ struct Shared {
     access: SocketAccess,
     /// Size of the disk, and the client to notify.
     capacity: Arc<Capacity>,
-    /// Wakes the thread when the socket is dropped.
+    /// Eventfd that wakes the listener's thread when the socket is dropped.
     stop: OwnedFd,
     state: Mutex<State>,
 }
@@ -65,7 +65,7 @@ struct State {
     client: Option<UnixStream>,
 }
 
-/// The disk behind a socket.
+/// The disk that a vhost-user socket serves.
 #[derive(Debug)]
 pub(crate) struct Behind {
     /// Id of the disk on its shard.
@@ -92,7 +92,7 @@ pub(crate) struct SocketPlace {
 pub(crate) enum Failing {
     /// Return an error.
     Refuse,
-    /// Retry until it succeeds.
+    /// Retry until the socket is created.
     TryAgain,
 }
 

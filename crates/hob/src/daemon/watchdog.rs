@@ -2,15 +2,16 @@
 //!
 //! After the panic of a thread or task, a part of the daemon is dead: its disks do not answer, its
 //! sockets accept no clients, or its change stays half-made. A panic is a normal error only in
-//! three cases. One is work that only reads flash or a file ([`contained`]), because a journal that
-//! makes recovery panic must not end the daemon at each start. The others are the connection of one
-//! client, and requests that change nothing ([`contained_task`]).
+//! three cases. The first is work that only reads flash or a file ([`contained`]), because a
+//! journal that makes recovery panic must not end the daemon at each start. The others are the
+//! connection of one client, and requests that change nothing ([`contained_task`]).
 //!
 //! Many disks share a shard, and the disks of a dead shard would never answer. Therefore the
-//! process aborts: systemd restarts it, caches are recovered, and guests reconnect. This path is
-//! the same as after kill -9, which is tested most.
+//! process aborts: systemd restarts it, caches are recovered, and guests reconnect. The recovery
+//! after an abort is the same as after kill -9, which is tested most.
 //!
-//! # Time A shard is silent while a ping to it has no answer. Silence is counted in the watchdog's
+//! # Time
+//! A shard is silent while a ping to it has no answer. Silence is counted in the watchdog's
 //! own periods, each for at most [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP, freezer,
 //! a suspended VM) stops the watchdog too, so it does not abort when it continues.
 

@@ -35,7 +35,8 @@ pub(super) fn find(xml: &str, file: &Path, disk: &str) -> Option<Defined> {
 
 /// Returns the element of a disk with hob as its source, on the NBD socket `socket`.
 ///
-/// # Errors The element has an option that a network disk cannot have.
+/// # Errors
+/// The element has an option that a network disk cannot have.
 pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Result<String> {
     let start = element.find("<source ").context("the disk has no source in the domain's XML")?;
     let end = start + element[start..].find('>').context("the domain's XML is broken")? + 1;

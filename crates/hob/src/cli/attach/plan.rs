@@ -2,8 +2,9 @@
 //! given state.
 //!
 //! No list of steps is saved. [`next`] examines the state of the VM, of hob and of the record, and
-//! returns the one step that leads towards the goal. Therefore an interrupted command can be
-//! repeated, a repeated step is harmless, and rolling back means to pursue [`Goal::Detached`].
+//! returns the one step that leads towards the goal. An interrupted command can therefore be
+//! repeated, a repeated step is harmless, and rolling back an attachment means to pursue
+//! [`Goal::Detached`].
 
 use std::fmt;
 

@@ -57,7 +57,8 @@ impl Monitor {
 
     /// Connects to a domain of libvirt.
     ///
-    /// # Errors The domain does not run.
+    /// # Errors
+    /// The domain does not run.
     pub(super) async fn of_domain(domain: &str) -> anyhow::Result<Monitor> {
         let state = virsh(&["domstate", domain]).await?;
         match state.trim() {
@@ -80,7 +81,8 @@ impl Monitor {
 
     /// Runs a command and returns its result. Events are skipped.
     ///
-    /// # Errors [`Refused`] if QEMU refuses the command; another error if QEMU does not answer.
+    /// # Errors
+    /// [`Refused`] if QEMU refuses the command; another error if QEMU does not answer.
     pub(super) async fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
         let question = json!({ "execute": command, "arguments": arguments });
         let answer = timeout(ANSWER_MAX, self.exchange(&question))
@@ -124,7 +126,8 @@ impl Monitor {
 
 /// Runs `virsh` and returns its output.
 ///
-/// # Errors The error text of `virsh`.
+/// # Errors
+/// The error text of `virsh`.
 pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
     let mut command = std::process::Command::new("virsh");
     command.arg("-q").args(args);

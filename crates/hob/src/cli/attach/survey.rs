@@ -245,8 +245,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Returns true if the file node was created inside the options of its parent. Then it is
-    /// deleted together with the parent.
+    /// Returns true if the file node was created inside the options of its parent. An inline file
+    /// node is deleted together with the parent.
     fn is_inline(&self, root: &str) -> bool {
         super::options::given(&self.command_line, root).is_some_and(|options| options["file"].is_object())
     }

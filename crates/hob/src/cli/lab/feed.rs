@@ -57,7 +57,8 @@ impl<'a> Feed<'a> {
     /// Opens a trace and reads at most `limit` records of it. `message` appears beside the progress
     /// bar, which ends at `length` requests if that is known.
     ///
-    /// # Errors The trace cannot be opened.
+    /// # Errors
+    /// The trace cannot be opened.
     pub(super) fn open(
         source: &Source,
         limit: u64,

@@ -68,16 +68,16 @@ pub(crate) struct Mrc {
 /// Effect of a write on the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 enum Writes {
-    /// It goes to the backing and into the cache.
+    /// A write goes to the backing and into the cache.
     #[default]
     #[value(name = "write-through")]
     #[serde(rename = "write-through")]
     Through,
-    /// It goes into the cache, and to the backing when its block leaves.
+    /// A write goes into the cache, and to the backing when its block is evicted.
     #[value(name = "write-back")]
     #[serde(rename = "write-back")]
     Back,
-    /// It goes to the backing; what the cache holds of it becomes invalid.
+    /// A write goes to the backing, and the cached data of its range is invalidated.
     #[value(name = "write-around")]
     #[serde(rename = "write-around")]
     Around,

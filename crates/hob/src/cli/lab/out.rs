@@ -46,7 +46,8 @@ pub(super) enum Out {
 impl Out {
     /// Creates the output; `-` is standard output.
     ///
-    /// # Errors The file exists and `force` is not given, is not a regular file, or cannot be
+    /// # Errors
+    /// The file exists and `force` is not given, is not a regular file, or cannot be
     /// created.
     pub(super) fn create(out: &Path, to: To, force: bool, columns: Columns) -> anyhow::Result<Out> {
         let cannot = || format!("cannot write {}", out.display());

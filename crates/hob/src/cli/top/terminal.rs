@@ -1,5 +1,5 @@
-//! The terminal during `hob top`. It is restored at the end, whether by key, signal, error or
-//! panic.
+//! The terminal during `hob top`. The terminal is restored at the end, whether by key, signal,
+//! error or panic.
 
 use std::io;
 

@@ -87,7 +87,7 @@ fn understood(
     told: Result<Result<OwnershipSnapshot, StoreError>, oneshot::error::RecvError>,
 ) -> Result<OwnershipSnapshot, StoreError> {
     told.unwrap_or_else(|_| {
-        let why = "the question was given up".to_owned();
+        let why = "the read was cancelled".to_owned();
         Err(EtcdError::Lost { endpoint: "etcd".to_owned(), why }.into())
     })
 }

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hob_engine::units::Instant;
 use hob_storage::ring::Gate;
 
-/// Returns the time of the lease clock. It also advances while the host is suspended, and cannot be
-/// set.
+/// Returns the time of the lease clock. The lease clock also advances while the host is suspended,
+/// and cannot be set.
 pub(crate) fn now() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Instant(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)

@@ -59,7 +59,7 @@ impl Cluster {
             Err(error) => return Err(Unsaid(error.to_string())),
         };
         if member.id == self.me.id {
-            return Err(Unsaid(format!("{host} is this host: that is no second copy")));
+            return Err(Unsaid(format!("{host} is this host, and a replica must be on another host")));
         }
         let copy = SecondCopy { member, loan: loan.to_owned(), cache: cache.to_owned() };
         self.say(&mut place, disk, &title, Some(copy)).await.map_err(Unsaid)

@@ -1,4 +1,5 @@
-//! Renewal of the lease: the etcd calls of the lease state machine, in a separate thread.
+//! Renewal of this host's lease in etcd: the etcd calls of the lease state machine, in a separate
+//! thread.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

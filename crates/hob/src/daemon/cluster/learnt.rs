@@ -1,5 +1,5 @@
 //! Placement data: each host publishes its flash and the curves of its disks under the key
-//! `learnt/HOST`, with its lease. Only placement advice uses it ([`hob_engine::placement`]).
+//! `learnt/HOST`, with its lease. Only placement advice uses this data ([`hob_engine::placement`]).
 
 use hob_control::check_name;
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError};

@@ -235,7 +235,7 @@ impl Attempt<'_> {
         let Taking { txn, title, continued, lost_by, outdated_by } = taking;
         if let Some(by) = &lost_by {
             tracing::error!(
-                "{} is taken by force: what {} has of it in flash and not on the backing is LOST",
+                "disk {}: acquired with --force; dirty data in the flash of {} is LOST",
                 self.disk,
                 by.name
             );
@@ -260,7 +260,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// Returns the acquired disk. Its record was `before` and is `title` now.
+    /// Returns the acquired disk. The disk's record was `before` and is `title` now.
     fn has_it(
         &mut self,
         before: Option<Found<OwnershipRecord>>,
@@ -321,7 +321,7 @@ fn refused(disk: &str, why: &Why) -> TakeError {
         },
         Why::Dirty(by, generation) => TakeError::OtherOwner {
             why: format!(
-                "data of it that is not on the backing may be in the flash of {} (generation {generation})",
+                "the flash of {} may have dirty data of the disk (generation {generation})",
                 by.name
             ),
             hint: format!(

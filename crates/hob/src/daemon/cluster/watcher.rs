@@ -107,7 +107,7 @@ impl Cluster {
         }
     }
 
-    /// Returns true if etcd reports orders. Otherwise they must be polled.
+    /// Returns true if etcd reports orders. Otherwise the orders must be polled.
     pub(crate) fn hears_of_orders(&self) -> bool {
         self.watcher.hears.load(Ordering::Relaxed)
     }

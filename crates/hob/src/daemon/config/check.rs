@@ -1,8 +1,8 @@
 //! The check of hob.toml, which finds all errors in one pass.
 //!
 //! [`check`] needs only the file. [`check_with`] also needs the saved state, because the file may
-//! refer to pools and storage policies that were created by command. It also examines files on this
-//! host.
+//! refer to pools and storage policies that were created by command. `check_with` also examines
+//! files on this host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;

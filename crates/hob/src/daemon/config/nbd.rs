@@ -62,7 +62,8 @@ impl NbdTlsFiles {
 
     /// Returns the kind of authentication.
     ///
-    /// # Errors Neither or both kinds are configured.
+    /// # Errors
+    /// Neither or both kinds are configured.
     pub(crate) fn secrets(&self) -> Result<NbdSecrets, String> {
         match (&self.cert, &self.key, &self.client_ca, &self.psk) {
             (Some(cert), Some(key), client_ca, None) => {

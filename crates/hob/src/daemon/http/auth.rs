@@ -1,8 +1,8 @@
 //! Authentication and authorization of clients over TCP.
 //!
 //! A client sends a token with each request, or a certificate with the connection; if it has both,
-//! the token counts. Each has a role: `read-only` permits GET and HEAD, `admin` everything. A
-//! client on the Unix socket is an admin.
+//! the token counts. Each token and certificate has a role: `read-only` permits GET and HEAD,
+//! `admin` everything. A client on the Unix socket is an admin.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -131,7 +131,7 @@ impl Access {
         Access { tokens, certificates: Vec::new() }
     }
 
-    /// Returns true if no client is permitted.
+    /// Returns true if the rules permit no client.
     pub(crate) fn is_empty(&self) -> bool {
         self.tokens.is_empty() && self.certificates.is_empty()
     }
@@ -158,7 +158,7 @@ impl Access {
         }
         match request.extensions().get::<PeerCertificate>() {
             Some(shown) => self.by_certificate(shown).ok_or("the client certificate has no role here"),
-            None => Err("this socket wants a token or a client certificate"),
+            None => Err("this socket requires a token or a client certificate"),
         }
     }
 }

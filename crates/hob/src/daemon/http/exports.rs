@@ -27,7 +27,7 @@ pub(super) async fn add(
     manager.disks.export_add(disk, export).await.into()
 }
 
-/// Removes an additional export. Its clients are disconnected.
+/// Removes an additional export. The export's clients are disconnected.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/exports/{export}",

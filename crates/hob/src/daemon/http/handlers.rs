@@ -1,4 +1,5 @@
-//! API handlers, one function per method and path. They convert requests; the manager decides.
+//! API handlers, one function per method and path. The handlers convert requests; the manager
+//! decides.
 
 use std::sync::Arc;
 
@@ -407,8 +408,8 @@ pub(super) async fn export_dirty(
     manager.disks.export_dirty(disk, export).await.into()
 }
 
-/// Frees the space of a persistent cache that belongs to no disk. Its data is lost. Refused without
-/// `discard_dirty=true` while the cache has or may have dirty data.
+/// Frees the space of a persistent cache that belongs to no disk. The data in the cache is lost.
+/// Refused without `discard_dirty=true` while the cache has or may have dirty data.
 #[utoipa::path(
     delete,
     path = "/v1/pools/{pool}/orphans/{owner}",

@@ -56,7 +56,7 @@ pub(crate) enum ListenError {
         "no client could authenticate at the control socket {0}; give --token-file, or control.token or control.client in hob.toml"
     )]
     Nobody(Endpoint),
-    /// Another process listens there.
+    /// Another process listens on the socket.
     #[error("another process listens on {0}; stop that daemon or choose another socket")]
     InUse(Endpoint),
     /// The path is a file of another kind, which hob does not replace.
@@ -94,7 +94,8 @@ impl Guard {
     }
 }
 
-/// A bound control socket. Its file is removed when this is dropped, unless it is left open.
+/// A bound control socket. Dropping it removes the socket's file, unless the socket stays open for
+/// the next program.
 #[derive(Debug)]
 pub(crate) struct ControlListener {
     socket: Socket,

@@ -1,8 +1,8 @@
 //! The dashboard: a page and its files, which are part of the binary.
 //!
-//! They contain no data of the daemon, so they are public for all clients that reach the socket.
-//! The page gets its data from the API with its user's rights. It may load from its own origin
-//! only, and runs no inline scripts.
+//! The files contain no data of the daemon, so they are public for all clients that reach the
+//! socket. The page gets its data from the API with its user's rights. The page may load from its
+//! own origin only, and runs no inline scripts.
 
 use std::sync::OnceLock;
 
@@ -63,7 +63,7 @@ fn serve(asset: &Asset, headers: &HeaderMap) -> Response {
     (fixed, [(CONTENT_TYPE, asset.media_type)], asset.bytes).into_response()
 }
 
-/// Returns the entity tag of all files. They share one tag because they belong together.
+/// Returns the entity tag of all files. All files share one tag because they belong together.
 fn tag() -> &'static str {
     static TAG: OnceLock<String> = OnceLock::new();
     TAG.get_or_init(|| {

@@ -51,8 +51,8 @@ fn is_sound(id: &str) -> bool {
     (1..=CHARS_MAX).contains(&id.len()) && id.bytes().all(plain)
 }
 
-/// Returns an id that is unique in this process and almost certainly unique across processes. It
-/// consists of the process id, the process's start time and a counter.
+/// Returns an id that is unique in this process and almost certainly unique across processes. The
+/// request id consists of the process id, the process's start time and a counter.
 fn new() -> String {
     static PREFIX: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     static NUMBER: AtomicU64 = AtomicU64::new(1);

@@ -21,8 +21,7 @@ pub(super) async fn swaps(State(manager): App) -> Answer<Vec<Swap>> {
     manager.swap.all().await.into()
 }
 
-/// Creates a swap area in a pool and turns it on. That continues after the response if it takes
-/// long.
+/// Creates a swap area in a pool and turns it on. A long operation continues after the response.
 #[utoipa::path(
     post,
     path = "/v1/swap",
@@ -46,8 +45,8 @@ pub(super) async fn swap(State(manager): App, Path(swap): Path<String>) -> Answe
     manager.swap.one(&swap).await.into()
 }
 
-/// Turns a swap area on or off, or cancels the opposite change. That continues after the response
-/// if it takes long.
+/// Turns a swap area on or off, or cancels the opposite change. A long operation continues after
+/// the response.
 #[utoipa::path(
     patch,
     path = "/v1/swap/{swap}",

@@ -92,11 +92,12 @@ impl Manager {
         let unusable = |error: ApiError| {
             let why = error.problem.error;
             ApiError::conflict(format!(
-                "the second copy of what {} has dirty of it is here and cannot be used: {why}",
+                "the replica of {}'s dirty data on this host cannot be used: {why}",
                 from.name
             ))
             .hint(format!(
-                "start that host again; if it never comes back, 'hob cluster take {name} --force --yes' goes on without that data"
+                "start that host again; if this is impossible, 'hob cluster take {name} --force --yes' \
+                 discards its dirty data"
             ))
         };
         let path = self.remote_flash.end_for_failover(&from.id, &copy.loan).await.map_err(unusable)?;
@@ -127,7 +128,8 @@ impl Manager {
         let (_, writes_back) = self.wish(name)?;
         let taken = cluster.end_adopting(name, writes_back).await.map_err(not_told)?;
         tracing::warn!(
-            "{name}: {} of dirty data that {} left reached the backing from its second copy; nothing is lost",
+            "disk {name}: {} of dirty data of {} was written to the backing from the replica; no data is \
+             lost",
             Size(bytes).human(),
             from.name
         );
@@ -141,14 +143,14 @@ impl Manager {
         let found = pool.devices()[0].uuid.to_string();
         if found != copy.loan {
             return Err(ApiError::conflict(format!(
-                "{} is loan {found}, and the copy is in loan {}",
+                "{} is the flash lease {found}, but the replica is in the flash lease {}",
                 path.display(),
                 copy.loan
             )));
         }
         let dirty = Dirty::of(Source::of(&pool, OwnerId(owner.0))?, |done, all| {
             let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
-            self.note_adoption(name, format!("its second copy is being read, {percent} % of its journal"));
+            self.note_adoption(name, format!("its replica is being read, {percent} % of its journal"));
         })?;
         let summary = dirty.summary();
         if summary.sectors_missing > 0 {
@@ -171,7 +173,7 @@ impl Manager {
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {
             alone.flush().map_err(|error| {
-                ApiError::failed(format!("its backing does not take what is dirty of it: {error:?}"))
+                ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
                     .hint("repair the backing; it is tried again by itself")
             })
         });
@@ -202,7 +204,7 @@ impl<'a> Pass<'a> {
             let left = left_text(self.done, self.all, self.began.elapsed());
             let (doing, all) = (self.doing, Size(self.all).human());
             let percent = (u128::from(self.done) * 100).checked_div(u128::from(self.all)).unwrap_or(100);
-            let text = format!("its second copy ({all} of dirty data) {doing}, {percent} %{left}");
+            let text = format!("its replica ({all} of dirty data) {doing}, {percent} %{left}");
             self.manager.note_adoption(self.name, text);
         }
     }
@@ -231,10 +233,10 @@ fn write_all(
         }
         if !clock.is_valid(now()) {
             return Err(ApiError::failed("this host's lease may have ended")
-                .hint("it begins anew when etcd is heard of again"));
+                .hint("the failover restarts when etcd answers again"));
         }
         let written = alone.write(run.0, &run.1).map_err(|error| {
-            ApiError::failed(format!("its backing does not take what is dirty of it: {error:?}"))
+            ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
                 .hint("repair the backing; it is tried again by itself")
         });
         run.1.clear();
@@ -303,7 +305,8 @@ fn is_same_everywhere(identity_text: &str) -> bool {
 }
 
 fn not_told(why: crate::daemon::cluster::Unsaid) -> ApiError {
-    ApiError::failed(format!("etcd was not told of it: {why}")).hint("it begins anew by itself")
+    ApiError::failed(format!("cannot record the failover in etcd: {why}"))
+        .hint("the failover restarts by itself")
 }
 
 #[cfg(test)]

@@ -130,7 +130,7 @@ impl Manager {
         if let Some(to) = self.moves.promised(name, cluster.own_name()) {
             cluster.try_later(name);
             return Err(ApiError::conflict(format!("it is on its way to {to}"))
-                .hint("it comes back by itself if that host does not take it"));
+                .hint("this host acquires the disk again if that host does not"));
         }
         let (known, dirty) = self.wish(name)?;
         let taken = cluster.take(name, known, dirty).await;
@@ -152,7 +152,7 @@ impl Manager {
             Took::Taken(taken) => taken,
             Took::FailoverCandidate(to_adopt) => {
                 cluster.leave_adopting(name).await;
-                let why = format!("{} vanished with dirty data of it", to_adopt.from.name);
+                let why = format!("{} failed and has dirty data of the disk", to_adopt.from.name);
                 return Err(ApiError::conflict(why).hint("start that host again"));
             }
         };

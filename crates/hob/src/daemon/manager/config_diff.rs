@@ -2,8 +2,8 @@
 //! ([0036](../../../../../docs/decisions/0036-config-apply.md)).
 //!
 //! Disks and pools that were added by command are not in the file and do not count as differences.
-//! The daemon saves the file's definitions at each reload. It can therefore recognise entries that
-//! were changed or deleted since.
+//! The daemon saves the file's definitions at each reload. The daemon can therefore recognise
+//! entries of hob.toml that were changed or deleted since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -86,7 +86,7 @@ impl Manager {
     }
 
     /// Applies the changes in hob.toml since the last reload, except those that empty a cache or
-    /// remove an object. Logs the remaining ones.
+    /// remove an object. Logs the remaining changes.
     pub(super) async fn apply_changed(self: &Arc<Self>, config: &Config) {
         let before = self.inner().definitions.clone();
         let now = definitions(config);
@@ -120,7 +120,7 @@ impl Manager {
     async fn read_config(&self) -> Result<(&Config, Config), ApiError> {
         let no_file = || {
             ApiError::conflict(
-                "this daemon has no configuration file: 'hob serve' is told everything on its command line",
+                "this daemon has no configuration file: 'hob serve' is configured by its command line",
             )
         };
         let running = self.config.get().ok_or_else(no_file)?;
@@ -301,7 +301,8 @@ impl Inner {
             let subject = format!("pool {name}");
             let segment = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
             if segment != entry.segment_bytes {
-                let action = "a pool keeps its segment size; remove the pool and make it anew";
+                let action = "the segment size of a pool cannot change; remove the pool and create it \
+                 again";
                 found.push(by_command(
                     &subject,
                     "segment_size",

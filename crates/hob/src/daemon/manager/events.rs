@@ -215,8 +215,9 @@ impl Manager {
         fenced.map(|ids| ids.on_shards).filter(|id| used.contains(id)).collect()
     }
 
-    /// Moves persistent caches away from a failed device. Dirty data is read from its second copy,
-    /// or from the device while it is readable. Volatile caches leave the device by themselves.
+    /// Moves persistent caches away from a failed device. Dirty data is read from its second copy
+    /// on another device, or from the failed device while it is readable. Volatile caches leave the
+    /// device by themselves.
     async fn flee(self: &Arc<Self>, device: DeviceId) {
         let on_it = |segments: &[Segment]| segments.iter().any(|segment| segment.device == device);
         let names: Vec<String> = {
@@ -255,7 +256,7 @@ impl Manager {
 
     fn fence(self: &Arc<Self>, device: DeviceId, errors: u32) {
         let reason = match self.inner().is_peer(device) {
-            true => "its host does not answer; second copies are made again when it does".to_owned(),
+            true => "its lender does not answer; replicas are created again when it does".to_owned(),
             false => format!("fenced after {errors} failed I/Os; remove it from the pool"),
         };
         self.note_health(device, DeviceState::Fenced, &reason);

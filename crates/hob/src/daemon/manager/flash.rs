@@ -20,7 +20,7 @@ use crate::daemon::hardware::FlashDevice;
 use crate::daemon::swap::FileId;
 use crate::daemon::watchdog::contained;
 
-/// A pool; clones share it. Its device ids are unique within the pool only.
+/// A pool; clones share it. The device ids are unique within the pool only.
 #[derive(Clone, Debug)]
 pub(super) struct Flash {
     name: String,
@@ -189,7 +189,7 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// Removes a device. Its segments in use are abandoned.
+    /// Removes a device. The device's segments in use are abandoned.
     pub(super) async fn remove_device(
         &self,
         id: DeviceId,
@@ -252,8 +252,9 @@ impl Flash {
         .await
     }
 
-    /// Allocates a ring of a journal. Each copy is on its own device; without space for two copies
-    /// there is one. The ring gets `number`, or a higher one if the owner has used that number.
+    /// Allocates a ring of a journal. Each copy of the ring is on its own device; without space for
+    /// two copies there is one. The ring gets `number`, or a higher one if the owner has used that
+    /// number.
     pub(super) async fn allocate_ring(
         &self,
         owner: OwnerId,

@@ -50,7 +50,8 @@ impl Manager {
     /// Flushes every backing. The next process does not know which writes are not flushed, so it
     /// could not report their loss.
     ///
-    /// # Errors The name of a disk that could not be flushed, and why.
+    /// # Errors
+    /// The name of a disk that could not be flushed, and why.
     pub(crate) async fn flush_all(&self) -> Result<(), String> {
         let disks: Vec<(String, ShardHandle, DiskId)> = {
             let inner = self.inner();

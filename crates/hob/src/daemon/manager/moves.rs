@@ -1,13 +1,13 @@
 //! Moves of disks to another host of the cluster by order (docs/decisions/0024).
 //!
 //! An order is a key in etcd that any host may write. The disk's owner and the new host learn of
-//! the order from etcd. They also check once a second while there are orders, in case etcd sends no
-//! notification.
+//! the order from etcd. Both hosts also check once a second while there are orders, in case etcd
+//! sends no notification.
 //!
-//! If a VM uses the disk, or its cache moves along, the move is a migration ([`leave`]). Otherwise
-//! the owner drains, closes and releases the disk, and the other host acquires it ([`arrive`]).
-//! Ownership records and locks decide about the owner as always. An order only keeps other hosts
-//! from acquiring the disk in the meantime, for a limited time.
+//! If a VM uses the disk, or its cache moves along, the move is a migration ([`leave`]). Without
+//! clients, the owner drains, closes and releases the disk, and the other host acquires it
+//! ([`arrive`]). Ownership records and locks decide about the owner as always. An order only keeps
+//! other hosts from acquiring the disk in the meantime, for a limited time.
 
 mod arrive;
 mod leave;
@@ -179,8 +179,14 @@ impl Manager {
                 .hint("order it again when it serves the disk"));
             }
             ClusterDiskState::Free | ClusterDiskState::Vanished => {
-                return Err(ApiError::conflict(format!("nobody serves {disk}: {} had it last", known.host))
-                    .hint(format!("a host that was told of it takes it by itself; 'hob cluster take {disk}' there says why not")));
+                return Err(ApiError::conflict(format!(
+                    "no host serves {disk}; its last owner was {}",
+                    known.host
+                ))
+                .hint(format!(
+                    "a host with this disk in its configuration acquires it by itself; 'hob \
+                     cluster take {disk}' there shows why it does not"
+                )));
             }
         }
         let before = cluster.order_of(&disk).await.map_err(lost)?;
@@ -201,7 +207,7 @@ impl Manager {
         };
         match cluster.put_order(&disk, &order, before.map(|before| before.revision)).await.map_err(lost)? {
             Some(revision) => Ok(OrderFound { disk, order, revision, is_ours: true }.view()),
-            None => Err(ApiError::conflict(format!("somebody else has just given an order about {disk}"))),
+            None => Err(ApiError::conflict(format!("another order about {disk} was given at the same time"))),
         }
     }
 
@@ -290,7 +296,7 @@ impl Manager {
                     && is_idle
                     && found.order.from == cluster.own_name() =>
             {
-                end(cluster, found, ClusterMoveState::Failed, "it was not gone on with").await;
+                end(cluster, found, ClusterMoveState::Failed, "the order was interrupted").await;
             }
             _ => {}
         }

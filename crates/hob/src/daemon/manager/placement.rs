@@ -126,7 +126,8 @@ impl Manager {
         let members = cluster.hosts().await.map_err(|error| failed(&error))?;
         if let Some(host) = leaving.filter(|host| !members.iter().any(|member| member.name == **host)) {
             return Err(ApiError::not_found(format!("'{host}' is no member of the cluster now")).hint(
-                "disks of a host that is gone are had by others by themselves, unless it has dirty data; 'hob cluster disks' shows them",
+                "other hosts acquire the disks of a failed host by themselves, unless it has their dirty \
+                 data; 'hob cluster disks' shows the owners",
             ));
         }
         let held = cluster.disks().await.map_err(|error| failed(&error))?;
@@ -149,7 +150,7 @@ impl Manager {
         if let Some(host) = leaving {
             let known = |name: &str| advice.disks.iter().any(|disk| disk.name == name);
             let unheard = held.iter().filter(|disk| disk.host == host && !known(&disk.name));
-            let why = format!("{host} has not told of it yet; ask again in some seconds");
+            let why = format!("{host} has not published this disk yet; ask again in a few seconds");
             let stays: Vec<AdvisedStay> =
                 unheard.map(|disk| AdvisedStay { disk: disk.name.clone(), why: why.clone() }).collect();
             advice.stays.extend(stays);

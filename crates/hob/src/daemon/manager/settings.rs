@@ -242,7 +242,7 @@ fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError>
         return Ok(());
     }
     if spec.journal.is_none() {
-        return Err(ApiError::invalid("a volatile cache has one copy: what it holds is on the backing too")
+        return Err(ApiError::invalid("a volatile cache has one copy, because the backing has all its data")
             .hint("make it persistent, or leave the copies at 1"));
     }
     if spec.copies == Copies::Peer {
@@ -260,10 +260,8 @@ fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError>
 
 fn check_peer(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError> {
     if spec.mode != Mode::WriteBack {
-        return Err(ApiError::invalid(
-            "a copy at a peer is of what is not on the backing yet, which only write-back has",
-        )
-        .hint("say --mode write-back too, or leave the copies at 1"));
+        return Err(ApiError::invalid("a replica on a peer contains dirty data, which only write-back has")
+            .hint("say --mode write-back too, or leave the copies at 1"));
     }
     if context.peers == 0 {
         return Err(ApiError::conflict(format!("pool {} has nothing at a peer", spec.pool))

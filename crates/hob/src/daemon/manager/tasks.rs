@@ -23,7 +23,8 @@ const ENDED_MAX: usize = 20;
 /// Maximum number of remembered tasks that failed and were not acknowledged.
 const FAILED_MAX: usize = 100;
 
-/// Tasks of other hosts, which repeat their requests. These results need no acknowledgement.
+/// Name of tasks that other hosts request. Those hosts repeat their requests. The results of these
+/// tasks need no acknowledgement.
 const UNACKNOWLEDGED: &str = "peer lend";
 
 /// All tasks.
@@ -101,7 +102,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over {
-            self.tasks.lock().end(self.id, Err("it broke off; the log says why".to_owned()));
+            self.tasks.lock().end(self.id, Err("it ended unexpectedly; see the daemon's log".to_owned()));
         }
     }
 }
@@ -233,7 +234,7 @@ impl Tasks {
         tokio::spawn(run.in_current_span());
         match tokio::time::timeout(PATIENCE, result).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(ApiError::failed("the change broke off; the log says why")),
+            Ok(Err(_)) => Err(ApiError::failed("the change ended unexpectedly; see the daemon's log")),
             Err(_) => Err(ApiError::busy(format!(
                 "the change is not finished after {} s",
                 PATIENCE.as_secs()

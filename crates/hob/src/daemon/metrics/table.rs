@@ -73,7 +73,7 @@ pub(crate) enum Source {
     Qos(fn(&DiskQos) -> Option<f64>),
     /// Each datastore whose value is known.
     Datastore(fn(&Datastore) -> Option<f64>),
-    /// Each disk with a configured cache.
+    /// One value for each disk with a configured cache.
     Cache(fn(&Cache) -> f64),
     /// The settings of each configured cache, as labels.
     CacheInfo,

@@ -2,11 +2,11 @@
 //! (docs/decisions/0019).
 //!
 //! A disk of a cluster is served under a lease. When the lease has expired by this host's clock,
-//! the shard sends no reply and hands no write to the backing. It queues both in order. The engine
-//! only sees a slow backing and slow guests. The queued operations continue when the lease is
-//! renewed or acquired again. They fail when another host owns the disk. The shard cancels writes
-//! that the backing received in time but did not complete, before another host may acquire the
-//! disk.
+//! the shard sends no reply and hands no write to the backing. The shard queues both replies and
+//! writes in order. The engine only sees a slow backing and slow guests. The queued operations
+//! continue when the lease is renewed or acquired again. Queued operations fail when another host
+//! owns the disk. The shard cancels writes that the backing received in time but did not complete,
+//! before another host may acquire the disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -108,8 +108,8 @@ impl Leases {
         None
     }
 
-    /// Does the same for the reply to a block status query. These replies need not keep their
-    /// order.
+    /// Does the same for the reply to a block status query. Replies to block status queries need
+    /// not keep their order.
     pub(super) fn pass_status(
         &mut self,
         look: Option<Instant>,

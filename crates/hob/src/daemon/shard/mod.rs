@@ -1,7 +1,8 @@
 //! A shard: one thread with its I/O ring, the engine of its disks, and their connections.
 //!
 //! The loop dispatches completions of the ring, submits the engine's I/O, moves requests and
-//! replies between connections and engine, and sleeps when there is no work. It contains no policy.
+//! replies between connections and engine, and sleeps when there is no work. The shard's loop
+//! contains no policy.
 
 mod abandon;
 mod areas;
@@ -387,7 +388,7 @@ impl Shard {
         progress
     }
 
-    /// Executes the copies that the engine ordered. These must precede everything else that the
+    /// Executes the copies that the engine ordered. Copies must precede everything else that the
     /// engine orders.
     fn make_copies(&mut self) -> bool {
         let mut progress = false;
@@ -517,7 +518,7 @@ impl Shard {
     }
 
     /// Polls vhost-user queues without driver notifications, if that pays. Otherwise enables the
-    /// notifications. Returns false if no queue has new requests and the shard may sleep.
+    /// driver notifications. Returns false if no queue has new requests and the shard may sleep.
     fn poll_vhost_user(&mut self, working: usize) -> bool {
         let vhost_user = &self.vhost_user;
         if working == 0 && self.quick[0] {

@@ -91,8 +91,8 @@ impl Shard {
         }
     }
 
-    /// Prepares the removal of a disk. Its clones read their parent's data through their own
-    /// backings.
+    /// Prepares the removal of a disk. Clones of the disk then read their parent's data through
+    /// their own backings.
     pub(super) fn unlink_parent(&mut self, id: DiskId) {
         self.parents.links.remove(&id);
         let links = self.parents.links.iter().filter(|(_, parent)| **parent == id);

@@ -18,8 +18,8 @@ pub(crate) enum ShardEvent {
     Stalled(DeviceId),
     /// A stalled flash device answers again.
     Resumed(DeviceId),
-    /// A flash device on another host has not answered for a long time. Its I/O waits until the
-    /// device is abandoned.
+    /// A flash device on another host has not answered for a long time. I/O to the device waits
+    /// until the device is abandoned.
     PeerSilent(DeviceId),
     /// Dirty data can no longer be read from flash.
     DirtyLost {

@@ -3,7 +3,7 @@
 use hob_control::Size;
 use serde::{Deserialize, Serialize};
 
-/// A bitmap of a disk.
+/// A dirty bitmap of a disk, without its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BitmapSpec {

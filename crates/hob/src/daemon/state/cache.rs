@@ -150,8 +150,8 @@ pub(crate) struct JournalSpec {
     /// State of the backing when the cache was closed; removed when the cache is opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
-    /// Recorded evidence that the backing matches the cache. It belongs to the ring of this number,
-    /// and exists only if all sectors were verified.
+    /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal's
+    /// ring with the number `ring`, and exists only if all sectors were verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
     pub(crate) evidence: Option<ChangeToken>,
     /// True if another program has taken over the backing since, which invalidates all cached data.

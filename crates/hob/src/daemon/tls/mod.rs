@@ -1,11 +1,12 @@
 //! The server side of TLS for the control API and for NBD: certificates from files, and client
 //! certificates.
 //!
-//! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. They are checked at each new connection
-//! and read again if they have changed, so a renewed certificate needs no restart; an unusable one
-//! leaves the previous one in place. Sessions are never resumed: each connection authenticates
-//! again, so an expired client is refused. Keys that every user of the host can read are refused.
-//! There are no revocation lists: remove a client from the list of names instead.
+//! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. The files are checked at each new
+//! connection and read again if they have changed, so a renewed certificate needs no restart. An
+//! unusable certificate leaves the previous one in place. Sessions are never resumed: each
+//! connection authenticates again, so an expired client is refused. Keys that every user of the
+//! host can read are refused. There are no revocation lists: remove a client from the list of names
+//! instead.
 
 mod certificate;
 mod subject;

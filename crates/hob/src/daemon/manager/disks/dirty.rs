@@ -44,7 +44,8 @@ impl Dirty {
             Found::Nothing(_) => return Err(ApiError::conflict("the cache holds nothing")),
             Found::Damaged { what, .. } => {
                 return Err(ApiError::conflict(format!(
-                    "the journal of the cache is damaged ({what}): what was dirty cannot be told from what was not"
+                    "the journal of the cache is damaged ({what}), so it does not tell which data is \
+                     dirty"
                 )));
             }
         };

@@ -148,7 +148,7 @@ impl Disks {
         self.registry.save().await?;
         self.pools.refresh_owners(pool).await;
         tracing::warn!("disk {name}: its cache and all dirty data in it were discarded by command");
-        Ok(vec!["what only flash had is lost; the cache starts empty".to_owned()])
+        Ok(vec!["all dirty data is lost; the cache starts empty".to_owned()])
     }
 
     /// Refuses to remove an offline disk whose cache may hold dirty data.

@@ -51,7 +51,7 @@ impl Disks {
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
             if !matches!(disk.phase, DiskPhase::Offline(_)) {
                 return Err(ApiError::conflict(format!(
-                    "{name} is online: what is dirty can be read from the disk"
+                    "{name} is online: read its dirty data through the disk"
                 ))
                 .hint(format!("'hob drain {name}' brings it to the backing")));
             }

@@ -82,7 +82,8 @@ impl Disks {
         }
         if let Err(error) = self.registry.save().await {
             tracing::error!(
-                "{name}: after a restart its cache may be believed, though somebody else had the disk: {error}"
+                "disk {name}: cannot record that its cache is outdated, so it may be used after a \
+                 restart: {error}"
             );
         }
     }

@@ -66,7 +66,7 @@ impl Disks {
     }
 
     /// Returns how to open the backing of a disk that may not be on this host yet, with the
-    /// settings to save and notes for the log.
+    /// settings to save. Also returns notes for the log.
     pub(in crate::daemon::manager) async fn options_of(
         &self,
         wanted: &DiskState,
@@ -118,9 +118,10 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
     let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
         let error = ApiError::invalid(format!("{backing} ({} image): {what}", format.title()));
         match recorded {
-            Some(_) => {
-                error.hint("if that is meant, remove the disk and add it again: its files are recorded anew")
-            }
+            Some(_) => error.hint(
+                "if this change is intended, remove the disk and add it again to record its \
+                 files",
+            ),
             None => error,
         }
     })?;

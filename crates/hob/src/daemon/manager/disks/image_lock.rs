@@ -10,7 +10,8 @@ use crate::daemon::manager::flash::blocking;
 impl Disks {
     /// Locks the backing. The writes of its previous owner are durable afterwards.
     ///
-    /// # Errors A conflict if another program still has the backing.
+    /// # Errors
+    /// A conflict if another program still has the backing.
     pub(super) async fn lock_backing(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.registry.shard_of(name)?;
         let lock = {
@@ -47,7 +48,8 @@ impl Disks {
 
     /// Releases the lock of the backing, after making every acknowledged write durable.
     ///
-    /// # Errors A conflict if the disk has a cache.
+    /// # Errors
+    /// A conflict if the disk has a cache.
     pub(super) async fn unlock_backing(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.registry.shard_of(name)?;
         let lock = {

@@ -233,8 +233,8 @@ impl Disks {
         Ok(DiskChanged { disk: None, notes })
     }
 
-    /// Takes a disk that is to be removed from its shard. Writes its dirty data to the backing
-    /// first. Dirty data of an offline disk may be discarded.
+    /// Takes a disk that is to be removed from its shard. Writes the disk's dirty data to the
+    /// backing first. Dirty data of an offline disk may be discarded.
     async fn take_with_its_data(&self, name: &str, dirty: OnDirty) -> Result<Vec<String>, ApiError> {
         let mut notes = Vec::new();
         let cache = self.registry.inner().disk(name)?.cache().cloned();

@@ -1,6 +1,6 @@
 //! Clones that share the data of their parent (docs/decisions/0020). The parent's snapshot is
-//! served as a disk with its own cache. That disk is created when the first such clone is opened,
-//! and is removed after the last one.
+//! served as a disk with its own cache. The parent's disk is created when the first such clone is
+//! opened, and is removed after the last clone.
 //!
 //! A disk that an operator added for the same snapshot is used instead. Backings name their
 //! snapshot with a permanent identifier, which tells the parent of each clone. The shard of the
@@ -162,7 +162,8 @@ impl Disks {
             link.reason = match (parent, there_is_one) {
                 (Some(_), _) => None,
                 (None, true) => {
-                    Some("its parent's disk is served by another thread; open it anew to have them together".into())
+                    Some("its parent's disk is on another shard; remove the clone and add it again to \
+                     share the parent".into())
                 }
                 (None, false) => {
                     Some("its parent's disk is not online; where there is none, the clone makes one when it is opened anew".into())
@@ -224,8 +225,8 @@ impl Inner {
         Some(found.wanted.name.clone())
     }
 
-    /// Returns the cache for a parent's disk, if the clone's settings give a size. It is in the
-    /// pool of the clone's own cache, or in the only pool.
+    /// Returns the cache for a parent's disk, if the clone's settings give a size. The cache is in
+    /// the pool of the clone's own cache, or in the only pool.
     fn parent_cache(
         &self,
         wanted: &DiskState,

@@ -1,5 +1,5 @@
-//! Preview of a change of a disk: its effects on cached data, dirty data and clients. Also the
-//! checks that prevent an accidental loss.
+//! Preview of a change of a disk: its effects on cached data, dirty data and clients. The module
+//! also contains the checks that prevent an accidental loss of data.
 
 use std::time::Duration;
 
@@ -186,7 +186,8 @@ fn describe(disk: &str, fate: Fate, holds: &Holds, preview: &mut Preview) {
             preview.dirty_lost = Size(dirty);
             if dirty > 0 || fate == Fate::DirtyLost {
                 preview.effects.push(format!(
-                    "{disk}: {} of dirty data is lost: writes that the guest was told were done are undone",
+                    "{disk}: {} of dirty data is lost: writes that were acknowledged to the guest are \
+                     undone",
                     Size(dirty).human()
                 ));
             }

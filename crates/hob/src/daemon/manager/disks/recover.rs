@@ -40,7 +40,7 @@ const RETRY_MIN: Duration = Duration::from_secs(5);
 /// The wait before a refused cache is read again, as a multiple of the time that reading it took.
 const RETRY_TIMES: u32 = 20;
 
-/// A recovered cache that is to be used.
+/// A recovered cache that passed all checks.
 pub(in crate::daemon::manager) struct Kept {
     recovered: Box<Recovered>,
     /// Data segments of the cache with the shards' device ids, in the order of the frame numbers.
@@ -339,7 +339,7 @@ impl Disks {
                     Some(DataSegment { place, ..segment })
                 };
                 let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
-                let data = data.ok_or_else(|| ApiError::failed("a device of the pool has gone again"))?;
+                let data = data.ok_or_else(|| ApiError::failed("a device of the pool went offline again"))?;
                 Ok((source, Some(Kept { recovered, data }), notes))
             }
         }
@@ -552,7 +552,7 @@ async fn compare(
             format!("its backing is another one than before: now it is {}", info.identity_text)
         }
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
-        _ => "its backing does not hold what the cache remembers of it".to_owned(),
+        _ => "its backing does not match the cached data".to_owned(),
     };
     Ok((source, recovered, verdict, why))
 }

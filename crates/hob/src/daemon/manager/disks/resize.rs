@@ -1,7 +1,8 @@
 //! Growing disks while they are served (docs/decisions/0017): first the backing, then the journal's
 //! ring, the engine and the front ends.
 //!
-//! # Refused requests A smaller size; growing a backing that is not a raw file; a size that the
+//! # Refused requests
+//! A smaller size; growing a backing that is not a raw file; a size that the
 //! backing lacks and cannot get; a disk that is migrating or whose cache is being recovered.
 
 use std::io::ErrorKind;

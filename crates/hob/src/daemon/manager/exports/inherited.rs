@@ -1,6 +1,6 @@
-//! Mounted files inherited from the previous daemon process during an upgrade. They stay mounted,
-//! and each is taken over when its disk comes online, if the export still has the same file.
-//! Inherited files without a disk are unmounted.
+//! Mounted files inherited from the previous daemon process during an upgrade. Inherited files stay
+//! mounted, and each is taken over when its disk comes online, if the export still has the same
+//! file. Inherited files without a disk are unmounted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -20,8 +20,8 @@ use crate::daemon::mount::Mount;
 pub(crate) struct InheritedFile {
     /// Mount point of the file.
     pub(crate) path: PathBuf,
-    /// /dev/fuse connection. It is closed before the mount is dropped, so that no access waits for
-    /// a reply.
+    /// /dev/fuse connection. The connection is closed before the mount is dropped, so that no
+    /// access waits for a reply.
     pub(crate) device: OwnedFd,
     /// The mount; dropping it unmounts the file.
     pub(crate) mount: Mount,

@@ -66,14 +66,15 @@ impl Manager {
         }
         if matches!(disk.phase, DiskPhase::Online(_)) && !is_alike(&disk.wanted, &wanted) {
             return Err(ApiError::conflict(format!(
-                "{name} is awaited already, as another disk or with another cache; cancel that first"
+                "{name} is already migrating to this host, as another disk or with another cache; cancel \
+                 that migration first"
             )));
         }
         wanted.keep_what_stayed(&disk.wanted);
         disk.wanted = wanted;
         disk.busy = Some(MIGRATING);
         if matches!(disk.phase, DiskPhase::Offline(_)) {
-            disk.phase = DiskPhase::Away("it has not come yet".to_owned());
+            disk.phase = DiskPhase::Away("it has not arrived yet".to_owned());
         }
         Ok(())
     }
@@ -149,8 +150,8 @@ impl Manager {
 }
 
 impl DiskState {
-    /// Keeps settings that do not migrate, if the disk was on this host before. Its bitmaps missed
-    /// writes on other hosts.
+    /// Keeps settings that do not migrate, if the disk was on this host before. The disk's bitmaps
+    /// missed writes on other hosts.
     fn keep_what_stayed(&mut self, known: &DiskState) {
         (self.share_parent, self.bitmaps) = (known.share_parent.clone(), known.bitmaps.clone());
         for spec in self.bitmaps.iter_mut().filter(|spec| !spec.frozen) {

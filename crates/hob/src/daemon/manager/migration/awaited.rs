@@ -217,7 +217,7 @@ impl Manager {
                 self.give_back(&pool, &free).await;
             }
         }
-        self.show_away(name, "it has not come yet".to_owned());
+        self.show_away(name, "it has not arrived yet".to_owned());
         // The disk's data on flash must not be used later.
         let spec = self.inner().disk(name)?.cache().cloned();
         if let Some(spec) = spec.filter(|spec| spec.journal.is_some_and(|journal| journal.ring > 0)) {
@@ -236,7 +236,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Removes an incoming disk that does not migrate to this host. Its record is updated
+    /// Removes an incoming disk that does not migrate to this host. The disk's record is updated
     /// afterwards.
     pub(super) async fn remove_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         match self.record_of(name) {

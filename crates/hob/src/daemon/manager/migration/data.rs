@@ -77,7 +77,7 @@ pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role
 }
 
 impl Leaving {
-    /// Returns the only export that the other host may use: this disk, read-only.
+    /// Returns the only export that the other host may use: the migrating disk, read-only.
     fn visible(&self) -> Option<Visible> {
         let inner = self.manager.inner();
         let disk = inner.disk(&self.name).ok()?;

@@ -174,9 +174,9 @@ impl Task {
         self.incoming.shared.facts().cache
     }
 
-    /// Returns true if the task has no work: it was started by an input, neither waits for the disk
-    /// nor owns it, and no call waits for an answer. A disk that is served but not recorded yet
-    /// counts as work, because the next `Yours` call retries the record.
+    /// Returns true if the task has handled its first input, neither waits for the disk nor owns
+    /// it, and no call waits for an answer. A disk that is served but not recorded yet counts as
+    /// work, because the next `Yours` call retries the record.
     fn is_idle(&self) -> bool {
         self.is_told && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
     }
@@ -472,7 +472,12 @@ impl IncomingDisk {
         let (manager, name) = (&self.manager, &self.name);
         match act {
             DestinationAct::Record(Record::Awaiting(session)) => {
-                let arrival = arrival.ok_or_else(|| ApiError::failed("nobody said what disk it is"))?;
+                let arrival = arrival.ok_or_else(|| {
+                    ApiError::failed(
+                        "the order has no description of the \
+                 disk",
+                    )
+                })?;
                 manager.enter_awaited(name, &self.lineage, session, arrival)?;
                 manager.save_first().await?;
             }

@@ -46,8 +46,8 @@ impl Manager {
         tokio::time::timeout(CALL_MAX, answered).await.map_err(|_| lost())?.map_err(|_| lost())
     }
 
-    /// Returns the settings in a call that can create a disk here: an announced disk, or one that
-    /// was dropped here and is handed over nevertheless.
+    /// Returns the disk settings in a call that can create a disk here. The call announces a disk,
+    /// or hands over a disk that this host has dropped.
     fn brought<'a>(
         &self,
         name: &str,
@@ -215,7 +215,12 @@ impl Manager {
 
     /// Returns the queue for a data connection of another host.
     pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, ApiError> {
-        let not_awaited = || ApiError::conflict(format!("{name} is not awaited in that session"));
+        let not_awaited = || {
+            ApiError::conflict(format!(
+                "{name} is not migrating to this host in that \
+         session"
+            ))
+        };
         let session = calls::session(of).ok_or_else(not_awaited)?;
         if self.lineage_of(name).as_ref() != Some(&of.lineage) {
             return Err(not_awaited());

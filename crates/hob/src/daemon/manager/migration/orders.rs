@@ -192,9 +192,12 @@ impl Manager {
                 Some(Inputs::Source(sender)) => drop(sender.send(source::Input::Order(order, in_time))),
                 Some(Inputs::Destination(..)) => {
                     return Err(ApiError::conflict(format!(
-                        "{name} comes to this host; its owner is another"
+                        "{name} is migrating to this host, and its owner is another host"
                     ))
-                    .hint(format!("ask there, or give it up with 'hob disk remove {name}'")));
+                    .hint(format!(
+                        "run the command there, or cancel the migration with 'hob disk remove \
+                     {name}'"
+                    )));
                 }
                 None => return Err(ApiError::conflict(format!("{name} is not moving"))),
             }
@@ -221,7 +224,7 @@ impl Manager {
                 let Some((spec, Record::Away { session, .. })) =
                     spec.map(|spec| (spec.clone(), spec.record.record()))
                 else {
-                    return Err(ApiError::conflict(format!("{name} is not away")));
+                    return Err(ApiError::conflict(format!("{name} has not migrated to another host")));
                 };
                 if !force {
                     return Err(ApiError::conflict(format!(
@@ -271,7 +274,7 @@ impl Manager {
                 {
                     let _ = sender.send(destination::Input::GiveUp);
                 }
-                let note = "the host that has it keeps it".to_owned();
+                let note = "the host that has the disk keeps it".to_owned();
                 Ok(Some(DiskChanged { disk: None, notes: vec![note] }))
             }
             Some(RecordSpec::Away { taken: true, .. }) => {
@@ -280,7 +283,7 @@ impl Manager {
                     return Err(ApiError::conflict(format!(
                         "{name} has moved, and its new host still reads its cache"
                     ))
-                    .hint("it is given up by itself when that is done"));
+                    .hint("hob removes it when that is done"));
                 }
                 self.handles().remove(name);
                 self.inner().disks.remove(name);

@@ -18,8 +18,8 @@ use crate::daemon::state::DiskState;
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 impl Manager {
-    /// Enters a disk from the state file. Returns whether it is to be opened, which is not so for a
-    /// disk of another host.
+    /// Enters a disk from the state file. Returns whether the disk is to be opened; a disk of
+    /// another host is not.
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {
@@ -39,7 +39,7 @@ impl Manager {
             }
             Record::Leaving(_) | Record::Gone(_) => None,
             Record::Away { .. } => Some(format!("it is at {}", spec.peer)),
-            Record::Awaiting(_) => Some("it has not come yet".to_owned()),
+            Record::Awaiting(_) => Some("it has not arrived yet".to_owned()),
         };
         self.disks.enter(disk, None)?;
         let is_here = why.is_none();
@@ -158,7 +158,7 @@ impl Manager {
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);
             if matches!(disk.phase, DiskPhase::Offline(_)) {
-                disk.phase = DiskPhase::Away("it has not come yet".to_owned());
+                disk.phase = DiskPhase::Away("it has not arrived yet".to_owned());
             }
         }
         self.guard_new_disk(name)

@@ -1,5 +1,5 @@
 //! Actions of the source host for the migration state machine. Each action ends within a time
-//! limit, or the machine waits for it.
+//! limit, or the state machine waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;

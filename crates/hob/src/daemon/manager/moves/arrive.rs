@@ -162,5 +162,10 @@ impl Manager {
 }
 
 fn definition(found: &OrderFound) -> Result<&Arrival, ApiError> {
-    found.order.arrival.as_deref().ok_or_else(|| ApiError::invalid("nobody said what disk it is"))
+    found.order.arrival.as_deref().ok_or_else(|| {
+        ApiError::invalid(
+            "the order has no description of the \
+     disk",
+        )
+    })
 }

@@ -411,7 +411,7 @@ impl Manager {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let info = disk.measure.as_ref().map(|measure| measure.info.clone());
-            let info = info.ok_or_else(|| ApiError::failed(format!("nobody knows the size of {name}")))?;
+            let info = info.ok_or_else(|| ApiError::failed(format!("the size of {name} is unknown")))?;
             (
                 info.clone(),
                 super::super::disks::access_of(&disk.wanted, &info),

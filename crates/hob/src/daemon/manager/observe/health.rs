@@ -61,8 +61,8 @@ impl Observe {
         page.finish()
     }
 
-    /// Returns the state of the datastores, or `None` if a shard is hung. Otherwise each datastore
-    /// would wait for that shard in vain.
+    /// Returns the state of the datastores, or `None` if a shard is hung. A query of each datastore
+    /// would wait for the hung shard in vain.
     pub(in crate::daemon::manager) async fn datastores_now(&self, shards: &[bool]) -> Option<Vec<Datastore>> {
         let all_answer = shards.iter().all(|answers| *answers);
         let asked = async { self.0.qos.datastores().await.ok() };

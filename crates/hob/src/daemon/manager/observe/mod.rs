@@ -1,8 +1,8 @@
 //! The observation service: API views of pools and disks, statistics, histograms and curves,
 //! recordings, health, metrics, and the dashboard's snapshots.
 //!
-//! The service only reads. Its state per disk (expected hits, checksum mismatches) is in the disk's
-//! registry entry, because it ends with the disk.
+//! The service only reads. The service's state per disk (expected hits, checksum mismatches) is in
+//! the disk's registry entry, because it ends with the disk.
 
 mod backing_state;
 mod explain;

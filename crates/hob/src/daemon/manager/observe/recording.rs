@@ -8,11 +8,12 @@ use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::request_recorder::{self, Reader};
 use crate::daemon::shard_api::ShardHandle;
 
-/// Maximum number of concurrent recordings. Each takes 3 MiB and one connection of the control
-/// socket.
+/// Maximum number of concurrent recordings. A recording takes 3 MiB and one connection of the
+/// control socket.
 const RECORDINGS_MAX: usize = 16;
 
-/// A recording of a disk's requests. It ends when this value is dropped or the disk is removed.
+/// A recording of a disk's requests. The recording ends when this value is dropped or the disk is
+/// removed.
 #[derive(Debug)]
 pub(crate) struct Recording {
     reader: Reader,

@@ -4,8 +4,8 @@
 //! When a device is removed, its caches move to other devices. When the device returns, all
 //! segments of a cache are on the devices that stayed. A second copy then has no space on another
 //! device, so that no data becomes dirty any more. Balancing exchanges some segments for segments
-//! on other devices. It releases the emptiest segments first and writes their dirty data to the
-//! backing.
+//! on other devices. Balancing releases the emptiest segments first and writes their dirty data to
+//! the backing.
 
 use std::collections::BTreeMap;
 

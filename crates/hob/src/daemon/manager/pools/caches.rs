@@ -101,8 +101,8 @@ impl Pools {
     }
 
     /// Creates a disk's cache as configured, or not at all. If a later step fails, the shard may
-    /// already have a cache with data. That cache is removed first. If the removal fails, the cache
-    /// and its configuration stay.
+    /// already have a cache with data. The partial cache is removed first. If the removal fails,
+    /// the cache and its configuration stay.
     async fn fit_new(&self, name: &str) -> Result<Vec<String>, ApiError> {
         let error = match self.fit_cache(name, AllocationRule::Exactly).await {
             Err(error) => error,

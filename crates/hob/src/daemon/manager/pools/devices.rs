@@ -110,7 +110,8 @@ impl Pools {
         self.pool_changed(&name, Vec::new())
     }
 
-    /// Makes an opened pool usable. Its devices allow allocation, except those listed in `out`.
+    /// Makes an opened pool usable. The pool's devices allow allocation, except those listed in
+    /// `out`.
     pub(in crate::daemon::manager) async fn take_pool_in(
         &self,
         name: &str,
@@ -215,7 +216,7 @@ impl Pools {
         devices: Vec<DeviceInfo>,
     ) -> Result<(), ApiError> {
         let info = devices.into_iter().find(|device| device.id == id);
-        let info = info.ok_or_else(|| ApiError::failed("the new device has gone again"))?;
+        let info = info.ok_or_else(|| ApiError::failed("the new device went offline again"))?;
         let connected = self.connect_device(pool, &info, Chosen::In).await;
         if connected.is_err() {
             let flash = self.registry.inner().pool(pool)?.flash.clone();
@@ -297,7 +298,10 @@ impl Pools {
             if let Some(device) = self.registry.inner().pool_mut(pool)?.device_mut(path) {
                 device.admission = before;
             }
-            return Err(ApiError::failed(format!("{} cannot be told; the log says why", path.display())));
+            return Err(ApiError::failed(format!(
+                "cannot store the setting on {}; see the daemon's log",
+                path.display()
+            )));
         }
         drop(guard);
         let mut notes = Vec::new();

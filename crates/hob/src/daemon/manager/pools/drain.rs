@@ -1,9 +1,9 @@
 //! Drains: starting, observing and stopping the transfer of dirty data to the backing. Other
 //! changes wait for a drain.
 //!
-//! A drain holds the operation guard of its disk and continues when its caller has disconnected. It
-//! ends when the cache has no dirty data, when it is stopped, or when it fails; the last two have a
-//! reason. The amount of dirty data is read once a second.
+//! A drain holds the operation guard of its disk and continues when its caller has disconnected. A
+//! drain ends when the cache has no dirty data, when it is stopped, or when it fails; the last two
+//! have a reason. The amount of dirty data is read once a second.
 
 mod tasks;
 

@@ -106,7 +106,7 @@ impl Inner {
         }
         if wanted < BYTES_MIN {
             return Err(ApiError::invalid(format!(
-                "memory above a cache is at least {}, or 0 for none, not {}",
+                "a RAM tier has at least {}, or 0 for none, not {}",
                 human(BYTES_MIN),
                 spec.ram
             )));
@@ -116,7 +116,8 @@ impl Inner {
             self.disks.values().filter(of).filter_map(|disk| disk.cache()).map(|c| c.ram.bytes()).sum();
         if others.saturating_add(wanted) > machine.total / 2 {
             return Err(ApiError::invalid(format!(
-                "{} of memory above this cache and {} above others are more than half of this machine's {}",
+                "a RAM tier of {} and other RAM tiers of {} are more than half of this host's {} of \
+                 memory",
                 human(wanted),
                 human(others),
                 human(machine.total)
@@ -126,7 +127,7 @@ impl Inner {
         let has = self.disks.get(name).and_then(|disk| disk.memory).map_or(0, |memory| memory.bytes);
         if wanted > has.saturating_add(machine.available) {
             return Err(ApiError::conflict(format!(
-                "this machine has {} of memory free, and the cache is to have {}",
+                "this host has {} of free memory, and the RAM tier needs {}",
                 human(machine.available),
                 human(wanted)
             ))

@@ -1,7 +1,7 @@
 //! Pool devices on other hosts (docs/decisions/0022).
 //!
-//! A lender that fails or does not answer is abandoned in a fixed order: first the ownership
-//! records in etcd stop naming its replicas, then I/O to the device fails. When the lender is back,
+//! A lender that fails or does not answer is abandoned in a fixed order. First the ownership
+//! records in etcd stop naming its replicas; then I/O to the device fails. When the lender is back,
 //! the device is formatted again and gets new replicas of the dirty data.
 
 use std::time::Duration;
@@ -43,7 +43,7 @@ impl Pools {
             inner.check_device_is_new(&path)?;
             if inner.pool(pool)?.devices.iter().any(|device| device.peer.is_some()) {
                 return Err(ApiError::conflict(format!(
-                    "pool {pool} has a peer already; a second copy is at one"
+                    "pool {pool} already has remote flash; a pool can have one peer"
                 )));
             }
         }

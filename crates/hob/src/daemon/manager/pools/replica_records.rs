@@ -2,7 +2,7 @@
 //! disk's dirty data (docs/decisions/0023).
 //!
 //! The basic rule: while an ownership record names a replica, every acknowledged write is in that
-//! replica. Therefore the record names it only after the replica is complete, and stops naming it
+//! replica. Therefore the record names a replica only after it is complete, and stops naming it
 //! before any write continues without it. Without a cluster, the functions here do nothing.
 
 use super::Pools;
@@ -26,8 +26,8 @@ impl Pools {
             return Ok(());
         }
         cluster.forget_copy(disk).await.map_err(|why| {
-            ApiError::failed(format!("etcd was not told that the second copy of {disk} is gone: {why}"))
-                .hint("changes wait until it is; it is tried again")
+            ApiError::failed(format!("cannot remove the replica of {disk} from etcd: {why}"))
+                .hint("writes wait until this succeeds; hob tries again")
         })
     }
 
@@ -44,7 +44,7 @@ impl Pools {
         let Some(cluster) = self.peers.cluster() else { return Ok(false) };
         let Some(cache) = self.journal_owner(disk) else { return Ok(false) };
         cluster.note_copy(disk, host, loan, &cache).await.map_err(|why| {
-            ApiError::failed(format!("etcd was not told that {host} has a second copy of {disk}: {why}"))
+            ApiError::failed(format!("cannot record in etcd that {host} has a replica of {disk}: {why}"))
         })
     }
 

@@ -24,7 +24,7 @@ impl Pools {
             let entry = inner.pool(&spec.pool)?;
             if !entry.has_peer() {
                 return Ok(vec![format!(
-                    "no peer lends to pool {} now: writes go to the backing until one does",
+                    "pool {} has no working remote flash now: writes go to the backing until it has",
                     spec.pool
                 )]);
             }
@@ -47,7 +47,8 @@ impl Pools {
         };
         if segments.is_empty() {
             return Ok(vec![format!(
-                "the peer of pool {} has no room for second copies of {name}: writes go to the backing",
+                "the remote flash of pool {} has no space for a replica of {name}: writes go to the \
+                 backing",
                 spec.pool
             )]);
         }

@@ -25,7 +25,7 @@ use crate::daemon::state::{ControlSpec, DatastoreState};
 /// Maximum number of datastores.
 const DATASTORES_MAX: usize = 4096;
 
-/// A datastore. Its index in the list is its id on the shards.
+/// A datastore. The index of a datastore in the list is its id on the shards.
 #[derive(Debug)]
 pub(super) struct DatastoreEntry {
     pub(super) spec: DatastoreState,

@@ -28,7 +28,7 @@ const POLICIES_MAX: usize = 1024;
 pub(crate) struct QosService {
     registry: Arc<Registry>,
     tasks: Tasks,
-    /// State of the service. Its lock is taken before that of the registry.
+    /// State of the service. The lock of this state is taken before that of the registry.
     rules: Arc<Mutex<Rules>>,
 }
 

@@ -117,7 +117,7 @@ pub(in crate::daemon::manager) struct Inner {
     pub(in crate::daemon::manager) gone: Vec<GoneState>,
     /// Ids under which shards serve flash leases to borrowers.
     pub(in crate::daemon::manager) lease_disks: BTreeSet<DiskId>,
-    /// Removed disks whose backing is still open. Their ids cannot be reused yet.
+    /// Removed disks whose backing is still open. The ids of these disks cannot be reused yet.
     pub(in crate::daemon::manager) abandoned: BTreeMap<DiskId, String>,
     /// Shard ids of devices on other hosts whose content is no longer valid.
     pub(in crate::daemon::manager) given_up: BTreeSet<DeviceId>,
@@ -153,7 +153,7 @@ pub(in crate::daemon::manager) struct DeviceEntry {
     pub(in crate::daemon::manager) uuid: Option<String>,
     /// Location of the device if it is on another host.
     pub(in crate::daemon::manager) peer: Option<PeerState>,
-    /// Segments, with shard ids, that caches lost when the device was fenced. They are not
+    /// Segments, with shard ids, that caches lost when the device was fenced. Lost segments are not
     /// allocated again.
     pub(in crate::daemon::manager) lost: Vec<Segment>,
     pub(in crate::daemon::manager) stalls: stalls::Stalls,
@@ -416,8 +416,8 @@ impl Inner {
 }
 
 pub(in crate::daemon::manager) fn away(name: &str, why: &str) -> ApiError {
-    ApiError::conflict(format!("{name} is not this host's: {why}"))
-        .hint(format!("'hob migrate {name}' tells more"))
+    ApiError::conflict(format!("{name} belongs to another host: {why}"))
+        .hint(format!("'hob migrate {name}' shows the migration"))
 }
 
 fn no_pool(name: &str) -> ApiError {

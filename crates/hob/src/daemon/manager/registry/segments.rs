@@ -142,10 +142,12 @@ impl Inner {
     /// Returns a shard id that no device has had.
     pub(in crate::daemon::manager) fn new_device_id(&mut self) -> Result<DeviceId, ApiError> {
         let id = DeviceId(self.next_device);
-        self.next_device = self
-            .next_device
-            .checked_add(1)
-            .ok_or_else(|| ApiError::failed("65 535 devices have come and gone; restart the daemon"))?;
+        self.next_device = self.next_device.checked_add(1).ok_or_else(|| {
+            ApiError::failed(
+                "this daemon has opened 65 535 devices, which is the maximum; \
+             restart the daemon",
+            )
+        })?;
         Ok(id)
     }
 

@@ -6,8 +6,9 @@
 //! incarnation. Therefore a borrower never continues with a file that lost unflushed writes in a
 //! crash of this host. A record file keeps the lease over restarts.
 //!
-//! Refused are more leases than `lend_max` bytes, a new lease while the old data is needed, and
-//! detection of an image format: the borrower's data is always a raw file.
+//! The leases of a host have at most `lend_max` bytes in total. A borrower gets no new lease while
+//! the data of its old one is needed. The file of a lease is always opened as raw, whatever the
+//! borrower wrote.
 
 mod record;
 mod serving;
@@ -260,9 +261,9 @@ impl RemoteFlash {
         Ok(())
     }
 
-    /// Ends a lease by command of the operator or of the borrower. Its file is removed when its
-    /// data is no longer needed. After the operator's command, the borrower gets a new lease only
-    /// after `--forget`.
+    /// Ends a lease by command of the operator or of the borrower. The lease's file is removed when
+    /// its data is no longer needed. After the operator's command, the borrower gets a new lease
+    /// only after `--forget`.
     pub(crate) async fn end(
         &self,
         borrower: String,

@@ -1,9 +1,9 @@
 //! Swap areas of the host on flash of a pool: creating, listing, removing; [`work`] turns them on
 //! and off.
 //!
-//! The kernel is asked each time whether an area is on, because it continues to swap after the
-//! daemon has ended, and other programs may turn swap off. The state file keeps the list of areas
-//! and whether each should be on. docs/decisions/0014 gives the reasons.
+//! The daemon asks the kernel each time whether an area is on. The kernel continues to swap after
+//! the daemon has ended, and other programs may turn swap off. The state file keeps the list of
+//! areas and whether each should be on. docs/decisions/0014 gives the reasons.
 
 mod work;
 
@@ -131,7 +131,7 @@ impl SwapEntry {
 }
 
 /// Reason of an area that a crash left incomplete.
-const IN_PARTS: &str = "a crash left only parts of it; remove it";
+const IN_PARTS: &str = "a crash left it incomplete; remove it";
 
 impl Swaps {
     /// Creates a service without swap areas.
@@ -144,7 +144,8 @@ impl Swaps {
         self.areas.clone()
     }
 
-    /// Restores the areas of the state file. Their devices are found when their pools are opened.
+    /// Restores the areas of the state file. The devices of swap areas are found when their pools
+    /// are opened.
     pub(super) fn restore(&self, kept: &[SwapSpec]) {
         let entry = |spec: &SwapSpec| {
             let entry = SwapEntry { wanted: spec.clone(), location: None, work: None, failed: None };
@@ -304,7 +305,7 @@ impl Swaps {
             return Ok(Err(SwapError::Unsafe("is on another host".to_owned())));
         };
         if device.class == FdClass::Volatile {
-            return Ok(Err(SwapError::Unsafe("forgets what is not flushed, for a test".to_owned())));
+            return Ok(Err(SwapError::Unsafe("loses unflushed data, for a test".to_owned())));
         }
         let kernel = self.kernel.clone();
         flash::blocking(move || kernel.check_ground(&device.file)).await

@@ -168,7 +168,7 @@ impl Swaps {
         let device = flash.file(location.device).await?.here();
         let device = device.ok_or_else(|| ApiError::failed("swap is on this host's flash"))?;
         if device.class == FdClass::Volatile {
-            return Err(ApiError::conflict(format!("the device of {name} forgets what is not flushed")));
+            return Err(ApiError::conflict(format!("the device of {name} loses unflushed data, for a test")));
         }
         Ok(device)
     }
@@ -313,7 +313,7 @@ impl SwapEntry {
                 "{name} is unavailable: {} is not there, or no longer has it",
                 self.wanted.device.display()
             ))
-            .hint(format!("'hob pool show {}' says how its devices are", self.wanted.pool))),
+            .hint(format!("'hob pool show {}' shows its devices", self.wanted.pool))),
         }
     }
 }
