@@ -2,8 +2,8 @@
 //! second.
 //!
 //! Percentiles are exact (nearest rank), because all latencies of a run are in memory.
-/// One completed request of a run.
 
+/// One completed request of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// Time of sending, nanoseconds from the start of the run.
