@@ -1,5 +1,5 @@
-//! A FUSE file system for tests. Its files are in memory, and they lose unflushed data, fail, hang
-//! or fill up on request.
+//! A FUSE file system for tests. The test files are in memory, and they lose unflushed data, fail,
+//! hang or fill up on request.
 //!
 //! The file system has one directory. Files bypass the page cache, so that readers get exactly the
 //! content of the medium.
@@ -120,6 +120,7 @@ impl Files {
         Ok(Self { dir: dir.to_owned(), shared, session: Some(session) })
     }
 
+    /// Adds a file to the file system.
     pub fn add(&self, name: &str, medium: Medium) -> Arc<File> {
         let file = File::new(name, medium);
         lock(&self.shared.files).push(Arc::clone(&file));
@@ -172,7 +173,8 @@ impl Served {
         files.iter().position(|file| *file.name == *name).map(|at| at as u64 + 2)
     }
 
-    /// Waits as the file's faults require. Then calls `work`, unless a fault fails the request.
+    /// Waits as the file's faults require. Calls `work` afterwards, unless a fault fails the
+    /// request.
     fn act<T>(
         &self,
         ino: INodeNo,

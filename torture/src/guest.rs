@@ -1,5 +1,5 @@
-//! A test guest: a client with its own region of a disk. It sends requests, checks every byte that
-//! it reads, and reconnects when the connection ends.
+//! A test guest: a client with its own region of a disk. A test guest sends requests, checks every
+//! byte that it reads, and reconnects when the connection ends.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::ErrorKind;

@@ -1,8 +1,8 @@
 //! Fault injection test of a running hob daemon. docs/TORTURE.md describes the method.
 //!
 //! Test guests send requests to the disks of a real daemon and compare every byte with a model of
-//! the allowed content. Meanwhile the test kills, stops and replaces the daemon. It also makes
-//! backings lose data, hang, fail and disappear. The test shares no code with hob.
+//! the allowed content. Meanwhile the test kills, stops and replaces the daemon. The test also
+//! makes backings lose data, hang, fail and disappear. The test shares no code with hob.
 
 pub mod behaviour;
 pub mod daemon;

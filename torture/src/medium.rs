@@ -7,7 +7,7 @@ use conformance::data::Noise;
 
 use crate::stamp::UNIT;
 
-/// Defects of a test medium. They show that the checks notice a violation.
+/// Defects of a test medium. Each defect shows whether the checks notice a violation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Sabotage {
     /// Flushes and FUA make no data durable.

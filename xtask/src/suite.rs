@@ -18,7 +18,7 @@ const WAITING: [&[&str]; 2] =
 /// Number of parallel tests in each waiting file, usually more than the number of processors.
 const WAITING_THREADS: &str = "--test-threads=3";
 
-/// Test files of hob's optional features. They need a hob with that feature.
+/// Test files of hob's optional features. These tests need a hob with the feature.
 const OF_FEATURES: [&str; 1] = ["nbd_psk"];
 
 /// Returns the cargo command that runs some test targets. The command includes xtask because of
@@ -45,8 +45,8 @@ pub(crate) fn all() -> Result<()> {
     Ok(())
 }
 
-/// Runs these test files in parallel. Their output lines are mixed; the returned results have the
-/// failures.
+/// Runs these test files in parallel. The output lines of the files are mixed; the returned results
+/// have the failures.
 fn beside_each_other(files: &[&'static str]) -> Vec<Result<()>> {
     let run = |file| move || against_release(&["--test", file, "--", WAITING_THREADS], &[]);
     let threads: Vec<_> = files.iter().map(|file| thread::spawn(run(*file))).collect();

@@ -22,7 +22,7 @@ const FUZZ_AT_ONCE: usize = 2;
 /// Duration of the fault injection test, minutes.
 const TORTURE_MINUTES: &str = "2";
 
-/// Conformance test files that move data. They run a second time without io_uring.
+/// Conformance test files that move data. These tests run a second time without io_uring.
 const RING_TESTS: [&str; 6] = ["nbdcopy", "nbd_tls", "qemu_io", "history", "fio_verify", "cold_warm"];
 
 #[derive(Debug, clap::Args)]

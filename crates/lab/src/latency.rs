@@ -7,8 +7,8 @@
 //! in both runs. With a warm-up, the whole trace is run once before the measurement.
 //!
 //! Requests with times do not wait for slow devices. If the backing is too slow, requests queue,
-//! and latencies depend on the trace's length instead of the devices. Such a run is marked as
-//! overloaded.
+//! and latencies depend on the trace's length instead of the devices. A run with too slow devices
+//! is marked as overloaded.
 //!
 //! Percentiles have three significant digits, or two in the series; means and maxima are exact.
 //! Requests that the engine refuses count only in the class of refused requests. Requests above the

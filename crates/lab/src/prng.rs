@@ -1,4 +1,4 @@
-//! The lab's random number generator. Its numbers depend only on the seed.
+//! The lab's random number generator. The generator's numbers depend only on the seed.
 //!
 //! The generator is xoshiro256++ (Blackman and Vigna, "Scrambled linear pseudorandom number
 //! generators", ACM TOMS 2021). As its authors advise, splitmix64 (Steele, Lea and Flood, "Fast

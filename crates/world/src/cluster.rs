@@ -1,12 +1,12 @@
 //! Simulates two or three hosts of a cluster. The hosts decide through etcd which of them serves
 //! which disk (docs/decisions/0019).
 //!
-//! Each host runs the state machines of [`hob_engine::cluster`] and acts as the daemon does. It
-//! opens disks, acquires them again after a lost lease, and gives them back. While its lease is in
-//! doubt, the host delays replies and writes. The simulated environment has a model of etcd and a
-//! network that loses and delays messages. Hosts are paused, killed and partitioned, clocks drift
-//! up to the limit, and wall clocks jump. A guest on each host writes and reads the disks that the
-//! host serves, even on hosts where no guest should run. The checkers verify:
+//! Each host runs the state machines of [`hob_engine::cluster`] and acts as the daemon does. A
+//! simulated host opens disks, acquires them again after a lost lease, and gives them back. While
+//! its lease is in doubt, the host delays replies and writes. The simulated environment has a model
+//! of etcd and a network that loses and delays messages. Hosts are paused, killed and partitioned,
+//! clocks drift up to the limit, and wall clocks jump. A guest on each host writes and reads the
+//! disks that the host serves, even on hosts where no guest should run. The checkers verify:
 //!
 //! - after an acknowledgement in one generation, no host acknowledges in an earlier generation, and
 //!   only one host acknowledges in each generation;
@@ -76,7 +76,7 @@ impl Default for Options {
     }
 }
 
-/// Deliberate defects of the hosts. They test whether the checkers notice a violation.
+/// Deliberate defects of the hosts. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// The host counts its lease from the reply to the renewal, and not from the request.

@@ -6,10 +6,11 @@
 //! time by the average gain of an elevator that reorders ([`QueueGain`]).
 //!
 //! The model includes seek time by distance, rotational latency by the current angle, media rate by
-//! zone and read-ahead of sequential streams. It includes adjacent writes without a seek, one queue
-//! per disk, striping, mirrors, and the read-modify-write of RAID 5. It does not include reordering
-//! across disks, coalescing of adjacent writes, rebuilds and retries. The controller has no cache
-//! unless [`ArrayConfig::write_cache`] or [`ArrayConfig::read_cache`] is set.
+//! zone and read-ahead of sequential streams. The model includes adjacent writes without a seek,
+//! one queue per disk, striping, mirrors, and the read-modify-write of RAID 5. The model does not
+//! include reordering across disks, coalescing of adjacent writes, rebuilds and retries. The
+//! controller has no cache unless [`ArrayConfig::write_cache`] or [`ArrayConfig::read_cache`] is
+//! set.
 //!
 //! Units: bytes and nanoseconds. Names with `permille` are in thousandths.
 

@@ -75,7 +75,7 @@ impl FlashConfig {
 
     /// Returns a PCIe card with 750 000 random 4 KiB reads per second at queue depth 256, the value
     /// in the Flash Read Cache study. The Micron P420m (1.4 TB, 2013) has this rating, 95 000
-    /// sustained random writes per second, and 3.3 and 0.63 GB/s. Its power-protected buffer
+    /// sustained random writes per second, and 3.3 and 0.63 GB/s. The card's power-protected buffer
     /// acknowledges writes in 13 µs.
     pub const fn pcie_card() -> Self {
         FlashConfig {

@@ -3,9 +3,9 @@
 //!
 //! Each host has an engine, flash, a durable record, and the source and destination state machines
 //! of [`hob_engine::migration`]. The simulation performs the actions that the state machines
-//! request. It sends their messages over a network that loses, delays, repeats and reorders
-//! messages and is sometimes partitioned. A guest runs on one host and moves between the hosts. The
-//! guest's reads are compared with a model of the disk. The checkers verify:
+//! request. The simulation sends their messages over a network that loses, delays, repeats and
+//! reorders messages and is sometimes partitioned. A guest runs on one host and moves between the
+//! hosts. The guest's reads are compared with a model of the disk. The checkers verify:
 //!
 //! - on every host, reads return data that the model of the disk allows and that the backing has
 //!   (`model`, `media`);
@@ -105,7 +105,7 @@ impl Default for Options {
     }
 }
 
-/// Deliberate defects of the hosts. They test whether the checkers notice a violation.
+/// Deliberate defects of the hosts. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// The destination reports the end of an invalidation before the cache is invalidated.

@@ -8,8 +8,8 @@
 //! names its seed.
 //!
 //! [`replay`] simulates a recorded trace on modelled devices ([`disk_model`], [`flash_model`],
-//! [`service`]). It reports the latency of every request. Its devices store no data and have no
-//! faults.
+//! [`service`]). [`replay`] reports the latency of every request. The modelled devices store no
+//! data and have no faults.
 //!
 //! [`hosts::run`] simulates several hosts that migrate a disk and its cache over an unreliable
 //! network.
@@ -17,8 +17,8 @@
 //! [`cluster::run`] simulates a cluster whose hosts use a key-value store with leases to decide
 //! which host serves which disk.
 //!
-//! [`isolation::run`] simulates many disks whose datastores hang. It checks that a disk of a
-//! healthy datastore is not affected.
+//! [`isolation::run`] simulates many disks whose datastores hang. [`isolation::run`] checks that a
+//! disk of a healthy datastore is not affected.
 //!
 //! The simulations read no clock, use no random numbers of the operating system and access no file.
 //! Simulated disk content is one tag per 512 bytes. A torn sector has tags of two writes.

@@ -18,7 +18,7 @@ pub use backing::{Backing, BackingFaults, HOST_SHIFT};
 pub use flash::{DeviceFailure, Flash, FlashFaults};
 use medium::Medium;
 
-/// Defects of a simulated device. They test whether the checkers notice a violation.
+/// Defects of a simulated device. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceDefect {
     /// The flash device loses writes, and returns old data with the checksums of the new data.

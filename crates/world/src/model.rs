@@ -111,8 +111,8 @@ pub struct Model {
     given_up: Vec<u32>,
     /// Members of `unflushed` that are on flash, so a loss of the backing does not affect them.
     in_flash: BTreeSet<u32>,
-    /// Changes in doubt since a loss of the backing, with the number of the loss. They were
-    /// acknowledged and not durable.
+    /// Changes in doubt since a loss of the backing, with the number of the loss. The changes were
+    /// acknowledged and are not durable.
     doubtful: Vec<(u32, u32)>,
     /// Number of losses so far, and the last loss reported to each session.
     losses: u32,

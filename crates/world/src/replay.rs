@@ -1,20 +1,20 @@
 //! Replays requests in virtual time on the real cache engine. Modelled devices replace storage, and
 //! no payload is moved.
 //!
-//! The replay loop is the daemon's shard loop with a priority queue instead of io_uring. It takes
-//! the next event, passes it to the engine, and asks the device models for the completion time of
-//! each I/O. In an *open* loop ([`Replay::open`]), each request has an arrival time that does not
-//! depend on earlier requests. In a *closed* loop ([`Replay::closed`]), each of N clients sends its
-//! next request after the last reply and a think time. A request for which the engine has no room
-//! waits in a queue, and its latency counts from its arrival.
+//! The replay loop is the daemon's shard loop with a priority queue instead of io_uring. The loop
+//! takes the next event, passes it to the engine, and asks the device models for the completion
+//! time of each I/O. In an *open* loop ([`Replay::open`]), each request has an arrival time that
+//! does not depend on earlier requests. In a *closed* loop ([`Replay::closed`]), each of N clients
+//! sends its next request after the last reply and a think time. A request for which the engine has
+//! no room waits in a queue, and its latency counts from its arrival.
 //!
 //! A persistent cache is simulated completely: journal writes, flushes and destaging use the
-//! modelled devices. This I/O continues between runs and after the last reply ([`Replay::pass`]
-//! advances the time).
+//! modelled devices. The background I/O of a cache continues between runs and after the last reply
+//! ([`Replay::pass`] advances the time).
 //!
-//! The replay has no checkers and no faults; [`sim`](crate::sim) has both. It needs the engine's
-//! memory and a few words per request in flight. The next request is fetched from the trace only
-//! when it is due.
+//! The replay has no checkers and no faults; [`sim`](crate::sim) has both. A replay needs the
+//! engine's memory and a few words per request in flight. The next request is fetched from the
+//! trace only when it is due.
 //!
 //! Units: bytes, and nanoseconds of virtual time.
 
@@ -250,8 +250,8 @@ impl Replay {
     }
 
     /// Serves the requests of `clients` clients in a closed loop. The function `next` gets the time
-    /// and the client's number, at the start and after each reply. It returns the think time and
-    /// the next request, or `None` to end the client. Returns when all clients have ended.
+    /// and the client's number, at the start and after each reply. `next` returns the think time
+    /// and the next request, or `None` to end the client. Returns when all clients have ended.
     pub fn closed(
         &mut self,
         clients: u32,

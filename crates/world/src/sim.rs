@@ -4,9 +4,9 @@
 //! A history has one or several engine processes ("lives"), separated by crashes (`lives`,
 //! `recovery`, `finish`).
 //!
-//! The simulation loop is the daemon's shard loop with a priority queue instead of io_uring. It
-//! takes the next event, passes it to the engine, and performs the I/O that the engine requests.
-//! The checkers verify:
+//! The simulation loop is the daemon's shard loop with a priority queue instead of io_uring. The
+//! loop takes the next event, passes it to the engine, and performs the I/O that the engine
+//! requests. The checkers verify:
 //!
 //! - reads return data that the model of the disk allows and that the backing has (`model`,
 //!   `media`);
@@ -201,7 +201,7 @@ impl Options {
     }
 }
 
-/// Deliberate defects of the simulation. They test whether the checkers notice a violation.
+/// Deliberate defects of the simulation. Each defect tests whether the checkers notice a violation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sabotage {
     /// A simulated device has this defect.
@@ -420,7 +420,7 @@ struct Simulation<'a> {
     /// The daemon is shutting down.
     stopping: bool,
     ios: BTreeSet<IoId>,
-    /// Failed flushes of a backing that were performed and whose replies have not arrived.
+    /// Failed flushes of backings that the backing has performed and whose replies have not arrived.
     late_failures: BTreeMap<IoId, Done>,
     has_power: bool,
     /// The planned failure.

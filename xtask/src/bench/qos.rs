@@ -2,8 +2,8 @@
 //! disks whose backings are on one slow server. The rate of each disk is compared with the disk's
 //! entitlement.
 //!
-//! The server is nbdkit with one request at a time and two milliseconds per request. This simulates
-//! an array with about 450 IOPS. The first scenario measures the exact value.
+//! The server is nbdkit with one request at a time and two milliseconds per request. The server
+//! thus simulates an array with about 450 IOPS. The first scenario measures the exact value.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -29,7 +29,7 @@ pub(crate) struct Server {
     control: Option<(PathBuf, String)>,
     /// True if the server's cache is emptied before each run.
     is_cold: bool,
-    /// Unmounts the file of a killed server. This field is dropped after the process.
+    /// Unmounts the file of a killed server. The field is dropped after the server's process.
     unmount: Option<Unmount>,
 }
 

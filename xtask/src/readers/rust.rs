@@ -40,7 +40,7 @@ pub(super) fn sentences(source: &Text, is_test: &[bool]) -> Vec<Sentence> {
     found
 }
 
-/// Returns the sentences of doc comments. Those in types that clap reads are messages.
+/// Returns the sentences of doc comments. Doc comments in types that clap reads are messages.
 fn comments(source: &Text, code: &str) -> Vec<Sentence> {
     let help: Vec<Range<usize>> =
         help(code).into_iter().map(|r| line_of(code, r.start)..line_of(code, r.end)).collect();

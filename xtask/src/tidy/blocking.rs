@@ -8,8 +8,8 @@ use super::{none, sources};
 const ON_SHARDS: [&str; 3] =
     ["crates/hob/src/daemon/shard/", "crates/storage/src/ring/mod.rs", "crates/storage/src/ring/uring.rs"];
 
-/// Backing whose methods run on a shard. Its functions run where the backing is opened, or on its
-/// helper thread.
+/// Backing whose methods run on a shard. Functions outside its methods run where the backing is
+/// opened, or on its helper thread.
 const FILE_BACKING: &str = "crates/storage/src/backing/file.rs";
 
 /// Calls that open, examine, change or flush a file. The operations of io_uring have other names.

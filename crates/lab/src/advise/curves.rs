@@ -1,4 +1,5 @@
-//! LRU miss-ratio curves for each block size. They are the start of the search for the best cache.
+//! LRU miss-ratio curves for each block size. The curves are the start of the search for the best
+//! cache.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

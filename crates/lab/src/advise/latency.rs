@@ -1,9 +1,9 @@
 //! Estimates latencies. A window of the trace runs through the real engine in virtual time, without
 //! and with the cache.
 //!
-//! The window is the end of the trace, and the requests before the window warm the cache. These
-//! requests rarely fill a large cache, so hits and misses are measured separately. The expected
-//! latency is the mean of both, weighted with the hit ratio over the whole trace.
+//! The window is the end of the trace, and the requests before the window warm the cache. The
+//! warm-up requests rarely fill a large cache, so hits and misses are measured separately. The
+//! expected latency is the mean of both, weighted with the hit ratio over the whole trace.
 //!
 //! Requests arrive at their times in the trace. If the trace has no times, or the backing is too
 //! slow for the trace, requests are sent one at a time. The result then has service times but no
@@ -26,8 +26,8 @@ const WINDOW_MAX: usize = 50_000;
 const WARM_MAX: usize = 150_000;
 /// The backing is overloaded if reads are this many times slower than one at a time.
 const OVERLOAD: f64 = 10.0;
-/// A trace has no times if the times between its requests vary less than this. Its times are then
-/// request numbers.
+/// A trace has no times if the times between its requests vary less than this. The times of such a
+/// trace are request numbers.
 const VARIATION_MIN: f64 = 0.01;
 
 /// Arrival times of the measured requests.

@@ -3,7 +3,7 @@
 //!
 //! As for a trace, the advice has the smallest cache that reaches the target, the largest block
 //! size that is as good, the knee, and flash writes. Results that need the requests themselves are
-//! left out, and the advice says so. Such results are policies other than LRU, admission,
+//! left out, and the advice says so. The results left out are policies other than LRU, admission,
 //! latencies, savings of write-back, and blocks above 64 KiB. Sizes are in bytes, times in
 //! nanoseconds, and ratios from 0 to 1.
 

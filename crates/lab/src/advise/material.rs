@@ -6,12 +6,12 @@
 //! touched chunks of 1 MiB are renumbered without gaps, in order. Renumbering does not affect
 //! caches, but it shortens seeks of the backing.
 //!
-//! The *sample* consists of 256 KiB regions, chosen by a hash of the region's position. This method
-//! is spatially hashed sampling (Waldspurger et al., "Efficient MRC construction with SHARDS",
-//! USENIX FAST 2015). A request inside one region stays whole, so request hits are exact at every
-//! block size up to 256 KiB. A cache that is smaller by the sampling rate represents the real
-//! cache. Hot regions may give the sample more or fewer requests than its rate suggests. As in
-//! SHARDS-adj, the difference is counted as hits.
+//! The *sample* consists of 256 KiB regions, chosen by a hash of the region's position. The
+//! sampling method is spatially hashed sampling (Waldspurger et al., "Efficient MRC construction
+//! with SHARDS", USENIX FAST 2015). A request inside one region stays whole, so request hits are
+//! exact at every block size up to 256 KiB. A cache that is smaller by the sampling rate represents
+//! the real cache. Hot regions may give the sample more or fewer requests than its rate suggests.
+//! As in SHARDS-adj, the difference is counted as hits.
 
 use std::borrow::Cow;
 
@@ -26,7 +26,7 @@ use crate::trace::{Op, Record};
 const SPAN_BYTES_MAX: u64 = 4 << 40;
 /// Base-2 logarithm of the chunk size. Chunks stay whole and are larger than any block.
 const CHUNK_SHIFT: u32 = 20;
-/// Size of a sampled region, bytes. It is the largest block size that the advice considers.
+/// Size of a sampled region, bytes. The advice considers block sizes up to this size.
 pub(super) const REGION_BYTES: u64 = 256 << 10;
 /// Number of records per in-memory block of a trace.
 const RECORDS_A_BLOCK: usize = 1 << 13;

@@ -3,8 +3,8 @@
 //! The choice is greedy: each property is chosen by simulation with the properties chosen before.
 //! The order is the policy with the smallest size that reaches the target, the largest block size,
 //! and the admission with the fewest flash writes. Hit ratios within one percentage point count as
-//! equal. The optimum of all combinations would need hundreds of simulations. Its gain is smaller
-//! than the variation of the load from day to day.
+//! equal. The optimum of all combinations would need hundreds of simulations. The gain of the
+//! optimum is smaller than the variation of the load from day to day.
 
 use std::cell::RefCell;
 

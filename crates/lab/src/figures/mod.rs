@@ -2,8 +2,8 @@
 //!
 //! A figure is a row of [`FIGURES`]: the published result, the method used here, its runs, and the
 //! expected results. [`run()`] runs them in virtual time (generators for workloads, device models
-//! for flash and disks, the real engine). It writes one page with a picture, a table and a CSV for
-//! each.
+//! for flash and disks, the real engine). [`run()`] writes one page with a picture, a table and a
+//! CSV file for each figure.
 //!
 //! Workloads come from [`generate`](crate::generate), where every fitted parameter is marked; the
 //! figures fit no further parameters. The checks compare ratios and orders. If hob differs from the

@@ -54,7 +54,7 @@ const FAST_DISKS_NOTE: &str = "Four such disks take sequential writes faster tha
     twice: when its one space is full, the preset zbs sends writes to the disks, and gets no slower by it.";
 
 /// A data-centre SATA SSD of 960 GB with typical ratings: 95 000 random reads and 36 000 random
-/// writes per second, 560 and 510 MB/s. Its write buffer survives a power cut.
+/// writes per second, 560 and 510 MB/s. The SSD's write buffer survives a power cut.
 pub(super) const SSD_960: FlashConfig = FlashConfig {
     queue_depth_max: 32,
     lanes: 32,

@@ -1,8 +1,9 @@
 //! Generates the workloads of published experiments, reconstructed from the publications.
 //!
-//! Each generator is one file and one row of [`GENERATORS`]. Its parameters default to the
-//! published values. Parameters that were not published are fitted to the published results, and
-//! their descriptions say so. The same parameters and seed give the same requests on every host.
+//! Each generator is one file and one row of [`GENERATORS`]. The parameters of a generator default
+//! to the published values. Parameters that were not published are fitted to the published results,
+//! and their descriptions say so. The same parameters and seed give the same requests on every
+//! host.
 //!
 //! A generator creates a [`Plan`]: disks, the cache of the published set-up, and a load. An *open*
 //! load has records with fixed times. A *closed* load has clients that send the next request after

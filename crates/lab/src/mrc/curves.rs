@@ -82,10 +82,12 @@ impl Curves {
         self.block_bytes
     }
 
+    /// Returns the write mode of the cache.
     pub fn mode(&self) -> Mode {
         self.mode
     }
 
+    /// Returns the totals of the trace.
     pub fn totals(&self) -> Totals {
         self.totals
     }

@@ -3,9 +3,9 @@
 //!
 //! A block stays in an LRU cache of c blocks while its stack distances are at most c. A valid
 //! sector thus stays valid in caches that are at least as large as the largest stack distance of
-//! its block since the sector became valid. This maximum is stored for each sector. A second
-//! maximum, since the sector's last write, gives the smallest size in which the sector is dirty in
-//! write-back. One pass over the trace thus gives the results of all sizes.
+//! its block since the sector became valid. The largest stack distance is stored for each sector. A
+//! second maximum, since the sector's last write, gives the smallest size in which the sector is
+//! dirty in write-back. One pass over the trace thus gives the results of all sizes.
 //!
 //! The cache's content at the arrival of a request decides between hit and miss. The blocks of one
 //! request do not evict each other. Discards and partial writes make sectors invalid and do not

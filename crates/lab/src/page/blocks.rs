@@ -14,6 +14,7 @@ pub enum Check {
     Pass,
     /// Not as expected.
     Fail,
+    /// The check was not done, or is not possible yet.
     Open,
 }
 

@@ -6,8 +6,8 @@
 //! references.
 //!
 //! The project writes SVG itself because the SVG backends of drawing libraries lack features that
-//! charts need. These features are dashes, tenths of a pixel, text for screen readers, and the
-//! removal of characters that XML forbids.
+//! charts need. The missing features are dashes, tenths of a pixel, text for screen readers, and
+//! the removal of characters that XML forbids.
 
 use std::fmt::Write;
 

@@ -1,8 +1,9 @@
 //! Colours and dash patterns of charts.
 //!
 //! Series have the colours of Okabe and Ito ("Color universal design", 2008), which people with any
-//! kind of colour vision can distinguish. Their yellow is left out, because it is invisible on
-//! white. After seven series, the colours repeat with dashed lines, and then with dotted lines.
+//! kind of colour vision can distinguish. The yellow of this palette is left out, because yellow is
+//! invisible on white. After seven series, the colours repeat with dashed lines, and then with
+//! dotted lines.
 
 /// A colour with eight bits each for red, green and blue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -52,6 +52,7 @@ impl Survey {
         Ok(survey)
     }
 
+    /// Returns the number of all requests.
     pub fn requests(&self) -> u64 {
         self.kinds.iter().map(|kind| kind.requests).sum()
     }

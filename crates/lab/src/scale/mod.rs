@@ -146,8 +146,8 @@ pub fn play<E>(scale: &Scale, mut check: impl FnMut() -> Result<(), E>) -> Resul
 }
 
 /// Creates the disks of a model with common numbers of shares. One disk in ten has a reservation,
-/// one in ten has a limit, and one in four has a small demand. The last host has seven times as
-/// many disks as the first.
+/// one in ten has a limit, and one in four has a small demand. The last host has seven times more
+/// disks than the first.
 fn disks(scale: &Scale) -> Vec<Disk> {
     let mut dice = Prng::new(scale.seed);
     let fair = (scale.servers as f64 * 1e9 / scale.service_ns as f64 / scale.disks as f64).max(1.0);

@@ -1,4 +1,4 @@
-//! hob's text trace format, for spreadsheets and other programs. It has the header
+//! hob's text trace format, for spreadsheets and other programs. The format has the header
 //! `ts_us,op,offset,size` and one line per request. [`super::open`] reads this format.
 //!
 //! `ts_us` is the time in microseconds since the start, rounded down. `op` is R, W, D (discard) or

@@ -1,5 +1,5 @@
 //! Detects compressed files by their first bytes and decompresses them as a stream. All decoders
-//! are written in Rust. They limit their windows, so that a file header cannot cause large
+//! are written in Rust. The decoders limit their windows, so that a file header cannot cause large
 //! allocations.
 
 use std::io::{self, BufRead, Read};

@@ -26,8 +26,7 @@ pub use formats::{FORMATS, FormatInfo};
 pub use input::Place;
 pub use open::{Limits, OnBad, OpenOptions, Skipped, SkippedEntry, TraceReader, open, open_stream};
 
-/// Maximum offset and maximum end of a request, bytes. This is the size of the largest possible
-/// disk, 2⁶³ bytes.
+/// Maximum offset and maximum end of a request, bytes. The largest possible disk has 2⁶³ bytes.
 pub const DISK_BYTES_MAX: u64 = 1 << 63;
 
 /// Operation of a request.

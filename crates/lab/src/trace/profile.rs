@@ -3,9 +3,9 @@
 //!
 //! The profile needs one pass and limited memory. [`footprint`](Footprint) is exact up to about 1.8
 //! million touched chunks of 2 MiB, and above that an estimate from a sample. The exact part needs
-//! 150 MB of memory. It covers 3.5 TiB of dense requests, or 7 GiB of isolated sectors. The profile
-//! includes reads and writes; discards and flushes are only counted. A *sector* has 4 KiB. A
-//! *touch* is the use of one sector by one request.
+//! 150 MB of memory. The exact footprint can cover 3.5 TiB of dense requests, or 7 GiB of isolated
+//! sectors. The profile includes reads and writes; discards and flushes are only counted. A
+//! *sector* has 4 KiB. A *touch* is the use of one sector by one request.
 
 mod arrivals;
 mod footprint;
@@ -121,7 +121,7 @@ pub struct Gaps {
     /// Mean time between requests.
     pub mean_ns: f64,
     /// Standard deviation divided by the mean. The value is about 1 for independent requests and
-    /// higher for bursts. It is 0 if the mean is 0.
+    /// higher for bursts. The value is 0 if the mean is 0.
     pub variation: f64,
     /// Median time between requests.
     pub p50_ns: u64,

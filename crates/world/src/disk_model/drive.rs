@@ -1,13 +1,14 @@
 //! Constants of the modelled drives, and their sources.
 //!
 //! The values of the 7.2K drive are typical of data sheets of 3.5-inch 7200 rpm enterprise SATA
-//! drives from about 2010 (Seagate Constellation ES, WD RE4). Their average rotational latency is
-//! 4.16 ms, the average read seek 8.5 ms, and a track-to-track seek takes less than 1 ms. The
-//! sustained media rate is 120–150 MB/s at the outer edge and half as much at the inner edge. The
-//! SAS drives are from the same years. 10K: average latency 3 ms, average read seek 3.8 ms (Seagate
-//! Savvio 10K.2 to 10K.4: 3.8–4.1 ms). 15K: average latency 2 ms, average read seek 3.4 ms, 122–204
-//! MB/s (Seagate Cheetah 15K.7; the Hitachi Ultrastar 15K450 gives 3.1–3.3 ms). These values match
-//! the usual ratings of 10K and 15K drives: 110–150 and 175–210 random reads per second.
+//! drives from about 2010 (Seagate Constellation ES, WD RE4). The average rotational latency of the
+//! 7.2K drive is 4.16 ms, the average read seek 8.5 ms, and a track-to-track seek takes less than 1
+//! ms. The sustained media rate is 120–150 MB/s at the outer edge and half as much at the inner
+//! edge. The SAS drives are from the same years. 10K: average latency 3 ms, average read seek 3.8
+//! ms (Seagate Savvio 10K.2 to 10K.4: 3.8–4.1 ms). 15K: average latency 2 ms, average read seek 3.4
+//! ms, 122–204 MB/s (Seagate Cheetah 15K.7; the Hitachi Ultrastar 15K450 gives 3.1–3.3 ms). The
+//! values of the SAS drives match the usual ratings of 10K and 15K drives: 110–150 and 175–210
+//! random reads per second.
 //!
 //! The seek curve is a square root for short distances and a line for long distances, as in
 //! Ruemmler and Wilkes, "An introduction to disk drive modeling" (IEEE Computer, 1994).
@@ -58,8 +59,8 @@ pub struct DriveConfig {
 }
 
 impl DriveConfig {
-    /// Returns a 7200 rpm enterprise SATA drive. Its average seek between uniform addresses is 8.5
-    /// ms, and its full-stroke seek is 17.3 ms.
+    /// Returns a 7200 rpm enterprise SATA drive. The drive's average seek between uniform addresses
+    /// is 8.5 ms, and the full-stroke seek is 17.3 ms.
     pub const fn enterprise_sata_7200() -> Self {
         DriveConfig {
             seek: SeekCurve { base_ns: 800_000.0, root_ns: 13_940_000.0, knee: 0.3 },
@@ -70,8 +71,8 @@ impl DriveConfig {
         }
     }
 
-    /// Returns a 10 000 rpm SAS drive. Its average seek is 3.8 ms, and its full-stroke seek is 7.7
-    /// ms.
+    /// Returns a 10 000 rpm SAS drive. The drive's average seek is 3.8 ms, and the full-stroke seek
+    /// is 7.7 ms.
     pub const fn sas_10k() -> Self {
         DriveConfig {
             seek: SeekCurve { base_ns: 400_000.0, root_ns: 6_155_000.0, knee: 0.3 },
@@ -82,8 +83,8 @@ impl DriveConfig {
         }
     }
 
-    /// Returns a 15 000 rpm SAS drive. Its average seek is 3.4 ms, and its full-stroke seek is 7.0
-    /// ms.
+    /// Returns a 15 000 rpm SAS drive. The drive's average seek is 3.4 ms, and the full-stroke seek
+    /// is 7.0 ms.
     pub const fn sas_15k() -> Self {
         DriveConfig {
             seek: SeekCurve { base_ns: 300_000.0, root_ns: 5_612_000.0, knee: 0.3 },

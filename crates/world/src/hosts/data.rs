@@ -3,8 +3,8 @@
 //!
 //! Only the owner answers standby reads, and never a host that has handed the disk over. Otherwise
 //! the standby host could get stale data: it may have served the disk, written, and crashed before
-//! recording this. A former owner answers only the process that took over. That process requests
-//! only ranges that were not changed since.
+//! recording this. A former owner answers only the process that took over. The new owner's process
+//! requests only ranges that were not changed since the hand-over.
 
 use hob_engine::command::Role;
 use hob_engine::io::{Io, IoError, Op};

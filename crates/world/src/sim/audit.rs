@@ -84,7 +84,7 @@ impl Tally {
     }
 }
 
-/// One read of the backing by the engine. Its times are values of `Simulation::clock`.
+/// One read of the backing by the engine. The times of a fetch are values of `Simulation::clock`.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Fetch {
     pub(super) request: RequestId,

@@ -63,8 +63,8 @@ impl Guest {
         }
     }
 
-    /// Returns the next guest request: operation, offset in bytes, length in bytes. Some requests
-    /// are invalid.
+    /// Returns the next guest request: operation, offset in bytes, length in bytes. Some of the
+    /// guest's requests are invalid.
     pub(super) fn ask(&mut self, rng: &mut SimRng) -> (Op, u64, u64) {
         if let Some(stream) = &mut self.stream
             && rng.chance(700)

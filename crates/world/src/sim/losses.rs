@@ -1,5 +1,5 @@
-//! Simulates backings that fail flushes and restart. Such a backing may lose acknowledged writes
-//! that no flush covers.
+//! Simulates backings that fail flushes and restart. A restarted backing may have lost acknowledged
+//! writes that no flush covers.
 //!
 //! A failed flush loses any part of the unflushed writes. Only one flush gets the error, even if
 //! several are in flight. A restart also loses any part of the unflushed writes, and the engine is

@@ -29,7 +29,7 @@ impl Ram {
     }
 
     /// Returns a random memory tier configuration. Most are small, so that the tier evicts. Some
-    /// are invalid, and `None` means no memory tier.
+    /// configurations are invalid, and `None` means no memory tier.
     fn config(&mut self) -> Option<MemoryConfig> {
         let rng = &mut self.rng;
         if rng.chance(150) {

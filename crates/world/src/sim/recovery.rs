@@ -1,6 +1,6 @@
 //! Recovers a persistent cache as the daemon does. The recovery reads the journal rings, starting
-//! with the highest number, and verifies the tail. It compares the backing's identity and some
-//! clean sectors, and enables the cache with a new ring.
+//! with the highest number, and verifies the tail. The recovery compares the backing's identity and
+//! some clean sectors, and enables the cache with a new ring.
 //!
 //! The checkers expect that a ring on a working device is complete and that a closed journal is
 //! found closed. Clean sectors must equal the backing, and a changed backing must be noticed. If
@@ -284,8 +284,9 @@ impl Simulation<'_> {
         }
     }
 
-    /// Replaces unknown content of a sector without a checksum by the backing's content. This must
-    /// precede the first read of the sector, which makes its checksum known.
+    /// Replaces unknown content of a sector without a checksum by the backing's content. The
+    /// replacement must precede the first read of the sector, because the read makes the sector's
+    /// checksum known.
     fn put_right(&mut self, index: usize, dirty: DirtySector, segments: &[DataSegment]) {
         let segment = segments[dirty.place.segment as usize].place;
         let offset = segment.offset + dirty.place.sector * SECTOR_BYTES;

@@ -1,4 +1,5 @@
-//! Deliberate defects of journal pages. They test whether the checkers notice a wrong recovery.
+//! Deliberate defects of journal pages. Each defect tests whether the checkers notice a wrong
+//! recovery.
 
 /// Offsets of fields in a journal page (docs/FORMAT.md).
 const CRC: usize = 4;

@@ -351,8 +351,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Performs an I/O on its medium. Returns `None` if it is a failed flush whose reply arrives later: flushes
-    /// that are performed after it, and succeed, may overtake it.
+    /// Performs an I/O on its device. Returns `None` for a failed flush whose reply arrives later.
+    /// Later successful flushes may overtake such a reply.
     fn perform(&mut self, side: Side, id: IoId) -> Option<Done> {
         let mut done = match side {
             Side::Flash(device) => self.flash[device].complete(id, &mut self.rng),

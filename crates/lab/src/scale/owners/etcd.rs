@@ -1,8 +1,8 @@
 //! A model of etcd with one server. Each request takes a service time. A request whose sender has
 //! timed out is dropped when its turn comes.
 //!
-//! Byte counts are for HTTP with JSON, including headers. They were measured with a daemon, etcd
-//! 3.4 and names of ten letters.
+//! Byte counts are for HTTP with JSON, including headers. The byte counts were measured with a
+//! daemon, etcd 3.4 and names of ten letters.
 
 use std::collections::VecDeque;
 
@@ -19,7 +19,7 @@ const LEASE_LATE_NS: u64 = 500_000_000;
 const HEADS_BYTES: f64 = 600.0;
 
 /// Size of a key in a read request, bytes. The next constants are the sizes of a record or lock in
-/// a response, of a transaction that acquires a disk with its response, and of a watch event.
+/// a response, of a transaction with its response, and of a watch event.
 const KEY_BYTES: f64 = 58.0;
 const ENTRY_BYTES: f64 = 310.0;
 const TAKE_BYTES: f64 = 500.0;

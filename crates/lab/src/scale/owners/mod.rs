@@ -3,9 +3,9 @@
 //!
 //! Hosts run the state machines of [`hob_engine::cluster`] and pace their requests as the daemon
 //! does. The model of etcd is [`hob_world::cluster::store`] behind a server with a service time per
-//! request ([`etcd`]). Each disk is served by one host, and some other hosts wait for it. Then some
-//! hosts are killed. Their leases end, the settling time of their disks passes, and other hosts
-//! acquire the disks.
+//! request ([`etcd`]). Each disk is served by one host, and some other hosts wait for it. The model
+//! then kills some hosts. After the leases of the killed hosts and the settling time have ended,
+//! other hosts acquire the disks.
 //!
 //! The model does not include backings, caches, and the time to open an acquired disk. Times are in
 //! nanoseconds of virtual time.

@@ -1,11 +1,11 @@
 //! Parses fio's I/O logs (`write_iolog`), versions 2 and 3. The first line has the version.
 //!
-//! Version 2 has lines `filename action [offset length]`. Its only times are those of `wait`, whose
-//! offset is the number of µs since the previous wait. Version 3 has lines `timestamp filename
-//! action [offset length]`, with the timestamp in µs since the start. The parser uses the actions
-//! read, write, trim, sync and datasync, and ignores add, open and close. Offsets and lengths are
-//! in bytes, and each file is a disk. Source: fio's HOWTO, "Trace file format v2" and "v3". The
-//! unit of version 3's times is from `log_io_u` in `iolog.c`.
+//! Version 2 has lines `filename action [offset length]`. The only times in version 2 are those of
+//! `wait`, whose offset is the number of µs since the previous wait. Version 3 has lines `timestamp
+//! filename action [offset length]`, with the timestamp in µs since the start. The parser uses the
+//! actions read, write, trim, sync and datasync, and ignores add, open and close. Offsets and
+//! lengths are in bytes, and each file is a disk. Source: fio's HOWTO, "Trace file format v2" and
+//! "v3". The unit of version 3's times is from `log_io_u` in `iolog.c`.
 
 use super::super::Op;
 use super::super::disks::Disks;

@@ -1,8 +1,8 @@
 //! Set of touched sectors: a bitmap in chunks of 512 sectors, by disk and position.
 //!
 //! If there are too many chunks, half of them are dropped permanently, chosen by a hash of their
-//! position. This is repeated as necessary, and the result is scaled up. The method is spatial
-//! sampling as in SHARDS (Waldspurger et al., FAST 2015).
+//! position. The halving is repeated as necessary, and the number of touched sectors is scaled up.
+//! The method is spatial sampling as in SHARDS (Waldspurger et al., FAST 2015).
 
 use std::collections::HashMap;
 
