@@ -12,6 +12,8 @@
 //! - `flaky`: histories with restarts in which flash devices fail only flushes;
 //! - `memory`: histories with restarts and memory tiers;
 //! - `qos`: histories with restarts, shares, limits and throttles;
+//! - `growth`: histories with restarts and growing disks;
+//! - `silent`: histories with restarts and backings that change silently;
 //! - `single`: histories without restarts;
 //! - `hosts`: several hosts that migrate a disk;
 //! - `cluster`: several hosts that decide through etcd which host serves a disk.
