@@ -1,35 +1,33 @@
-//! A simple model of a disk. The model knows which data a read may return and which data must
-//! survive a power cut.
+//! A simple model of a disk: which data a read may return, and which must survive a power cut.
 //!
-//! Changes are numbered in the order in which they began and are kept for the whole history. For
-//! each unit the model keeps a `floor`: a value is stale if its change ended before the floor. The
-//! model's time is a counter of events.
+//! Changes are numbered in the order in which they began and are kept for the whole history. For each unit
+//! the model keeps the moment before which a change must have ended to be certainly overwritten (`floor`),
+//! so one comparison decides whether a value is stale. Moments are counted, not measured.
 //!
-//! The backing of a disk with a write-back cache *lags*: acknowledged changes may be missing on the
-//! backing, and it is not compared until the cache is drained. A crash ends all changes in progress
-//! and lowers the floors to the durable state. Values that a read returned since the last crash do
-//! not change, nor do values that were read before a flush. After a discard, a unit may have its
-//! old content or zeroes. Once this content was read and flushed, it must not change.
+//! A disk whose cache writes back *lags*: its backing need not hold acknowledged changes, and is not
+//! compared until everything has been drained. A crash ends all changes in progress, and lowers the floors
+//! to the durable state. Values that a read returned since the last crash stay, and so do values that were
+//! read before a flush. That makes discards precise: after one, a unit may hold its old content or zeroes,
+//! but once that was read, and flushed, it stays.
 //!
-//! The model allows overlapping changes to take effect in any order.
+//! The model does not guess which of several overlapping changes was last: each may have been.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::content::{self, Tag, ZERO};
 use crate::{Violation, ensure};
 
-/// End time of a change that is still in progress.
+/// Moment of the end of a change in progress.
 const PENDING: u32 = u32::MAX;
 
 /// Effect of a change on its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The change writes its own tag.
+    /// Writes its own tag.
     Data,
-    /// The change writes zeroes.
+    /// Zeroes.
     Zero,
-    /// The change leaves the old content, zeroes, or a mixture. On a disk that lags, it may also
-    /// leave the backing's content.
+    /// Leaves the old content, or zeroes, or a mixture; on a disk that lags, also the backing's content.
     Discard,
 }
 
@@ -41,35 +39,34 @@ struct Change {
     began: u32,
     ended: u32,
     ok: bool,
-    /// A FUA write or a flush made the change durable.
+    /// A FUA write or a flush promised that it survives.
     durable: bool,
-    /// The change is a discard on a disk that lags, so older data may return.
+    /// A discard on a disk that lags: older data may return.
     reverts: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Unit {
-    /// Changes that ended before this time are certainly overwritten in the unit.
+    /// Values of changes that ended before this are certainly overwritten.
     floor: u32,
     last_began: u32,
     last_ended: u32,
-    /// End of the last change that may have zeroed the unit.
+    /// When the last change that may have zeroed it ended.
     zeroed: u32,
-    /// End of the last discard that may have restored older data of the unit.
+    /// When the last discard that may have restored older data ended.
     reverted: u32,
     active: u32,
     zeroing: u32,
-    /// Value read while no change of the unit was in progress: later reads must return it.
+    /// Value read while no change was in progress: later reads must return it.
     pinned: Option<Tag>,
-    /// Time of the first read of the pinned value.
+    /// When it was read first.
     pinned_at: u32,
-    /// A flush has been acknowledged after the read of the pinned value, so a crash does not lose
-    /// the value.
+    /// A later flush has been acknowledged: a crash does not lose it.
     kept: bool,
 }
 
 impl Unit {
-    /// State of a unit with initial content.
+    /// Initial content.
     const NEW: Unit = Unit {
         floor: 1,
         last_began: 1,
@@ -90,63 +87,59 @@ pub struct Reading {
     began: u32,
     first: u32,
     floors: Vec<u32>,
-    /// Changes with a lower index had ended before the read began.
+    /// Changes with a lower index had ended.
     ended_before: usize,
 }
 
-/// Expected content of a disk as its guests may see it.
+/// The content of a disk as its guests may see it.
 #[derive(Clone, Debug)]
 pub struct Model {
     disk: u8,
     clock: u32,
-    /// All changes, indexed by serial − 1. The first entry is the initial content.
+    /// Indexed by serial − 1; the first is the initial content.
     changes: Vec<Change>,
-    /// All changes with a lower index have ended.
+    /// Changes with a lower index have ended.
     ended_before: usize,
     units: Vec<Unit>,
-    /// Changes that are acknowledged and not durable.
+    /// Acknowledged and not durable.
     unflushed: Vec<u32>,
-    /// Changes that were acknowledged and not durable when dirty data was given up. The backing may
-    /// lose the changes that it has.
+    /// The same, when dirty data was given up: a loss of the backing may take them, if it has them.
     given_up: Vec<u32>,
-    /// Members of `unflushed` that are on flash, so a loss of the backing does not affect them.
+    /// Of `unflushed`, those that flash has: a loss of the backing does not concern them.
     in_flash: BTreeSet<u32>,
-    /// Changes in doubt since a loss of the backing, with the number of the loss. The changes were
-    /// acknowledged and are not durable.
+    /// Acknowledged, not durable, and in doubt since a loss of the backing, with the number of the loss.
     doubtful: Vec<(u32, u32)>,
-    /// Number of losses so far, and the last loss reported to each session.
+    /// Number of losses so far, and the last one reported to each session.
     losses: u32,
     told: BTreeMap<u32, u32>,
-    /// Time of the last loss of the backing.
+    /// When the last loss happened.
     lost: u32,
     lags: bool,
-    /// Time of the last crash.
+    /// When the last crash happened.
     crashed: u32,
-    /// The content after the last crash is durable: the power failed or a flush was acknowledged
+    /// The content after the last crash is durable: the power failed, or a flush has been acknowledged
     /// since, and no data was given up meanwhile.
     settled: bool,
-    /// Time at which data was last given up.
+    /// When data was last given up.
     forgot: u32,
-    /// Changes with a lower index may be lost although they were durable, because their owner gave
-    /// them up.
+    /// Changes with a lower index may be lost although they were durable: the owner gave them up.
     forgotten: usize,
 }
 
 /// Data that a crash loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// The crash loses no acknowledged change, but devices still have some data only in volatile
-    /// memory.
+    /// No acknowledged change, but devices still hold some in volatile memory.
     Nothing,
-    /// The process crashed: acknowledged changes may be lost if they are not durable and flash had
-    /// them without a journal record.
+    /// The process only: acknowledged changes that are not durable, if flash had them and the journal did
+    /// not.
     Unrecorded,
-    /// The crash loses everything that was not durable.
+    /// Everything that was not durable.
     Unflushed,
 }
 
 impl Model {
-    /// Creates a disk in which each unit has the tag `tag(1, disk, unit)`.
+    /// Creates a disk whose units hold `tag(1, disk, unit)`.
     pub fn new(disk: u8, units: u32) -> Self {
         let initial = Change {
             first: 0,
@@ -179,15 +172,14 @@ impl Model {
         }
     }
 
-    /// Sets the number of units. New units have the tag `tag(1, disk, unit)`, like the initial
-    /// units.
+    /// Sets the number of units; new ones hold `tag(1, disk, unit)`, like the initial ones.
     pub fn grow(&mut self, units: u32) {
         self.changes[0].end = units;
         self.units.resize(units as usize, Unit::NEW);
     }
 
-    /// Sets whether the backing lags. A lagging backing is not compared. A discard in progress may
-    /// affect dirty data from now on, even if there was none when it began.
+    /// Sets whether the backing lags, in which case it is not compared. A discard in progress may affect
+    /// dirty data from now on, though there was none when it began.
     pub fn set_lags(&mut self, lags: bool) {
         if lags && !self.lags {
             for change in &mut self.changes[self.ended_before..] {
@@ -203,7 +195,7 @@ impl Model {
         self.lags = lags;
     }
 
-    /// Returns true if the backing may lack acknowledged changes.
+    /// Returns true if the backing lags.
     pub fn lags(&self) -> bool {
         self.lags
     }
@@ -213,8 +205,7 @@ impl Model {
         self.clock
     }
 
-    /// Records the start of a change. Returns the serial number of the change, for
-    /// [`content::tag`].
+    /// Records the start of a change. Returns its serial, for [`content::tag`].
     pub fn begin_change(&mut self, kind: Kind, first: u32, count: u32) -> u32 {
         let began = self.tick();
         let end = first + count;
@@ -233,9 +224,8 @@ impl Model {
         self.changes.len() as u32
     }
 
-    /// Records the end of a change. If the change was acknowledged and nothing overlapped it, the
-    /// backing must have it: `now` is the backing's content, and `durable` is the part that
-    /// survives a power cut.
+    /// Records the end of a change. If it was acknowledged and nothing overlapped it, `now` and `durable`
+    /// (the backing's content, and the part of it that survives a power cut) must contain it.
     pub fn end_change(
         &mut self,
         serial: u32,
@@ -294,14 +284,14 @@ impl Model {
         self.tick()
     }
 
-    /// Returns the serials of the changes that were acknowledged before a flush began and are not
-    /// covered by another flush.
+    /// Returns the changes, by serial, that were acknowledged before a flush began and are not covered by
+    /// another flush.
     pub fn unflushed(&self, began: u32) -> impl Iterator<Item = u32> {
         let ended = |serial: u32| self.changes[serial as usize - 1].ended;
         self.unflushed.iter().copied().filter(move |serial| ended(*serial) < began)
     }
 
-    /// Records that an acknowledged change went to flash and not to the backing.
+    /// Records that an acknowledged change went to flash, not to the backing.
     pub fn note_in_flash(&mut self, serial: u32) {
         self.in_flash.insert(serial);
     }
@@ -315,7 +305,7 @@ impl Model {
             self.unflushed.iter().partition(|serial| self.in_flash.contains(serial));
         self.unflushed = stays;
         for unit in &mut self.units {
-            // Effects of failed or crashed changes are not durable either.
+            // The effects of changes that failed, or that a crash ended, are not durable either.
             let stays = unit.kept || self.settled && unit.last_began < self.crashed;
             unit.pinned = unit.pinned.filter(|_| stays);
         }
@@ -334,19 +324,18 @@ impl Model {
         }
     }
 
-    /// Ends all sessions: changes in doubt are not reported to later sessions.
+    /// Ends all sessions: changes in doubt are not reported to later ones.
     pub fn end_sessions(&mut self) {
         self.doubtful.clear();
     }
 
-    /// Records that a flush of this session failed: the error reports all losses so far to the
-    /// session.
+    /// Records that a flush failed: its session was told of all losses so far.
     pub fn flush_failed(&mut self, session: u32) {
         self.told.insert(session, self.losses);
     }
 
-    /// Handles an acknowledged flush of a session. Changes in doubt that were not reported to the
-    /// session must be present.
+    /// Handles the acknowledged flush of a session: changes in doubt that were not reported to the session
+    /// must be present.
     fn end_doubts(&mut self, session: u32, began: u32, now: &[Tag]) -> Result<(), Violation> {
         let told = self.told.get(&session).copied().unwrap_or(0);
         let disk = self.disk;
@@ -356,7 +345,7 @@ impl Model {
                 continue;
             }
             self.changes[*serial as usize - 1].durable = true;
-            // Overlapping changes take effect in any order, so an earlier one may be the last.
+            // Overlapping changes take effect in any order: one that began earlier may be the last.
             let overlapping = |other: &&Change| other.began < change.began && other.ended > change.began;
             let others: Vec<_> = self.changes.iter().filter(overlapping).collect();
             for at in change.first..change.end {
@@ -377,8 +366,7 @@ impl Model {
         Ok(())
     }
 
-    /// Records an acknowledged flush: changes that were acknowledged before the flush began are
-    /// durable.
+    /// Records an acknowledged flush: changes that were acknowledged before it began are durable.
     pub fn end_flush(
         &mut self,
         session: u32,
@@ -414,14 +402,14 @@ impl Model {
         Ok(())
     }
 
-    /// Records the start of a read of these units.
+    /// Records the start of a read.
     pub fn begin_read(&mut self, first: u32, count: u32) -> Reading {
         let units = &self.units[first as usize..(first + count) as usize];
         let floors = units.iter().map(|unit| unit.floor).collect();
         Reading { began: self.tick(), first, floors, ended_before: self.ended_before }
     }
 
-    /// Checks the data `seen` that a read returned. `now` is the backing's content.
+    /// Checks the result `seen` of a read; the backing holds `now`.
     pub fn end_read(&mut self, reading: &Reading, seen: &[Tag], now: &[Tag]) -> Result<(), Violation> {
         self.tick();
         let disk = self.disk;
@@ -436,7 +424,7 @@ impl Model {
                 self.begun_at(*floor)
             );
             let unit = &mut self.units[at as usize];
-            // A read that began before data was given up may have seen the lost data.
+            // A read that began before data was given up may have seen that data.
             let is_old = reading.began < self.forgot.max(self.lost);
             if unit.active > 0 || unit.last_ended > reading.began || is_old {
                 continue;
@@ -453,11 +441,11 @@ impl Model {
         if reading.began < self.forgot.max(self.lost) { Ok(()) } else { self.check_torn(reading, seen) }
     }
 
-    /// Checks that a read saw all or nothing of a concurrent write. If the read saw neither the
-    /// write nor older data, another change may have been last.
+    /// Of one write in progress during the read, the read saw all or nothing. Where it saw neither the
+    /// write nor certainly older data, another change may have been last.
     fn check_torn(&self, reading: &Reading, seen: &[Tag]) -> Result<(), Violation> {
         let end = reading.first + seen.len() as u32;
-        // Any part of the given-up data may be left.
+        // Of data that was given up, any part may be left.
         for (index, change) in self.changes.iter().enumerate().skip(reading.ended_before.max(self.forgotten))
         {
             let may_fail = change.ended != PENDING && !change.ok;
@@ -488,14 +476,13 @@ impl Model {
         Ok(())
     }
 
-    /// Describes the change that began at this time.
+    /// Describes what began at this moment.
     fn begun_at(&self, moment: u32) -> String {
         let found = self.changes.iter().position(|change| change.began == moment);
         found.map_or("nothing".into(), |at| format!("change {:#x}, {:?}", at + 1, self.changes[at].kind))
     }
 
-    /// Returns the end time of the change that wrote this value. Returns an error if there is no
-    /// such change.
+    /// Returns when the change that wrote this value ended; an error if there is no such change.
     fn ended(&self, value: Tag, at: u32) -> Result<u32, Violation> {
         let unit = &self.units[at as usize];
         if value == ZERO {
@@ -512,7 +499,7 @@ impl Model {
         }
     }
 
-    /// Checks the content `media` after a power cut: no unit may be older than a durable change.
+    /// Checks the content `media` after a power cut: nothing in it may be older than a durable change.
     pub fn check_power_cut(&self, media: &[Tag]) -> Result<(), Violation> {
         for (at, (value, floor)) in media.iter().zip(self.durable_floors()).enumerate() {
             let lost = self.ended(*value, at as u32)? < floor;
@@ -521,8 +508,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns the `floor` of each unit after a power cut: the begin of the last durable change
-    /// that no discard can have undone. A discard may take effect at any time until it ends.
+    /// Returns for each unit when the last durable change began that no discard can have undone: a discard
+    /// may take effect at any moment until it ends.
     fn durable_floors(&self) -> Vec<u32> {
         let units = |change: &Change| change.first as usize..change.end as usize;
         let mut undone = vec![0; self.units.len()];
@@ -541,24 +528,24 @@ impl Model {
         floors
     }
 
-    /// Returns the number of units of the disk.
+    /// Returns the number of units.
     pub fn units(&self) -> usize {
         self.units.len()
     }
 
-    /// Returns true if the unit ever had this value.
+    /// Returns true if a unit ever held this value.
     pub fn may_hold(&self, value: Tag, unit: u32) -> bool {
         self.ended(value, unit).is_ok()
     }
 
-    /// Returns true if the newest change of the unit was never made durable.
+    /// Returns true if the newest change of a unit was never made durable.
     pub fn is_loose(&self, unit: u32) -> bool {
         let newest = self.changes.iter().rev().find(|change| (change.first..change.end).contains(&unit));
         newest.is_some_and(|change| !change.durable)
     }
 
-    /// Records a crash of the engine. Changes in progress may have taken effect completely, in part
-    /// or not at all. Acknowledged changes may be lost unit by unit according to `loss`.
+    /// Records a crash of the engine. Changes in progress may have happened, in part or not at all.
+    /// Acknowledged ones may be lost as `loss` says, unit by unit.
     pub fn crash(&mut self, loss: Loss) {
         let moment = self.tick();
         let floors = if loss == Loss::Nothing { vec![] } else { self.durable_floors() };
@@ -595,8 +582,8 @@ impl Model {
         self.told.clear();
     }
 
-    /// Records that all data that is not on the backing was given up. `backing` is the backing's
-    /// content. Each unit may read as the backing's value or a newer value.
+    /// Records that the owner gave up all data that is not on the backing, whose content is `backing`:
+    /// every unit may read as that, or as anything newer.
     pub fn forget(&mut self, backing: &[Tag]) -> Result<(), Violation> {
         for (at, value) in backing.iter().enumerate() {
             let ended = self.ended(*value, at as u32)?;
@@ -608,8 +595,7 @@ impl Model {
         Ok(())
     }
 
-    /// Records that data was given up. The remaining content is on the backing, and no flush has
-    /// made it durable.
+    /// Data was given up. What shows in its place is on the backing, and no flush has made it durable there.
     fn note_forgotten(&mut self) {
         self.forgot = self.tick();
         self.forgotten = self.changes.len();
@@ -617,7 +603,7 @@ impl Model {
         self.settled = false;
     }
 
-    /// Drops all durability: every unit may read as any value that it ever had.
+    /// Drops all durability: every unit may read as any value that it ever held.
     pub fn forget_all(&mut self) {
         for unit in &mut self.units {
             (unit.floor, unit.pinned, unit.kept) = (0, None, false);
@@ -625,8 +611,8 @@ impl Model {
         self.note_forgotten();
     }
 
-    /// Sets the disk's expected content to the backing's content `now`. No change may be in
-    /// progress. The backing may still lose the content that is not in `durable`.
+    /// Sets the disk's content to the backing's, while no change is in progress. What the backing holds, and
+    /// does not hold durably, it may still lose: it flushed nothing of what is given up.
     pub fn adopt(&mut self, now: &[Tag], durable: &[Tag]) -> Result<(), Violation> {
         self.forget(durable)?;
         self.forget(now)?;
@@ -634,8 +620,7 @@ impl Model {
         Ok(())
     }
 
-    /// Records that data has been given up completely. Units that no change touched since have the
-    /// backing's content.
+    /// Records that giving data up is complete: units that no change touched since are the backing's.
     pub fn pin(&mut self, backing: &[Tag]) {
         let pinned_at = self.tick();
         for (unit, value) in self.units.iter_mut().zip(backing) {
@@ -645,7 +630,8 @@ impl Model {
         }
     }
 
-    /// Records a durable change of these units by a foreign writer while the disk was not served.
+    /// Records another writer's change of the backing while the disk was not served: units of one change,
+    /// durable.
     pub fn changed_behind(&mut self, first: u32, count: u32) -> u32 {
         let serial = self.begin_change(Kind::Data, first, count);
         let ended = self.tick();
