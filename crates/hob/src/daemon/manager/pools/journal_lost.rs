@@ -4,7 +4,7 @@
 //! 1. a new journal on devices other than the failed one;
 //! 2. after a drain, a new journal, because the contents of the failed device no longer matter;
 //! 3. a new cache in place of the old one. The state file records this first, so that the old data
-//!   is never used again. Without space for a new cache, the disk continues without one.
+//!    is never used again. Without space for a new cache, the disk continues without one.
 //!
 //! Unreadable dirty data is not discarded here; only a command does that (`hob cache
 //! discard-dirty`).
