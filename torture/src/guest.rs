@@ -165,6 +165,8 @@ pub struct Guest {
     habits: Habits,
     flying: BTreeMap<u64, (Instant, Flying)>,
     history: VecDeque<Note>,
+    /// A flush has failed since the guest connected.
+    was_told: bool,
     first: u64,
     units: u64,
 }
@@ -193,6 +195,7 @@ impl Guest {
             habits,
             flying: BTreeMap::new(),
             history: VecDeque::new(),
+            was_told: false,
             first,
             units,
         }
@@ -227,6 +230,7 @@ impl Guest {
                 Ok(link) => {
                     self.shared.connected_to.store(life, Ordering::Relaxed);
                     self.shared.counts.connections.fetch_add(1, Ordering::Relaxed);
+                    self.was_told = false;
                     self.note(0, 0, "connected");
                     return Some(link);
                 }
@@ -461,7 +465,10 @@ impl Guest {
                 let mut model = self.shared.model();
                 let explained = model.loss_unreported();
                 model.flush_failed();
-                ("a flush".to_owned(), explained)
+                drop(model);
+                let is_the_others = self.habits.shares_disk && !self.was_told;
+                self.was_told = true;
+                ("a flush".to_owned(), explained || is_the_others)
             }
         };
         if !explained && !self.shared.excused(since) {

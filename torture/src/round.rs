@@ -258,6 +258,7 @@ impl<'a> Round<'a> {
                     pause_us_max: [500, 4_000, 12_000][self.noise.below(3) as usize],
                     headers: self.plan.headers
                         && !matches!(self.plan.disks[at].backing, BackingKind::VolatileNbd { .. }),
+                    shares_disk: disk.guests.len() > 1,
                 };
                 let (journal, life) = (Arc::clone(&self.run.journal), Arc::clone(&self.life));
                 let seed = self.noise.next_u64();

@@ -114,6 +114,8 @@ pub struct Model {
     told: BTreeMap<u32, u32>,
     /// When the last loss happened.
     lost: u32,
+    /// Losses that have not been reported to the engine yet.
+    unreported: u32,
     lags: bool,
     /// When the last crash happened.
     crashed: u32,
@@ -164,6 +166,7 @@ impl Model {
             losses: 0,
             told: BTreeMap::new(),
             lost: 0,
+            unreported: 0,
             lags: false,
             crashed: 0,
             settled: true,
@@ -240,10 +243,12 @@ impl Model {
         assert_eq!(change.ended, PENDING, "a change ends once");
         (change.ended, change.ok, change.durable) = (ended, ok, ok && fua);
         let change = change.clone();
+        let in_doubt = ok && !fua && self.unreported > 0 && change.began < self.lost;
+        let in_doubt = in_doubt && !self.in_flash.contains(&serial);
         for at in change.first..change.end {
             let unit = &mut self.units[at as usize];
             let alone = unit.active == 1 && unit.last_began == change.began && unit.last_ended < change.began;
-            if ok && alone && !self.lags && change.kind != Kind::Discard {
+            if ok && alone && !in_doubt && !self.lags && change.kind != Kind::Discard {
                 let expected = if change.kind == Kind::Zero { ZERO } else { content::tag(serial, disk, at) };
                 let (now, durable) = (now[at as usize], durable[at as usize]);
                 ensure!(
@@ -258,14 +263,16 @@ impl Model {
                 unit.zeroing -= 1;
                 unit.zeroed = ended;
             }
-            if ok && change.kind != Kind::Discard {
+            if ok && !in_doubt && change.kind != Kind::Discard {
                 unit.floor = unit.floor.max(change.began);
             }
             if change.reverts {
                 (unit.floor, unit.reverted) = (0, ended);
             }
         }
-        if ok && !fua {
+        if in_doubt {
+            self.doubtful.push((self.losses, serial));
+        } else if ok && !fua {
             self.unflushed.push(serial);
         }
         while self.changes.get(self.ended_before).is_some_and(|change| change.ended != PENDING) {
@@ -322,6 +329,18 @@ impl Model {
                 self.doubtful.push((self.losses, serial));
             }
         }
+    }
+
+    /// Records that the engine has not heard of the last loss: changes in flight at the loss may be acknowledged
+    /// before it does.
+    pub fn hide_loss(&mut self) {
+        self.unreported += 1;
+    }
+
+    /// Records that the engine has heard of a hidden loss.
+    pub fn report_loss(&mut self) {
+        self.unreported -= 1;
+        self.lost = self.tick();
     }
 
     /// Ends all sessions: changes in doubt are not reported to later ones.
@@ -425,7 +444,7 @@ impl Model {
             );
             let unit = &mut self.units[at as usize];
             // A read that began before data was given up may have seen that data.
-            let is_old = reading.began < self.forgot.max(self.lost);
+            let is_old = self.unreported > 0 || reading.began < self.forgot.max(self.lost);
             if unit.active > 0 || unit.last_ended > reading.began || is_old {
                 continue;
             }
@@ -438,7 +457,8 @@ impl Model {
             let pinned = *unit.pinned.get_or_insert(*value);
             ensure!(*value == pinned, "disk {disk} unit {at}: read {value:x}, and {pinned:x} before");
         }
-        if reading.began < self.forgot.max(self.lost) { Ok(()) } else { self.check_torn(reading, seen) }
+        let is_old = self.unreported > 0 || reading.began < self.forgot.max(self.lost);
+        if is_old { Ok(()) } else { self.check_torn(reading, seen) }
     }
 
     /// Of one write in progress during the read, the read saw all or nothing. Where it saw neither the
@@ -580,6 +600,7 @@ impl Model {
         self.crashed = moment;
         self.doubtful.clear();
         self.told.clear();
+        self.unreported = 0;
     }
 
     /// Records that the owner gave up all data that is not on the backing, whose content is `backing`:

@@ -253,10 +253,11 @@ impl Backed {
             return false;
         }
         let own = self.owes_own(session);
+        let inherits = self.may_inherit(session);
         let has_changed = self.has_changed(session);
         let told = Told { failures: self.failures_for(session), may_inherit: false, has_changed };
         self.sessions.insert(session, told);
-        let was_counted = !own || self.inherits_unknown && !has_changed;
+        let was_counted = inherits || self.inherits_unknown && !has_changed;
         if !session.is_daemon() && was_counted {
             self.inherited = self.inherited.saturating_sub(1);
             self.inherits_unknown &= self.inherited > 0 && !own;
@@ -265,8 +266,13 @@ impl Backed {
     }
 
     fn owes(&self, session: SessionId) -> bool {
-        let may_inherit = self.sessions.get(&session).is_some_and(|told| told.may_inherit);
-        self.owes_own(session) || may_inherit && self.inherited > 0
+        self.owes_own(session) || self.may_inherit(session)
+    }
+
+    /// Returns true if the session began while failures were owed to guests without a session. Any of the
+    /// sessions may belong to such a guest, so each is told once.
+    fn may_inherit(&self, session: SessionId) -> bool {
+        self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }
 
     /// Returns true if a failure occurred during a session that it was not told of.

@@ -113,8 +113,7 @@ impl Engine {
                 disk.journal_in_flight -= 1;
                 None
             }
-            (owner, Target::Backing(_)) => {
-                disk.backing_in_flight -= u32::from(matches!(owner, Owner::Request(_)));
+            (_, Target::Backing(_)) => {
                 // A read that another disk served is none of the backing.
                 (io.is_write || io.bytes > 0).then_some(&mut disk.stats.backing)
             }

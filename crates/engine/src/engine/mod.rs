@@ -380,6 +380,8 @@ impl Engine {
     pub fn handle_completion(&mut self, now: Instant, id: IoId, result: Result<(), IoError>, sums: &[u32]) {
         assert!(self.ios.contains(id.0), "I/O {id} completes once");
         let io = self.ios.remove(id.0);
+        self.account(now, &io, result);
+        self.gate_passed(now, &io);
         match io.is_sync {
             true => self.sync_done(now, id, io, result),
             false => self.io_done(now, id, &io, result, sums),
@@ -388,8 +390,9 @@ impl Engine {
     }
 
     fn io_done(&mut self, now: Instant, id: IoId, io: &Pending, result: Result<(), IoError>, sums: &[u32]) {
-        self.account(now, io, result);
-        self.gate_passed(now, io);
+        if matches!((io.owner, io.target), (Owner::Request(_), Target::Backing(_))) {
+            self.disk_mut(io.disk).backing_in_flight -= 1;
+        }
         match io.owner {
             Owner::Request(slot) => self.request_io_done(now, slot, io, result, sums),
             Owner::Job(job) => self.job_io_done(now, job, io, result, sums),

@@ -363,11 +363,13 @@ impl Simulation<'_> {
             return Some(done);
         }
         self.flush_failed(side, &mut done);
-        let may_be_late = matches!(side, Side::Backing(_)) && self.losses.is_some() && done.result.is_err();
+        let Side::Backing(disk) = side else { return Some(done) };
+        let state = &mut self.disks[disk];
         let mut rng = SimRng::new(self.now.0 ^ u64::from(id.0));
-        if !may_be_late || rng.chance(500) {
+        if done.result.is_ok() || !state.backing.loses() || rng.chance(500) {
             return Some(done);
         }
+        state.model.hide_loss();
         let late = rng.between(1, 4 * self.scenario.backing_ns);
         self.queue.push(self.now + late, Event::Complete(side, id));
         self.late_failures.insert(id, done);
@@ -376,7 +378,12 @@ impl Simulation<'_> {
 
     pub(super) fn complete(&mut self, side: Side, id: IoId) -> Result<(), Violation> {
         let mut done = match self.late_failures.remove(&id) {
-            Some(done) => done,
+            Some(done) => {
+                if let Side::Backing(disk) = side {
+                    self.disks[disk].model.report_loss();
+                }
+                done
+            }
             None => match self.perform(side, id) {
                 Some(done) => done,
                 None => return Ok(()),

@@ -478,8 +478,10 @@ fn a_failure_follows_a_guest_that_connects_again() {
     bench.engine.end_session(DISK, SessionId(2));
     bench.engine.begin_session(DISK, SessionId(3));
     bench.engine.begin_session(DISK, SessionId(4));
-    assert_eq!(bench.flushed_by(3), Err(IoError::Failed), "one of two was not told");
-    assert_eq!(bench.flushed_by(4), Ok(()));
+    for session in [3, 4] {
+        assert_eq!(bench.flushed_by(session), Err(IoError::Failed), "one of two was not told");
+        assert_eq!(bench.flushed_by(session), Ok(()));
+    }
     [3, 4].into_iter().for_each(|session| bench.written_by(session));
     bench.engine.handle_loss(bench.now, DISK);
     bench.command(Command::RemoveDisk).expect("it is removed");
@@ -496,6 +498,34 @@ fn a_failure_follows_a_guest_that_connects_again() {
     assert_eq!(bench.flushed_by(2), Err(IoError::Failed));
     bench.engine.begin_session(DISK, SessionId(4));
     assert_eq!(bench.flushed_by(4), Ok(()));
+}
+
+/// After a restart the guests of a shared disk connect again; one of them was not told before the restart.
+#[test]
+fn each_session_that_may_be_the_untold_guests_is_told_once() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.owe_failures(DISK, 1);
+    [1, 2].into_iter().for_each(|session| bench.engine.begin_session(DISK, SessionId(session)));
+    for session in [1, 2] {
+        assert_eq!(bench.flushed_by(session), Err(IoError::Failed));
+        assert_eq!(bench.flushed_by(session), Ok(()));
+    }
+    bench.engine.begin_session(DISK, SessionId(3));
+    assert_eq!(bench.flushed_by(3), Ok(()));
+}
+
+/// A guest that is owed a failure from before a restart hears of it and of a new one at once.
+#[test]
+fn an_inherited_failure_and_a_new_one_are_told_together() {
+    let mut bench = Bench::bare(Limits::default());
+    bench.engine.owe_failures(DISK, 1);
+    bench.engine.begin_session(DISK, SessionId(1));
+    bench.written_by(1);
+    bench.engine.handle_loss(bench.now, DISK);
+    assert_eq!(bench.flushed_by(1), Err(IoError::Failed));
+    assert_eq!(bench.events.last(), Some(&Event::FailuresOwed { disk: DISK, count: 0 }));
+    bench.engine.begin_session(DISK, SessionId(2));
+    assert_eq!(bench.flushed_by(2), Ok(()));
 }
 
 /// Clients that only read and flush come and go during an outage. The guest that wrote is told, and no other afterwards.
