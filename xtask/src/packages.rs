@@ -81,7 +81,7 @@ pub(crate) fn install() -> Result<()> {
         return Ok(());
     };
     if !present("apt-get") {
-        bail!("this is no Debian: install the programs of {} some other way", missing.join(", "));
+        bail!("this host is not Debian: install the programs of {} in another way", missing.join(", "));
     }
     println!("installing them with apt-get");
     let apt = |args: &[&str]| {

@@ -159,7 +159,10 @@ impl Connection {
 }
 
 fn check_depth(depth: usize) -> Result<()> {
-    ensure!((1..=DEPTH_MAX).contains(&depth), "the depth must lie between 1 and {DEPTH_MAX}, not {depth}");
+    ensure!(
+        (1..=DEPTH_MAX).contains(&depth),
+        "the queue depth must be between 1 and {DEPTH_MAX}, not {depth}"
+    );
     Ok(())
 }
 

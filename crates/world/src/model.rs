@@ -1,33 +1,35 @@
-//! A simple model of a disk: which data a read may return, and which must survive a power cut.
+//! A simple model of a disk. The model knows which data a read may return and which data must
+//! survive a power cut.
 //!
-//! Changes are numbered in the order in which they began and are kept for the whole history. For each unit
-//! the model keeps the moment before which a change must have ended to be certainly overwritten (`floor`),
-//! so one comparison decides whether a value is stale. Moments are counted, not measured.
+//! Changes are numbered in the order in which they began and are kept for the whole history. For
+//! each unit the model keeps a `floor`: a value is stale if its change ended before the floor. The
+//! model's time is a counter of events.
 //!
-//! A disk whose cache writes back *lags*: its backing need not hold acknowledged changes, and is not
-//! compared until everything has been drained. A crash ends all changes in progress, and lowers the floors
-//! to the durable state. Values that a read returned since the last crash stay, and so do values that were
-//! read before a flush. That makes discards precise: after one, a unit may hold its old content or zeroes,
-//! but once that was read, and flushed, it stays.
+//! The backing of a disk with a write-back cache *lags*: acknowledged changes may be missing on the
+//! backing, and it is not compared until the cache is drained. A crash ends all changes in progress
+//! and lowers the floors to the durable state. Values that a read returned since the last crash do
+//! not change, nor do values that were read before a flush. After a discard, a unit may have its
+//! old content or zeroes. Once this content was read and flushed, it must not change.
 //!
-//! The model does not guess which of several overlapping changes was last: each may have been.
+//! The model allows overlapping changes to take effect in any order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::content::{self, Tag, ZERO};
 use crate::{Violation, ensure};
 
-/// Moment of the end of a change in progress.
+/// End time of a change that is still in progress.
 const PENDING: u32 = u32::MAX;
 
 /// Effect of a change on its units.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Writes its own tag.
+    /// The change writes its own tag.
     Data,
-    /// Zeroes.
+    /// The change writes zeroes.
     Zero,
-    /// Leaves the old content, or zeroes, or a mixture; on a disk that lags, also the backing's content.
+    /// The change leaves the old content, zeroes, or a mixture. On a disk that lags, it may also
+    /// leave the backing's content.
     Discard,
 }
 
@@ -39,34 +41,35 @@ struct Change {
     began: u32,
     ended: u32,
     ok: bool,
-    /// A FUA write or a flush promised that it survives.
+    /// A FUA write or a flush made the change durable.
     durable: bool,
-    /// A discard on a disk that lags: older data may return.
+    /// The change is a discard on a disk that lags, so older data may return.
     reverts: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Unit {
-    /// Values of changes that ended before this are certainly overwritten.
+    /// Changes that ended before this time are certainly overwritten in the unit.
     floor: u32,
     last_began: u32,
     last_ended: u32,
-    /// When the last change that may have zeroed it ended.
+    /// End of the last change that may have zeroed the unit.
     zeroed: u32,
-    /// When the last discard that may have restored older data ended.
+    /// End of the last discard that may have restored older data of the unit.
     reverted: u32,
     active: u32,
     zeroing: u32,
-    /// Value read while no change was in progress: later reads must return it.
+    /// Value read while no change of the unit was in progress: later reads must return it.
     pinned: Option<Tag>,
-    /// When it was read first.
+    /// Time of the first read of the pinned value.
     pinned_at: u32,
-    /// A later flush has been acknowledged: a crash does not lose it.
+    /// A flush has been acknowledged after the read of the pinned value, so a crash does not lose
+    /// the value.
     kept: bool,
 }
 
 impl Unit {
-    /// Initial content.
+    /// State of a unit with initial content.
     const NEW: Unit = Unit {
         floor: 1,
         last_began: 1,
@@ -87,61 +90,65 @@ pub struct Reading {
     began: u32,
     first: u32,
     floors: Vec<u32>,
-    /// Changes with a lower index had ended.
+    /// Changes with a lower index had ended before the read began.
     ended_before: usize,
 }
 
-/// The content of a disk as its guests may see it.
+/// Expected content of a disk as its guests may see it.
 #[derive(Clone, Debug)]
 pub struct Model {
     disk: u8,
     clock: u32,
-    /// Indexed by serial − 1; the first is the initial content.
+    /// All changes, indexed by serial − 1. The first entry is the initial content.
     changes: Vec<Change>,
-    /// Changes with a lower index have ended.
+    /// All changes with a lower index have ended.
     ended_before: usize,
     units: Vec<Unit>,
-    /// Acknowledged and not durable.
+    /// Changes that are acknowledged and not durable.
     unflushed: Vec<u32>,
-    /// The same, when dirty data was given up: a loss of the backing may take them, if it has them.
+    /// Changes that were acknowledged and not durable when dirty data was given up. The backing may
+    /// lose the changes that it has.
     given_up: Vec<u32>,
-    /// Of `unflushed`, those that flash has: a loss of the backing does not concern them.
+    /// Members of `unflushed` that are on flash, so a loss of the backing does not affect them.
     in_flash: BTreeSet<u32>,
-    /// Acknowledged, not durable, and in doubt since a loss of the backing, with the number of the loss.
+    /// Changes in doubt since a loss of the backing, with the number of the loss. The changes were
+    /// acknowledged and are not durable.
     doubtful: Vec<(u32, u32)>,
-    /// Number of losses so far, and the last one reported to each session.
+    /// Number of losses so far, and the last loss reported to each session.
     losses: u32,
     told: BTreeMap<u32, u32>,
-    /// When the last loss happened.
+    /// Time of the last loss of the backing.
     lost: u32,
     /// Losses that have not been reported to the engine yet.
     unreported: u32,
     lags: bool,
-    /// When the last crash happened.
+    /// Time of the last crash.
     crashed: u32,
-    /// The content after the last crash is durable: the power failed, or a flush has been acknowledged
+    /// The content after the last crash is durable: the power failed or a flush was acknowledged
     /// since, and no data was given up meanwhile.
     settled: bool,
-    /// When data was last given up.
+    /// Time at which data was last given up.
     forgot: u32,
-    /// Changes with a lower index may be lost although they were durable: the owner gave them up.
+    /// Changes with a lower index may be lost although they were durable, because their owner gave
+    /// them up.
     forgotten: usize,
 }
 
 /// Data that a crash loses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
-    /// No acknowledged change, but devices still hold some in volatile memory.
+    /// The crash loses no acknowledged change, but devices still have some data only in volatile
+    /// memory.
     Nothing,
-    /// The process only: acknowledged changes that are not durable, if flash had them and the journal did
-    /// not.
+    /// The process crashed: acknowledged changes may be lost if they are not durable and flash had
+    /// them without a journal record.
     Unrecorded,
-    /// Everything that was not durable.
+    /// The crash loses everything that was not durable.
     Unflushed,
 }
 
 impl Model {
-    /// Creates a disk whose units hold `tag(1, disk, unit)`.
+    /// Creates a disk in which each unit has the tag `tag(1, disk, unit)`.
     pub fn new(disk: u8, units: u32) -> Self {
         let initial = Change {
             first: 0,
@@ -175,14 +182,15 @@ impl Model {
         }
     }
 
-    /// Sets the number of units; new ones hold `tag(1, disk, unit)`, like the initial ones.
+    /// Sets the number of units. New units have the tag `tag(1, disk, unit)`, like the initial
+    /// units.
     pub fn grow(&mut self, units: u32) {
         self.changes[0].end = units;
         self.units.resize(units as usize, Unit::NEW);
     }
 
-    /// Sets whether the backing lags, in which case it is not compared. A discard in progress may affect
-    /// dirty data from now on, though there was none when it began.
+    /// Sets whether the backing lags. A lagging backing is not compared. A discard in progress may
+    /// affect dirty data from now on, even if there was none when it began.
     pub fn set_lags(&mut self, lags: bool) {
         if lags && !self.lags {
             for change in &mut self.changes[self.ended_before..] {
@@ -198,7 +206,7 @@ impl Model {
         self.lags = lags;
     }
 
-    /// Returns true if the backing lags.
+    /// Returns true if the backing may lack acknowledged changes.
     pub fn lags(&self) -> bool {
         self.lags
     }
@@ -208,7 +216,8 @@ impl Model {
         self.clock
     }
 
-    /// Records the start of a change. Returns its serial, for [`content::tag`].
+    /// Records the start of a change. Returns the serial number of the change, for
+    /// [`content::tag`].
     pub fn begin_change(&mut self, kind: Kind, first: u32, count: u32) -> u32 {
         let began = self.tick();
         let end = first + count;
@@ -227,8 +236,9 @@ impl Model {
         self.changes.len() as u32
     }
 
-    /// Records the end of a change. If it was acknowledged and nothing overlapped it, `now` and `durable`
-    /// (the backing's content, and the part of it that survives a power cut) must contain it.
+    /// Records the end of a change. If the change was acknowledged and nothing overlapped it, the
+    /// backing must have it: `now` is the backing's content, and `durable` is the part that
+    /// survives a power cut.
     pub fn end_change(
         &mut self,
         serial: u32,
@@ -291,14 +301,14 @@ impl Model {
         self.tick()
     }
 
-    /// Returns the changes, by serial, that were acknowledged before a flush began and are not covered by
-    /// another flush.
+    /// Returns the serials of the changes that were acknowledged before a flush began and are not
+    /// covered by another flush.
     pub fn unflushed(&self, began: u32) -> impl Iterator<Item = u32> {
         let ended = |serial: u32| self.changes[serial as usize - 1].ended;
         self.unflushed.iter().copied().filter(move |serial| ended(*serial) < began)
     }
 
-    /// Records that an acknowledged change went to flash, not to the backing.
+    /// Records that an acknowledged change went to flash and not to the backing.
     pub fn note_in_flash(&mut self, serial: u32) {
         self.in_flash.insert(serial);
     }
@@ -312,7 +322,7 @@ impl Model {
             self.unflushed.iter().partition(|serial| self.in_flash.contains(serial));
         self.unflushed = stays;
         for unit in &mut self.units {
-            // The effects of changes that failed, or that a crash ended, are not durable either.
+            // Effects of failed or crashed changes are not durable either.
             let stays = unit.kept || self.settled && unit.last_began < self.crashed;
             unit.pinned = unit.pinned.filter(|_| stays);
         }
@@ -348,13 +358,14 @@ impl Model {
         self.doubtful.clear();
     }
 
-    /// Records that a flush failed: its session was told of all losses so far.
+    /// Records that a flush of this session failed: the error reports all losses so far to the
+    /// session.
     pub fn flush_failed(&mut self, session: u32) {
         self.told.insert(session, self.losses);
     }
 
-    /// Handles the acknowledged flush of a session: changes in doubt that were not reported to the session
-    /// must be present.
+    /// Handles an acknowledged flush of a session. Changes in doubt that were not reported to the
+    /// session must be present.
     fn end_doubts(&mut self, session: u32, began: u32, now: &[Tag]) -> Result<(), Violation> {
         let told = self.told.get(&session).copied().unwrap_or(0);
         let disk = self.disk;
@@ -364,7 +375,7 @@ impl Model {
                 continue;
             }
             self.changes[*serial as usize - 1].durable = true;
-            // Overlapping changes take effect in any order: one that began earlier may be the last.
+            // Overlapping changes take effect in any order, so an earlier one may be the last.
             let overlapping = |other: &&Change| other.began < change.began && other.ended > change.began;
             let others: Vec<_> = self.changes.iter().filter(overlapping).collect();
             for at in change.first..change.end {
@@ -385,7 +396,8 @@ impl Model {
         Ok(())
     }
 
-    /// Records an acknowledged flush: changes that were acknowledged before it began are durable.
+    /// Records an acknowledged flush: changes that were acknowledged before the flush began are
+    /// durable.
     pub fn end_flush(
         &mut self,
         session: u32,
@@ -421,14 +433,14 @@ impl Model {
         Ok(())
     }
 
-    /// Records the start of a read.
+    /// Records the start of a read of these units.
     pub fn begin_read(&mut self, first: u32, count: u32) -> Reading {
         let units = &self.units[first as usize..(first + count) as usize];
         let floors = units.iter().map(|unit| unit.floor).collect();
         Reading { began: self.tick(), first, floors, ended_before: self.ended_before }
     }
 
-    /// Checks the result `seen` of a read; the backing holds `now`.
+    /// Checks the data `seen` that a read returned. `now` is the backing's content.
     pub fn end_read(&mut self, reading: &Reading, seen: &[Tag], now: &[Tag]) -> Result<(), Violation> {
         self.tick();
         let disk = self.disk;
@@ -461,11 +473,11 @@ impl Model {
         if is_old { Ok(()) } else { self.check_torn(reading, seen) }
     }
 
-    /// Of one write in progress during the read, the read saw all or nothing. Where it saw neither the
-    /// write nor certainly older data, another change may have been last.
+    /// Checks that a read saw all or nothing of a concurrent write. If the read saw neither the
+    /// write nor older data, another change may have been last.
     fn check_torn(&self, reading: &Reading, seen: &[Tag]) -> Result<(), Violation> {
         let end = reading.first + seen.len() as u32;
-        // Of data that was given up, any part may be left.
+        // Any part of the given-up data may be left.
         for (index, change) in self.changes.iter().enumerate().skip(reading.ended_before.max(self.forgotten))
         {
             let may_fail = change.ended != PENDING && !change.ok;
@@ -496,13 +508,14 @@ impl Model {
         Ok(())
     }
 
-    /// Describes what began at this moment.
+    /// Describes the change that began at this time.
     fn begun_at(&self, moment: u32) -> String {
         let found = self.changes.iter().position(|change| change.began == moment);
         found.map_or("nothing".into(), |at| format!("change {:#x}, {:?}", at + 1, self.changes[at].kind))
     }
 
-    /// Returns when the change that wrote this value ended; an error if there is no such change.
+    /// Returns the end time of the change that wrote this value. Returns an error if there is no
+    /// such change.
     fn ended(&self, value: Tag, at: u32) -> Result<u32, Violation> {
         let unit = &self.units[at as usize];
         if value == ZERO {
@@ -519,7 +532,7 @@ impl Model {
         }
     }
 
-    /// Checks the content `media` after a power cut: nothing in it may be older than a durable change.
+    /// Checks the content `media` after a power cut: no unit may be older than a durable change.
     pub fn check_power_cut(&self, media: &[Tag]) -> Result<(), Violation> {
         for (at, (value, floor)) in media.iter().zip(self.durable_floors()).enumerate() {
             let lost = self.ended(*value, at as u32)? < floor;
@@ -528,8 +541,8 @@ impl Model {
         Ok(())
     }
 
-    /// Returns for each unit when the last durable change began that no discard can have undone: a discard
-    /// may take effect at any moment until it ends.
+    /// Returns the `floor` of each unit after a power cut: the begin of the last durable change
+    /// that no discard can have undone. A discard may take effect at any time until it ends.
     fn durable_floors(&self) -> Vec<u32> {
         let units = |change: &Change| change.first as usize..change.end as usize;
         let mut undone = vec![0; self.units.len()];
@@ -548,24 +561,24 @@ impl Model {
         floors
     }
 
-    /// Returns the number of units.
+    /// Returns the number of units of the disk.
     pub fn units(&self) -> usize {
         self.units.len()
     }
 
-    /// Returns true if a unit ever held this value.
+    /// Returns true if the unit ever had this value.
     pub fn may_hold(&self, value: Tag, unit: u32) -> bool {
         self.ended(value, unit).is_ok()
     }
 
-    /// Returns true if the newest change of a unit was never made durable.
+    /// Returns true if the newest change of the unit was never made durable.
     pub fn is_loose(&self, unit: u32) -> bool {
         let newest = self.changes.iter().rev().find(|change| (change.first..change.end).contains(&unit));
         newest.is_some_and(|change| !change.durable)
     }
 
-    /// Records a crash of the engine. Changes in progress may have happened, in part or not at all.
-    /// Acknowledged ones may be lost as `loss` says, unit by unit.
+    /// Records a crash of the engine. Changes in progress may have taken effect completely, in part
+    /// or not at all. Acknowledged changes may be lost unit by unit according to `loss`.
     pub fn crash(&mut self, loss: Loss) {
         let moment = self.tick();
         let floors = if loss == Loss::Nothing { vec![] } else { self.durable_floors() };
@@ -603,8 +616,8 @@ impl Model {
         self.unreported = 0;
     }
 
-    /// Records that the owner gave up all data that is not on the backing, whose content is `backing`:
-    /// every unit may read as that, or as anything newer.
+    /// Records that all data that is not on the backing was given up. `backing` is the backing's
+    /// content. Each unit may read as the backing's value or a newer value.
     pub fn forget(&mut self, backing: &[Tag]) -> Result<(), Violation> {
         for (at, value) in backing.iter().enumerate() {
             let ended = self.ended(*value, at as u32)?;
@@ -616,7 +629,8 @@ impl Model {
         Ok(())
     }
 
-    /// Data was given up. What shows in its place is on the backing, and no flush has made it durable there.
+    /// Records that data was given up. The remaining content is on the backing, and no flush has
+    /// made it durable.
     fn note_forgotten(&mut self) {
         self.forgot = self.tick();
         self.forgotten = self.changes.len();
@@ -624,7 +638,7 @@ impl Model {
         self.settled = false;
     }
 
-    /// Drops all durability: every unit may read as any value that it ever held.
+    /// Drops all durability: every unit may read as any value that it ever had.
     pub fn forget_all(&mut self) {
         for unit in &mut self.units {
             (unit.floor, unit.pinned, unit.kept) = (0, None, false);
@@ -632,8 +646,8 @@ impl Model {
         self.note_forgotten();
     }
 
-    /// Sets the disk's content to the backing's, while no change is in progress. What the backing holds, and
-    /// does not hold durably, it may still lose: it flushed nothing of what is given up.
+    /// Sets the disk's expected content to the backing's content `now`. No change may be in
+    /// progress. The backing may still lose the content that is not in `durable`.
     pub fn adopt(&mut self, now: &[Tag], durable: &[Tag]) -> Result<(), Violation> {
         self.forget(durable)?;
         self.forget(now)?;
@@ -641,7 +655,8 @@ impl Model {
         Ok(())
     }
 
-    /// Records that giving data up is complete: units that no change touched since are the backing's.
+    /// Records that data has been given up completely. Units that no change touched since have the
+    /// backing's content.
     pub fn pin(&mut self, backing: &[Tag]) {
         let pinned_at = self.tick();
         for (unit, value) in self.units.iter_mut().zip(backing) {
@@ -651,8 +666,7 @@ impl Model {
         }
     }
 
-    /// Records another writer's change of the backing while the disk was not served: units of one change,
-    /// durable.
+    /// Records a durable change of these units by a foreign writer while the disk was not served.
     pub fn changed_behind(&mut self, first: u32, count: u32) -> u32 {
         let serial = self.begin_change(Kind::Data, first, count);
         let ended = self.tick();

@@ -126,7 +126,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     missed += bench.below_the_threshold()?;
     println!("\n{missed} dues missed by more than {:.0} %", WITHIN * 100.0);
     if arguments.strict && missed > 0 {
-        bail!("not every disk got its due");
+        bail!("not every disk got its entitlement");
     }
     Ok(())
 }

@@ -102,7 +102,7 @@ pub(super) fn run(
     interrupt.check()?;
     let ios = latencies.len() as u64;
     if ios == 0 {
-        bail!("{}: nothing was done", workload.name);
+        bail!("{}: no request was completed", workload.name);
     }
     latencies.sort_by(f64::total_cmp);
     Ok(Figures {

@@ -33,7 +33,7 @@ fn judge(_: &[Measured]) -> Result<Findings> {
         let blocks = (CACHE_BYTES >> shift) as u32;
         let (policy, admission) = (PolicyKind::default(), Admission::default());
         let cache = CacheSim::new(&SimConfig { blocks, block_bytes, policy, admission });
-        let cache = cache.map_err(|_| anyhow!("blocks of {block_bytes} bytes make no cache"))?;
+        let cache = cache.map_err(|_| anyhow!("a cache cannot have blocks of {block_bytes} bytes"))?;
         shares.push((f64::from(block_bytes), cache.bytes() as f64 / CACHE_BYTES as f64));
     }
     let mut lines: Vec<Line> = shares

@@ -133,7 +133,7 @@ const SECTOR_SHIFT: u32 = 12;
 fn checked_shift(block_bytes: u64) -> Result<u32> {
     ensure!(
         block_bytes.is_power_of_two() && (BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&block_bytes),
-        "a block of {block_bytes} bytes: block sizes are powers of two from 4096 to 1048576"
+        "the block size {block_bytes} is invalid: it must be a power of two from 4096 to 1048576 bytes"
     );
     Ok(block_bytes.ilog2() - SECTOR_SHIFT)
 }

@@ -106,7 +106,10 @@ pub fn replay(
     mut progress: impl FnMut(&Progress),
 ) -> Result<Report> {
     let (depth, depth_max) = (options.depth, target.depth_max());
-    ensure!((1..=depth_max).contains(&depth), "the depth must lie between 1 and {depth_max}, not {depth}");
+    ensure!(
+        (1..=depth_max).contains(&depth),
+        "the queue depth must be between 1 and {depth_max}, not {depth}"
+    );
     let fit = Fit::new(survey, target.info(), options)?;
     let (name, total) = (target.info().name.clone(), fit.count(survey));
 

@@ -82,7 +82,9 @@ impl Fit {
                      with --allow-writes, or leave them out with --reads-only"
                 ),
                 Changes::Allow if info.read_only => {
-                    bail!("{name} is read-only, and the trace writes; leave that out with --reads-only")
+                    bail!(
+                        "{name} is read-only, and the trace has writes; leave the writes out with --reads-only"
+                    )
                 }
                 Changes::Allow | Changes::LeaveOut => {}
             }

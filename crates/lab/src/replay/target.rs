@@ -62,7 +62,7 @@ impl Target {
             Some(_) => {
                 ensure!(
                     access == FileAccess::Buffered,
-                    "{spec} is no file, so its way is not ours to choose"
+                    "{spec} is not a file or block device, so direct I/O cannot be chosen"
                 );
                 Self::open_nbd(spec)
             }

@@ -84,9 +84,9 @@ impl Simulation {
         let Point { policy, admission, block_bytes, cache_bytes, sample_rate } = point;
         ensure!(
             sample_rate > 0.0 && sample_rate <= 1.0,
-            "a sample rate lies between 0 and 1, not {sample_rate}"
+            "the sample rate must be above 0 and at most 1, not {sample_rate}"
         );
-        ensure!(block_bytes > 0, "blocks have a size");
+        ensure!(block_bytes > 0, "the block size must not be 0");
         let blocks = (cache_bytes / u64::from(block_bytes)) as f64 * sample_rate;
         ensure!(
             blocks <= BLOCKS_MAX,

@@ -56,7 +56,7 @@ impl Header {
     /// # Errors
     /// Returns an error for other magic bytes, another version, or an unknown required flag.
     pub fn decode(bytes: &[u8; HEADER_BYTES]) -> anyhow::Result<Header> {
-        ensure!(bytes[..8] == MAGIC, "this is no hob trace: it does not begin with 'hobtrace'");
+        ensure!(bytes[..8] == MAGIC, "the file is not a hob trace: it does not begin with 'hobtrace'");
         let version = u32_at(bytes, 0x08);
         ensure!(version == VERSION, "the trace has version {version}; this hob reads version {VERSION}");
         let flags = u32_at(bytes, 0x0c);
@@ -65,7 +65,7 @@ impl Header {
             "the trace needs features ({flags:#x}) that this hob does not know"
         );
         let disks = u32_at(bytes, 0x28);
-        ensure!(disks <= 1 << 16, "the header says {disks} disks, of at most 65536");
+        ensure!(disks <= 1 << 16, "the trace header has {disks} disks; the maximum is 65536");
         Ok(Header {
             records: u64_at(bytes, 0x10),
             dropped: u64_at(bytes, 0x18),

@@ -143,7 +143,7 @@ pub fn open_stream(
     let settings = Settings { page_bytes: u64::from(options.page_bytes.unwrap_or(512).max(1)) };
     let parser = format
         .parser(&head, &settings)
-        .map_err(|reason| anyhow!("{name} is no trace in the format {}: {reason}", format.name))?;
+        .map_err(|reason| anyhow!("{name} is not a trace in the format {}: {reason}", format.name))?;
     let rest = Rest { decoded, failed };
     let whole = Box::new(Cursor::new(head.bytes.to_vec()).chain(rest));
     Ok(TraceReader {

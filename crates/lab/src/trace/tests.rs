@@ -145,7 +145,7 @@ fn one_disk_of_several_keeps_its_number_and_begins_at_0() {
 fn what_is_no_trace_is_refused_by_name() {
     assert_eq!(refused("", "a.csv", &SKIP), "a.csv is empty");
     let error = refused("hello\nworld\n", "a.csv", &SKIP);
-    assert!(error.starts_with("cannot tell the format of a.csv: name it, one of hob, csv, msr"), "{error}");
+    assert!(error.starts_with("cannot detect the format of a.csv: pass one of hob, csv, msr"), "{error}");
     let mut tar = vec![0; 512];
     tar[257..262].copy_from_slice(b"ustar");
     assert!(refused(tar, "a.tar", &SKIP).contains("is a tar archive: unpack it"));
@@ -161,7 +161,7 @@ fn what_is_no_trace_is_refused_by_name() {
     let named = OpenOptions { format: Some(FormatInfo::named("hob").unwrap()), ..SKIP };
     assert_eq!(
         refused("", "a", &named),
-        "a is no trace in the format hob: it ends within its header, after 0 bytes of 64"
+        "a is not a trace in the format hob: it ends within its header, after 0 bytes of 64"
     );
 }
 

@@ -1,4 +1,4 @@
-//! Requests and replies, I/O and completions, and buffers.
+//! Simulates guest requests and replies, I/O and completions, and payload buffers.
 
 use hob_engine::io::{
     Durability, Io, IoError, IoOp, Op, PayloadMemory, Promote, Reply, Request, Target, Zeroing,
@@ -17,20 +17,20 @@ use crate::model::{Kind, Reading};
 use crate::rng::SimRng;
 use crate::{Violation, ensure};
 
-/// A request that the engine has accepted and not answered.
+/// A request that the engine has accepted and not answered yet.
 #[derive(Debug)]
 pub(super) struct InFlight {
     pub(super) request: Request,
-    /// Its guest; `None` at the end of a history.
+    /// Index of the guest that made the request; `None` for requests at the end of a history.
     guest: Option<usize>,
     token: Token,
-    /// The engine must refuse it with this error.
+    /// Error with which the engine must refuse the request, if any.
     pub(super) refusal: Option<IoError>,
-    /// When it was submitted, by `Simulation::clock`.
+    /// Value of `Simulation::clock` when the request was submitted.
     arrived: u64,
 }
 
-/// The model's token of a request.
+/// The model's token of a request in flight.
 #[derive(Debug)]
 enum Token {
     Read(Reading),
@@ -39,16 +39,16 @@ enum Token {
     None,
 }
 
-/// A payload buffer the engine holds.
+/// A payload buffer that the engine uses.
 #[derive(Debug)]
 pub(super) struct Buffer {
     pub(super) request: RequestId,
     disk: usize,
     pub(super) tags: Vec<Tag>,
     pub(super) replied: bool,
-    /// Writes of the guest, if it is the guest's own memory.
+    /// Guest writes to the buffer, if the buffer is guest memory.
     pub(super) scribbles: Scribbles,
-    /// Number of I/Os in flight on it.
+    /// Number of I/Os in flight on the buffer.
     pub(super) ios: u32,
 }
 
@@ -99,7 +99,6 @@ impl Simulation<'_> {
         }
     }
 
-    /// Creates a request with its buffer.
     pub(super) fn make_request(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Request {
         self.made += 1;
         let session = if self.options.sabotage == Some(Sabotage::OneSession) { 0 } else { self.session };
@@ -117,7 +116,6 @@ impl Simulation<'_> {
         Request { id, disk: DiskId(disk as u32), op, offset, len, buffer, promote, memory }
     }
 
-    /// Creates a buffer for a request.
     pub(super) fn make_buffer(&mut self, request: RequestId, disk: usize, offset: u64, len: u64) -> BufferId {
         let spare = self.spare.pop();
         let buffer = spare.unwrap_or(BufferId(self.buffers.len() as u32));
@@ -189,7 +187,7 @@ impl Simulation<'_> {
         self.drain()
     }
 
-    /// Performs the engine's outputs.
+    /// Performs the copies, I/Os and other outputs that the engine requests.
     pub(super) fn drain(&mut self) -> Result<(), Violation> {
         while let Some(copy) = self.engine.poll_copy() {
             self.copy(copy)?;
@@ -264,7 +262,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Returns the data that an I/O writes, and records that it uses its buffer.
+    /// Returns the data that an I/O writes, and records that the I/O uses its buffer.
     fn payload(&mut self, io: &Io) -> Result<Vec<Tag>, Violation> {
         match (io.op, io.slice) {
             (IoOp::Read | IoOp::Write(_), Some(slice)) => {
@@ -308,7 +306,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Checks that flash I/O stays inside the segments of its disk's cache, and does not delay a change.
+    /// Checks that flash I/O stays inside the segments of the disk's cache and does not delay a
+    /// command.
     fn check_inside(&self, io: &Io) -> Result<(), Violation> {
         let Target::Flash(device) = io.target else { return Ok(()) };
         if io.op == IoOp::Flush {
@@ -318,7 +317,7 @@ impl Simulation<'_> {
         if let Some(disk) = disk
             && self.disks[disk].owner.is_none()
             && self.scenario.lives.is_none()
-            // With gates, I/O that the engine started before may be issued only now.
+            // With QoS, I/O that the engine started earlier may be issued only now.
             && self.qos.is_none()
         {
             let waits = self.asked.values().find(|asked| asked.changes_cache_of(disk));
@@ -343,7 +342,7 @@ impl Simulation<'_> {
         Ok(())
     }
 
-    /// Records when a disk has nothing in flight.
+    /// Records the time when the disk has no request in flight.
     pub(super) fn note_quiet(&mut self, disk: usize) {
         if self.scenario.lives.is_some()
             && !self.requests.values().any(|other| other.request.disk.0 as usize == disk)
@@ -352,8 +351,8 @@ impl Simulation<'_> {
         }
     }
 
-    /// Performs an I/O on its medium. Returns `None` if it is a failed flush whose reply arrives later: flushes
-    /// that are performed after it, and succeed, may overtake it.
+    /// Performs an I/O on its device. Returns `None` for a failed flush whose reply arrives later.
+    /// Later successful flushes may overtake such a reply.
     fn perform(&mut self, side: Side, id: IoId) -> Option<Done> {
         let mut done = match side {
             Side::Flash(device) => self.flash[device].complete(id, &mut self.rng),
@@ -408,14 +407,13 @@ impl Simulation<'_> {
             buffer.ios -= 1;
             if done.io.op == IoOp::Read {
                 buffer.tags[start..end].copy_from_slice(&done.tags);
-                // Storage zeroes the part of the last sector beyond the disk's end.
+                // The storage crate zeroes the part of the last sector beyond the disk's end.
                 buffer.tags[end..end.next_multiple_of(SECTOR_UNITS)].fill(ZERO);
             }
             if let (Side::Flash(_), Some(direct), false) =
                 (side, &mut self.direct, buffer.scribbles == Scribbles::NotIts)
             {
                 direct.scribble(buffer, start..end, &mut done);
-                // It says nothing about the device.
                 failed = false;
             }
             if matches!(side, Side::Flash(_)) {
@@ -484,7 +482,7 @@ impl Simulation<'_> {
             (None, Err(_)) => {
                 let lost = outcome == Outcome::DirtyLost
                     && (self.may_lose(request.disk.0 as usize) || self.has_discarded());
-                // Without a journal, changes and flushes fail after half a minute.
+                // Without a journal, writes and flushes fail after half a minute.
                 let waited = outcome == Outcome::DirtyLost && request.op != Op::Read && self.any_refuses();
                 ensure!(lost || waited || outcome == Outcome::BackingError, "{request:?} got {reply:?}");
             }

@@ -87,7 +87,7 @@ fn a_torn_tail_is_reported_and_what_precedes_it_is_good() {
 #[test]
 fn what_makes_no_sense_is_refused_by_name() {
     let cases: [(usize, &[u8], &str); 8] = [
-        (0, b"H", "no hob trace"),
+        (0, b"H", "not a hob trace"),
         (8, &[2], "version 2"),
         (15, &[1], "features"),
         (0x2a, &[2], "disks"),

@@ -246,7 +246,7 @@ pub(super) fn detect(head: &Head<'_>) -> anyhow::Result<&'static FormatInfo> {
         .max_by_key(|(rank, _)| *rank);
     match best {
         Some(((likeness, ..), format)) if likeness > Likeness::No => Ok(format),
-        _ => bail!("cannot tell the format of {name}: name it, one of {}", names()),
+        _ => bail!("cannot detect the format of {name}: pass one of {}", names()),
     }
 }
 

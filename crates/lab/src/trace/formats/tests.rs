@@ -475,7 +475,7 @@ fn blktrace_is_read_in_both_byte_orders() {
         let error = open_stream(Cursor::new(version), "x", None, &OpenOptions::default()).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "x is no trace in the format blktrace: its version is 8, and 7 is read"
+            "x is not a trace in the format blktrace: its version is 8, and 7 is read"
         );
     }
 }
