@@ -143,7 +143,7 @@ impl Keys {
                 tracing::info!("read {} again", self.path.display());
                 current.table = table;
             }
-            Err(error) => tracing::warn!("{error}; the keys from before stay in use"),
+            Err(error) => tracing::warn!("{error}; the previous keys stay in use"),
         }
     }
 }

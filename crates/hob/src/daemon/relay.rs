@@ -59,7 +59,7 @@ impl Relays {
         let Relays { threads, alive, mut ended } = self;
         drop(alive);
         if tokio::time::timeout(time_max, ended.recv()).await.is_err() {
-            tracing::info!("some TLS clients did not take their last answers");
+            tracing::info!("some TLS clients did not read their last replies");
         }
         drop(threads);
     }
@@ -107,7 +107,7 @@ pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream
     let up = async {
         if let Err(error) = copy(&mut from_client, &mut to_shard).await {
             // Most clients leave without saying so inside TLS.
-            tracing::debug!("a TLS client broke off: {error}");
+            tracing::debug!("the connection of a TLS client failed: {error}");
         }
         let _ = to_shard.shutdown().await;
     };

@@ -97,7 +97,7 @@ impl Keeping {
             tracing::warn!("cluster: {why}");
         }
         if trouble.is_none() && facts.trouble.is_some() {
-            tracing::info!("cluster: the trouble is over");
+            tracing::info!("cluster: etcd answers again");
         }
         facts.trouble = trouble;
     }

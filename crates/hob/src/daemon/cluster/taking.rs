@@ -221,7 +221,11 @@ impl Attempt<'_> {
         let Adopting { txn, title, copy } = adopting;
         let revision = self.commit(&txn).await?;
         let from = title.value.adopts.as_ref().map_or(&title.value.member, |it| &it.by).clone();
-        tracing::info!("{} is held for the second copy of what {} had dirty", self.disk, from.name);
+        tracing::info!(
+            "{} is owned by this host until the replica of the dirty data of {} is on the backing",
+            self.disk,
+            from.name
+        );
         self.place.title = Some(Found { revision, ..title });
         self.place.lease = self.membership.lease;
         Some(Took::FailoverCandidate(FailoverCandidate { copy, from, clock: self.membership.clock.clone() }))
@@ -235,7 +239,7 @@ impl Attempt<'_> {
         let Taking { txn, title, continued, lost_by, outdated_by } = taking;
         if let Some(by) = &lost_by {
             tracing::error!(
-                "{} is taken by force: what {} has of it in flash and not on the backing is LOST",
+                "{} is taken over by force: the dirty data that {} has on its flash is LOST",
                 self.disk,
                 by.name
             );

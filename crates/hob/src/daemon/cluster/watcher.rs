@@ -131,7 +131,7 @@ impl Cluster {
             };
             if hears_not.is_none() {
                 tracing::info!(
-                    "cluster: etcd does not tell what changes: {why}; disks are looked at instead"
+                    "cluster: etcd sends no notifications: {why}; checking the disks periodically instead"
                 );
             }
             hears_not = Some(why);
@@ -146,7 +146,7 @@ impl Cluster {
         membership.mark_unchanged();
         let mut watch = self.etcd.watch(&[&titles, &moves], &[&holds], QUESTION_MAX).await?;
         if hears_not.take().is_some() {
-            tracing::info!("cluster: etcd tells what changes");
+            tracing::info!("cluster: etcd sends notifications again");
         }
         self.set_hearing(true);
         let ended = loop {

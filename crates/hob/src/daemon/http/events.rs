@@ -141,7 +141,10 @@ async fn pass_on(
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
             Err(_) => {
-                tracing::info!("a listener has taken no event for {} s: hanging up", SLOW_MAX.as_secs());
+                tracing::info!(
+                    "a client of the events has read nothing for {} s: closing its connection",
+                    SLOW_MAX.as_secs()
+                );
                 hang_up.iter().for_each(HangUp::now);
                 return;
             }

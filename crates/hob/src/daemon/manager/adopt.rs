@@ -166,7 +166,7 @@ impl Manager {
         let flushed = written.and_then(|()| {
             alone.flush().map_err(|error| {
                 ApiError::failed(format!("its backing does not take what is dirty of it: {error:?}"))
-                    .hint("repair the backing; it is tried again by itself")
+                    .hint("repair the backing; hob retries by itself")
             })
         });
         alone.close();
@@ -225,11 +225,11 @@ fn write_all(
         }
         if !clock.is_valid(now()) {
             return Err(ApiError::failed("this host's lease may have ended")
-                .hint("it begins anew when etcd is heard of again"));
+                .hint("hob starts the failover again when etcd answers"));
         }
         let written = alone.write(run.0, &run.1).map_err(|error| {
             ApiError::failed(format!("its backing does not take what is dirty of it: {error:?}"))
-                .hint("repair the backing; it is tried again by itself")
+                .hint("repair the backing; hob retries by itself")
         });
         run.1.clear();
         written
@@ -273,7 +273,7 @@ fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
                 info.identity_text
             )));
         }
-        tracing::warn!("nobody can tell whether {} is the backing of the copy", info.identity_text);
+        tracing::warn!("it is unknown whether {} is the backing of the replica", info.identity_text);
     }
     Ok(())
 }
@@ -294,7 +294,8 @@ fn is_same_everywhere(identity_text: &str) -> bool {
 }
 
 fn not_told(why: crate::daemon::cluster::Unsaid) -> ApiError {
-    ApiError::failed(format!("etcd was not told of it: {why}")).hint("it begins anew by itself")
+    ApiError::failed(format!("etcd was not told of it: {why}"))
+        .hint("hob starts the failover again by itself")
 }
 
 #[cfg(test)]

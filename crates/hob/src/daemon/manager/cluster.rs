@@ -126,7 +126,7 @@ impl Manager {
         if let Some(to) = self.moves.promised(name, cluster.own_name()) {
             cluster.try_later(name);
             return Err(ApiError::conflict(format!("it is on its way to {to}"))
-                .hint("it comes back by itself if that host does not take it"));
+                .hint("the disk returns by itself if the other host does not take it"));
         }
         let (known, dirty) = self.wish(name)?;
         let taken = cluster.take(name, known, dirty).await;
@@ -170,7 +170,7 @@ impl Manager {
                 // It was drained before it went, whatever its title still says: etcd may have been away, or this host since then.
                 match cluster.give_up(&name, known).await {
                     Ok(()) => return,
-                    Err(why) => tracing::warn!("{name} is not given back yet: {why}"),
+                    Err(why) => tracing::warn!("{name} is not released yet: {why}"),
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
@@ -216,7 +216,7 @@ impl Manager {
             if cluster.stays_marked(&name).await == Some(false) {
                 cluster.mark(&name).await.map_err(|why| {
                     ApiError::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
-                        .hint("nothing is written back before; try again when etcd answers")
+                        .hint("the cache does not use write-back before that; try again when etcd answers")
                 })?;
             }
         }
@@ -231,7 +231,7 @@ impl Manager {
             self.shard_of(name)?;
             if !std::mem::replace(&mut is_said, true) {
                 tracing::warn!(
-                    "{name} writes through until etcd is told that it may have dirty data here: {why}"
+                    "{name} uses write-through until etcd records that it may have dirty data on this host: {why}"
                 );
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -321,7 +321,7 @@ impl Manager {
         let (Ok((known, dirty)), Ok((shard, id))) = (self.wish(name), self.shard_of(name)) else { return };
         match cluster.take_again(name, known, dirty).await {
             Ok(taken) => {
-                tracing::info!("{name} goes on: nobody else has had it");
+                tracing::info!("{name} continues: no other host has owned it");
                 if let Err(error) = shard.set_lease(id, taken.clock) {
                     tracing::warn!("{name}: {error}");
                 }
@@ -392,7 +392,7 @@ impl Manager {
                 let given = tokio::time::timeout(END_MAX, cluster.give_back(&name, dirty && !is_drained));
                 if let Err(why) = given.await.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
                     tracing::warn!(
-                        "{name} was not given back: {why}; others have it when the lease has ended"
+                        "{name} was not released: {why}; other hosts can take it when the lease ends"
                     );
                     break;
                 }

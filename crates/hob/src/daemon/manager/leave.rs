@@ -178,7 +178,7 @@ impl Manager {
                 (moved, at) = (destaged, tokio::time::Instant::now());
             } else if at.elapsed() >= STUCK_MAX {
                 tracing::warn!(
-                    "the drain of {name} got nowhere for {} s; what is dirty stays in its cache",
+                    "the drain of {name} made no progress for {} s; its dirty data stays in the cache",
                     STUCK_MAX.as_secs()
                 );
                 return;

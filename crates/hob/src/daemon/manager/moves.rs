@@ -244,7 +244,7 @@ impl Manager {
     async fn tend_moves(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         let orders = match cluster.orders().await {
             Ok(orders) => orders,
-            Err(error) => return tracing::debug!("orders to move disks cannot be read: {error}"),
+            Err(error) => return tracing::debug!("cannot read the requests to move disks: {error}"),
         };
         let own = cluster.own_name();
         for (found, since) in self.moves.note(orders) {

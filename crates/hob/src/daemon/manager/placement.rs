@@ -76,7 +76,7 @@ impl Manager {
     pub(super) async fn tell_cluster(self: &Arc<Self>, cluster: &Cluster) {
         let host = self.learnt().await;
         if let Err(error) = cluster.tell(&host).await {
-            tracing::debug!("what this host has learnt was not told: {error}");
+            tracing::debug!("the report of this host for placement advice was not sent: {error}");
         }
     }
 

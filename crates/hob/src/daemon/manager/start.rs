@@ -110,7 +110,7 @@ impl Manager {
         self.apply_changed(config).await;
         // What was kept is intact, and guests need their disks: health reports it.
         if let Err(error) = self.save().await {
-            tracing::error!("the daemon serves what it knows, and cannot save its state: {error}");
+            tracing::error!("the daemon serves the saved disks, but cannot save its state: {error}");
         }
         Ok(())
     }
@@ -154,7 +154,7 @@ impl Manager {
         let qos = qos.and_then(|qos| match self.qos.first_of(&qos) {
             Ok(qos) => Some(qos),
             Err(error) => {
-                tracing::error!("disk {name} of hob.toml has the usual shares: {error}");
+                tracing::error!("disk {name} of hob.toml has the default shares: {error}");
                 None
             }
         });
@@ -186,7 +186,7 @@ impl Manager {
             };
             if let Err(error) = asked {
                 tracing::error!(
-                    "pool {}: second copies at {} are not to be had: {error}",
+                    "pool {}: flash for replicas at {} is not available: {error}",
                     pool.name,
                     peer.host
                 );
@@ -314,7 +314,7 @@ impl Manager {
             if room(&opened) >= size.bytes() || !is_file || is_kept {
                 return self.pools.take_pool_in(SERVE_POOL, opened, &[], &[]).await;
             }
-            tracing::info!("{} is too small for {size} and is made anew", path.display());
+            tracing::info!("{} is too small for {size} and is created again", path.display());
             drop(opened);
             remove_pool_file(path)?;
         } else if force && is_file {

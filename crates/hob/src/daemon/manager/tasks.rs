@@ -223,7 +223,7 @@ impl Tasks {
                 Ok(()) => task.forget(),
                 Err(Ok(_)) => task.end(Ok(())),
                 Err(Err(error)) => {
-                    tracing::warn!("task {id}, a change that nobody waited for any more, failed: {error}");
+                    tracing::warn!("task {id}, which continued in the background, failed: {error}");
                     task.end(Err(error.to_string()));
                 }
             }

@@ -552,7 +552,7 @@ impl Clients {
             {
                 client.shut_down = true;
                 tracing::warn!(
-                    "a client holds buffers and does not move a byte while others wait: closing it"
+                    "closing a connection: the client holds buffers without reading or writing while others wait"
                 );
                 ring.shutdown(client.fd);
             }
@@ -567,7 +567,9 @@ impl Clients {
         for client in self.clients.iter_mut().flatten() {
             if (client.connection.awaits_payload() || client.sending) && !client.shut_down {
                 client.shut_down = true;
-                tracing::warn!("a client stopped in the middle of a request or of an answer: closing it");
+                tracing::warn!(
+                    "closing a connection: the client stopped in the middle of a request or reply"
+                );
                 ring.shutdown(client.fd);
             }
         }

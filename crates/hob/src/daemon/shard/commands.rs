@@ -358,7 +358,7 @@ impl Shard {
                 ShardEvent::FailuresOwed { disk, count }
             }
             Event::Fenced { device, errors: 0 } => {
-                tracing::error!(device = device.0, "flash device given up: its host does not answer");
+                tracing::error!(device = device.0, "flash device on a peer fenced: the peer does not answer");
                 ShardEvent::Fenced { device, errors: 0 }
             }
             Event::Fenced { device, errors } => {
@@ -369,7 +369,7 @@ impl Shard {
                 tracing::error!(
                     disk = disk.0,
                     segments = segments.len(),
-                    "cache gave up segments of a fenced device"
+                    "cache lost its segments on a fenced device"
                 );
                 ShardEvent::Lost { disk, segments }
             }

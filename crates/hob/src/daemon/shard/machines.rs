@@ -194,7 +194,7 @@ impl Machines {
             tracing::warn!(
                 disk = machine.device.disk().0,
                 queue,
-                "a machine's queue is not served: {broken}"
+                "cannot serve a queue of a vhost-user client: {broken}"
             );
             return;
         }
@@ -280,7 +280,7 @@ impl Machines {
                 tracing::warn!(
                     disk = machine.device.disk().0,
                     queue,
-                    "a machine's eventfd cannot be awaited"
+                    "cannot poll the eventfd of a vhost-user client"
                 );
                 return;
             }
@@ -348,7 +348,11 @@ impl Machines {
                     Ok(taken) => progress |= taken > 0,
                     Err(broken) => {
                         let disk = device.disk().0;
-                        tracing::warn!(disk, queue, "a machine's queue is served no further: {broken}");
+                        tracing::warn!(
+                            disk,
+                            queue,
+                            "stopped serving a queue of a vhost-user client: {broken}"
+                        );
                     }
                 }
                 if !machine.listed {

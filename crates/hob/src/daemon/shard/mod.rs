@@ -530,7 +530,7 @@ impl Shard {
 /// A ring that cannot wait is not asked to at once again.
 fn note_failed(waited: io::Result<()>) {
     if let Err(error) = waited {
-        tracing::error!(%error, "the ring cannot wait; trying again");
+        tracing::error!(%error, "waiting for I/O completions failed; retrying");
         std::thread::sleep(Duration::from_millis(10));
     }
 }

@@ -159,7 +159,7 @@ impl Tls {
                     tracing::info!("read {} again", self.files.cert.display());
                     current.parts = parts;
                 }
-                Err(error) => tracing::warn!("{error}; the certificate from before stays in use"),
+                Err(error) => tracing::warn!("{error}; the previous certificate stays in use"),
             }
         }
         current.parts.clone()

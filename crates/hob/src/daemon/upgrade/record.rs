@@ -107,7 +107,7 @@ pub(crate) struct ClientEntry {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
     /// Not one at all.
-    #[error("it is no record of a hand-over")]
+    #[error("it is not a record of an upgrade")]
     Magic,
     /// One of another time.
     #[error("it has version {0}, and this hob knows version {VERSION}")]

@@ -42,7 +42,9 @@ impl Disks {
         let gone = match timeout(LEAVE_MAX, &mut removal).await {
             Ok(gone) => gone?,
             Err(_) => {
-                tracing::warn!("{name}: its backing does not answer; it is left without waiting for it");
+                tracing::warn!(
+                    "{name}: the backing does not answer; closing it without waiting for its requests"
+                );
                 self.registry.inner().abandoned.insert(id, name.to_owned());
                 shard.abandon(id);
                 removal.await?
@@ -90,7 +92,7 @@ impl Disks {
     ) -> Result<Vec<String>, ApiError> {
         let (shard, id) = self.registry.shard_of(name)?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
-            .hint("the disk is opened again when they have ended");
+            .hint("the disk is opened again when the hanging requests have ended");
         self.exports.table().remove_disk(name);
         let pool = {
             let mut inner = self.registry.inner();
@@ -132,7 +134,7 @@ impl Disks {
             (disk.cache().cloned(), disk.has_cache)
         };
         shard.abandon(id);
-        tracing::warn!("{name}: it leaves its backing without waiting for it");
+        tracing::warn!("{name}: closing the backing without waiting for its requests");
         let mut dirty = None;
         let mut released = Vec::new();
         if let Some(spec) = spec.as_ref().filter(|spec| has_cache && spec.journal.is_some()) {
@@ -147,7 +149,7 @@ impl Disks {
         let gone = match self.leave_shard(name, shard, id).await {
             Ok(gone) => gone,
             Err(error) => {
-                tracing::error!("{name}: its shard does not let it go: {error}");
+                tracing::error!("{name}: its shard did not close it: {error}");
                 Gone::default()
             }
         };
@@ -186,7 +188,7 @@ impl Disks {
             Ok(released) => released,
             Err(ShardError::Command(CommandError::NoCache)) => Vec::new(),
             Err(error) => {
-                tracing::warn!("{name}: its cache is taken away with it: {error}");
+                tracing::warn!("{name}: its cache is removed too: {error}");
                 Vec::new()
             }
         }
@@ -195,7 +197,7 @@ impl Disks {
     /// The last request of an abandoned backing has ended.
     pub(in crate::daemon::manager) fn backing_closed(&self, id: DiskId) {
         let Some(name) = self.registry.inner().abandoned.remove(&id) else { return };
-        tracing::info!("{name}: the last request to the backing that it left has ended");
+        tracing::info!("{name}: the last request to the abandoned backing has ended");
         if matches!(
             self.registry.inner().disk(&name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
             Ok(true)

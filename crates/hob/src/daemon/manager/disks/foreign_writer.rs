@@ -21,8 +21,9 @@ impl Disks {
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             disk.wanted.backing.clone()
         };
-        let error = ApiError::conflict(format!("somebody else has taken {backing} over"))
-            .hint("one disk has one writer: end the other one; the disk comes back by itself then");
+        let error = ApiError::conflict(format!("somebody else has taken {backing} over")).hint(
+            "only one program may write a disk: stop the other one; the disk is then opened again by itself",
+        );
         self.lost(id, error).await;
     }
 
@@ -47,13 +48,14 @@ impl Disks {
             _ if is_coming => {}
             (Some(_), _) if dirty > 0 => {
                 error = error.hint(format!(
-                    "its cache has data that is not on the backing: save it with 'hob cache export-dirty {name} FILE', \
-                     and give it up with 'hob cache discard-dirty {name} --yes'"
+                    "its cache has dirty data: save it with 'hob cache export-dirty {name} FILE', then discard it with 'hob cache discard-dirty {name} --yes'"
                 ));
             }
             (Some(journal), Some(flash)) => {
                 if let Err(error) = flash.make_void(OwnerId(journal.owner.0), u32::MAX).await {
-                    tracing::error!("{name}: its cache may be believed when it is opened again: {error}");
+                    tracing::error!(
+                        "{name}: cannot record that its cache is outdated; the next start may trust the cache: {error}"
+                    );
                 }
             }
             _ => {}
@@ -73,7 +75,7 @@ impl Disks {
         }
         if let Err(error) = self.registry.save().await {
             tracing::error!(
-                "{name}: after a restart its cache may be believed, though somebody else had the disk: {error}"
+                "{name}: cannot record that another program had the disk; a restart may trust the outdated cache: {error}"
             );
         }
     }

@@ -114,9 +114,9 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
     let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
         let error = ApiError::invalid(format!("{backing} ({} image): {what}", format.title()));
         match recorded {
-            Some(_) => {
-                error.hint("if that is meant, remove the disk and add it again: its files are recorded anew")
-            }
+            Some(_) => error.hint(
+                "if the change is intended, remove the disk and add it again, which records its files again",
+            ),
             None => error,
         }
     })?;

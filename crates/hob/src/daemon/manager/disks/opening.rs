@@ -439,7 +439,9 @@ impl Disks {
                     Ok(gateway) => Some(gateway),
                     Err(error) => {
                         self.exports.take_from_shard(name, &shard, id).await?;
-                        let error = ApiError::failed(format!("machines cannot come in at {path}: {error}"));
+                        let error = ApiError::failed(format!(
+                            "cannot listen on the vhost-user socket {path}: {error}"
+                        ));
                         self.registry.inner().disk_mut(name)?.phase =
                             DiskPhase::Offline(error.problem.error.clone());
                         return Err(error);
@@ -476,7 +478,9 @@ impl Disks {
             Ok((notes, recovering)) => {
                 notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
                 if let Err(error) = self.exports.show_file(name).await {
-                    tracing::error!("{name} is no file: {error}; it is tried again every few seconds");
+                    tracing::error!(
+                        "{name} cannot be mounted as a file: {error}; retrying every few seconds"
+                    );
                 }
                 recovering
             }
@@ -583,7 +587,7 @@ pub(in crate::daemon::manager) fn share_of(
 ) -> Result<Option<ShareSpec>, ApiError> {
     match (share_parent, cache) {
         (false, Some(_)) => Err(ApiError::invalid("a cache for its parent is made where that is shared")
-            .hint("say --share-parent too, or share_parent = true")),
+            .hint("also pass --share-parent, or set share_parent = true")),
         (false, None) => Ok(None),
         (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
     }

@@ -181,7 +181,7 @@ impl Disks {
             let service = self.clone();
             tokio::spawn(async move {
                 match service.disk_remove(name.clone(), OnDirty::Drain).await {
-                    Ok(_) => tracing::info!("{name} is gone with the last clone that used it"),
+                    Ok(_) => tracing::info!("{name} was removed with the last clone that used it"),
                     Err(error) => tracing::warn!("{name}, which no clone uses any more, stays: {error}"),
                 }
             });
@@ -196,7 +196,7 @@ impl Disks {
             return Ok(());
         }
         Err(ApiError::conflict(format!("{name} serves what these share: {}", clones.join(", ")))
-            .hint("it goes by itself when the last of them is removed"))
+            .hint("hob removes it with the last clone"))
     }
 }
 

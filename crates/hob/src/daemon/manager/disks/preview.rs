@@ -98,7 +98,7 @@ impl Disks {
             return Ok(());
         }
         Err(ApiError::conflict(preview.effects.join("; "))
-            .hint("nothing was changed; say --yes to lose it (API: discard_dirty=true)"))
+            .hint("nothing was changed; pass --yes to discard the data (API: discard_dirty=true)"))
     }
 
     /// The same, when clients that have just gone are gone.

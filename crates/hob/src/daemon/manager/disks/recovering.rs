@@ -173,10 +173,12 @@ impl Disks {
             (disk.wanted.name.clone(), rings, pool.flash.clone(), disk.size_bytes, shard)
         };
         if let Err(error) = flash.make_void(rings.owner, rings.upto).await {
-            tracing::warn!("writes to {name} wait for its cache: {error}");
+            tracing::warn!("writes to {name} wait for the recovery of its cache: {error}");
             return;
         }
-        tracing::info!("{name} is written while its cache is recovered: a crash now would empty the cache");
+        tracing::info!(
+            "{name} is written during the recovery of its cache: a crash before the recovery ends empties the cache"
+        );
         let expect = Expect { doubtful: Regions::new(size_bytes), is_void: true };
         // If the cache was faster, nobody waits any more.
         if let Err(error) = shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await {

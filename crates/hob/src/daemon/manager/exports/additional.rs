@@ -76,7 +76,7 @@ impl ExportService {
             let opened = flash::blocking(move || open_gateway(&place, &name, &of, Failing::Refuse)).await?;
             let gateway = opened.map_err(|error| {
                 let path = export.vhost_user.as_deref().unwrap_or_default();
-                ApiError::failed(format!("machines cannot come in at {path}: {error}"))
+                ApiError::failed(format!("cannot listen on the vhost-user socket {path}: {error}"))
             })?;
             self.0.table.let_machines_in(disk, &export.name, gateway);
         }
@@ -110,7 +110,10 @@ impl ExportService {
                 match open_gateway(&self.socket_at(path), &spec.name, &export, Failing::TryAgain) {
                     Ok(gateway) => self.0.table.let_machines_in(name, &spec.name, gateway),
                     Err(error) => {
-                        tracing::error!("{}: machines cannot come in at {path}: {error}", spec.name);
+                        tracing::error!(
+                            "{}: cannot listen on the vhost-user socket {path}: {error}",
+                            spec.name
+                        );
                     }
                 }
             }

@@ -232,7 +232,9 @@ impl ExportService {
         let unmount = flash::blocking(move || {
             for (export, mut mount) in mounts {
                 if let Err(error) = mount.unmount() {
-                    tracing::warn!("{export}: {error}; whoever has it open gets errors from now on");
+                    tracing::warn!(
+                        "{export}: {error}; programs that have the file open get errors from now on"
+                    );
                 }
                 // What could not be unmounted is detached.
                 drop(mount);
@@ -268,7 +270,7 @@ fn refuse(error: MountError) -> ApiError {
     let api_error = ApiError { kind, problem: hob_control::Problem::new(error.to_string()) };
     match error {
         MountError::InUse { path, .. } => api_error.hint(format!(
-            "'fuser -vm {path}' and 'losetup -a' tell who has it; 'findmnt {path}' what is mounted",
+            "'fuser -vm {path}' and 'losetup -a' show the programs that use the file; 'findmnt {path}' shows the mount",
             path = path.display()
         )),
         _ => api_error,

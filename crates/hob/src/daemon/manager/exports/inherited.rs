@@ -73,7 +73,7 @@ impl ExportService {
             return Ok(Some(file));
         }
         tracing::warn!(
-            "{export} is not the file any more that it was; whoever has that open gets errors from now on"
+            "{export} is no longer the same file; programs that have the old file open get errors from now on"
         );
         blocking(move || drop(file)).await?;
         Ok(None)

@@ -118,13 +118,13 @@ impl Manager {
             let gateway =
                 open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce)
                     .map_err(|error| {
-                        ApiError::failed(format!("machines cannot come in at {path}: {error}"))
+                        ApiError::failed(format!("cannot listen on the vhost-user socket {path}: {error}"))
                     })?;
             self.exports.table().let_machines_in(name, name, gateway);
         }
         self.exports.offer(name, id, shard, export_info(&info, access));
         if let Err(error) = self.exports.show_file(name).await {
-            tracing::error!("{name} is no file: {error}; it is tried again every few seconds");
+            tracing::error!("{name} cannot be mounted as a file: {error}; retrying every few seconds");
         }
         tracing::info!("{name} is awaited: {}", info.description);
         Ok(hook)

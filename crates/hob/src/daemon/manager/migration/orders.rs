@@ -226,7 +226,7 @@ impl Manager {
                     "{name} is {}'s: if that host still serves it, two hosts write one disk, and it is lost",
                     spec.peer
                 ))
-                .hint("make sure that it never does again, and say --force"));
+                .hint("make sure that the host never serves the disk again, and pass --force"));
                 }
                 if let Some(handle) = manager.handles().remove(&name) {
                     handle.task.abort();
@@ -275,7 +275,7 @@ impl Manager {
                     return Err(ApiError::conflict(format!(
                         "{name} has moved, and its new host still reads its cache"
                     ))
-                    .hint("it is given up by itself when that is done"));
+                    .hint("hob cancels it by itself when that is done"));
                 }
                 self.handles().remove(name);
                 self.inner().disks.remove(name);

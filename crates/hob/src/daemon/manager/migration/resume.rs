@@ -118,7 +118,7 @@ impl Manager {
             match self.leaving(&name, spec.lineage.clone(), plan, session) {
                 Ok(leaving) => return self.run_source(leaving, Source::resume_away(session), None),
                 Err(error) => {
-                    tracing::error!("{name} was handed to {}, which cannot be told so: {error}", spec.peer)
+                    tracing::error!("{name} was handed over to {}, which does not answer: {error}", spec.peer)
                 }
             }
             tokio::time::sleep(RETRY_EVERY).await;

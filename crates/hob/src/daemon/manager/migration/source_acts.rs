@@ -213,7 +213,7 @@ impl Manager {
         self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name) {
             if let Err(error) = self.pools.take_cache(name).await {
-                tracing::warn!("the cache of {name} was not taken away in peace: {error}");
+                tracing::warn!("the cache of {name} was not removed cleanly: {error}");
             }
             let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");

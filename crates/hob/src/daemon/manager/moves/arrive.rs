@@ -45,7 +45,7 @@ impl Manager {
         match &result {
             Ok(()) if state == Done => tracing::info!("{disk} has come from {}", found.order.from),
             Ok(()) => tracing::debug!("{disk} may come from {}", found.order.from),
-            Err(error) => tracing::warn!("{disk} does not come from {}: {error}", found.order.from),
+            Err(error) => tracing::warn!("{disk} cannot be received from {}: {error}", found.order.from),
         }
         super::end(&cluster, found, state, &note).await;
         self.moves.end(&disk);

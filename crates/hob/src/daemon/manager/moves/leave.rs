@@ -128,7 +128,7 @@ impl Manager {
         let left = self.leave_as_ordered(&mut work).await;
         self.moves.end(&work.disk);
         if let Err(error) = left {
-            tracing::warn!("{} does not go to {to}: {error}", work.disk);
+            tracing::warn!("{} cannot be moved to {to}: {error}", work.disk);
             // The one who called it off has said so already.
             if !work.order.state.is_over() {
                 let why = error.to_string();
@@ -418,7 +418,9 @@ impl Manager {
             use super::super::disks::{Open, open_gateway};
             match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce) {
                 Ok(gateway) => self.exports.table().let_machines_in(name, name, gateway),
-                Err(error) => tracing::error!("{name}: machines cannot come in at {path}: {error}"),
+                Err(error) => {
+                    tracing::error!("{name}: cannot listen on the vhost-user socket {path}: {error}")
+                }
             }
         }
         self.exports.offer(name, id, shard, export_info(&info, access));

@@ -109,7 +109,7 @@ impl Pools {
         match self.take_cache(name).await {
             Ok(()) => Err(error),
             Err(stays) => {
-                tracing::warn!("{name} keeps its cache, which is not all that it was to be: {stays}");
+                tracing::warn!("{name} keeps its cache, which differs from the request: {stays}");
                 Ok(vec![format!(
                     "{error}; the rest of the cache is there, and 'hob cache disable' takes it away"
                 )])

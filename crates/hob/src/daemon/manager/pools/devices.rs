@@ -215,7 +215,7 @@ impl Pools {
         if connected.is_err() {
             let flash = self.registry.inner().pool(pool)?.flash.clone();
             if let Err(error) = flash.remove_device(id, Vec::new()).await {
-                tracing::warn!("pool {pool}: {} cannot be taken out again: {error}", info.path.display());
+                tracing::warn!("pool {pool}: cannot remove {} again: {error}", info.path.display());
             }
         }
         connected
@@ -394,7 +394,7 @@ impl Pools {
             let users = inner.users_of(pool);
             if !users.is_empty() {
                 return Err(ApiError::conflict(format!("pool {pool} holds caches of {}", users.join(", ")))
-                    .hint("take them away with 'hob cache disable'"));
+                    .hint("remove the caches with 'hob cache disable'"));
             }
             let entry = inner.pool(pool)?;
             let ids =
@@ -419,7 +419,7 @@ impl Pools {
             }
         }
         drop(guard);
-        tracing::info!("pool {pool} is no more");
+        tracing::info!("pool {pool} was removed");
         self.registry.save().await?;
         Ok(PoolChanged { pool: None, notes: Vec::new() })
     }

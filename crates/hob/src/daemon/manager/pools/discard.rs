@@ -96,7 +96,9 @@ async fn expiring<T>(name: &str, shard: &ShardHandle, id: DiskId, change: impl F
             return result;
         }
         if wait == GRACE {
-            tracing::warn!("{name}: requests that wait for its backing fail now: its dirty data is given up");
+            tracing::warn!(
+                "{name}: requests that wait for the backing fail, because dirty data is discarded"
+            );
         }
         wait = EXPIRE_EVERY;
         shard.expire_requests(id);

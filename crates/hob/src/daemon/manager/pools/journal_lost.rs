@@ -56,7 +56,7 @@ impl Pools {
         match renewed {
             Ok(()) => Ok(()),
             Err(error) => {
-                tracing::warn!("the cache of {name} begins anew: {error}");
+                tracing::warn!("the cache of {name} starts empty: {error}");
                 self.begin_anew(name).await
             }
         }
@@ -85,12 +85,12 @@ impl Pools {
         }
         let flash = self.registry.inner().pool(&pool)?.flash.clone();
         if let Err(error) = release_owner(&flash, old).await {
-            tracing::warn!("pool {pool}: what {name} had is not all released: {error}");
+            tracing::warn!("pool {pool}: not all segments of {name} were released: {error}");
         }
         self.refresh_owners(&pool).await;
         if let Err(error) = self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             let reason = format!("its journal could not be written, nor a new cache be made: {error}");
-            tracing::error!("{name} goes on without a cache: {reason}");
+            tracing::error!("{name} continues without a cache: {reason}");
             self.registry.inner().disk_mut(name)?.cache_reason = Some(reason);
         }
         self.registry.save().await

@@ -103,7 +103,7 @@ impl Pools {
         for name in self.disks_at(device) {
             while let Err(error) = self.say_copy_is_gone(&name).await {
                 tracing::warn!(
-                    "{name}: its copy at a silent peer may count still, and its writes wait: {error}"
+                    "{name}: writes wait, because etcd may still record the replica on a silent peer: {error}"
                 );
                 tokio::time::sleep(SAY_EVERY).await;
             }

@@ -23,7 +23,7 @@ impl Pools {
         }
         cluster.forget_copy(disk).await.map_err(|why| {
             ApiError::failed(format!("etcd was not told that the second copy of {disk} is gone: {why}"))
-                .hint("changes wait until it is; it is tried again")
+                .hint("changes wait until etcd has the record; hob retries")
         })
     }
 

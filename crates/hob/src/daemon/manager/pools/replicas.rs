@@ -56,7 +56,7 @@ impl Pools {
                 self.registry.inner().disk_mut(name)?.apart = places(&segments);
                 let free = self.let_go(name, &released, |_| false);
                 self.registry.give_back(&spec.pool, &free).await;
-                tracing::info!("{name} has room for second copies at a peer");
+                tracing::info!("{name} has flash for replicas on a peer");
                 Ok(Vec::new())
             }
             Err(error) => {
@@ -157,7 +157,7 @@ impl Pools {
         if let Some(lender) = lender
             && let Err(error) = self.say_copy_is_current(name, &lender, &uuid).await
         {
-            tracing::debug!("{name}: its copy at {lender} is not said yet: {error}");
+            tracing::debug!("{name}: the replica at {lender} is not recorded in etcd yet: {error}");
         }
     }
 }

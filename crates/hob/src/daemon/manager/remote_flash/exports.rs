@@ -84,7 +84,10 @@ impl FlashExports {
                     loans.insert(borrower, Entry::new(kept));
                 }
                 None => {
-                    tracing::error!("{} is no record of a loan, and nobody gets that loan", path.display())
+                    tracing::error!(
+                        "{} is not a valid record of a flash lease; that lease is unavailable",
+                        path.display()
+                    )
                 }
             }
         }
@@ -249,7 +252,7 @@ impl RemoteFlash {
             return Err(error.into());
         }
         self.0.registry.inner().lease_disks.remove(&open.disk);
-        tracing::warn!("the loan of {} ({}) is ended", kept.name, turn.borrower);
+        tracing::warn!("the flash lease of {} ({}) has ended", kept.name, turn.borrower);
         Ok(())
     }
 
@@ -311,10 +314,10 @@ impl RemoteFlash {
         if kept.ended == Some(EndedBy::Operator) {
             turn.remove_file().await?;
             turn.keep(Kept { size: Size(0), ..kept }).await?;
-            tracing::info!("what was lent to {borrower} is free, and nothing more is lent to it");
+            tracing::info!("the flash of {borrower} is free, and no more flash is lent to it");
         } else {
             turn.forget().await?;
-            tracing::info!("what was lent to {borrower} is free");
+            tracing::info!("the flash of {borrower} is free");
         }
         Ok(true)
     }
@@ -348,7 +351,7 @@ impl RemoteFlash {
             let Some(turn) = lending.try_turn(&borrower) else { continue };
             let _ = turn.entry(|entry| entry.retry_after = Some(now + LOOK_EVERY));
             if let Err(error) = self.free_export(&turn).await {
-                tracing::warn!("what was lent to {borrower} is not free yet: {error}");
+                tracing::warn!("the flash of {borrower} is not free yet: {error}");
             }
         }
     }
@@ -501,5 +504,6 @@ fn no_certificate() -> ApiError {
 }
 
 fn no_loan(borrower: &str) -> ApiError {
-    ApiError::not_found(format!("nothing is lent to {borrower}")).hint("'hob peer list' shows all loans")
+    ApiError::not_found(format!("nothing is lent to {borrower}"))
+        .hint("'hob peer list' shows all flash leases")
 }

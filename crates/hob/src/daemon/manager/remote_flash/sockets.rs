@@ -170,7 +170,9 @@ impl RemoteFlash {
         let told: Result<Vec<String>, _> = lender.peer().ask(&path, &(), ASK_MAX).await;
         match told {
             Ok(notes) => notes.iter().for_each(|note| tracing::info!("{}: {note}", to.host)),
-            Err(error) => tracing::warn!("{} was not told that its loan is given back: {error}", to.host),
+            Err(error) => {
+                tracing::warn!("{} does not answer, so its flash lease is not returned yet: {error}", to.host)
+            }
         }
     }
 

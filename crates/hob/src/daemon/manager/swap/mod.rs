@@ -339,7 +339,7 @@ impl Swaps {
         if spot.is_none() {
             notes.push("its device is not there; if it comes back, the area is found on it again".to_owned());
         }
-        tracing::info!("swap area {name} is no more");
+        tracing::info!("swap area {name} was removed");
         Ok((has_pool.then_some(pool), notes))
     }
 
@@ -492,7 +492,7 @@ impl Areas {
             Some(name) => name,
             None => {
                 let name = format!("found-{:08x}", owner.0 as u32);
-                tracing::warn!("pool {pool} has a swap area that nobody knows, from now on {name}");
+                tracing::warn!("pool {pool} has an unknown swap area, which is now called {name}");
                 name
             }
         };
@@ -554,7 +554,7 @@ fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
         (None, [only]) => Ok((*only).to_owned()),
         (None, []) => Err(ApiError::conflict("there is no pool").hint("'hob pool create' makes one")),
         (None, several) => Err(ApiError::invalid(format!("there are several pools: {}", several.join(", ")))
-            .hint("say which one with --pool")),
+            .hint("choose one with --pool")),
     }
 }
 

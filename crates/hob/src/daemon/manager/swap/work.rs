@@ -104,7 +104,7 @@ impl Swaps {
             work.stop.store(true, Ordering::Relaxed);
             return match work.wait(STOP_MAX).await {
                 Some(Ok(())) => Err(ApiError::conflict(format!("{name} was turned off already"))
-                    .hint("ask once more to turn it on again")),
+                    .hint("repeat the command to turn it on again")),
                 Some(Err(_)) => {
                     self.want(name, true).await?;
                     Ok(Some("it was being turned off; that was stopped"))
@@ -143,7 +143,7 @@ impl Swaps {
         };
         match flash::blocking(turn_on).await?.map_err(|error| refuse(name, &error))? {
             Some(path) => tracing::info!("the kernel swaps to {name}, through {}", path.display()),
-            None => tracing::info!("the kernel swaps to {name} already"),
+            None => tracing::info!("the swap area {name} is already on"),
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl Swaps {
         // What counts is how things are, whatever was said.
         match (self.look(spot).await?, ended) {
             (None, _) => {
-                tracing::info!("the kernel does not swap to {name} any more");
+                tracing::info!("the swap area {name} is off");
                 Ok(())
             }
             (Some(_), Err(error)) => Err(refuse(name, &error)),
@@ -257,7 +257,7 @@ impl Swaps {
             Size(active.used).human(),
             Size(room).human()
         ))
-        .hint("free memory first, or say --force and risk that the kernel ends programs"))
+        .hint("free memory first, or pass --force and risk that the kernel kills programs"))
     }
 
     /// Ends a piece of work.
