@@ -67,7 +67,7 @@ pub(crate) enum Cache {
         #[command(flatten)]
         rehearsal: DryRun,
     },
-    /// Change a cache's settings; a new block size, policy, admission, layout or persistence empties the cache
+    /// Change a cache's settings; a new block size, layout or persistence empties the cache
     #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true).args(SETTINGS))]
     Set {
         /// The disk
