@@ -124,7 +124,7 @@ fn prometheus_takes_the_alerts_and_the_configuration() {
 
 /// systemd hears that guests are served, then again and again that hob is alive, and that it ends.
 #[test]
-fn systemd_is_told() {
+fn systemd_is_notified() {
     let scratch = Scratch::new();
     let systemd = UnixDatagram::bind(scratch.path("notify")).unwrap();
     systemd.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
@@ -175,7 +175,7 @@ fn the_log_can_be_followed_by_a_requests_name() {
     };
     wait_until("the request is in the log", LOG_MAX, || named("answered"));
     wait_until("the drain's end is in the log, by the request that began it", LOG_MAX, || {
-        named("is drained")
+        named("drained; the backing has all data")
     });
     assert!(
         lines().iter().any(|line| line["status"] == 200 && line["span"]["path"] == "/v1/disks/disk/drain")

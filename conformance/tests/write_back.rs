@@ -25,7 +25,7 @@ fn lazy(scratch: &Scratch) -> Serve {
 
 /// Promise 2, for who asks what is allocated: a hole of the backing over which dirty data lies in flash is none.
 #[test]
-fn a_copy_of_a_sparse_disk_has_what_is_dirty() {
+fn a_copy_of_a_sparse_disk_has_its_dirty_data() {
     let scratch = Scratch::new();
     let hob = lazy(&scratch).start(&scratch);
     let mut client = hob.connect();
@@ -151,7 +151,7 @@ fn flushed_writes_survive_kill_9() {
 }
 
 #[test]
-fn a_clean_end_keeps_dirty_data_and_one_that_drains_leaves_none() {
+fn a_clean_stop_keeps_dirty_data_and_a_drain_leaves_none() {
     let scratch = Scratch::new();
     let serve = lazy(&scratch);
     let bytes = Noise::new(5).bytes(MIB as usize);
@@ -255,7 +255,7 @@ fn a_backing_changed_behind_hobs_back_is_not_written_over() {
     let image = std::fs::File::options().write(true).open(scratch.path("disk.img")).unwrap();
     image.write_all_at(&vec![9; 2 * MIB as usize], 0).unwrap();
     let said = serve.refused(&scratch).all();
-    assert!(said.contains("does not hold what the cache remembers") && said.contains("64 KiB"), "{said}");
+    assert!(said.contains("does not match the cached data") && said.contains("64 KiB"), "{said}");
     assert_eq!(backing(&scratch)[..2 * MIB as usize], vec![9; 2 * MIB as usize], "nothing was written");
     // Put right, everything is there.
     image.write_all_at(&vec![0; 2 * MIB as usize], 0).unwrap();
