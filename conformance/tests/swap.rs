@@ -246,7 +246,7 @@ fn unsafe_swap_devices_are_refused() {
     let file = text(&memory.path().join("flash"));
     daemon.ctl(&["pool", "create", "memory", &file, "--size", "16M", "--segment-size", "1M"]);
     refused(&daemon, &["swap", "create", "--size", "1M", "--pool", "memory"], "lies in memory");
-    refused(&daemon, &["swap", "create", "--size", "1M"], "say which one with --pool");
+    refused(&daemon, &["swap", "create", "--size", "1M"], "choose one with --pool");
 
     // A disk that a hob serves as a file, and a loop device over it: swapping there would wait for a program.
     let (scratch, served) = (Scratch::new(), Scratch::new());

@@ -28,7 +28,7 @@ pub(crate) struct Advise {
     /// size, or total terabytes, like 600TBW [default: 1DWPD]
     #[arg(long, value_name = "RATING")]
     endurance: Option<Endurance>,
-    /// Discard what was learnt after printing the advice; use it when the load has changed
+    /// Clear the miss-ratio curves after printing the advice; use this option when the load has changed
     #[arg(long)]
     reset: bool,
 }

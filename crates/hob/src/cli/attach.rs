@@ -101,7 +101,7 @@ pub(crate) struct Attach {
     size: Option<Size>,
     #[command(flatten)]
     settings: Settings,
-    /// How requests are redirected; chosen by hob if absent
+    /// Method to redirect the VM's requests to hob; chosen by hob if absent
     #[arg(long, value_enum)]
     method: Option<Method>,
     /// hob's NBD socket
@@ -121,7 +121,7 @@ pub(crate) struct Detach {
     /// Disks: the name of the device, of hob's disk, or the path of the image; all attached disks of the VM if absent
     #[arg(value_name = "DISK")]
     disks: Vec<String>,
-    /// The VM does not run: only write dirty data to the image, and remove hob's disk
+    /// Detach from a stopped VM: write dirty data to the image, and remove hob's disk
     #[arg(long)]
     stopped: bool,
     #[command(flatten)]

@@ -11,14 +11,14 @@ use super::remote::{ask, converse, explain};
 /// docs/BACKUP.md
 #[derive(Debug, Subcommand)]
 pub(crate) enum Bitmap {
-    /// Start to record changes. NBD clients see the bitmap as the metadata context
+    /// Start to record changes of a disk. NBD clients see the bitmap as the metadata context
     /// qemu:dirty-bitmap:NAME
     Add {
         /// The disk
         disk: String,
         /// Name of the bitmap
         name: String,
-        /// Bytes that one bit stands for: a power of two from 4K to 64M [default: 64K, more on
+        /// Bytes of the disk that one bit covers: a power of two from 4K to 64M [default: 64K, more on
         /// disks over 4 TiB]
         #[arg(long, value_name = "SIZE")]
         granularity: Option<Size>,
@@ -42,18 +42,18 @@ pub(crate) enum Bitmap {
     Rotate {
         /// The disk
         disk: String,
-        /// Name of a bitmap that records
+        /// Name of the active bitmap
         name: String,
         /// Name of the frozen bitmap
         frozen: String,
     },
-    /// Put what a bitmap has noted into one that records, and forget it: when the backup that was to read it failed
+    /// Add a frozen bitmap's changes to an active bitmap, and remove the frozen one; use this when a backup failed
     Merge {
         /// The disk
         disk: String,
         /// Name of the bitmap
         name: String,
-        /// Name of the one that records
+        /// Name of the active bitmap that gets the changes
         into: String,
     },
     /// List bitmaps

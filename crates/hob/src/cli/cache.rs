@@ -42,13 +42,13 @@ pub(crate) enum Cache {
         /// From which pool
         #[arg(long)]
         pool: String,
-        /// How large; rounded up to whole segments of the pool
+        /// Size of the cache; rounded up to whole segments of the pool
         #[arg(long)]
         size: Size,
         #[command(flatten)]
         settings: Settings,
     },
-    /// Take a disk's cache away, once its dirty data is on the backing
+    /// Remove a disk's cache after writing its dirty data to the backing
     Disable {
         /// The disk
         disk: String,
@@ -58,16 +58,16 @@ pub(crate) enum Cache {
         #[command(flatten)]
         consent: Confirmation,
     },
-    /// Make a cache larger or smaller; what fits is kept
+    /// Make a cache larger or smaller; blocks that fit stay cached
     Resize {
         /// The disk
         disk: String,
-        /// New size; rounded up to whole segments of the pool
+        /// New size of the cache; rounded up to whole segments of the pool
         size: Size,
         #[command(flatten)]
         rehearsal: DryRun,
     },
-    /// Change how a cache works; what a new block size, policy, admission, layout or persistence finds in it goes
+    /// Change a cache's settings; a new block size, layout or persistence empties the cache
     #[command(group = clap::ArgGroup::new("setting").required(true).multiple(true).args(SETTINGS))]
     Set {
         /// The disk
@@ -91,7 +91,7 @@ pub(crate) enum Cache {
     ExportDirty {
         /// The disk
         disk: String,
-        /// The file, on the daemon's host, which must not exist. FILE.map will say which ranges count
+        /// The file, on the daemon's host, which must not exist. FILE.map lists the ranges of the file that have dirty data
         file: String,
     },
     /// Empty a cache

@@ -15,17 +15,17 @@ use super::remote::{ask, converse, explain};
 /// Manage a cluster of hosts that agree through etcd which host serves which disk
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cluster {
-    /// How this host is, as a member
+    /// Show this host's state as a member of its cluster
     Status,
-    /// List the hosts that are members now
+    /// List the hosts that are members of the cluster now
     Hosts,
     /// List the disks of all hosts, with the current or last owner of each
     Disks,
-    /// Have this host take a disk that it is to serve
+    /// Let this host take over a disk that it is configured with
     Take {
         /// The disk
         disk: String,
-        /// Take the disk even if a host that is gone has dirty data in its flash; that data is lost
+        /// Take the disk even if a failed host has its dirty data; that data is lost
         #[arg(long)]
         force: bool,
         #[command(flatten)]

@@ -17,7 +17,7 @@ pub(crate) enum Config {
         /// Do not ask for confirmation: also make changes that empty a cache or remove something
         #[arg(long)]
         yes: bool,
-        /// Say what would be done, and change nothing
+        /// Show the changes, and change nothing
         #[arg(long)]
         dry_run: bool,
     },

@@ -13,7 +13,7 @@ use super::remote::explain;
 /// Options of commands that may empty a cache.
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct DryRun {
-    /// Say what would be done, and change nothing
+    /// Show the changes, and change nothing
     #[arg(long)]
     dry_run: bool,
 }
@@ -23,7 +23,7 @@ pub(super) struct DryRun {
 pub(super) struct Confirmation {
     #[command(flatten)]
     rehearsal: DryRun,
-    /// Do not ask for confirmation: lose dirty data where the command does so
+    /// Do not ask for confirmation: accept that dirty data is lost
     #[arg(long)]
     yes: bool,
 }

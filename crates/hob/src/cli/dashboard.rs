@@ -16,10 +16,10 @@ use crate::daemon::http::{Loopback, Role};
 /// Show the daemon's page in a browser: prints where it is, and serves it until Ctrl-C
 #[derive(Debug, Args)]
 pub(crate) struct Dashboard {
-    /// Port of 127.0.0.1 to serve it at; 0 for a free one
+    /// Port of 127.0.0.1 for the dashboard; 0 for a free port
     #[arg(long, value_name = "PORT", default_value_t = 0)]
     port: u16,
-    /// Let it change nothing
+    /// Serve the dashboard with the role read-only
     #[arg(long)]
     read_only: bool,
 }

@@ -10,22 +10,20 @@ use super::remote::ask;
 /// Manage datastores: storage that several backings share, and its throttling
 #[derive(Debug, Subcommand)]
 pub(crate) enum Datastore {
-    /// List all datastores and how they are doing
+    /// List all datastores with their state
     List,
     /// Set how a datastore is throttled, and its capacity
     #[command(group = ArgGroup::new("setting").required(true).multiple(true).args(["throttle", "latency_ms", "capacity"]))]
     Set {
         /// The datastore
         datastore: String,
-        /// off; auto: throttle by shares and reservations when its latency is high; knee: the same,
-        /// with the latency threshold measured at the knee of its throughput; depth:N: at most N
-        /// I/Os in flight
+        /// off; auto: throttle by shares and reservations above a latency limit; knee: like auto, with a measured latency limit; depth:N: at most N I/Os in flight
         #[arg(long, value_name = "CONTROL")]
         throttle: Option<String>,
-        /// When it is late, under auto, milliseconds; under knee, until that is known [default: 30]
+        /// Latency limit for auto in milliseconds; for knee until hob has measured one [default: 30]
         #[arg(long, value_name = "MS")]
         latency_ms: Option<u32>,
-        /// Units a second that it can do, for reservations; 0: as much as it has been seen to do
+        /// Capacity of the datastore for reservations, units a second; 0: the highest measured throughput
         #[arg(long, value_name = "UNITS")]
         capacity: Option<u32>,
     },

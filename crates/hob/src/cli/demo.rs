@@ -53,7 +53,7 @@ const WARM_FOR: Duration = Duration::from_secs(3);
 /// Show what a cache does, on this machine, within a minute
 #[derive(Debug, Args)]
 pub(crate) struct Demo {
-    /// Go on serving afterwards, until Ctrl-C, and say how to connect
+    /// Continue to serve the disk afterwards until Ctrl-C, and print how to connect
     #[arg(long)]
     keep: bool,
     /// File for the chart

@@ -20,13 +20,13 @@ use super::remote::{ask, converse, explain};
 pub(crate) enum Disk {
     /// Serve a disk
     Add {
-        /// Its name, which is its NBD export name
+        /// Name of the disk, which is also its NBD export name
         name: String,
         /// A raw file, a block device, nbd://host/export, nbd+unix:///export?socket=PATH,
         /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI, VHDX or VPC image
         #[arg(long, value_name = "SPEC")]
         backing: String,
-        /// How a file or block device is read: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
+        /// Image format of a file or block device: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
         #[arg(long, value_name = "FORMAT")]
         format: Option<String>,
         /// Refuse changes
@@ -36,15 +36,14 @@ pub(crate) enum Disk {
         /// [limits] of hob.toml says if absent
         #[arg(long, value_name = "DURATION")]
         backing_timeout: Option<BackingTimeout>,
-        /// Name of the storage that the backing shares with those of other disks [default:
-        /// detected]
+        /// Datastore: name of the storage that the backing shares with other backings [default: detected]
         #[arg(long, value_name = "NAME")]
         datastore: Option<String>,
         /// Make the disk a file too, for loop devices and other programs that open files: an existing regular
         /// file, which is covered for as long as the disk is served, or a new name
         #[arg(long, value_name = "PATH")]
         fuse: Option<String>,
-        /// Make this socket, at which a machine uses the disk through vhost-user-blk
+        /// Also serve the disk at this vhost-user socket
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
         /// For an RBD clone: cache blocks of its parent's snapshot once for all clones of it, in a
@@ -55,7 +54,7 @@ pub(crate) enum Disk {
         #[arg(long, value_name = "SIZE", requires = "share_parent")]
         parent_cache: Option<Size>,
     },
-    /// Stop serving a disk, once its dirty data is on the backing; its data stays there
+    /// Remove a disk after writing its dirty data to the backing; the backing keeps its data
     Remove {
         /// The disk
         disk: String,
@@ -63,13 +62,13 @@ pub(crate) enum Disk {
         /// Completes within 10 seconds, even if the backing hangs or is dead
         #[arg(long)]
         discard_dirty: bool,
-        /// Disconnect clients and guests that use the disk; without this, such a disk stays
+        /// Disconnect clients and guests that use the disk; without --force, a disk in use is not removed
         #[arg(long)]
         force: bool,
         #[command(flatten)]
         consent: Confirmation,
     },
-    /// Change a disk's own settings while it is served
+    /// Change the settings of a disk while it is served
     Set {
         /// The disk
         disk: String,
@@ -78,11 +77,11 @@ pub(crate) enum Disk {
         #[arg(long, value_name = "DURATION")]
         backing_timeout: BackingTimeoutChange,
     },
-    /// Let a disk be larger while it is served: as large as its backing is now
+    /// Grow a disk to the size of its backing, while the disk is served
     Resize {
         /// The disk
         disk: String,
-        /// Make a raw file this large first; disks do not get smaller
+        /// Grow a raw file to this size first; disks cannot shrink
         #[arg(long)]
         size: Option<Size>,
     },

@@ -19,7 +19,7 @@ pub(crate) struct Docs {
     /// Directory
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
-    /// Write nothing; fail if a page is not as it would be written
+    /// Write nothing; fail if a page is not current
     #[arg(long)]
     check: bool,
 }

@@ -20,10 +20,10 @@ const BAR_CELLS: usize = 24;
 pub(crate) struct Drain {
     /// The disk
     disk: String,
-    /// Stop a drain, or a cache that waits to get smaller
+    /// Stop a drain, or the shrinking of a cache that waits for the backing
     #[arg(long)]
     stop: bool,
-    /// Begin the drain, and do not wait for its end
+    /// Start the drain, and do not wait for its end
     #[arg(long, conflicts_with = "stop")]
     no_wait: bool,
 }

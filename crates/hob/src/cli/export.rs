@@ -12,7 +12,7 @@ use super::remote::ask;
 /// Further exports of a disk: other ways to it, with fewer rights or without effect on its cache
 #[derive(Debug, Subcommand)]
 pub(crate) enum Export {
-    /// Give a disk another export
+    /// Add an export to a disk
     Add {
         /// The disk
         disk: String,
@@ -24,10 +24,10 @@ pub(crate) enum Export {
         /// Do not let reads through this export change the cache: for backups and scans
         #[arg(long)]
         no_promote: bool,
-        /// Show it as a file too, a raw image, for programs that open files. Needs root
+        /// Also show the export as a raw-image file. Needs root
         #[arg(long, value_name = "PATH")]
         fuse: Option<String>,
-        /// Let a machine use it through vhost-user too, at this socket
+        /// Also serve the export at this vhost-user socket
         #[arg(long, value_name = "PATH")]
         vhost_user: Option<String>,
     },

@@ -23,7 +23,7 @@ const BAR_CELLS: u64 = 40;
 pub(crate) struct Histogram {
     /// The disk
     disk: String,
-    /// Only this one; may be given more than once [default: all]
+    /// Show only this metric; may be given more than once [default: all]
     #[arg(long, value_name = "METRIC", value_parser = PossibleValuesParser::new(METRICS.iter().map(|row| row.name)))]
     kind: Vec<String>,
     /// Kind of requests

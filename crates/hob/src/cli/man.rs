@@ -8,7 +8,7 @@ use clap::Args;
 /// Write manual pages, one per command
 #[derive(Debug, Args)]
 pub(crate) struct Man {
-    /// Directory; made if absent
+    /// Directory for the manual pages; created if absent
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 }

@@ -21,37 +21,37 @@ use super::watch::Watch;
 pub(crate) struct Migrate {
     /// The disk
     disk: String,
-    /// Begin: where the control API of the other host is, over TLS
+    /// Start a migration to this host: HOST:PORT of its control API, over TLS
     #[arg(long, value_name = "HOST:PORT")]
     to: Option<String>,
     /// What happens to the cache
     #[arg(long, value_enum, default_value_t = Cache::Copy, requires = "to")]
     cache: Cache,
-    /// Bytes a second that the cache takes on its way, at most
+    /// Maximum rate at which the cache is copied, bytes a second
     #[arg(long, value_name = "BYTES", requires = "to")]
     bandwidth: Option<Size>,
     /// What triggers the hand-over: the first write at the other host, or `--finish` alone
     #[arg(long, value_enum, default_value_t = When::OnWrite, requires = "to")]
     switch: When,
-    /// The backing as the other host names it [default: as here]
+    /// Name of the backing on the other host [default: the same]
     #[arg(long, requires = "to")]
     backing: Option<String>,
     /// The pool of the other host [default: the one of the same name, or its only one]
     #[arg(long, requires = "to")]
     pool: Option<String>,
-    /// Socket at the other host at which a machine uses the disk through vhost-user
+    /// Path of a vhost-user socket for the disk on the other host
     #[arg(long, value_name = "PATH", requires = "to")]
     vhost_user: Option<String>,
-    /// File at the other host that the disk is to be
+    /// Path on the other host at which the disk becomes a file
     #[arg(long, value_name = "PATH", requires = "to")]
     fuse: Option<String>,
     /// Hand the disk over now
     #[arg(long, conflicts_with_all = ["to", "cancel", "take_back"])]
     finish: bool,
-    /// Keep the disk here
+    /// Cancel the migration, and keep the disk on this host
     #[arg(long, conflicts_with_all = ["to", "take_back"])]
     cancel: bool,
-    /// Take back a disk that is away, whose new host will never serve it again
+    /// Take back a disk that moved away, if its new host will never serve it again
     #[arg(long, conflicts_with = "to", requires = "force")]
     take_back: bool,
     /// The new host is gone for good. If it still serves the disk, two hosts write to it, and it is
@@ -60,7 +60,7 @@ pub(crate) struct Migrate {
     force: bool,
     #[command(flatten)]
     consent: Confirmation,
-    /// How long to watch [default: over, or arrived with --finish; not at all without an order]
+    /// When the command returns [default: over, or arrived with --finish; at once if nothing was started]
     #[arg(long, value_enum, value_name = "STATE", conflicts_with = "take_back")]
     wait: Option<Until>,
 }
@@ -68,11 +68,11 @@ pub(crate) struct Migrate {
 /// What happens to the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Cache {
-    /// Copied while the machine runs, hottest first; the rest after the hand-over
+    /// Copy the cache while the VM runs, hottest data first, and the rest after the hand-over
     Copy,
     /// Send a list of the cached blocks; the other host reads them from the backing
     HeatMap,
-    /// Let the other host read misses from this host's flash until it has everything
+    /// Let the other host read misses from this host's flash until all cached data is copied
     Remote,
     /// Left behind
     Drop,
@@ -81,7 +81,7 @@ enum Cache {
 /// What triggers the hand-over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum When {
-    /// A write that waits at the other host: the machine runs there
+    /// The first write on the other host: the VM runs there
     OnWrite,
     /// `hob migrate DISK --finish` alone
     Ask,
@@ -90,15 +90,15 @@ enum When {
 /// How long to watch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
 enum Until {
-    /// It is recorded, and dirty data on its way to the backing
+    /// The migration is recorded, and dirty data is being written to the backing
     Begun,
-    /// The other host has the disk in standby: a machine can be started there
+    /// The other host has the disk in standby: a VM can be started there
     Awaited,
-    /// All that is to be copied before the hand-over is there
+    /// The other host has all data that is copied before the hand-over
     Warm,
     /// The other host serves the disk
     Arrived,
-    /// The other host needs nothing of this one any more
+    /// The other host needs no more data from this host
     Over,
 }
 

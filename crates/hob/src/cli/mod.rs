@@ -69,8 +69,7 @@ pub(crate) struct Cli {
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Global {
     /// Control socket, unix:/path, or tcp:host:port or https://host:port for TLS
-    /// [default: unix:/run/hob/control.sock]. `serve` and `daemon` listen there; other commands ask there, or where
-    /// HOB_CONTROL says
+    /// [default: unix:/run/hob/control.sock]. `serve` and `daemon` listen on this address; other commands connect to it, or to HOB_CONTROL
     #[arg(long, visible_alias = "url", global = true, value_name = "ADDRESS")]
     #[arg(value_parser = Endpoint::parse_control, help_heading = "Global options")]
     control: Option<Endpoint>,
@@ -84,10 +83,10 @@ pub(crate) struct Global {
     /// Certificate to show over TLS, PEM; `serve` and `daemon` need one for TCP [env: HOB_CERT]
     #[arg(long, global = true, value_name = "FILE", requires = "key", help_heading = "Global options")]
     cert: Option<PathBuf>,
-    /// Its private key, PEM [env: HOB_KEY]
+    /// Private key of the certificate, PEM [env: HOB_KEY]
     #[arg(long, global = true, value_name = "FILE", requires = "cert", help_heading = "Global options")]
     key: Option<PathBuf>,
-    /// Answer with a table for people or JSON for programs
+    /// Output format: a table for people or JSON for programs
     #[arg(short, long, global = true, value_enum, default_value_t, help_heading = "Global options")]
     output: Format,
     /// Log filter for stderr, like info or hob=debug,warn [env: HOB_LOG]

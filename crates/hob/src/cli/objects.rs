@@ -13,7 +13,7 @@ use super::output::{pairs, print};
 /// Disks as objects in S3 and its like, or in a directory: make one, look at it; see docs/OBJECTS.md
 #[derive(Debug, Subcommand)]
 pub(crate) enum Objects {
-    /// Make a disk of zeroes. It takes up room as it is written
+    /// Create a disk of zeroes. The disk takes up space only where it is written
     Create {
         /// objects+file:///DIRECTORY, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX
         #[arg(value_name = "SPEC")]
@@ -31,8 +31,7 @@ pub(crate) enum Objects {
         #[arg(value_name = "SPEC")]
         spec: String,
     },
-    /// Unlock a disk whose host is gone for good and did not close it. If that host still runs, all
-    /// its writes fail
+    /// Unlock a disk whose host is gone for good and did not close it. If the host still runs, all its writes to the disk fail
     Unlock {
         /// Backing, as for 'create'
         #[arg(value_name = "SPEC")]

@@ -12,12 +12,11 @@ use super::remote::ask;
 pub(crate) enum Peer {
     /// List flash that this host exports to other hosts, and flash that it uses of theirs
     List,
-    /// End a loan of this host: its borrower can use it no more, and its caches go on without second copies there
+    /// End a flash lease of this host: the other host's caches continue without replicas here
     End {
-        /// The borrower, as `peer list` calls it
+        /// Name of the host that uses the flash, as shown by `peer list`
         borrower: String,
-        /// Allow the host to ask for flash again. Without this option nothing more is exported to
-        /// it
+        /// Allow the host to ask for flash again. Without this option the host gets no more flash
         #[arg(long)]
         forget: bool,
     },

@@ -15,14 +15,14 @@ use super::remote::{ask, converse, explain};
 /// Make, change and show pools of flash
 #[derive(Debug, Subcommand)]
 pub(crate) enum Pool {
-    /// Make a pool of one or more devices
+    /// Create a pool of one or more devices
     Create {
         /// Its name
         name: String,
-        /// Block devices, or files, which are made
+        /// Block devices, or files, which are created
         #[arg(required = true, value_name = "DEVICE")]
         devices: Vec<String>,
-        /// Size of each file; block devices are used whole
+        /// Size of each file; block devices are used completely
         #[arg(long)]
         size: Option<Size>,
         /// Unit in which caches grow and shrink, a power of two [default: 16M]
@@ -32,20 +32,20 @@ pub(crate) enum Pool {
         #[arg(long)]
         force: bool,
     },
-    /// Give a pool another device
+    /// Add a device to a pool
     AddDevice {
         /// The pool
         pool: String,
-        /// A block device, or a file, which is made
+        /// A block device, or a file, which is created
         #[arg(required_unless_present = "peer")]
         device: Option<String>,
-        /// Instead: flash of another host, for second copies (`--copies peer`); its control API
+        /// Instead of a device: flash of another host for replicas (`--copies peer`), by the address of its control API
         #[arg(long, value_name = "HOST:PORT", conflicts_with_all = ["device", "force"], requires = "size")]
         peer: Option<String>,
-        /// Size of the file, or of what the peer lends; a block device is used whole
+        /// Size of the file, or of the peer's flash; a block device is used completely
         #[arg(long)]
         size: Option<Size>,
-        /// Use a device that holds other data, which is lost
+        /// Use a device that contains other data; that data is lost
         #[arg(long)]
         force: bool,
     },
@@ -53,17 +53,17 @@ pub(crate) enum Pool {
     SetDevice {
         /// The pool
         pool: String,
-        /// The device, as `pool show` calls it
+        /// The device, as shown by `pool show`
         device: String,
-        /// Whether caches may allocate space on it
+        /// Whether caches may allocate space on the device
         #[arg(long, value_parser = admissions())]
         admission: Admission,
     },
-    /// Take a device out of a pool; caches on it move to others, or get smaller
+    /// Remove a device from a pool; its caches move to other devices, or shrink
     RemoveDevice {
         /// The pool
         pool: String,
-        /// The device, as `pool show` calls it
+        /// The device, as shown by `pool show`
         device: String,
         #[command(flatten)]
         consent: Confirmation,
@@ -77,7 +77,7 @@ pub(crate) enum Pool {
     DiscardOrphan {
         /// The pool
         pool: String,
-        /// Its owner, as `pool show` calls it
+        /// Owner of the flash, as shown by `pool show`
         owner: String,
         #[command(flatten)]
         consent: Confirmation,

@@ -18,7 +18,7 @@ pub(crate) enum Qos {
     Set {
         /// The disk
         disk: String,
-        /// Have what this storage policy says, now and when it changes; '' to keep that for itself
+        /// Use this storage policy, also when it changes; '' to keep the present settings without a policy
         #[arg(long, value_name = "NAME", conflicts_with_all = RULES)]
         policy: Option<String>,
         #[command(flatten)]
@@ -26,10 +26,10 @@ pub(crate) enum Qos {
     },
     /// Show shares, reservations and limits of disks
     Show {
-        /// The disk; all if absent
+        /// Name of the disk; all disks if absent
         disk: Option<String>,
     },
-    /// Named sets of rules that many disks can have
+    /// Manage storage policies: named sets of shares, reservation and limits
     #[command(subcommand)]
     Policy(Policy),
 }
@@ -37,14 +37,14 @@ pub(crate) enum Qos {
 /// Storage policies.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Policy {
-    /// Make a storage policy, or change it for all its disks
+    /// Create a storage policy, or change it for all its disks
     Set {
         /// Its name
         name: String,
         #[command(flatten)]
         rules: Rules,
     },
-    /// Remove a storage policy that no disk has
+    /// Remove a storage policy that no disk uses
     Remove {
         /// Its name
         name: String,
@@ -56,19 +56,19 @@ pub(crate) enum Policy {
 /// Shares, reservation and limits.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Rules {
-    /// Its part of what there is: low (500), normal (1000), high (2000) or a number
+    /// Shares, the relative part of the datastore: low (500), normal (1000), high (2000) or a number
     #[arg(long)]
     shares: Option<String>,
-    /// Units a second of the datastore that it gets whatever others want; 0 for none
+    /// Reservation: units a second that the disk gets even under contention; 0 for none
     #[arg(long, value_name = "UNITS")]
     reservation: Option<u32>,
-    /// Units a second of the datastore that it does not pass; 0 for none
+    /// Limit on the datastore, units a second; 0 for none
     #[arg(long, value_name = "UNITS")]
     limit: Option<u32>,
-    /// Bytes a second of the datastore that it does not pass; 0 for none
+    /// Limit on the datastore, bytes a second; 0 for none
     #[arg(long, value_name = "SIZE")]
     bytes_limit: Option<Size>,
-    /// Units a second of each flash device that it does not pass; 0 for none
+    /// Limit on each flash device, units a second; 0 for none
     #[arg(long, value_name = "UNITS")]
     flash_limit: Option<u32>,
 }

@@ -33,13 +33,13 @@ pub(crate) struct Record {
     /// File for the trace
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
-    /// End after that many seconds
+    /// Stop recording after this number of seconds
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1_000_000_000))]
     seconds: Option<u64>,
-    /// End after that many requests
+    /// Stop recording after this number of requests
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
-    /// How to write it: hob's own format, or a line of text for each request
+    /// Format of the trace: hob's own format, or a line of text for each request
     #[arg(long, value_enum, default_value_t)]
     format: TraceFormat,
 }

@@ -35,31 +35,31 @@ pub(crate) struct Replay {
     /// device
     #[arg(long, value_name = "SPEC")]
     target: String,
-    /// How fast: original, asap, or a factor like x10 or x0.5
+    /// Speed of the replay: original, asap, or a factor like x10 or x0.5
     #[arg(long, default_value_t)]
     pace: Pace,
-    /// Requests in flight at most; a request that has to wait is late [default: 128]
+    /// Maximum number of requests in flight; a request that waits counts as late [default: 128]
     #[arg(long, value_name = "N")]
     depth: Option<usize>,
-    /// Make the changes that the trace makes: the target loses its data
+    /// Send writes and discards too: the target loses its data
     #[arg(long)]
     allow_writes: bool,
     /// Send the reads only
     #[arg(long, conflicts_with = "allow_writes")]
     reads_only: bool,
-    /// Fold offsets beyond the target's end onto it
+    /// Wrap offsets beyond the target's end around
     #[arg(long)]
     wrap: bool,
-    /// Read and write a file or block device past the page cache
+    /// Bypass the page cache of a file or block device
     #[arg(long)]
     direct: bool,
-    /// Start that many seconds into the trace
+    /// Skip this number of seconds at the start of the trace
     #[arg(long, value_name = "SECONDS", default_value_t = 0)]
     from: u64,
-    /// Send that many requests of the trace at most
+    /// Maximum number of requests to send
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     limit: Option<u64>,
-    /// Send only the requests to the disk of that number, of a trace of several disks
+    /// Send only the requests of this disk, by its number in the trace
     #[arg(long, value_name = "N")]
     disk: Option<u16>,
 }
@@ -111,7 +111,7 @@ pub(super) fn run(args: &Replay, global: &Global) -> anyhow::Result<()> {
     bar.finish_and_clear();
     print(global.output, &report, show)?;
     match report.failure {
-        Some(failure) => bail!("the replay broke off after {} requests: {failure}", report.answered),
+        Some(failure) => bail!("the replay stopped after {} requests: {failure}", report.answered),
         None => Ok(()),
     }
 }
@@ -137,16 +137,13 @@ fn look_at(args: &Replay, mut reader: TraceReader, stop: &AtomicBool) -> anyhow:
     );
     if many_disks {
         tracing::warn!(
-            "the trace is of several disks, which all go to one place; --disk N sends those of one"
+            "the trace has several disks, and all are sent to one target; --disk N sends those of one disk"
         );
     }
     let skipped = reader.skipped();
     if skipped.count > 0 {
         let first = skipped.first.first().map(ToString::to_string).unwrap_or_default();
-        tracing::warn!(
-            "{} entries of the trace make no sense and are left out, the first: {first}",
-            skipped.count
-        );
+        tracing::warn!("{} malformed entries of the trace were skipped, the first: {first}", skipped.count);
     }
     Ok(survey)
 }

@@ -22,22 +22,22 @@ pub(crate) struct Serve {
     /// objects+file:///DIRECTORY or s3://BUCKET/PREFIX (see 'hob objects'), or a qcow2, VMDK, VDI, VHDX or VPC image
     #[arg(long, value_name = "SPEC")]
     disk: String,
-    /// How a file or block device is read: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
+    /// Image format of a file or block device: raw, qcow2, vmdk, vdi, vhdx or vpc; by its extension if absent, otherwise raw
     #[arg(long, value_name = "FORMAT")]
     format: Option<String>,
-    /// Make this socket, at which a machine uses the disk through vhost-user-blk
+    /// Also serve the disk at this vhost-user socket
     #[arg(long, value_name = "PATH")]
     vhost_user: Option<String>,
     /// Address for NBD clients, unix:/path or tcp:host:port; may be given more than once
     #[arg(long, value_name = "ADDRESS", required_unless_present = "vhost_user")]
     listen: Vec<Endpoint>,
-    /// Speak NBD with TLS only, with this certificate, PEM
+    /// Accept NBD only over TLS, with this certificate, PEM
     #[arg(long, value_name = "FILE", requires = "nbd_key")]
     nbd_cert: Option<PathBuf>,
     /// The private key of --nbd-cert, PEM
     #[arg(long, value_name = "FILE", requires = "nbd_cert")]
     nbd_key: Option<PathBuf>,
-    /// NBD clients must show a certificate of this authority, PEM
+    /// Require NBD clients to present a certificate of this authority, PEM
     #[arg(long, value_name = "FILE", requires = "nbd_cert")]
     nbd_client_ca: Option<PathBuf>,
     /// Speak NBD with TLS only, with these keys, which clients have too: lines of name:hexadecimal, as
@@ -77,7 +77,7 @@ pub(crate) struct Serve {
     /// Use a pool device that holds other data, which is lost
     #[arg(long, requires = "pool")]
     force: bool,
-    /// Say whether this could be served, and end: how an upgrade asks the next program
+    /// Check whether the disk could be served, and exit; an upgrade asks the new program this way
     #[arg(long, hide = true)]
     check: bool,
 }

@@ -11,7 +11,7 @@ use hob_engine::preset::{COPIES, DESTAGE_ORDERS, MODES, PRESETS, VERIFY, Word};
 #[derive(Clone, Debug, Default, clap::Args)]
 #[group(id = "settings", multiple = true)]
 pub(super) struct Settings {
-    /// A set of parts, each of which the options below change; see docs/presets.md
+    /// A named set of cache settings, which other options override; see docs/presets.md
     #[arg(long, value_name = "NAME", value_parser = presets())]
     preset: Option<String>,
     /// Write mode
@@ -20,7 +20,7 @@ pub(super) struct Settings {
     /// Keep the cache across restarts; write-back implies it
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     persistent: Option<bool>,
-    /// One room for reads and writes (unified), or PERCENT of it for reads (split:PERCENT)
+    /// One area for reads and writes (unified), or PERCENT of the cache for reads (split:PERCENT)
     #[arg(long, value_parser = checked::<Layout>)]
     layout: Option<String>,
     /// Admission rule: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
@@ -32,7 +32,7 @@ pub(super) struct Settings {
     /// Unit of fill and eviction, a power of two from 4K to 1M
     #[arg(long, value_name = "SIZE")]
     block_size: Option<Size>,
-    /// In which order dirty data goes to the backing
+    /// Order in which dirty data is written to the backing
     #[arg(long, value_name = "ORDER", value_parser = words(DESTAGE_ORDERS))]
     destage_order: Option<String>,
     /// Start destaging when more than this percentage of the blocks is dirty
@@ -44,16 +44,16 @@ pub(super) struct Settings {
     /// Above this percentage of dirty blocks, writes to uncached blocks bypass the cache
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(u8).range(1..=100))]
     dirty_full: Option<u8>,
-    /// For how many seconds the backing may lag; 0: until the shares say so
+    /// Maximum age of dirty data, seconds; 0: only the percentages start destaging
     #[arg(long, value_name = "SECONDS")]
     dirty_age_max: Option<u32>,
-    /// Copies on flash: of all data, or two of dirty data
+    /// Number of copies on flash, of all data or only of dirty data
     #[arg(long, value_name = "N", value_parser = words(COPIES))]
     copies: Option<String>,
-    /// The backing always holds a state that existed; destaging is slower
+    /// Destage in write order, so that the backing always has a past state of the disk; destaging is slower
     #[arg(long, value_name = "YES", num_args = 0..=1, default_missing_value = "true")]
     ordered: Option<bool>,
-    /// Compare a persistent cache with its backing after a restart, before it serves
+    /// When to compare a persistent cache with its backing after a restart
     #[arg(long, value_name = "WHEN", value_parser = words(VERIFY))]
     verify: Option<String>,
     /// Memory above the cache for frequently read data and read-ahead; 0 for none

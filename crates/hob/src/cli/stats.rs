@@ -10,7 +10,7 @@ use super::remote::ask;
 /// Show what became of each request, and the statistics of vSphere Flash Read Cache
 #[derive(Debug, Args)]
 pub(crate) struct Stats {
-    /// The disk; all disks that are online if absent
+    /// Name of the disk; all online disks if absent
     disk: Option<String>,
 }
 

@@ -19,50 +19,49 @@ use crate::daemon::swap::turn_off_as_child;
 /// Swap of this host on flash
 #[derive(Debug, Subcommand)]
 pub(crate) enum Swap {
-    /// Carve a swap area out of a pool and let the kernel swap to it
+    /// Create a swap area in a pool, and turn it on
     Create {
         /// Its name [default: swap0, swap1, …]
         name: Option<String>,
-        /// Its size, rounded up to whole segments of the pool
+        /// Size of the swap area, rounded up to whole segments of the pool
         #[arg(long)]
         size: Size,
-        /// The pool; needed only if there are several
+        /// The pool of the swap area; needed only if there are several pools
         #[arg(long)]
         pool: Option<String>,
-        /// The device of the pool [default: the one with the most room]
+        /// The device of the pool [default: the one with the most free space]
         #[arg(long)]
         device: Option<String>,
-        /// 0 to 32767: areas and other swap of higher priority are filled first [default: after all that have one]
+        /// Swap priority, 0 to 32767: swap of higher priority is filled first [default: after all swap with a priority]
         #[arg(long, value_name = "N")]
         priority: Option<u16>,
         /// Leave it off
         #[arg(long)]
         off: bool,
-        /// Do not wait until it is on
+        /// Do not wait until the swap area is on
         #[arg(long)]
         no_wait: bool,
     },
-    /// Let the kernel swap to an area, now and from each start of the daemon on; stops its turning off
+    /// Turn a swap area on, now and at each start of the daemon; also cancels turning it off
     On {
         /// The area
         name: String,
-        /// Do not wait until it is on
+        /// Do not wait until the swap area is on
         #[arg(long)]
         no_wait: bool,
     },
-    /// Bring swapped-out data back and stop swapping to an area; also cancels turning it on
+    /// Turn a swap area off, after swapping its pages in; also cancels turning it on
     Off {
         /// The area
         name: String,
-        /// Try it even if memory may not have room for the swapped-out data; the kernel may kill
-        /// programs then
+        /// Turn the area off even if memory may be too small for its pages; the kernel may then kill programs
         #[arg(long)]
         force: bool,
-        /// Do not wait until it is off
+        /// Do not wait until the swap area is off
         #[arg(long)]
         no_wait: bool,
     },
-    /// Give an area that is off back to its pool
+    /// Return the space of a swap area that is off to its pool
     Remove {
         /// The area
         name: String,

@@ -28,10 +28,10 @@ use screen::{Screen, Theme};
 /// Show current requests, latency, hits and dirty data of disks
 #[derive(Debug, Args)]
 pub(crate) struct Top {
-    /// Print one table and end: for scripts
+    /// Print one table and exit, for scripts
     #[arg(short = 'b', long, visible_alias = "batch")]
     once: bool,
-    /// Seconds between two looks, 0.1 to 60
+    /// Seconds between two updates, 0.1 to 60
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = interval)]
     interval: Duration,
     /// Sort by this column: the letter that sorts by it on the screen, or its heading

@@ -176,7 +176,7 @@ impl Lifecycle {
                 leaving = &mut closing => break leaving,
                 () = signals.end.next() => match std::mem::take(&mut goes_on) {
                     true => {
-                        tracing::info!("ending instead of handing over");
+                        tracing::info!("stopping instead of upgrading");
                         notifier.stopping();
                     }
                     false => exit_at_once(),

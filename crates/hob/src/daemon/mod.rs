@@ -342,8 +342,8 @@ async fn serve(
     }
     // No task ends by itself; if one does, the daemon exits.
     match tasks.join_next().await {
-        Some(Err(error)) => Err(anyhow::anyhow!("a part of the daemon broke: {error}")),
-        _ => Err(anyhow::anyhow!("a part of the daemon ended by itself")),
+        Some(Err(error)) => Err(anyhow::anyhow!("an essential task of the daemon failed: {error}")),
+        _ => Err(anyhow::anyhow!("an essential task of the daemon ended unexpectedly")),
     }
 }
 

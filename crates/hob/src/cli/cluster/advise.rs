@@ -10,7 +10,7 @@ use super::super::remote::ask;
 /// Say where flash is to spare and which disks had better be on other hosts, from the miss-ratio curves of all
 #[derive(Debug, Args)]
 pub(crate) struct Advise {
-    /// Advice for a host that is to have no disk any more
+    /// Show advice for moving all disks off this host
     #[arg(long, value_name = "HOST")]
     leaving: Option<String>,
 }

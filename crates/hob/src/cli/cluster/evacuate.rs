@@ -25,18 +25,18 @@ use super::moves::{Carry, look};
 /// Disks in use stay, except with --in-use. Fails if a disk stays; run it again to continue.
 #[derive(Debug, Args)]
 pub(crate) struct Evacuate {
-    /// The host [default: the one that is asked]
+    /// The host to evacuate [default: the host of the daemon]
     host: Option<String>,
-    /// Show what would go where, and move nothing
+    /// Show the planned moves, and move nothing
     #[arg(long)]
     dry_run: bool,
     /// Number of disks that move at the same time
     #[arg(long, value_name = "DISKS", default_value_t = 2, value_parser = clap::value_parser!(u8).range(1..=8))]
     at_once: u8,
-    /// What happens to their caches [default: drop, or copy if the disk is in use]
+    /// How the caches of the disks move [default: drop, or copy if the disk is in use]
     #[arg(long, value_enum)]
     cache: Option<Carry>,
-    /// Bytes a second that each cache takes on its way, at most
+    /// Maximum rate at which each cache is copied, bytes a second
     #[arg(long, value_name = "BYTES")]
     bandwidth: Option<hob_control::Size>,
     /// Also move disks in use: each moves when its VM is migrated

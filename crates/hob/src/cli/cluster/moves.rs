@@ -26,25 +26,25 @@ use super::super::watch::Watch;
 pub(crate) struct Move {
     /// The disk
     disk: String,
-    /// The host that is to have it, by its name in the cluster
+    /// Name of the host that gets the disk
     #[arg(long, value_name = "HOST")]
     to: Option<String>,
-    /// What happens to the cache [default: drop, or copy if the disk is in use]
+    /// How the cache moves [default: drop, or copy if the disk is in use]
     #[arg(long, value_enum, requires = "to")]
     cache: Option<Carry>,
     /// The pool of the other host [default: the one of the same name, or its only one]
     #[arg(long, requires = "to")]
     pool: Option<String>,
-    /// Bytes a second that the cache takes on its way, at most
+    /// Maximum rate at which the cache is copied, bytes a second
     #[arg(long, value_name = "BYTES", requires = "to")]
     bandwidth: Option<Size>,
-    /// Give the order, and do not wait for its end
+    /// Request the move, and do not wait for its end
     #[arg(long, requires = "to")]
     no_wait: bool,
-    /// Say what becomes of the cache, and move nothing
+    /// Show what would happen to the cache, and move nothing
     #[arg(long, requires = "to")]
     dry_run: bool,
-    /// Call the move off
+    /// Cancel the move
     #[arg(long, conflicts_with = "to")]
     cancel: bool,
 }
@@ -56,7 +56,7 @@ pub(super) enum Carry {
     Copy,
     /// Send a list of the cached blocks; the other host reads them from the backing
     HeatMap,
-    /// Let the other host read misses from this host's flash until it has everything
+    /// Let the other host read misses from this host's flash until all cached data is copied
     Remote,
     /// Left behind
     Drop,
@@ -127,7 +127,7 @@ async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {
     let moves = client.cluster_moves().await.map_err(explain)?;
     let found = moves.into_iter().find(|one| one.disk == disk);
     found.ok_or_else(|| {
-        anyhow::anyhow!("{disk} is not on its way anywhere; 'hob cluster move {disk} --to HOST' moves it")
+        anyhow::anyhow!("{disk} is not being moved; 'hob cluster move {disk} --to HOST' moves it")
     })
 }
 

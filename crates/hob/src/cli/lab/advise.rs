@@ -34,10 +34,10 @@ pub(crate) struct Advise {
     /// size, or total terabytes, like 600TBW [default: 1DWPD]
     #[arg(long, value_name = "RATING")]
     endurance: Option<Endurance>,
-    /// Requests used at most, from the trace's start; a million take 24 MB
+    /// Maximum number of requests to use, from the trace's start; a million take 24 MB
     #[arg(long, value_name = "N", default_value_t = 20_000_000, value_parser = clap::value_parser!(u32).range(1..))]
     requests_max: u32,
-    /// Write the advice with plots as a page, too
+    /// Also write the advice with plots as an HTML page
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }

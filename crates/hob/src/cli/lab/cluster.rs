@@ -50,16 +50,16 @@ pub(crate) struct ClusterArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2,4,8,16,32,64",
           value_parser = clap::value_parser!(u32).range(2..=256))]
     hosts: Vec<u32>,
-    /// Disks, for each host
+    /// Number of disks per host
     #[arg(long, value_name = "N", default_value_t = 156, value_parser = clap::value_parser!(u32).range(1..=1024))]
     disks_per_host: u32,
-    /// Number of hosts that know each disk
+    /// Number of hosts that can serve each disk
     #[arg(long, value_name = "N", default_value_t = 24, value_parser = clap::value_parser!(u32).range(2..=256))]
     known_by: u32,
     /// Lease of a host, seconds
     #[arg(long, value_name = "S", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..=600))]
     lease_seconds: u64,
-    /// How much longer disks of a host that vanished are left alone, seconds
+    /// Time after the end of a lease before another host takes the disks, seconds
     #[arg(long, value_name = "S", default_value_t = 5, value_parser = clap::value_parser!(u64).range(0..=30))]
     settle_seconds: u64,
     /// Time that etcd takes for a request, microseconds
@@ -68,7 +68,7 @@ pub(crate) struct ClusterArgs {
     /// Draw the load on etcd into this file, as SVG
     #[arg(long, value_name = "FILE")]
     picture: Option<PathBuf>,
-    /// Draw how long disks are away into this file, as SVG
+    /// Draw how long disks are offline into this file, as SVG
     #[arg(long, value_name = "FILE")]
     away_picture: Option<PathBuf>,
 }

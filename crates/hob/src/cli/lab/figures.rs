@@ -20,16 +20,16 @@ use crate::cli::output::{numbers, print, table, with_notes, words};
 /// Writes index.html and, for each figure, a picture and a table. The exit code is 1 when a check is red.
 #[derive(Debug, Args)]
 pub(crate) struct Figures {
-    /// Only these figures [default: all]
+    /// Compute only these figures [default: all]
     #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(FIGURES.iter().map(|figure| figure.name)))]
     names: Vec<String>,
-    /// Directory of the page and its files; made when absent
+    /// Directory of the page and its files; created if absent
     #[arg(long, value_name = "DIR", default_value = "hob-figures")]
     out: PathBuf,
-    /// Runs at a time [default: one for each processor]
+    /// Number of parallel runs [default: one for each processor]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
-    /// In seconds, with workloads too small for the checks to mean anything
+    /// Run for seconds only, with workloads too small for meaningful checks
     #[arg(long)]
     quick: bool,
 }

@@ -27,7 +27,7 @@ pub(crate) struct Generate {
     /// Name of the workload; 'hob lab generate' lists them
     #[arg(requires = "out")]
     name: Option<String>,
-    /// Parameters that are to differ from the published ones, like requests=100000
+    /// Parameters that replace the published ones, like requests=100000
     #[arg(value_name = "KEY=VALUE")]
     settings: Vec<String>,
     /// List the workloads with their parameters
@@ -39,10 +39,10 @@ pub(crate) struct Generate {
     /// Format of the trace
     #[arg(long, value_enum, default_value_t)]
     to: To,
-    /// Write that many requests at most, those that warm the cache included
+    /// Maximum number of requests to write, including those that warm the cache
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     requests: Option<u64>,
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
 }

@@ -23,7 +23,7 @@ pub(crate) struct Import {
     /// Format of the trace
     #[arg(long, value_enum, default_value_t)]
     to: To,
-    /// Replace a file that is there
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
 }

@@ -34,10 +34,10 @@ const REQUESTS_MAX: i64 = 50_000_000;
 pub(crate) struct Latency {
     #[command(flatten)]
     source: Source,
-    /// Size of the cache, second copies included
+    /// Size of the cache, including replicas
     #[arg(long, required_unless_present = "no_cache")]
     size: Option<Size>,
-    /// Only without a cache
+    /// Simulate only without a cache
     #[arg(long, conflicts_with_all = ["size", "settings", "flash"])]
     no_cache: bool,
     #[command(flatten)]
@@ -56,7 +56,7 @@ pub(crate) struct Latency {
     /// Play the trace once before measuring
     #[arg(long)]
     warm: bool,
-    /// Requests used at most, from the trace's start; a million take 65 MB
+    /// Maximum number of requests to use, from the trace's start; a million take 65 MB
     #[arg(long, value_name = "N", default_value_t = 2_000_000, value_parser = clap::value_parser!(u32).range(1..=REQUESTS_MAX))]
     limit: u32,
     /// Write latency over time to this file, comma-separated

@@ -70,10 +70,10 @@ struct Source {
     /// Format of the trace [default: detected]; 'hob lab formats' describes the formats
     #[arg(long, value_parser = formats(), hide_possible_values = true)]
     format: Option<&'static FormatInfo>,
-    /// Only this disk, by the number that 'hob lab info' shows
+    /// Use only this disk of the trace, by the number that 'hob lab info' shows
     #[arg(long, value_name = "NUMBER")]
     disk: Option<u16>,
-    /// How to handle a malformed entry
+    /// What to do with a malformed entry of the trace
     #[arg(long, value_enum, default_value_t)]
     on_bad: Bad,
     /// Size of a page, for formats that count in pages and do not say (arc, oracle-general, spc) [default: 512]
@@ -81,10 +81,10 @@ struct Source {
     page_size: Option<Size>,
 }
 
-/// How to handle a malformed entry.
+/// What to do with a malformed entry of the trace.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Bad {
-    /// Leave it out and count it.
+    /// Skip the entry and count it.
     #[default]
     Skip,
     /// Stop there.
@@ -111,7 +111,7 @@ impl Source {
             None => None,
             Some(Size(bytes)) => match u32::try_from(bytes) {
                 Ok(bytes @ 1..) => Some(bytes),
-                _ => bail!("a page of {bytes} bytes makes no sense"),
+                _ => bail!("a page of {bytes} bytes is not possible"),
             },
         };
         let on_bad = if self.on_bad == Bad::Fail { OnBad::Fail } else { OnBad::Skip };
@@ -147,7 +147,7 @@ fn read_all(
     let skipped = reader.skipped();
     match skipped.first.first() {
         Some(first) if records == 0 => {
-            bail!("there is no request in it, and {} entries make no sense; {first}", skipped.count)
+            bail!("the trace has no request, and {} malformed entries; {first}", skipped.count)
         }
         _ => Ok(records),
     }

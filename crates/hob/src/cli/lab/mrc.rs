@@ -42,19 +42,19 @@ pub(crate) struct Mrc {
     /// Sizes of a cache block
     #[arg(long, value_name = "SIZE", value_delimiter = ',', default_value = "4K")]
     block_size: Vec<Size>,
-    /// Effect of a write on the cache
+    /// Write mode of the cache
     #[arg(long, value_enum, default_value_t)]
     mode: Writes,
-    /// Follow every block, however long the trace; beyond 8 million requests the default is --samples 16384
+    /// Track every block, also in traces of more than 8 million requests, where the default is --samples 16384
     #[arg(long, conflicts_with_all = ["sample", "samples"])]
     exact: bool,
-    /// Follow this share of the blocks, like 0.01
+    /// Track only this share of the blocks, like 0.01
     #[arg(long, value_name = "RATE", conflicts_with = "samples", value_parser = rate)]
     sample: Option<f64>,
-    /// Follow at most that many blocks, whatever share of all they are
+    /// Track at most this number of blocks
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(SAMPLES_MAX)))]
     samples: Option<u32>,
-    /// Hit ratio of reads that the cache is to reach
+    /// Hit ratio of reads to find a cache size for
     #[arg(long, value_name = "PERCENT", default_value = "90%", value_parser = target)]
     target_hit: f64,
     /// Write the curves to this file, comma-separated
@@ -65,7 +65,7 @@ pub(crate) struct Mrc {
     picture: Option<PathBuf>,
 }
 
-/// Effect of a write on the cache.
+/// Write mode of the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 enum Writes {
     /// A write goes to the backing and into the cache.

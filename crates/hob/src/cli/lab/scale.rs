@@ -41,13 +41,13 @@ pub(crate) struct ScaleArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4,8,16,32,64",
           value_parser = clap::value_parser!(u32).range(1..=1024))]
     hosts: Vec<u32>,
-    /// Disks, for each host in the mean
+    /// Number of disks per host in the mean
     #[arg(long, value_name = "N", default_value_t = 156, value_parser = clap::value_parser!(u32).range(1..=4096))]
     disks_per_host: u32,
-    /// Seconds of virtual time that count, after 30 that do not
+    /// Seconds of virtual time to measure, after 30 seconds of warm-up
     #[arg(long, value_name = "S", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
     seconds: u64,
-    /// Milliseconds between the reports of a host of a cluster
+    /// Interval of a host's reports to the cluster, milliseconds
     #[arg(long, value_name = "MS", default_value_t = 1000, value_parser = clap::value_parser!(u64).range(50..=4000))]
     every_ms: u64,
     /// Draw the deviation of disks from their entitlement into this file, as SVG

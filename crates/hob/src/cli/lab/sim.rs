@@ -53,14 +53,13 @@ pub(crate) struct Sim {
     /// Admissions: auto, or always, while-free, nth-access:N, ghost, each with +not-sequential:BYTES and +while-filling:PERCENT%
     #[arg(long, value_name = "ADMISSION", value_delimiter = ',', default_value = "always")]
     admission: Vec<Admission>,
-    /// Policy and admission of a preset with one room for reads and writes; see docs/presets.md. Writes are counted as
-    /// written through, whatever its mode
+    /// Policy and admission of a preset with one room for reads and writes; see docs/presets.md. All writes count as write-through, whatever the preset's mode
     #[arg(long, value_name = "NAME", conflicts_with_all = ["policy", "admission"])]
     preset: Option<String>,
-    /// Follow only this share of the blocks, in caches smaller by as much
+    /// Track only this share of the blocks, in caches smaller by the same factor
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     sample: f64,
-    /// Threads [default: one for each processor]
+    /// Number of threads [default: one for each processor]
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
     /// Write every figure to this file, comma-separated

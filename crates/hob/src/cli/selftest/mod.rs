@@ -57,7 +57,7 @@ const STEPS_LOG2_MAX: u64 = 15;
 /// Ctrl-C ends it early.
 #[derive(Debug, Args)]
 pub(crate) struct Selftest {
-    /// How often, over all setups together
+    /// Number of power cuts, over all setups together
     #[arg(long, value_name = "N", required = true, value_parser = clap::value_parser!(u64).range(1..))]
     power_cut: u64,
     /// Setups of the cache to test; may be given more than once [default: all, in turn]
@@ -76,7 +76,7 @@ pub(crate) struct Selftest {
     /// How the daemon does I/O: auto, io_uring or threads
     #[arg(long, default_value = "auto", value_parser = ["auto", "io_uring", "threads"])]
     ring: String,
-    /// Let the device ignore flushes: shows that the test notices
+    /// Simulate a device that ignores flushes, to show that the test detects it
     #[arg(long, hide = true)]
     ignore_flushes: bool,
 }

@@ -131,7 +131,7 @@ impl Cluster {
             };
             if hears_not.is_none() {
                 tracing::info!(
-                    "cluster: etcd does not tell what changes: {why}; disks are looked at instead"
+                    "cluster: etcd sends no notifications: {why}; checking the disks periodically instead"
                 );
             }
             hears_not = Some(why);

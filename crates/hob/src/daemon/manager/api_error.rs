@@ -78,14 +78,14 @@ impl ApiError {
     /// The state could not be saved, so the change was not made.
     pub(crate) fn not_begun(error: &StateError) -> ApiError {
         ApiError::failed(format!("nothing more was changed: {error}"))
-            .hint("make room or repair the state directory, and try again")
+            .hint("free space in the state directory or repair it, and try again")
     }
 }
 
 impl From<StateError> for ApiError {
     fn from(error: StateError) -> ApiError {
         ApiError::failed(format!("the change is in effect, but not kept: {error}")).hint(
-            "make room or repair the state directory, and change something again before the daemon restarts",
+            "free space in the state directory or repair it, and repeat the command before the daemon restarts",
         )
     }
 }

@@ -222,7 +222,7 @@ impl Manager {
             if cluster.stays_marked(&name).await == Some(false) {
                 cluster.mark(&name).await.map_err(|why| {
                     ApiError::failed(format!("etcd was not told that {name} may have dirty data here: {why}"))
-                        .hint("nothing is written back before; try again when etcd answers")
+                        .hint("the cache does not use write-back before that; try again when etcd answers")
                 })?;
             }
         }

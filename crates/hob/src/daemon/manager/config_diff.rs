@@ -113,7 +113,9 @@ impl Manager {
         let ConfigApplied { done, failed, left } = self.make(changed, false).await;
         done.iter().for_each(|what| tracing::info!("hob.toml was changed; applied: {what}"));
         failed.iter().for_each(|what| tracing::error!("hob.toml was changed, and this failed: {what}"));
-        left.iter().for_each(|what| tracing::warn!("hob.toml was changed, and this is left: {what}"));
+        left.iter().for_each(|what| {
+            tracing::warn!("hob.toml was changed, and this change is not applied yet: {what}")
+        });
         self.note_definitions(config);
     }
 

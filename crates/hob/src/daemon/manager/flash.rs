@@ -390,7 +390,7 @@ impl Flash {
         let value = self.with(move |pool| match pool {
             Some(pool) => read(pool),
             None => Err(ApiError::conflict("no device of the pool is there")
-                .hint("bring its devices back; they are tried again every few seconds")),
+                .hint("reconnect the missing devices; hob retries every few seconds")),
         });
         Ok(value.await?.0)
     }

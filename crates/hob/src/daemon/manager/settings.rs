@@ -225,7 +225,7 @@ fn set_persistent(
     };
     if wanted && is_vfrc {
         return Err(ApiError::invalid("the preset vfrc is volatile and writes through by definition")
-            .hint("leave the preset out and name mode and persistence by themselves"));
+            .hint("leave the preset out and pass mode and persistence instead"));
     }
     match wanted {
         false => spec.journal = None,
@@ -253,7 +253,7 @@ fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError>
             "two copies need two flash devices, and pool {} has {} that gives segments",
             spec.pool, context.devices
         ))
-        .hint("add one with 'hob pool add-device', or say --copies 1"));
+        .hint("add one with 'hob pool add-device', or pass --copies 1"));
     }
     Ok(())
 }
@@ -286,7 +286,7 @@ pub(super) fn policy_name(name: &str) -> Result<String, ApiError> {
 fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>, ApiError> {
     let size = spec.size;
     if size.bytes() == 0 {
-        return Err(ApiError::invalid("a cache cannot have size 0").hint("'hob cache disable' takes it away"));
+        return Err(ApiError::invalid("a cache cannot have size 0").hint("'hob cache disable' removes it"));
     }
     let whole =
         size.bytes().div_ceil(segment_bytes).checked_mul(segment_bytes).filter(|bytes| *bytes <= 1 << 60);

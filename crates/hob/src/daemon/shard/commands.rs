@@ -377,7 +377,7 @@ impl Shard {
                 tracing::error!(
                     disk = disk.0,
                     segments = segments.len(),
-                    "cache gave up segments of a fenced device"
+                    "cache lost its segments on a fenced device"
                 );
                 ShardEvent::Lost { disk, segments }
             }

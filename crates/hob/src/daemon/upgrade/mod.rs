@@ -300,7 +300,7 @@ pub(super) fn become_next(leaving: &HandOff) -> anyhow::Error {
     // The new program has no handler for this signal at first, so the signal would end it.
     hob_storage::signals::ignore_hang_up();
     let own = PathBuf::from("/proc/self/exe");
-    let mut error = anyhow::anyhow!("there is no program to go on with");
+    let mut error = anyhow::anyhow!("the new program does not exist");
     for program in [&leaving.program, &own] {
         error = match message::pack(&leaving.record, &leaving.fds) {
             Ok(message) => {

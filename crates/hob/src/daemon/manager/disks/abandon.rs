@@ -101,7 +101,7 @@ impl Disks {
     ) -> Result<Vec<String>, ApiError> {
         let (shard, id) = self.registry.shard_of(name)?;
         let error = ApiError::failed("requests to its backing hang, and cannot be cancelled")
-            .hint("the disk is opened again when they have ended");
+            .hint("the disk is opened again when the hanging requests have ended");
         self.exports.table().remove_disk(name);
         let pool = {
             let mut inner = self.registry.inner();

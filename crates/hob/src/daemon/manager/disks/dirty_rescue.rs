@@ -162,8 +162,7 @@ impl Disks {
                 "{name} is offline, and its cache may hold data that is not on the backing"
             ))
             .hint(format!(
-                "'hob disk show {name}' says why; bring the disk back, save that data with 'hob cache export-dirty {name} FILE', or give it up with \
-                 --discard-dirty"
+                "'hob disk show {name}' shows the reason; repair the disk, save its dirty data with 'hob cache export-dirty {name} FILE', or discard it with --discard-dirty"
             ))),
             _ => Ok(()),
         }

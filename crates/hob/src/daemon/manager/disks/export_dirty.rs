@@ -53,7 +53,7 @@ impl Disks {
                 return Err(ApiError::conflict(format!(
                     "{name} is online: read its dirty data through the disk"
                 ))
-                .hint(format!("'hob drain {name}' brings it to the backing")));
+                .hint(format!("'hob drain {name}' writes the dirty data to the backing")));
             }
             let journal = spec.journal.ok_or_else(|| {
                 ApiError::conflict("nothing can be dirty in this cache: the backing has everything")

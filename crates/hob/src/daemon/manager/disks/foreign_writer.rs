@@ -54,8 +54,7 @@ impl Disks {
             _ if is_coming => {}
             (Some(_), _) if dirty > 0 => {
                 error = error.hint(format!(
-                    "its cache has data that is not on the backing: save it with 'hob cache export-dirty {name} FILE', \
-                     and give it up with 'hob cache discard-dirty {name} --yes'"
+                    "its cache has dirty data: save it with 'hob cache export-dirty {name} FILE', then discard it with 'hob cache discard-dirty {name} --yes'"
                 ));
             }
             (Some(journal), Some(flash)) => {

@@ -592,7 +592,7 @@ pub(in crate::daemon::manager) fn share_of(
 ) -> Result<Option<ShareSpec>, ApiError> {
     match (share_parent, cache) {
         (false, Some(_)) => Err(ApiError::invalid("a cache for its parent is made where that is shared")
-            .hint("say --share-parent too, or share_parent = true")),
+            .hint("also pass --share-parent, or set share_parent = true")),
         (false, None) => Ok(None),
         (true, cache) => Ok(Some(ShareSpec { cache, disk: None })),
     }

@@ -203,7 +203,7 @@ impl Disks {
             return Ok(());
         }
         Err(ApiError::conflict(format!("{name} serves what these share: {}", clones.join(", ")))
-            .hint("it goes by itself when the last of them is removed"))
+            .hint("hob removes it with the last clone"))
     }
 }
 

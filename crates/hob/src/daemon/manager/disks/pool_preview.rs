@@ -53,8 +53,9 @@ impl Disks {
             PlannedPoolChange::RemoveDevice { path } => format!("'hob pool remove-device {pool} {path}"),
             PlannedPoolChange::DiscardOrphan { owner } => format!("'hob pool discard-orphan {pool} {owner}"),
         };
-        Err(ApiError::conflict(preview.effects.join("; "))
-            .hint(format!("nothing was changed; {command} --yes' loses it (API: discard_dirty=true)")))
+        Err(ApiError::conflict(preview.effects.join("; ")).hint(format!(
+            "nothing was changed; {command} --yes' discards the data (API: discard_dirty=true)"
+        )))
     }
 
     async fn without_orphan(&self, pool: &str, owner: &str) -> Result<Preview, ApiError> {
@@ -107,7 +108,7 @@ impl Inner {
         let entry = self.pool(pool)?;
         if self.known_owners().contains(&OwnerId(owner.0)) {
             return Err(ApiError::conflict(format!("{owner} is the cache of a disk"))
-                .hint("'hob cache disable' takes it away"));
+                .hint("'hob cache disable' removes it"));
         }
         if !entry.owners.iter().any(|(other, _)| other.0 == owner.0) {
             return Err(ApiError::not_found(format!("pool {pool} has nothing of {owner}"))

@@ -100,7 +100,7 @@ impl Disks {
             return Ok(());
         }
         Err(ApiError::conflict(preview.effects.join("; "))
-            .hint("nothing was changed; say --yes to lose it (API: discard_dirty=true)"))
+            .hint("nothing was changed; pass --yes to discard the data (API: discard_dirty=true)"))
     }
 
     /// Counts the users of a disk, and waits briefly for disconnected clients to disappear.

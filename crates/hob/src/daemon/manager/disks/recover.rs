@@ -584,7 +584,7 @@ fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<
             ApiError::failed(format!(
                 "its backing cannot be compared with its cache: sector {sector}: {error:?}"
             ))
-            .hint("repair the backing; it is tried again every few seconds")
+            .hint("repair the backing; hob retries every few seconds")
         })?;
         sums.clear();
         hob_storage::checksum::sector_sums(&bytes, &mut sums);
@@ -597,8 +597,7 @@ fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<
 
 fn refused(name: &str, why: &str) -> ApiError {
     ApiError::conflict(why).hint(format!(
-        "put it right, or save the dirty data with 'hob cache export-dirty {name} FILE' and give it up with 'hob cache \
-         discard-dirty {name} --yes'"
+        "restore the backing, or save the dirty data with 'hob cache export-dirty {name} FILE' and discard it with 'hob cache discard-dirty {name} --yes'"
     ))
 }
 

@@ -123,8 +123,7 @@ impl Disks {
             Some(wanted) if wanted < now => {
                 Err(ApiError::conflict(format!("the backing of {name} has {} already", Size(now))).hint(
                     format!(
-                        "'hob disk resize {name}' without --size lets the disk have all of it; {} is not \
-                                   to be had",
+                        "'hob disk resize {name}' without --size gives the disk the size of its backing; {} is not possible",
                         Size(wanted)
                     ),
                 ))
@@ -222,5 +221,5 @@ impl Disks {
 
 fn no_smaller(name: &str, because: &str) -> ApiError {
     ApiError::conflict(format!("{name} cannot get smaller: {because}"))
-        .hint("copy what is needed to a smaller disk")
+        .hint("copy the data to a smaller disk")
 }

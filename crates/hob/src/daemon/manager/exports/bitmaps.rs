@@ -479,5 +479,5 @@ async fn remove_file(path: PathBuf) {
 
 fn cannot(what: &str, disk: &str, error: &std::io::Error) -> ApiError {
     ApiError::failed(format!("a bitmap of {disk} cannot be {what}: {error}"))
-        .hint("make room or repair the state directory, and try again")
+        .hint("free space in the state directory or repair it, and try again")
 }

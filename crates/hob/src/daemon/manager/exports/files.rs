@@ -273,7 +273,7 @@ fn refuse(error: MountError) -> ApiError {
     let api_error = ApiError { kind, problem: hob_control::Problem::new(error.to_string()) };
     match error {
         MountError::InUse { path, .. } => api_error.hint(format!(
-            "'fuser -vm {path}' and 'losetup -a' tell who has it; 'findmnt {path}' what is mounted",
+            "'fuser -vm {path}' and 'losetup -a' show the programs that use the file; 'findmnt {path}' shows the mount",
             path = path.display()
         )),
         _ => api_error,

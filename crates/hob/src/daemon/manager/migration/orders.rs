@@ -231,7 +231,7 @@ impl Manager {
                     "{name} is {}'s: if that host still serves it, two hosts write one disk, and it is lost",
                     spec.peer
                 ))
-                .hint("make sure that it never does again, and say --force"));
+                .hint("make sure that the host never serves the disk again, and pass --force"));
                 }
                 if let Some(handle) = manager.handles().remove(&name) {
                     handle.task.abort();

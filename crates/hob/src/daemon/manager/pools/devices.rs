@@ -406,7 +406,7 @@ impl Pools {
             let users = inner.users_of(pool);
             if !users.is_empty() {
                 return Err(ApiError::conflict(format!("pool {pool} holds caches of {}", users.join(", ")))
-                    .hint("take them away with 'hob cache disable'"));
+                    .hint("remove the caches with 'hob cache disable'"));
             }
             let entry = inner.pool(pool)?;
             let ids =

@@ -134,7 +134,7 @@ impl QosService {
                     let view = policy_view(&service.registry.inner(), &name, qos);
                     if let Some(disk) = view.disks.first() {
                         return Err(ApiError::conflict(format!("disk {disk} has the storage policy {name}"))
-                            .hint("give its disks another one first, or none with --policy ''"));
+                            .hint("first give its disks another policy, or none with --policy ''"));
                     }
                     rules.policies.remove(&name);
                     view
@@ -186,7 +186,7 @@ impl QosService {
                     "{name} has the storage policy {}",
                     wanted.policy.unwrap_or_default()
                 ))
-                .hint("change that one, or let the disk go its own way with --policy ''"));
+                .hint("change the policy, or detach the disk from it with --policy ''"));
             }
             match patch.policy.as_deref() {
                 None => {}
@@ -362,7 +362,7 @@ fn policy_view(inner: &Inner, name: &str, qos: Qos) -> StoragePolicy {
 
 fn two_rules() -> ApiError {
     ApiError::invalid("a disk with a storage policy has no rules of its own")
-        .hint("say either the policy or the rules")
+        .hint("pass either a policy or shares, reservation and limits")
 }
 
 /// Converts an entitlement into the engine's type.

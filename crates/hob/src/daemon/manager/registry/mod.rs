@@ -392,7 +392,7 @@ impl DiskEntry {
             DiskPhase::Online(shard) => Ok(shard.clone()),
             DiskPhase::Offline(reason) => {
                 Err(ApiError::conflict(format!("{} is offline: {reason}", self.wanted.name))
-                    .hint("repair its backing; it is tried again every few seconds"))
+                    .hint("repair the backing of the disk; hob retries every few seconds"))
             }
             DiskPhase::Away(why) => Err(away(&self.wanted.name, why)),
             DiskPhase::Removing => Err(ApiError::conflict(format!("{} is being removed", self.wanted.name))),

@@ -561,7 +561,7 @@ fn only_pool(inner: &Inner, named: Option<String>) -> Result<String, ApiError> {
         (None, [only]) => Ok((*only).to_owned()),
         (None, []) => Err(ApiError::conflict("there is no pool").hint("'hob pool create' makes one")),
         (None, several) => Err(ApiError::invalid(format!("there are several pools: {}", several.join(", ")))
-            .hint("say which one with --pool")),
+            .hint("choose one with --pool")),
     }
 }
 

@@ -107,7 +107,7 @@ impl Swaps {
             work.stop.store(true, Ordering::Relaxed);
             return match work.wait(STOP_MAX).await {
                 Some(Ok(())) => Err(ApiError::conflict(format!("{name} was turned off already"))
-                    .hint("ask once more to turn it on again")),
+                    .hint("repeat the command to turn it on again")),
                 Some(Err(_)) => {
                     self.want(name, true).await?;
                     Ok(Some("it was being turned off; that was stopped"))
@@ -264,7 +264,7 @@ impl Swaps {
             Size(active.used).human(),
             Size(room).human()
         ))
-        .hint("free memory first, or say --force and risk that the kernel ends programs"))
+        .hint("free memory first, or pass --force and risk that the kernel kills programs"))
     }
 
     /// Records the end of an operation.
