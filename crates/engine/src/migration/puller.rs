@@ -1,18 +1,19 @@
-//! Selects what to read from the owner next: a list, hottest first, and ranges changed since.
+//! Selects the ranges that the destination reads from the owner next: first a list, hottest first,
+//! then ranges that changed since.
 //!
-//! It moves no data. The caller asks for the [`next`](Puller::next) range whenever another read may be in
-//! flight, and reports how each [ended](Puller::ended).
+//! The puller moves no data. The caller asks for the [`next`](Puller::next) range whenever another
+//! read may be in flight, and reports the end of each read with [`ended`](Puller::ended).
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::units::SECTOR_BYTES;
 
-/// A range of sectors to be pulled, `first..end`.
+/// A range of sectors to pull, `first..end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pull {
-    /// Its first sector.
+    /// First sector of the range.
     pub first: u64,
-    /// One past its last.
+    /// One past the last sector of the range.
     pub end: u64,
 }
 
