@@ -528,9 +528,9 @@ pub enum Event {
         /// Total number of unreadable sectors of the disk.
         sectors: u64,
     },
-    /// The journal cannot be written any more: no data becomes dirty, and dirty data is destaged. Changes
-    /// and flushes wait until the owner provides a new journal, or drains the cache, records that it is
-    /// gone and disables it. They fail after half a minute.
+    /// The journal cannot be written any more, so no data becomes dirty, and dirty data is
+    /// destaged. Changes and flushes wait until the owner provides a new journal, or drains,
+    /// forgets and disables the cache. After half a minute, waiting changes and flushes fail.
     JournalLost(DiskId),
     /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
     /// guests may be lost. The next flush of each session fails.

@@ -8,7 +8,12 @@ use crate::io::BufferSlice;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatherPart {
     /// Bytes of [`Gather::head`] from `start` to `end`.
-    Head { start: u32, end: u32 },
+    Head {
+        /// First byte.
+        start: u32,
+        /// One past the last byte.
+        end: u32,
+    },
     /// Payload, sent from the buffer itself.
     Payload(BufferSlice),
 }
