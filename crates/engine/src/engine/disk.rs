@@ -12,6 +12,7 @@ use super::ownership::Ownership;
 use super::records::Journal;
 use super::recovering::RecoveringCache;
 use super::structure::Opening;
+use super::sync_order::SyncOrder;
 use super::vacate::Vacating;
 use super::verify::Verify;
 use crate::cache::Cache;
@@ -87,6 +88,7 @@ pub(super) struct Disk {
     /// Number of guests' writes in flight to flash.
     pub(super) flash_writes: u32,
     pub(super) backed: Backed,
+    pub(super) sync_order: SyncOrder,
     /// Zones that are being written on the backing, or that may not be durable there. The fields
     /// are the I/Os in flight, the count of writes at the end of the last I/O, and the time of that
     /// end.
@@ -140,6 +142,7 @@ impl Disk {
             lost: BTreeSet::new(),
             flash_writes: 0,
             backed: Backed::new(config.size_bytes),
+            sync_order: SyncOrder::default(),
             zones: BTreeMap::new(),
             zones_due: None,
             edge_waiters: Vec::new(),
