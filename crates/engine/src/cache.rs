@@ -1,4 +1,4 @@
-//! One disk's cache: its directory, and the position of its frames on flash.
+//! One disk's cache: its directory, and the positions of its frames on flash.
 
 use std::collections::BTreeSet;
 use std::ops::{Deref, DerefMut};
@@ -10,8 +10,8 @@ use crate::index::{Leaving, SegmentPlaces};
 use crate::policy::PolicyKind;
 use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, DeviceId, FrameNo, SECTOR_BYTES};
 
-/// A run of a cache's sectors that is contiguous on flash. Sectors are numbered through all frames, as in
-/// [`Index::first_sector`].
+/// A range of cache sectors that is contiguous on flash. Cache sectors are numbered through all
+/// frames, as in [`Index::first_sector`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Extent {
     pub(crate) sector: u64,
@@ -21,15 +21,15 @@ pub(crate) struct Extent {
     pub(crate) offset: u64,
 }
 
-/// An extent, and the sector of the request's buffer that corresponds to its start.
+/// An extent on flash, and the sector of the request's buffer that corresponds to its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FlashRun {
     pub(crate) extent: Extent,
     pub(crate) buffer_sector: u64,
 }
 
-/// Appends an extent to a list of runs; extends the last run if the extent continues it on flash and in the
-/// buffer.
+/// Appends an extent to a list of runs. If the extent continues the last run on flash and in the
+/// buffer, that run is extended instead.
 #[inline]
 pub(crate) fn push_run(runs: &mut Vec<FlashRun>, extent: Extent, buffer_sector: u64) {
     if let Some(FlashRun { extent: last, buffer_sector: start }) = runs.last_mut()
@@ -49,11 +49,11 @@ pub(crate) struct Cache {
     pub(crate) segments: Vec<DataSegment>,
     directory: Directory,
     segment_shift: u32,
-    /// Number of segments that admit blocks, and of those for second copies only, without leaving
-    /// segments.
+    /// Numbers of segments for first copies and of segments for second copies only, without those
+    /// being vacated.
     firsts: usize,
     seconds: usize,
-    /// Segments that the cache is about to give back, in their order.
+    /// Segments that the cache will release soon, in ascending order.
     leaving: Vec<DataSegment>,
 }
 
@@ -109,8 +109,8 @@ impl Cache {
         }
     }
 
-    /// Called before a read brings a block in: limits the clean blocks of a split cache to their share.
-    /// Returns how many were evicted.
+    /// Limits the clean blocks of a split cache to their share before a read brings in a block.
+    /// Returns the number of evicted blocks.
     #[inline]
     pub(crate) fn keep_to_read_share(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Result<u64, Refusal> {
         let Layout::Split { read_permille } = self.config.layout else { return Ok(0) };
@@ -139,7 +139,8 @@ impl Cache {
         self.set_places();
     }
 
-    /// Changes policy and admission; the contents stay. O(blocks).
+    /// Changes policy and admission, and keeps the contents. Takes time proportional to the number
+    /// of blocks.
     pub(crate) fn replace(&mut self, policy: PolicyKind, admission: Admission) {
         if (self.config.policy, self.config.admission) != (policy, admission) {
             (self.config.policy, self.config.admission) = (policy, admission);
@@ -161,12 +162,13 @@ impl Cache {
         (self.firsts, self.seconds) = (firsts.len(), seconds.len());
     }
 
-    /// The segments that leave.
+    /// Returns the segments that are being vacated.
     pub(crate) fn leaving(&self) -> &[DataSegment] {
         &self.leaving
     }
 
-    /// Marks these segments as leaving: new data goes to other segments. An empty list ends that.
+    /// Marks these segments as being vacated, so that new data goes to other segments. An empty
+    /// list removes all marks.
     pub(crate) fn set_leaving(&mut self, mut leaving: Vec<DataSegment>) {
         leaving.sort_unstable();
         self.leaving = leaving;
@@ -179,18 +181,19 @@ impl Cache {
         self.directory.index.set_leaving(leaving);
     }
 
-    /// The segments that go if the cache gives so many back: those that leave already, if they are as many, or else the emptiest.
+    /// Returns the segments to release if the cache releases `count`. If exactly `count` segments
+    /// are being vacated, the result is those; otherwise it is the emptiest ones.
     pub(crate) fn segments_to_give(&self, count: usize) -> Vec<DataSegment> {
         if self.leaving.len() == count { self.leaving.clone() } else { self.emptiest_segments(count) }
     }
 
-    /// Returns true if a sector is dirty in a leaving segment and readable. `lost` are sectors that
-    /// flash did not deliver.
+    /// Returns true if a sector is dirty in a segment that is being vacated, and readable. `lost`
+    /// has the unreadable sectors.
     fn is_to_leave(&self, sector: u64, lost: &BTreeSet<u64>) -> bool {
         self.index.is_dirty(sector) && !lost.contains(&self.index.of_second(sector).unwrap_or(sector))
     }
 
-    /// Returns true if this block has such a sector.
+    /// Returns true if the block has readable dirty sectors in a segment that is being vacated.
     pub(crate) fn block_is_to_leave(&self, block: BlockNo, lost: &BTreeSet<u64>) -> bool {
         let Some(frame) = self.index.find(block) else { return false };
         let frames = [Some(frame), self.index.second_of(frame)];
@@ -200,7 +203,8 @@ impl Cache {
         })
     }
 
-    /// All blocks that have such a sector. O(sectors of these segments).
+    /// Returns all blocks with readable dirty sectors in segments that are being vacated. Takes
+    /// time proportional to the sectors of these segments.
     pub(crate) fn blocks_to_leave(&self, lost: &BTreeSet<u64>) -> BTreeSet<BlockNo> {
         let mut blocks = BTreeSet::new();
         for (i, segment) in self.segments.iter().enumerate() {
@@ -227,28 +231,28 @@ impl Cache {
         })
     }
 
-    /// Returns true if these segments hold dirty data, first copies or second.
+    /// Returns true if these segments hold first or second copies of dirty data.
     pub(crate) fn has_dirty(&self, segments: &[DataSegment]) -> bool {
         let is_there = self.is_in(segments);
         self.index.all_dirty().into_iter().any(is_there)
     }
 
-    /// Returns the devices that hold dirty data, first copies or second.
+    /// Returns the devices that hold first or second copies of dirty data.
     pub(crate) fn dirty_devices(&self) -> BTreeSet<DeviceId> {
         let shift = self.segment_shift;
         let device = |sector: u64| self.segments[(sector >> shift) as usize].place.device;
         self.index.all_dirty().into_iter().map(device).collect()
     }
 
-    /// Returns a test whether a sector lies in one of these segments.
+    /// Returns a function that tests whether a cache sector lies in one of these segments.
     fn is_in(&self, segments: &[DataSegment]) -> impl Fn(u64) -> bool {
         let there: Vec<bool> = self.segments.iter().map(|segment| segments.contains(segment)).collect();
         let shift = self.segment_shift;
         move |sector| there[(sector >> shift) as usize]
     }
 
-    /// Tells the index which device each segment lies on, if there are second copies, and which segments
-    /// are for second copies only.
+    /// Tells the index which device each segment lies on, if there are second copies. Also tells it
+    /// which segments are for second copies only.
     fn set_places(&mut self) {
         let key = |segment: &DataSegment| (segment.seconds_only, segment.place.device);
         let mut devices: Vec<(bool, DeviceId)> = self.segments.iter().map(key).collect();
@@ -287,8 +291,8 @@ impl Cache {
         self.directory.bytes() + std::mem::size_of_val(self.segments.as_slice()) as u64
     }
 
-    /// Returns the contiguous part of flash that holds `count` cache sectors from `sector` on; shorter at
-    /// the end of a segment.
+    /// Returns the contiguous range of flash that holds `count` cache sectors from `sector` on. The
+    /// range is shorter at the end of a segment.
     #[inline]
     pub(crate) fn extent(&self, sector: u64, count: u64) -> Extent {
         let segment = self.segments[(sector >> self.segment_shift) as usize].place;
@@ -306,8 +310,8 @@ impl Cache {
         self.segments.iter().any(|segment| segment.place.device == device)
     }
 
-    /// The `count` segments that hold the fewest blocks, and of equals the last; those that take second copies only stay as long as
-    /// there are others.
+    /// Returns the `count` segments with the fewest blocks, and the last ones among equals.
+    /// Segments for second copies only are chosen last.
     fn emptiest_segments(&self, count: usize) -> Vec<DataSegment> {
         let mut blocks = vec![0u32; self.segments.len()];
         for (frame, _) in self.directory.order() {
@@ -318,8 +322,9 @@ impl Cache {
         order[..count].iter().map(|&i| self.segments[i]).collect()
     }
 
-    /// Returns the same cache on other segments. Blocks on segments that stay keep their contents and their
-    /// place in the replacement order; the others are dropped. O(blocks).
+    /// Returns the same cache on other segments. Blocks on segments that stay keep their contents
+    /// and their position in the replacement order. Other blocks are dropped. Takes time
+    /// proportional to the number of blocks.
     pub(crate) fn relocated(
         &self,
         segments: Vec<DataSegment>,

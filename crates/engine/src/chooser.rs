@@ -1,17 +1,20 @@
 //! Chooses the policy and admission of a cache whose settings say `auto`.
 //!
-//! Each candidate, a combination of a policy and an admission, runs in a *miniature*: a simulated cache of
-//! at most [`MINIATURE_BLOCKS`] blocks beside the real one. Miniatures see a sample of the disk, smaller than the disk by
-//! the same factor as they are smaller than the cache (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and
-//! optimization using miniature simulations", USENIX ATC 2017). The unit of the sample is a region of 64 KiB, so
-//! that requests are counted whole: a request of several blocks hits only if all of them do.
+//! Each candidate, a combination of a policy and an admission, runs in a *miniature*: a simulated
+//! cache of at most [`MINIATURE_BLOCKS`] blocks beside the real one. Miniatures see a sample of the
+//! disk, which is smaller than the disk by the same factor as the miniature is smaller than the
+//! cache (Waldspurger, Saemundsson, Ahmad, Park: "Cache modeling and optimization using miniature
+//! simulations", USENIX ATC 2017). The unit of the sample is a region of 64 KiB, so that most
+//! requests are counted whole. A request of several blocks hits only if all its blocks hit.
 //!
-//! Several times per cache size of accesses the candidates are compared. A change of the choice costs hits, up to a
-//! cache full, because each candidate would hold other blocks. So a candidate must be ahead of the choice by
-//! [`PRICE_PERCENT`] of a cache full of hits, counted since the choice was made. Besides, a candidate whose hit ratio is
-//! within a point of the best takes over if it writes clearly less to flash.
+//! The candidates are compared several times while as many blocks are accessed as the cache holds.
+//! A change of the choice costs at most as many hits as the cache has blocks, because each
+//! candidate would hold other blocks. So a candidate replaces the choice only if it is ahead by
+//! [`PRICE_PERCENT`] of that number of hits, counted since the choice was made. In addition, a
+//! candidate whose hit ratio is within one percentage point of the best replaces the choice if it
+//! writes clearly less to flash.
 //!
-//! Memory: at most 400 KiB for each cache, whatever its size.
+//! Memory use: at most 400 KiB for each cache, independent of its size.
 
 #[cfg(test)]
 mod tests;
@@ -26,29 +29,34 @@ use crate::policy::PolicyKind;
 use crate::simulate::{CacheSim, SimConfig};
 use crate::units::{BlockNo, SECTOR_BYTES};
 
-/// Maximum number of blocks of a miniature.
+/// Maximum number of blocks of a miniature cache.
 const MINIATURE_BLOCKS: u32 = 2048;
-/// log2 of the sectors of a region, the unit of the sample.
+/// Base-2 logarithm of the number of sectors in a region, the unit of the sample.
 const REGION_SHIFT: u32 = 4;
-/// Comparisons per miniature's worth of block accesses.
+/// Number of comparisons while as many blocks are accessed as a miniature holds.
 const COMPARISONS: u64 = 8;
-/// A window loses one part in 2^n of its weight at each comparison: it spans about 16 cache sizes of accesses.
+/// A window loses one part in 2ⁿ of its weight at each comparison, so it covers accesses to about
+/// 16 times the cache's blocks.
 const WINDOW_SHIFT: u32 = 7;
-/// Hits by which a candidate must be ahead of the choice, percent of the reads that would fill the cache. Of 25 to 300, 150
-/// gave the most hits on real traces: less follows each phase of a loop, more comes too late.
+/// Minimum lead in hits of a candidate that replaces the choice, percent of the reads that would
+/// fill the cache. Among 25 to 300, 150 gave the most hits on real traces. A lower value follows
+/// each phase of a loop, and a higher value reacts too late.
 const PRICE_PERCENT: i64 = 150;
-/// A candidate is behind the choice by at most this, percent of the same: the choice has earned no more.
+/// Maximum lag in hits of a candidate behind the choice, percent of the reads that would fill the
+/// cache.
 const BEHIND_PERCENT_MAX: i64 = 100;
-/// Hit ratios closer than this are equal, millionths.
+/// Hit ratios that differ by less than this are equal, millionths.
 const EQUAL_PPM: i64 = 10_000;
-/// The choice changes for fewer flash writes only if they are below this, percent of the present ones, …
+/// Maximum flash writes of a candidate that replaces the choice because it writes less, percent of
+/// the current flash writes.
 const WRITES_PERCENT: i64 = 80;
-/// … and not before this many comparisons.
+/// Minimum number of comparisons before the choice changes because of fewer flash writes.
 const COMPARISONS_TO_SPARE: u64 = 4 * COMPARISONS;
-/// Caches with more frames keep their policy: to order so many frames anew would stop the shard for too long.
+/// Caches with more frames keep their policy, because a new order of so many frames would stop the
+/// shard for too long.
 const FRAMES_MAX_TO_REORDER: u32 = 1 << 20;
 
-/// The candidates; the first is used until the miniatures know better.
+/// The candidates. The first one is used until the miniatures have results.
 const CANDIDATES: &[(&str, &str)] = &[
     ("s3-fifo", "ghost+not-sequential:128K"),
     ("s3-fifo", "ghost+not-sequential:128K+while-filling:100%"),
@@ -75,18 +83,18 @@ impl fmt::Display for Combination {
     }
 }
 
-/// What a request does with the cache.
+/// Effect of a request on the cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CacheAccess {
     Read,
-    /// A write of which the cache may get a copy.
+    /// A write of which the cache may keep a copy.
     Write,
-    /// A write that only invalidates.
+    /// A write that only invalidates cached data.
     WriteAround,
 }
 
 impl CacheAccess {
-    /// Returns what a write does in a mode.
+    /// Returns the effect of a write in a mode.
     pub(crate) fn of_write(mode: Mode) -> CacheAccess {
         match mode {
             Mode::WriteThrough | Mode::WriteBack => CacheAccess::Write,
@@ -101,9 +109,9 @@ pub enum Phase {
     /// The cache has not been full yet.
     #[default]
     Filling,
-    /// The choice is more than one cache size of accesses old, or the first.
+    /// The choice is the first one, or is older than accesses to as many blocks as the cache holds.
     Warm,
-    /// The choice has just changed: the contents are still those of the one before.
+    /// The choice has just changed, so the contents are still those of the previous choice.
     Changed,
 }
 
@@ -117,7 +125,7 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A candidate's results, over about 16 cache sizes of accesses.
+/// Results of a candidate, over accesses to about 16 times the cache's blocks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Alternative {
     /// The candidate.
@@ -128,20 +136,20 @@ pub struct Alternative {
     pub flash_write_ratio: f64,
 }
 
-/// What an automatic cache uses, and why.
+/// The combination that an automatic cache uses, and the reasons.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Choice {
-    /// The combination in use.
+    /// Combination in use.
     pub current: Combination,
     /// State of the cache.
     pub phase: Phase,
-    /// Number of times that the choice changed.
+    /// Number of changes of the choice.
     pub changes: u64,
-    /// All candidates, the current one included.
+    /// All candidates, including the current choice.
     pub alternatives: Vec<Alternative>,
 }
 
-/// Sums over a window, of decaying weight.
+/// Sums over a window of requests, with decaying weight.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     reads: i64,
@@ -152,7 +160,7 @@ struct Window {
 }
 
 impl Window {
-    /// Fixed-point weight of one event, so that sums decay without floating point.
+    /// Fixed-point weight of one event, so that sums decay without floating-point arithmetic.
     const UNIT: i64 = 256;
 
     fn add(&mut self, since: &Window, shift: u32) {
@@ -164,12 +172,12 @@ impl Window {
         age(&mut self.sectors_written, since.sectors_written);
     }
 
-    /// Mean number of blocks of a read.
+    /// Returns the mean number of blocks of a read.
     fn blocks_read(&self, block_shift: u32) -> i64 {
         ((self.sectors_read / self.reads.max(1)) >> block_shift).max(1)
     }
 
-    /// Hits per million reads.
+    /// Returns the hits per million reads.
     fn hit_ppm(&self) -> i64 {
         self.hits * 1_000_000 / self.reads.max(1)
     }
@@ -181,7 +189,8 @@ struct Miniature {
     /// Counts at the last comparison.
     seen: Window,
     window: Window,
-    /// Hits by which it is ahead of the current choice since that was made; limited below.
+    /// Lead in hits over the current choice since the choice was made; negative for a lag, which is
+    /// limited.
     lead: i64,
 }
 
@@ -213,10 +222,10 @@ impl Miniature {
     }
 }
 
-/// The miniatures of one cache, and the choice.
+/// The miniature caches of one cache, and the current choice.
 pub(crate) struct Chooser {
     miniatures: Vec<Miniature>,
-    /// Number of blocks of each.
+    /// Number of blocks of each miniature.
     blocks: i64,
     block_shift: u32,
     current: usize,
@@ -224,13 +233,13 @@ pub(crate) struct Chooser {
     is_filling: bool,
     changes: u64,
     streams: Streams,
-    /// A region is sampled if the upper half of its hash is at most this.
+    /// A region is sampled if the upper half of its hash is at most this threshold.
     threshold: u32,
     region_shift: u32,
-    /// Sectors that miniatures have yet to see before the next comparison.
+    /// Number of sectors of requests until the next comparison.
     sectors_left: u64,
     sectors_per_comparison: u64,
-    /// Comparisons since the choice was made.
+    /// Number of comparisons since the choice was made.
     comparisons: u64,
 }
 
@@ -274,7 +283,7 @@ impl Chooser {
         })
     }
 
-    /// Starts with this combination instead of the first, if it is a candidate.
+    /// Starts with this combination instead of the first candidate, if it is a candidate.
     pub(crate) fn start_with(&mut self, combination: Combination) {
         if let Some(at) = self.miniatures.iter().position(|mini| mini.combination == combination) {
             self.current = at;
@@ -285,7 +294,8 @@ impl Chooser {
         self.miniatures[self.current].combination
     }
 
-    /// Records a request for the disk's sectors `first..end`. Returns the length of its sequential run, bytes.
+    /// Records a request for the disk's sectors `first..end`. Returns the length of the request's
+    /// sequential run, bytes.
     #[inline]
     pub(crate) fn observe(&mut self, first: u64, end: u64, access: CacheAccess) -> u64 {
         let run_bytes = self.streams.observe(first, end) * SECTOR_BYTES;
@@ -313,14 +323,14 @@ impl Chooser {
         self.sectors_left = self.sectors_left.saturating_sub(end - first);
     }
 
-    /// Returns true if the candidates are to be compared.
+    /// Returns true if the candidates must be compared now.
     #[inline]
     pub(crate) fn is_due(&self) -> bool {
         self.sectors_left == 0
     }
 
-    /// Compares the candidates. Returns the new choice if it changed. `has_room` says whether the real cache has
-    /// free frames.
+    /// Compares the candidates. Returns the new choice if the choice changed. `has_room` is true if
+    /// the real cache has free frames.
     pub(crate) fn compare(&mut self, has_room: bool) -> Option<Combination> {
         self.sectors_left = self.sectors_per_comparison;
         self.comparisons += 1;
@@ -355,8 +365,8 @@ impl Chooser {
         Some(self.current())
     }
 
-    /// Returns the candidate that writes clearly less than the choice and least of those that have about the most hits; the
-    /// choice if there is none.
+    /// Returns the candidate with the fewest flash writes, among those with about the most hits
+    /// that write clearly less than the choice. Returns the choice if there is none.
     fn most_sparing(&self) -> usize {
         let window = |at: usize| &self.miniatures[at].window;
         let all = 0..self.miniatures.len();
@@ -377,7 +387,7 @@ impl Chooser {
         }
     }
 
-    /// Returns the choice, its alternatives, and what each would give.
+    /// Returns the choice, its alternatives, and the expected results of each.
     pub(crate) fn choice(&self) -> Choice {
         let alternative = |mini: &Miniature| {
             let window = &mini.window;
@@ -395,13 +405,14 @@ impl Chooser {
         }
     }
 
-    /// Memory, bytes.
+    /// Returns the memory use, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.miniatures.iter().map(|mini| mini.cache.bytes() + size_of::<Miniature>() as u64).sum()
     }
 }
 
-/// The candidates for these settings, the one to start with first; `None` if there is nothing to choose.
+/// Returns the candidates for these settings, the first choice first. Returns `None` if there is
+/// only one.
 fn combinations(frames: u32, policy: PolicyKind, admission: Admission) -> Option<Vec<Combination>> {
     let named = |name: &&str| PolicyKind::from_name(name).expect("candidates name policies");
     let may_reorder = frames <= FRAMES_MAX_TO_REORDER;

@@ -1,8 +1,8 @@
-//! Commands of the daemon to an engine, and events that an engine reports.
+//! Commands of the daemon to an engine, and events that the engine reports.
 //!
-//! Commands take effect under load. A change to a cache waits until none of that cache's flash I/O is in
-//! flight; meanwhile the disk's requests go to the backing. The change is finished when [`Event::Done`] has
-//! its id.
+//! Commands take effect while requests are in flight. A change to a cache waits until none of that
+//! cache's flash I/O is in flight; meanwhile the disk's requests go to the backing. The change is
+//! complete when [`Event::Done`] returns its id.
 
 use crate::admission::Admission;
 use crate::granules::Granules;
@@ -11,12 +11,13 @@ use crate::qos::DiskQos;
 use crate::regions::Regions;
 use crate::units::{CommandId, DatastoreId, DeviceId, DiskId};
 
-/// A contiguous part of flash that belongs to one cache. All segments of one cache have the same length.
+/// A contiguous range of flash that belongs to one cache. All segments of one cache have the same
+/// length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Segment {
-    /// The device.
+    /// Flash device.
     pub device: DeviceId,
-    /// Its first byte on the device; sector-aligned.
+    /// First byte of the segment on the device; sector-aligned.
     pub offset: u64,
 }
 
@@ -25,55 +26,57 @@ pub struct Segment {
 pub struct DataSegment {
     /// Position on flash.
     pub place: Segment,
-    /// Unique among the cache's data segments while the cache has it. Ignored in a volatile cache.
+    /// Number that is unique among the cache's current data segments. Volatile caches ignore it.
     pub ordinal: u32,
-    /// It holds only replicas: it lies on another host's flash.
+    /// True if the segment holds only replicas, because it lies on another host's flash.
     pub seconds_only: bool,
 }
 
-/// How a cache treats writes, and reads that it does not hold.
+/// A cache's handling of writes and misses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// Writes go to the backing, and a copy to flash.
+    /// Writes go to the backing, and a copy goes to flash.
     #[default]
     WriteThrough,
-    /// Writes go to flash, and to the backing later. Needs a journal.
+    /// Writes go to flash first, and to the backing later. Needs a journal.
     WriteBack,
-    /// Writes go to the backing only; flash content of their range is invalidated.
+    /// Writes go to the backing only, and invalidate flash's data of their range.
     WriteAround,
-    /// As `WriteAround`; reads are served from flash but never promoted.
+    /// Writes go to the backing as with `WriteAround`. Flash serves reads, but reads promote
+    /// nothing.
     ReadOnlyCache,
-    /// Everything goes to the backing; the cache holds nothing.
+    /// All requests go to the backing, and the cache holds nothing.
     PassThrough,
 }
 
 /// The order in which dirty data is destaged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DestageOrder {
-    /// By position on the disk, in ascending rounds.
+    /// By position on the disk: repeated passes in ascending order.
     #[default]
     Elevator,
-    /// Oldest first, unless used since: least recently used, or earliest Inactive.
+    /// Oldest first, unless used since: approximates least recently used.
     Coldest,
 }
 
-/// When and how dirty data is destaged. Shares are per mille of the cache's blocks.
+/// Settings of destaging. Shares are per mille of the cache's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Destage {
-    /// The order.
+    /// Order of destaging.
     pub order: DestageOrder,
-    /// Destaging starts when more than this share is dirty…
+    /// Share of dirty blocks above which destaging starts.
     pub start_permille: u16,
-    /// … and stops when at most this share is.
+    /// Share of dirty blocks at which destaging stops.
     pub stop_permille: u16,
-    /// Above this share, writes to blocks that are not in the cache go through to the backing.
+    /// Share of dirty blocks above which writes to blocks that are not in the cache are written
+    /// through to the backing.
     pub full_permille: u16,
-    /// Maximum age of dirty data, milliseconds; 0: only the shares above apply.
+    /// Maximum age of dirty data, milliseconds. With 0, only the shares above apply.
     pub dirty_age_ms_max: u64,
-    /// Adjacent dirty data is written in one I/O of up to this many bytes.
+    /// Maximum length of one I/O that destages adjacent dirty data, bytes.
     pub io_bytes_max: u32,
-    /// The backing always holds a state that existed: data written after a guest's flush is destaged only
-    /// after all data written before it.
+    /// True if the backing must always hold a state that existed. Then data written after a guest's
+    /// flush is destaged only after all data written before the flush.
     pub ordered: bool,
 }
 
@@ -91,59 +94,59 @@ impl Default for Destage {
     }
 }
 
-/// How a cache's blocks are divided between read and written data.
+/// Division of a cache's blocks between read and written data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Layout {
-    /// Shared. Destaged data stays in the cache as clean data.
+    /// Read and written data share all blocks. Destaged data stays in the cache as clean data.
     #[default]
     Unified,
-    /// A read cache with this share of the blocks, per mille, and a write buffer with the rest. Destaged
-    /// data leaves the cache; a later read brings it into the read cache.
+    /// A read cache has this share of the blocks, per mille, and a write buffer has the rest.
+    /// Destaged data leaves the cache, and a later read brings it into the read cache.
     Split {
-        /// Share of the read cache.
+        /// Share of the read cache, per mille.
         read_permille: u16,
     },
 }
 
-/// How many copies flash keeps, and of which data.
+/// Number of copies on flash, and the data to which it applies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Copies {
-    /// One of everything.
+    /// One copy of all data.
     #[default]
     One,
     /// Two copies of dirty data, on different devices.
     TwoOfDirty,
     /// Two copies of all data, on different devices.
     TwoOfAll,
-    /// Two copies of dirty data, the second in segments for replicas only. Without such segments no data
-    /// becomes dirty.
+    /// Two copies of dirty data, the second one in segments for replicas only. Without such
+    /// segments, no data becomes dirty.
     Peer,
 }
 
-/// Settings of one cache. Its contents survive only changes of `policy`, `admission`, `mode`,
-/// `destage` and `copies`.
+/// Settings of one cache. The cache keeps its contents only if `policy`, `admission`, `mode`,
+/// `destage` or `copies` change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CacheConfig {
-    /// Size of a cache block in bytes: a power of two, 4 KiB to 1 MiB, at most `segment_bytes`.
+    /// Size of a cache block in bytes: a power of two from 4 KiB to 1 MiB, at most `segment_bytes`.
     pub block_bytes: u32,
     /// Size of a segment in bytes: a power of two.
     pub segment_bytes: u64,
     /// Replacement policy.
     pub policy: PolicyKind,
-    /// Admission.
+    /// Admission rule.
     pub admission: Admission,
     /// Write mode.
     pub mode: Mode,
-    /// One part for reads and writes, or two.
+    /// Division of the blocks between read and written data.
     pub layout: Layout,
-    /// When dirty data is destaged.
+    /// Settings of destaging.
     pub destage: Destage,
-    /// Number of copies on flash.
+    /// Copies on flash.
     pub copies: Copies,
 }
 
 impl CacheConfig {
-    /// Settings of a volatile write-through cache.
+    /// Returns the settings of a volatile write-through cache.
     pub fn write_through(
         block_bytes: u32,
         segment_bytes: u64,
@@ -163,13 +166,13 @@ impl CacheConfig {
     }
 }
 
-/// A disk's memory tier: an area of the owner's memory, to which [`BufferCopy`](crate::io::BufferCopy)
-/// refers.
+/// Settings of a disk's memory tier, an area of the owner's memory to which
+/// [`BufferCopy`](crate::io::BufferCopy) refers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryConfig {
-    /// Size of the area in bytes: at least [`MEMORY_PAGES_MIN`] pages.
+    /// Size of the memory area in bytes: at least [`MEMORY_PAGES_MIN`] pages.
     pub bytes: u64,
-    /// Unit of replacement, bytes: a power of two, 4 KiB to 64 KiB.
+    /// Unit of replacement in bytes: a power of two from 4 KiB to 64 KiB.
     pub page_bytes: u32,
 }
 
@@ -179,53 +182,54 @@ pub const MEMORY_PAGES_MIN: u64 = 4;
 /// Maximum page size of a memory tier in bytes.
 pub const MEMORY_PAGE_BYTES_MAX: u32 = 64 << 10;
 
-/// A new ring for a persistent cache's journal. See docs/FORMAT.md.
+/// A new ring for the journal of a persistent cache. See docs/FORMAT.md.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NewRing {
     /// Id of the cache that owns the segments.
     pub cache: [u8; 16],
-    /// Higher than the number of any earlier ring of the cache.
+    /// Number of the ring, higher than that of any earlier ring of the cache.
     pub number: u32,
-    /// The daemon's identity of the backing.
+    /// The daemon's identifier of the backing.
     pub identity: [u8; 32],
-    /// The segments of each copy, one or two copies, in order; as many in each, on different devices.
-    /// Together they hold at least [`ring_pages_min`](crate::journal::ring_pages_min) pages.
+    /// Segments of the one or two copies of the ring, in order. Two copies have equal numbers of
+    /// segments on different devices. Each copy holds at least
+    /// [`ring_pages_min`](crate::journal::ring_pages_min) pages.
     pub copies: Vec<Vec<Segment>>,
 }
 
-/// Properties of a disk that the guest sees.
+/// Properties of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
-    /// Size in bytes; a multiple of 512.
+    /// Size of the disk in bytes; a multiple of 512.
     pub size_bytes: u64,
-    /// Whether guests may write.
+    /// Access of guests.
     pub access: Access,
-    /// The datastore of its backing.
+    /// Datastore of the disk's backing.
     pub datastore: DatastoreId,
 }
 
-/// Access of guests to a disk.
+/// Access rights of guests to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Everything.
+    /// Guests may read and change the disk.
     ReadWrite,
     /// Changes are refused with [`IoError::ReadOnly`](crate::io::IoError::ReadOnly).
     ReadOnly,
 }
 
-/// Which host owns a disk. The table in `Engine`'s module `ownership` lists the consequences.
+/// The host that owns a disk. The table in `Engine`'s module `ownership` lists the consequences.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// This host owns it.
+    /// This host owns the disk.
     #[default]
     Here,
-    /// Another host owns it and will hand it over to this one. Only for a disk without a cache that has had
-    /// no requests yet.
+    /// Another host owns the disk and will hand it over to this host. The disk has no cache yet and
+    /// has had no requests.
     Standby,
-    /// This host owns it and is about to hand it over. Only for a disk without dirty data whose cache does
-    /// not write back.
+    /// This host owns the disk and is about to hand it over. The disk has no dirty data, and its
+    /// cache does not write back.
     Frozen,
-    /// Another host owns it now.
+    /// Another host has taken over the disk.
     Away,
 }
 
@@ -234,25 +238,26 @@ pub enum Role {
 pub enum Command {
     /// Adds a disk without a cache.
     AddDisk(DiskConfig),
-    /// Refuses new requests; done when the last request in flight has been answered. The cache's segments
-    /// are released.
+    /// Refuses new requests, and completes when the last request in flight has been answered. The
+    /// cache's segments are released.
     RemoveDisk,
     /// Changes the disk's cache.
     Cache(CacheChange),
-    /// Replaces the disk's memory tier by an empty one, or by none. Done immediately: copies requested
-    /// before refer to the old area, later ones never do.
+    /// Replaces the disk's memory tier by an empty one, or removes it. The command completes
+    /// immediately. Earlier copies refer to the old memory area, and later copies never do.
     Memory(Option<MemoryConfig>),
-    /// Sets the disk's shares, limits and reservations. Takes effect immediately, also for queued requests.
+    /// Sets the disk's shares, limits and reservations. The new values apply immediately, also to
+    /// queued requests.
     Qos(DiskQos),
-    /// Changes the disk's role; done when it has changed. [`Role::Frozen`]: when no guest request is in
-    /// flight.
+    /// Changes the disk's role. [`Role::Frozen`] completes when no guest request is in flight.
     Own(Role),
-    /// Starts recording where the disk is changed, for [`take_changed`](crate::Engine::take_changed), from
-    /// an empty state; or stops.
+    /// Starts recording which regions of the disk change, for
+    /// [`take_changed`](crate::Engine::take_changed). The record starts empty. `false` stops the
+    /// recording.
     Watch(bool),
-    /// Changes the disk's dirty bitmaps. Done immediately.
+    /// Changes the disk's dirty bitmaps. The command completes immediately.
     Bitmap(BitmapChange),
-    /// Resets all counters except the histograms and the working-set sampler.
+    /// Resets all counters, but not the histograms and the working-set sampler.
     ResetStats,
     /// Resets the histograms.
     ResetHistograms,
@@ -260,18 +265,19 @@ pub enum Command {
     ResetSizing,
 }
 
-/// A dirty bitmap of a disk: the granules that were changed.
+/// A dirty bitmap: the parts of a disk that changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bitmap {
-    /// Unique among the disk's bitmaps.
+    /// Name of the bitmap, unique for its disk.
     pub name: String,
-    /// The changed granules.
+    /// Changed parts of the disk.
     pub granules: Granules,
-    /// True if it records changes. If false, it is *frozen* and stays as it is.
+    /// True if the bitmap records changes. A bitmap that does not record is *frozen* and does not
+    /// change.
     pub is_recording: bool,
 }
 
-/// A change to a disk's bitmaps. The owner limits their number.
+/// A change to a disk's bitmaps. The engine's owner limits the number of bitmaps.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BitmapChange {
     /// Adds a bitmap, empty or with stored content.
@@ -280,17 +286,17 @@ pub enum BitmapChange {
     Remove(String),
     /// Clears a recording bitmap.
     Clear(String),
-    /// Moves the content of `name` to a new frozen bitmap `frozen`; `name` goes on recording, empty. No
-    /// change is lost between the two.
+    /// Moves the content of `name` to a new frozen bitmap `frozen`. Bitmap `name` becomes empty and
+    /// keeps recording. No change is lost between the two bitmaps.
     Rotate {
         /// A recording bitmap.
         name: String,
         /// An unused name.
         frozen: String,
     },
-    /// Adds the content of `from` to `into`, which records; removes `from`.
+    /// Adds the content of `from` to the recording bitmap `into`, and removes `from`.
     Merge {
-        /// Recording or frozen.
+        /// A recording or frozen bitmap.
         from: String,
         /// Another bitmap.
         into: String,
@@ -299,105 +305,109 @@ pub enum BitmapChange {
     InsertAll(String),
 }
 
-/// A change to one disk's cache. Structural changes of a persistent cache provide a new journal ring; the
-/// old ring's segments are among those that are released.
+/// A change to one disk's cache. A structural change of a persistent cache provides a new journal
+/// ring. The old ring's segments are then released.
 #[derive(Clone, Debug)]
 pub enum CacheChange {
-    /// Announces a cache that is being recovered, and which requests may go to the backing meanwhile.
-    /// `None` withdraws it. Takes effect immediately, and can be repeated when more is known.
+    /// Announces a cache that is being recovered, and which requests may go to the backing
+    /// meanwhile. `None` withdraws the announcement. It applies immediately, and can be repeated
+    /// with more knowledge.
     Expect(Option<Box<Expect>>),
-    /// Adds a cache: empty and volatile, with a journal, or as recovered.
+    /// Adds a cache, which is empty and volatile, has a new journal, or was recovered.
     Enable(Box<Enable>),
-    /// Removes the cache. Refused while it holds dirty data.
+    /// Removes the cache. Refused while the cache has dirty data.
     Disable,
-    /// Adds segments; contents stay.
+    /// Adds segments and keeps the contents.
     Grow(Vec<DataSegment>, Option<NewRing>),
-    /// Releases this many segments, the emptiest first; blocks elsewhere stay. Refused if dirty data would
-    /// be lost.
+    /// Releases this many segments, the emptiest first; blocks in other segments stay. Refused if
+    /// dirty data would be lost.
     Shrink(u32, Option<NewRing>),
-    /// Releases every segment on a device, and uses these instead. Refused if dirty data would be lost.
+    /// Replaces all segments on a device by other segments. Refused if dirty data would be lost.
     Leave(DeviceId, Vec<DataSegment>, Option<NewRing>),
-    /// Sets the disk's size in bytes, which must not shrink; its backing has that size already. Contents
-    /// stay. Bitmaps mark the new part as changed. A ring is given if, and only if, there is a persistent
-    /// cache.
+    /// Sets the disk's size in bytes, which must not shrink, after the backing has been resized.
+    /// Contents stay, and bitmaps mark the new part as changed. A ring is given if, and only if,
+    /// the cache is persistent.
     GrowDisk(u64, Option<NewRing>),
-    /// Changes block size, layout, policy or admission; the cache keeps its segments and is emptied. Refused while
-    /// there is dirty data.
+    /// Changes block size, layout, policy or admission. The cache keeps its segments and is
+    /// emptied. Refused while there is dirty data.
     Configure(CacheConfig, Option<NewRing>),
     /// Invalidates the contents. Refused while there is dirty data.
     Clear(Option<NewRing>),
-    /// Changes mode, destage or copies, immediately. Dirty data stays until it is destaged.
+    /// Changes mode, destaging or copies, immediately. Dirty data stays until it is destaged.
     Tune(Mode, Destage, Copies),
-    /// Changes policy and admission, immediately. Contents and eviction order stay, heats do not. O(blocks).
+    /// Changes policy and admission, immediately. Contents and eviction order stay, but usage
+    /// counts are lost. Takes time proportional to the number of blocks.
     Replace(PolicyKind, Admission),
-    /// Destages until nothing is dirty; meanwhile writes go to the backing.
+    /// Destages until no data is dirty; meanwhile writes go to the backing.
     Drain,
-    /// Destage the dirty data in these segments, and let no new data become dirty there; write-back
-    /// continues in the others. Completes when nothing is dirty there and a flush of the backing
-    /// has succeeded since. The segments stay so until a `Shrink` by as many or a `Leave` removes
-    /// them, or `StopDrain` cancels it.
+    /// Destages the dirty data in these segments, and lets no new data become dirty there.
+    /// Write-back continues in the other segments. The command completes when the segments have no
+    /// dirty data and a flush of the backing has succeeded since. The segments stay without dirty
+    /// data until `Shrink` or `Leave` removes them, or `StopDrain` cancels the command.
     Vacate(Vacate),
-    /// Stop a drain or a `Vacate` that is under way, which ends with [`CommandError::Stopped`].
+    /// Stops a drain or a `Vacate` in progress, which ends with [`CommandError::Stopped`].
     StopDrain,
-    /// Discard dirty data: acknowledged writes are lost. Does not use the backing.
+    /// Discards dirty data, so that acknowledged writes are lost. The backing is not used.
     DiscardDirty(Discard),
-    /// Close the journal: make all records durable and mark the ring as cleanly closed. From then
-    /// on the cache bypasses requests, or keeps them waiting if they need dirty data.
+    /// Closes the journal: makes all records durable and marks the ring as cleanly closed.
+    /// Afterwards requests bypass the cache, or wait if they need dirty data.
     Close,
 }
 
-/// Whether guests are told that dirty data is discarded.
+/// Whether guests are told about the discard of dirty data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Discard {
     /// The next flush of each session fails once.
     Told,
-    /// Nothing: no guest counts on that data any more, as its disk was put back to a snapshot.
+    /// Guests are not told, because no guest relies on the dirty data: the disk was reset to a
+    /// snapshot.
     Silent,
 }
 
-/// Segments that a cache is about to give back.
+/// Segments that a cache will release soon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vacate {
-    /// So many, the emptiest.
+    /// This many segments, those with the fewest blocks.
     Emptiest(u32),
-    /// All on a device.
+    /// All segments on a device.
     Device(DeviceId),
 }
 
-/// Known facts about a cache in recovery. Reads outside of `doubtful` go to the backing. Changes
-/// wait for the cache, or until `is_void`; then the cache invalidates what they changed.
+/// Known facts about a cache that is being recovered. Reads outside of `doubtful` go to the
+/// backing. Changes wait for the recovered cache, or until `is_void`; later the cache invalidates
+/// the changed ranges.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expect {
-    /// Regions for which flash may hold data that the backing does not. While it is not empty, all changes
-    /// and flushes wait.
+    /// Regions for which flash may have data that the backing lacks. All changes and flushes wait
+    /// while this is not empty.
     pub doubtful: Regions,
-    /// The cache's rings were invalidated durably: no later crash leaves a journal from which it could be
-    /// recovered. Only if nothing is doubtful.
+    /// True if the cache's rings were durably invalidated, so that no later crash can recover the
+    /// cache from them. Requires that `doubtful` is empty.
     pub is_void: bool,
 }
 
 /// A cache to enable.
 #[derive(Clone, Debug)]
 pub struct Enable {
-    /// Settings.
+    /// Settings of the cache.
     pub config: CacheConfig,
-    /// Segments for data. With `recovered`: exactly the segments that were found.
+    /// Segments for data. With `recovered`, exactly the segments that were found.
     pub segments: Vec<DataSegment>,
-    /// Makes it persistent.
+    /// Ring of a persistent cache; `None` for a volatile one.
     pub journal: Option<NewRing>,
     /// Content of the recovered journal.
     pub recovered: Option<crate::journal::Recovered>,
 }
 
 impl CacheChange {
-    /// Enables an empty volatile cache.
+    /// Returns the change that enables an empty volatile cache.
     pub fn enable_volatile(config: CacheConfig, segments: Vec<Segment>) -> CacheChange {
         let segments = DataSegment::without_order(segments);
         CacheChange::Enable(Box::new(Enable { config, segments, journal: None, recovered: None }))
     }
 
-    /// Returns true if the disk reads differently afterwards, or the cache is to be emptied. Then the
-    /// memory tier is emptied too.
+    /// Returns true if the change empties the cache or alters what reads of the disk return. Then
+    /// the memory tier is emptied too.
     pub(crate) fn empties_memory(&self) -> bool {
         use CacheChange::*;
         matches!(self, Enable(_) | Disable | Configure(..) | Clear(_) | DiscardDirty(_))
@@ -419,13 +429,13 @@ impl CacheChange {
 }
 
 impl DataSegment {
-    /// Makes segments of a volatile cache, numbered in order.
+    /// Returns the data segments of a volatile cache, which needs no numbers.
     pub fn without_order(segments: Vec<Segment>) -> Vec<DataSegment> {
         segments.into_iter().map(|place| DataSegment { place, ordinal: 0, seconds_only: false }).collect()
     }
 }
 
-/// Why a command failed. Nothing was changed.
+/// Reason for the failure of a command, which changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CommandError {
     /// The disk does not exist.
@@ -434,19 +444,19 @@ pub enum CommandError {
     DiskExists,
     /// The disk has no cache.
     NoCache,
-    /// The disk has a cache already.
+    /// The disk already has a cache.
     CacheExists,
     /// The disk is being removed.
     Removing,
-    /// The cache has no more segments than would be released, or no segments are given.
+    /// The cache would have no segment left, or no segment is given.
     TooSmall,
-    /// Dirty data would be lost: drain or discard first.
+    /// Dirty data would be lost. Drain or discard it first.
     Dirty,
-    /// The mode needs a journal, or the change a new ring for it.
+    /// The mode needs a journal, or the change needs a new ring.
     NoJournal,
     /// Some of the dirty data cannot be read from flash.
     Lost,
-    /// Another command ended it.
+    /// Another command ended this one.
     Stopped,
     /// The disk's role does not allow the change.
     WrongRole,
@@ -464,9 +474,9 @@ pub enum CommandError {
     JournalFailed,
     /// The backing could not be flushed.
     BackingFailed,
-    /// The configuration is invalid: block size not a power of two in range, segment smaller than a block,
-    /// a disk of more than 2³² blocks, or more than 2³² − 2 blocks of cache. Or it writes back, and the
-    /// engine has no buffer of its own.
+    /// The configuration is invalid. The block size is not a power of two in range, or a segment is
+    /// smaller than a block. Or the disk has more than 2³² blocks, or the cache has more than 2³² −
+    /// 2 blocks. Or the cache writes back, and the engine has no buffer of its own.
     Unworkable,
 }
 
@@ -479,18 +489,20 @@ pub enum Event {
         command: CommandId,
         /// The disk.
         disk: DiskId,
-        /// Segments that the cache no longer uses, free for reuse.
+        /// Segments that the cache no longer uses.
         result: Result<Vec<Segment>, CommandError>,
     },
-    /// Number of a disk's guests that were not told yet that acknowledged writes may be lost. Sent
-    /// when the number changes, and before the end of the command that removes the disk.
+    /// Number of a disk's guests that were not yet told that acknowledged writes may be lost. The
+    /// event is sent when the number changes, and before the end of the command that removes the
+    /// disk.
     FailuresOwed {
         /// The disk.
         disk: DiskId,
         /// Number of guests.
         count: u32,
     },
-    /// A device failed too often. Caches give its segments up by themselves ([`Event::Lost`]).
+    /// A device had too many errors. Caches stop using its segments by themselves
+    /// ([`Event::Lost`]).
     Fenced {
         /// The device.
         device: DeviceId,
@@ -499,40 +511,40 @@ pub enum Event {
     },
     /// A cache stopped using segments of a fenced device.
     Lost {
-        /// The cache's disk.
+        /// Disk of the cache.
         disk: DiskId,
         /// The segments.
         segments: Vec<Segment>,
     },
-    /// An I/O of a flash device exceeds the time limit; its caches bypass the device.
+    /// An I/O of a flash device exceeds the time limit, so caches bypass the device.
     Stalled(DeviceId),
-    /// A stalled device completed its I/O.
+    /// A stalled device completed its overdue I/O.
     Resumed(DeviceId),
-    /// Dirty data cannot be read from flash, nor from its second copy. Its sectors fail until they are
-    /// written again, or discarded.
+    /// Dirty data cannot be read from flash or from its second copy. Reads of its sectors fail
+    /// until the sectors are overwritten or discarded.
     DirtyLost {
         /// The disk.
         disk: DiskId,
-        /// Number of unreadable sectors in all.
+        /// Total number of unreadable sectors of the disk.
         sectors: u64,
     },
-    /// The journal cannot be written any more: no data becomes dirty, and dirty data is destaged. Changes
-    /// and flushes wait until the owner provides a new journal, or drains the cache, records that it is
-    /// gone and disables it. They fail after half a minute.
+    /// The journal cannot be written any more, so no data becomes dirty, and dirty data is
+    /// destaged. Changes and flushes wait until the owner provides a new journal, or drains,
+    /// forgets and disables the cache. After half a minute, waiting changes and flushes fail.
     JournalLost(DiskId),
-    /// A flush of the backing failed, or the backing reported a restart: acknowledged changes of guests may
-    /// be lost. The next flush of each session fails.
+    /// A flush of the backing failed, or the backing reported a restart, so acknowledged changes of
+    /// guests may be lost. The next flush of each session fails.
     WritesInDoubt(DiskId),
-    /// A disk is removed, and had these bitmaps, which contain every acknowledged change. Reported just
-    /// before the removal is done.
+    /// Final bitmaps of a disk that is being removed, which contain every acknowledged change. The
+    /// event is sent just before the removal is complete.
     Bitmaps {
         /// The disk.
         disk: DiskId,
         /// All its bitmaps.
         bitmaps: Vec<Bitmap>,
     },
-    /// A change waits: for a recovering cache without dirty data, past which it could be sent if the rings
-    /// were [invalidated](Expect::is_void); or for another host to hand the disk over. Reported once for
-    /// each.
+    /// A change waits for a recovering cache, or for another host that will hand the disk over. In
+    /// the first case no data is dirty, and the change can continue when the rings are
+    /// [invalidated](Expect::is_void). The event is sent once for each case.
     ChangeWaits(DiskId),
 }

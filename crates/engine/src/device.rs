@@ -1,16 +1,18 @@
-//! Health of flash devices: errors lead to a fence, unanswered I/O to a stall.
+//! Health of flash devices: errors lead to a fence, overdue I/O to a stall.
 //!
-//! The stall limit adapts to the device. A pause that ended by itself within [`PAUSE_LIMITS_MAX`] limits is
-//! the latency of that device: for [`PAUSE_REMEMBERED_NS`] only a pause of twice that length is a stall. A
-//! longer pause is a hang, and changes nothing.
+//! The time limit of a stall adapts to the device. A pause that ended by itself within
+//! [`PAUSE_LIMITS_MAX`] limits counts as normal latency of that device. For the next
+//! [`PAUSE_REMEMBERED_NS`], only a pause of twice that length is a stall. A longer pause is a hang,
+//! and does not change the limit.
 
 use std::collections::VecDeque;
 
 use crate::units::{DeviceId, Instant, IoId};
 
-/// Longest pause that raises the limit of its device, and the highest such limit, in units of the configured limit.
+/// Longest pause that raises the time limit of its device, and the highest such limit, in units of
+/// the configured limit.
 const PAUSE_LIMITS_MAX: u64 = 4;
-/// How long a pause raises the limit.
+/// Time for which a pause raises the limit, nanoseconds.
 const PAUSE_REMEMBERED_NS: u64 = 600_000_000_000;
 
 /// Recent I/O of one device.
@@ -20,16 +22,16 @@ pub(crate) struct Device {
     last_error: Instant,
     fenced: bool,
     stalled: bool,
-    /// Issue time of the I/O at which the device stalled last.
+    /// Issue time of the I/O that last stalled the device.
     stalled_at: Instant,
-    /// The length of the longest recent pause, and when it ended.
+    /// Length of the longest recent pause, and the time of its end.
     pause_ns: u64,
     pause_ended: Instant,
-    /// I/Os in order of issue. Completed ones stay in the list until they reach its front.
+    /// I/Os in order of issue. A completed I/O stays in the list until it is the first one.
     outstanding: VecDeque<(IoId, u64, Instant)>,
 }
 
-/// Change of state after an observation.
+/// Change of a device's state after an observation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
     None,
@@ -60,7 +62,7 @@ impl Device {
         self.outstanding.push_back((id, serial, now));
     }
 
-    /// Counts a failed I/O. Errors expire after a while without any.
+    /// Counts a failed I/O. Errors expire after some time without an error.
     pub(crate) fn failed(&mut self, now: Instant, health: &Health) -> Change {
         if now - self.last_error > health.forgive_ns {
             self.errors = 0;
@@ -74,12 +76,13 @@ impl Device {
         Change::Fenced(self.errors)
     }
 
-    /// Fences the device because its owner reports that it is gone.
+    /// Fences a device that its owner reported as unusable.
     pub(crate) fn give_up(&mut self) -> Change {
         if std::mem::replace(&mut self.fenced, true) { Change::None } else { Change::Fenced(self.errors) }
     }
 
-    /// Checks whether the oldest I/O is overdue. `is_outstanding` tells which have not completed.
+    /// Checks whether the oldest I/O of the device is overdue. `is_outstanding` returns true for an
+    /// I/O in flight.
     pub(crate) fn check(
         &mut self,
         now: Instant,
@@ -105,7 +108,7 @@ impl Device {
         }
     }
 
-    /// Returns the time limit for an I/O that was issued at `at`, nanoseconds.
+    /// Returns the time limit of an I/O that was issued at `at`, nanoseconds.
     fn stall_ns(&self, at: Instant, health: &Health) -> u64 {
         let is_recent = self.pause_ns > 0 && at - self.pause_ended < PAUSE_REMEMBERED_NS;
         let raised = if is_recent { 2 * self.pause_ns } else { 0 };
@@ -120,14 +123,14 @@ impl Device {
         }
     }
 
-    /// Returns when to check next.
+    /// Returns the time of the next check.
     pub(crate) fn deadline(&self, health: &Health) -> Option<Instant> {
         let (.., at) = self.outstanding.front()?;
         (!self.stalled).then(|| *at + self.stall_ns(*at, health))
     }
 }
 
-/// Ids are small numbers that the caller chose; devices are found by index.
+/// All flash devices, indexed by id.
 #[derive(Debug, Default)]
 pub(crate) struct Devices(Vec<Device>);
 

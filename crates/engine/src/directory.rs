@@ -1,5 +1,5 @@
-//! The content of a cache and its replacement: index, admission and policy, independent of where the frames
-//! lie. The daemon's caches and simulations use this one type.
+//! Directory of a cache: index, admission and replacement policy, without positions on flash. The
+//! daemon's caches and the simulations use this type.
 
 mod nodes;
 
@@ -15,39 +15,42 @@ use crate::units::{BlockNo, FrameNo, SECTOR_BYTES, sector_ceil};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Span {
     pub(crate) block: BlockNo,
-    /// First sector inside the block.
+    /// First sector of the span inside the block.
     pub(crate) first: u64,
     pub(crate) count: u64,
 }
 
-/// Why a block got no frame.
+/// Reason why a block got no frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// It belongs to a sequential run.
+    /// The request belongs to a sequential run.
     Sequential,
-    /// Admission or the policy requires another use first.
+    /// Admission or the policy requires another access first.
     Unproven,
-    /// No block can be evicted: the candidates are in use, or admission allows none.
+    /// No block can be evicted: the candidates are in use, or admission does not permit their
+    /// eviction.
     NoBlock,
 }
 
-/// A block's new frame.
+/// Result of allocating a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Placed {
-    /// The cache sector at which the span starts.
+    /// Cache sector at which the span starts.
     pub(crate) sector: u64,
-    /// Number of blocks with data that were evicted: 0 or 1.
+    /// Number of evicted blocks with data: 0 or 1.
     pub(crate) evicted: u64,
 }
 
-/// Destination of a block in a leaving segment that is about to become dirty.
+/// Destination of a block that is about to become dirty in a segment that is being vacated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Departure {
-    /// It becomes dirty where it is: it is dirty in part, in use, or there is no other room.
+    /// The block becomes dirty in its current frame. It is already partly dirty, is in use, or no
+    /// other frame is free.
     Stays,
-    /// The durable journal may call it dirty: first a commit.
+    /// The durable journal may record the block as dirty, so a commit must be first.
     AfterCommit,
-    /// Cache sector of the new frame, and the number of blocks with data that it displaces.
+    /// The block moves. The fields are the cache sector of the new frame, and the number of evicted
+    /// blocks with data.
     To(u64, u64),
 }
 
@@ -56,15 +59,17 @@ pub(crate) struct Directory {
     policy: Box<dyn Policy>,
     nodes: Nodes,
     gate: Gate,
-    /// Of a cache whose policy or admission is `auto`.
+    /// Chooser of a cache whose policy or admission is `auto`.
     chooser: Option<Box<Chooser>>,
     block_shift: u32,
-    /// Frames of a cache with a journal that blocks have left, until they are taken for the journal.
+    /// Frames that blocks have left, with those blocks. Recorded for caches with a journal, until
+    /// `take_gone`.
     gone: Vec<(FrameNo, BlockNo)>,
 }
 
 impl Directory {
-    /// Creates an empty directory of `frames` frames (1 … 2³² − 2) of `1 << block_shift` sectors each.
+    /// Creates an empty directory of `frames` frames (1 to 2³² − 2), each with `1 << block_shift`
+    /// sectors.
     pub(crate) fn new(frames: u32, block_shift: u32, policy: PolicyKind, admission: Admission) -> Directory {
         let chooser = Chooser::new(frames, block_shift, policy, admission);
         let given = Combination { policy, admission };
@@ -80,13 +85,13 @@ impl Directory {
         }
     }
 
-    /// Returns what an automatic cache uses, and why.
+    /// Returns the policy and admission that an automatic cache uses, and the reasons.
     pub(crate) fn choice(&self) -> Option<Choice> {
         self.chooser.as_ref().map(|chooser| chooser.choice())
     }
 
-    /// Uses another policy and admission from now on, or lets them be chosen. Contents and eviction order stay, heats do not.
-    /// O(frames).
+    /// Changes policy and admission, or makes their choice automatic. Contents and eviction order
+    /// stay, but usage counts are lost. Takes time proportional to the number of frames.
     pub(crate) fn set_combination(&mut self, policy: PolicyKind, admission: Admission) {
         self.chooser = Chooser::new(self.index.frames(), self.block_shift, policy, admission).map(Box::new);
         let given = Combination { policy, admission };
@@ -94,7 +99,7 @@ impl Directory {
         self.use_combination(combination);
     }
 
-    /// An automatic cache starts with the choice of another one.
+    /// Starts an automatic cache with the choice of another one.
     pub(crate) fn follow(&mut self, other: &Directory) {
         if let (Some(chooser), Some(other)) = (&mut self.chooser, &other.chooser) {
             chooser.start_with(other.current());
@@ -124,7 +129,7 @@ impl Directory {
         }
     }
 
-    /// Returns the memory used, bytes.
+    /// Returns the memory use, bytes.
     pub(crate) fn bytes(&self) -> u64 {
         self.index.bytes()
             + self.policy.bytes()
@@ -156,7 +161,7 @@ impl Directory {
         self.index.find(span.block).map(|frame| self.index.first_sector(frame) + span.first)
     }
 
-    /// Records a read or write of the disk's sectors `first..end`, before the look-up.
+    /// Records a read or write of the disk's sectors `first..end`, before the lookup.
     #[inline]
     pub(crate) fn observe(&mut self, first: u64, end: u64, access: CacheAccess) -> Run {
         let Some(chooser) = &mut self.chooser else { return self.gate.observe(first, end) };
@@ -167,13 +172,13 @@ impl Directory {
         self.gate.judge(run_bytes)
     }
 
-    /// Judges a request by the length of its sequential run, bytes.
+    /// Classifies a request by the length of its sequential run, bytes.
     #[inline]
     pub(crate) fn judge(&self, run_bytes: u64) -> Run {
         self.gate.judge(run_bytes)
     }
 
-    /// Returns true if clean data is never evicted for new data.
+    /// Returns true if admission never evicts clean data for new data.
     pub(crate) fn only_while_free(&self) -> bool {
         self.gate.only_while_free()
     }
@@ -186,7 +191,8 @@ impl Directory {
         self.index.note_use(frame);
     }
 
-    /// Reports to the policy that a request used the blocks of these cache sectors, each once.
+    /// Reports to the policy that a request used the blocks of these cache sectors. Each block
+    /// counts once.
     #[inline]
     pub(crate) fn touch_all(&mut self, sector: u64, count: u64) {
         let last = sector + count - 1;
@@ -197,8 +203,8 @@ impl Directory {
         }
     }
 
-    /// Ensures that the block of `span` has a frame, for a request that brings its data. An existing frame
-    /// counts as used; otherwise a new one is allocated.
+    /// Ensures that the block of `span` has a frame for new data. An existing frame counts as used;
+    /// otherwise a new frame is allocated.
     #[inline]
     pub(crate) fn bring(
         &mut self,
@@ -216,8 +222,9 @@ impl Directory {
         }
     }
 
-    /// Allocates a frame for the block of `span`, which has none, if admission allows it. Evicts if
-    /// necessary; `is_busy` says whether I/O on a range of the disk's sectors is in flight.
+    /// Allocates a frame for the block of `span`, which has none, if admission permits. Evicts
+    /// another block if necessary. `is_busy` returns true if I/O on a range of the disk's sectors
+    /// is in flight.
     #[inline]
     fn place(
         &mut self,
@@ -232,7 +239,7 @@ impl Directory {
         if self.index.takes_nothing() {
             return Err(Refusal::NoBlock);
         }
-        // Both are called, because each learns from the call.
+        // Both functions are called, because each learns from the call.
         let popular = self.gate.admit(span.block, effect, room);
         if !(popular && self.policy.admit(span.block)) && effect != AdmissionEffect::Pulled {
             let waits_for_room = self.gate.only_while_free() && !popular;
@@ -241,7 +248,8 @@ impl Directory {
         let mut evicted = 0;
         let frame = match self.index.insert(span.block) {
             Some(frame) => frame,
-            // An evicted block may free a frame that is for replicas only.
+            // Eviction may free a frame that is reserved for replicas, so several evictions can be
+            // needed.
             None => loop {
                 evicted += self.evict(&is_busy).ok_or(Refusal::NoBlock)?;
                 if let Some(frame) = self.index.insert(span.block) {
@@ -253,11 +261,13 @@ impl Directory {
         Ok(Placed { sector: self.index.first_sector(frame) + span.first, evicted })
     }
 
-    /// Allocates a second frame for the block at this cache sector if it has none, evicting others for it.
-    /// Returns the second copy's sector, and how many blocks with data were evicted.
+    /// Allocates a second frame for the block at this cache sector if it has none, and evicts other
+    /// blocks if necessary. Returns the second copy's sector, and the number of evicted blocks with
+    /// data.
     pub(crate) fn double(&mut self, sector: u64, is_busy: impl Fn(u64, u64) -> bool) -> (Option<u64>, u64) {
-        // Blocks that arrived together lie side by side on one device, in runs of hundreds, and are evicted
-        // in that order too. Frames that were freed without use are allocated to the next blocks.
+        // Blocks that arrived together are adjacent on one device, in runs of hundreds, and are
+        // evicted in the same order. Frames that were freed without use are allocated to the next
+        // blocks.
         const TRIES: u32 = 512;
         let mut evicted = 0;
         for _ in 0..TRIES {
@@ -278,7 +288,7 @@ impl Directory {
         (self.index.second_sector(sector), evicted)
     }
 
-    /// Frees one frame. Returns how many blocks with data were evicted: 0 or 1.
+    /// Frees one frame. Returns the number of evicted blocks with data: 0 or 1.
     pub(crate) fn evict(&mut self, is_busy: impl Fn(u64, u64) -> bool) -> Option<u64> {
         let (index, nodes, shift) = (&self.index, &self.nodes, self.block_shift);
         let node = self.policy.evict(&mut |node| {
@@ -302,7 +312,7 @@ impl Directory {
         Some(u64::from(valid > 0))
     }
 
-    /// Makes a frame's sectors invalid. Returns how many were valid.
+    /// Invalidates a frame's sectors. Returns the number of sectors that were valid.
     fn empty(&mut self, frame: FrameNo) -> u64 {
         let valid = self.index.clear_valid(self.index.first_sector(frame), 1 << self.block_shift);
         if self.index.keeps_marks() && valid > 0 {
@@ -311,7 +321,7 @@ impl Directory {
         valid
     }
 
-    /// Gives up the second copy of the block in this frame, if it has one.
+    /// Drops the second copy of the block in this frame, if it has one.
     fn drop_second(&mut self, frame: FrameNo) {
         if let Some(second) = self.index.second_of(frame) {
             self.empty(second);
@@ -319,9 +329,9 @@ impl Directory {
         }
     }
 
-    /// A block is to become dirty at this cache sector, and the segment of one of its frames leaves: brings it to a segment that
-    /// stays, without its contents. `is_used` says whether another request uses the block now, `is_busy` whether any does
-    /// of a range.
+    /// Moves a block, without its contents, out of a segment that is being vacated, before the
+    /// block becomes dirty at this cache sector. `is_used` is true if another request uses the
+    /// block now. `is_busy` returns true if any request uses a range.
     pub(crate) fn depart(
         &mut self,
         sector: u64,
@@ -361,26 +371,27 @@ impl Directory {
         Departure::To(self.index.first_sector(to) + (sector - self.index.first_sector(frame)), evicted)
     }
 
-    /// The frames that blocks have left since this was asked last.
+    /// Returns the frames that blocks have left since the last call.
     #[inline]
     pub(crate) fn take_gone(&mut self) -> std::vec::Drain<'_, (FrameNo, BlockNo)> {
         self.gone.drain(..)
     }
 
-    /// Returns true if this block of a cache with a journal was used since the last call, or is hot.
+    /// Returns true if this block of a cache with a journal was used since the last call, or is
+    /// hot.
     pub(crate) fn was_used(&mut self, block: BlockNo) -> bool {
         let Some(frame) = self.index.find(block) else { return false };
         self.index.take_use(frame) || self.policy.is_hot(self.nodes.node(frame))
     }
 
-    /// Ignores uses of this block up to now.
+    /// Ignores previous uses of this block.
     pub(crate) fn forget_use(&mut self, block: BlockNo) {
         if let Some(frame) = self.index.find(block) {
             self.index.take_use(frame);
         }
     }
 
-    /// log2 of the sectors in a block.
+    /// Returns the base-2 logarithm of the number of sectors in a block.
     #[inline]
     pub(crate) fn block_shift(&self) -> u32 {
         self.block_shift
@@ -395,9 +406,9 @@ impl Directory {
         }
     }
 
-    /// Returns a walk over the frames of the disk's sectors `first..end`. Its number of steps is at most
-    /// the number of blocks in the range or of frames in the cache, whichever is smaller. So a huge disk
-    /// with a small cache is walked quickly.
+    /// Returns an iterator over the frames of the disk's sectors `first..end`. It needs as many
+    /// steps as there are blocks in the range or frames in the cache, whichever is less. So a small
+    /// cache of a huge disk is walked quickly.
     pub(crate) fn cached_runs(&self, first: u64, end: u64) -> CachedRuns {
         let blocks = end.saturating_sub(first) >> self.block_shift;
         let by_frame = blocks > u64::from(self.index.frames());
@@ -416,7 +427,7 @@ impl Directory {
         (0..index.frames()).map(FrameNo).filter(holds).for_each(|frame| self.policy.restore(frame, 0));
     }
 
-    /// Returns frames that hold data, with their heat, coldest first.
+    /// Returns the frames that hold data, with their usage counts, coldest first.
     pub(crate) fn order(&self) -> impl Iterator<Item = (FrameNo, u8)> {
         let index = &self.index;
         let holds_data = |(frame, _): &(FrameNo, u8)| !index.block_is_empty(index.first_sector(*frame));
@@ -424,12 +435,13 @@ impl Directory {
         frames.filter(holds_data)
     }
 
-    /// Returns the groups of `frames_per_group` frames in the order in which the cache gives them away:
-    /// the emptiest first, then full ones, the coldest first; of equals the last. A group that is full to
-    /// 7/8 counts as full. `stays` are groups that go last. O(blocks).
+    /// Returns the groups of `frames_per_group` frames in the order in which the cache releases
+    /// them. Groups with few blocks are first, then full groups, the coldest first, and the last
+    /// one among equals. A group that is 7/8 full counts as full. Groups for which `stays` is true
+    /// are last. Takes time proportional to the number of blocks.
     pub(crate) fn coldest_groups(&self, frames_per_group: u32, stays: impl Fn(usize) -> bool) -> Vec<usize> {
         let count = self.index.frames().div_ceil(frames_per_group) as usize;
-        // Number of blocks, and sum of their places in the order of use.
+        // Each entry has the number of blocks, and the sum of their positions in the order of use.
         let mut groups = vec![(0, 0u64); count];
         for (place, (frame, _)) in (1..).zip(self.order()) {
             let (blocks, heat) = &mut groups[(frame.0 / frames_per_group) as usize];
@@ -442,9 +454,9 @@ impl Directory {
         order
     }
 
-    /// Moves blocks into this empty directory, with their contents and their place in the order: `(from,
-    /// to, heat)`, coldest first. `seconds` are frames with second copies: `(from, to, frame of the first
-    /// copy)`.
+    /// Moves blocks into this empty directory, with their contents and their position in the
+    /// replacement order. The entries are `(from, to, usage count)`, coldest first. `seconds` are
+    /// frames with second copies: `(from, to, frame of the first copy)`.
     pub(crate) fn adopt(
         &mut self,
         other: &Directory,
@@ -467,25 +479,26 @@ fn build(frames: u32, policy: PolicyKind, admission: Admission) -> Box<dyn Polic
     }
 }
 
-/// Returns the sectors that a write covers completely: first, and one past the last. A sector that it
-/// covers in part would have to be read first: it stays invalid.
+/// Returns the sectors that a write covers completely: the first, and one past the last. A partly
+/// covered sector would have to be read first, so it stays invalid.
 pub(crate) fn whole_sectors(offset: u64, len: u64) -> (u64, u64) {
     let first = sector_ceil(offset) / SECTOR_BYTES;
     (first, first.max((offset + len) / SECTOR_BYTES))
 }
 
-/// A walk over frames; see [`Directory::cached_runs`]. It borrows nothing, so that the caller may change
-/// the returned sectors.
+/// An iterator over frames; see [`Directory::cached_runs`]. The iterator borrows nothing, so the
+/// caller may change the returned sectors.
 pub(crate) struct CachedRuns {
     first: u64,
     end: u64,
-    /// The next disk sector, or the next frame.
+    /// The next disk sector, or the next frame if `by_frame` is true.
     at: u64,
     by_frame: bool,
 }
 
 impl CachedRuns {
-    /// Returns the next run: its first cache sector, and the number of sectors. Not all of them need be valid.
+    /// Returns the next run: its first cache sector, and the number of sectors. Some of these
+    /// sectors may be invalid.
     pub(crate) fn next(&mut self, directory: &Directory) -> Option<(u64, u64)> {
         if self.by_frame { self.next_frame(&directory.index) } else { self.next_block(directory) }
     }
@@ -525,7 +538,7 @@ mod tests {
     fn a_large_range_is_walked_by_frame_with_the_same_result_as_by_address() {
         let mut directory =
             Directory::new(8, 2, PolicyKind::all().next().expect("there are policies"), Admission::default());
-        // Blocks 1, 500 and 2^30, of four sectors each, with some sectors valid.
+        // The directory has blocks 1, 500 and 2^30, of four sectors each, with some sectors valid.
         for (frame_block, valid) in [(1, 0..4), (500, 2..3), (1 << 30, 1..3)] {
             let frame = directory.index.insert(BlockNo(frame_block)).expect("a frame is free");
             let first = directory.index.first_sector(frame);
@@ -538,7 +551,7 @@ mod tests {
             found.sort_unstable();
             found
         };
-        // The limits cut the first block and the second.
+        // These ranges begin or end inside the first and the second block.
         for range in [(5, 2002), (0, 4), (8, 8), (4, 2004)] {
             assert_eq!(walk(true, range), walk(false, range), "sectors {range:?}");
         }

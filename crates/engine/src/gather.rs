@@ -1,10 +1,10 @@
 //! A list of bytes to send in order: protocol headers interleaved with parts of payload buffers.
 //!
-//! Front ends and the NBD backing build it, the ring sends it; neither copies payload.
+//! Front ends and the NBD backing build the list, and the I/O ring sends it. No payload is copied.
 
 use crate::io::BufferSlice;
 
-/// One run of bytes of a [`Gather`].
+/// One contiguous part of a [`Gather`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GatherPart {
     /// Bytes of [`Gather::head`] from `start` to `end`.
@@ -19,7 +19,7 @@ pub enum GatherPart {
 }
 
 impl GatherPart {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             GatherPart::Head { start, end } => (end - start) as usize,
@@ -36,15 +36,15 @@ impl GatherPart {
 /// An ordered list of header bytes and payload slices.
 #[derive(Clone, Debug, Default)]
 pub struct Gather {
-    /// All header bytes, one after the other.
+    /// All header bytes, concatenated.
     pub head: Vec<u8>,
-    /// The pieces to send, in order.
+    /// The parts to send, in order.
     pub pieces: Vec<GatherPart>,
 }
 
 impl Gather {
-    /// Lets `write` append to the head, and makes the appended bytes the next piece. Adjacent head pieces
-    /// are joined.
+    /// Lets `write` append header bytes, which become the next part. Adjacent header parts are
+    /// joined.
     pub fn push_head(&mut self, write: impl FnOnce(&mut Vec<u8>)) {
         let start = self.head.len() as u32;
         write(&mut self.head);
@@ -73,7 +73,7 @@ impl Gather {
         self.pieces.is_empty()
     }
 
-    /// Removes everything and keeps the memory.
+    /// Removes all parts and keeps the memory.
     pub fn clear(&mut self) {
         self.head.clear();
         self.pieces.clear();

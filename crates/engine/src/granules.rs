@@ -1,11 +1,11 @@
-//! A set of equal parts of a disk, its *granules*, for dirty bitmaps.
+//! A set of parts of a disk with equal length, called *granules*, for dirty bitmaps.
 //!
-//! Unlike in [`Regions`](crate::regions::Regions), the granule size is chosen and stays. Adding a range
-//! adds all granules that it touches. A disk has at most 2²⁶ granules, so a set takes at most 8 MiB. If a
-//! disk grows beyond that, the granule size doubles.
+//! The granule size is chosen for each set, and adding a range adds all granules that it touches. A
+//! disk has at most 2²⁶ granules, so a set takes at most 8 MiB. If a disk grows beyond that number,
+//! the granule size doubles.
 //!
-//! Refused: granules that are no power of two from 4 KiB to 64 MiB, or too many of them. Offsets and
-//! lengths are bytes.
+//! A granule size must be a power of two from 4 KiB to 64 MiB that does not give too many granules.
+//! Offsets and lengths are bytes.
 
 /// Minimum granule size in bytes.
 pub const GRANULE_BYTES_MIN: u64 = 4096;
@@ -19,11 +19,11 @@ pub const GRANULE_BYTES_USUAL: u64 = 64 << 10;
 /// Maximum number of granules per disk.
 pub const GRANULES_MAX: u64 = 1 << 26;
 
-/// A set of granules; see the module documentation. New sets are empty.
+/// A set of granules of one disk. New sets are empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Granules {
     disk_bytes: u64,
-    /// log2 of the granule size in bytes.
+    /// Base-2 logarithm of the granule size in bytes.
     shift: u32,
     words: Vec<u64>,
     /// Number of granules in the set.
@@ -31,7 +31,7 @@ pub struct Granules {
 }
 
 impl Granules {
-    /// Creates a set for a disk of `disk_bytes`; `None` if the granule size is invalid.
+    /// Creates a set for a disk of `disk_bytes`. Returns `None` if the granule size is invalid.
     pub fn new(disk_bytes: u64, granule_bytes: u64) -> Option<Granules> {
         let fits = granule_bytes.is_power_of_two()
             && (GRANULE_BYTES_MIN..=GRANULE_BYTES_MAX).contains(&granule_bytes)
@@ -42,8 +42,8 @@ impl Granules {
         })
     }
 
-    /// Creates a set from the result of [`words`](Self::words); `None` if that is not a valid set for such
-    /// a disk.
+    /// Creates a set from the result of [`words`](Self::words). Returns `None` if the words are not
+    /// a valid set for such a disk.
     pub fn from_words(disk_bytes: u64, granule_bytes: u64, words: Vec<u64>) -> Option<Granules> {
         let empty = Granules::new(disk_bytes, granule_bytes)?;
         let tail = empty.granules() % 64;
@@ -55,8 +55,8 @@ impl Granules {
         Some(Granules { words, count, ..empty })
     }
 
-    /// Returns the default granule size for a disk of this many bytes; `None` if the disk is too large for
-    /// any size.
+    /// Returns the default granule size for a disk of this many bytes. Returns `None` if the disk
+    /// is too large for any granule size.
     pub fn usual_bytes(disk_bytes: u64) -> Option<u64> {
         let enough = |granule: &u64| disk_bytes.div_ceil(*granule) <= GRANULES_MAX;
         (GRANULE_BYTES_USUAL.ilog2()..=GRANULE_BYTES_MAX.ilog2()).map(|shift| 1 << shift).find(enough)
@@ -72,8 +72,8 @@ impl Granules {
         1 << self.shift
     }
 
-    /// Returns one bit for each granule, the first in the lowest bit of the first word. Bits past the end
-    /// are clear.
+    /// Returns one bit for each granule. The lowest bit of the first word is the first granule, and
+    /// bits beyond the end are clear.
     pub fn words(&self) -> &[u64] {
         &self.words
     }
@@ -83,7 +83,7 @@ impl Granules {
         self.count == 0
     }
 
-    /// Returns the number of the disk's bytes that are in the set.
+    /// Returns the number of the disk's bytes that the set covers.
     pub fn bytes(&self) -> u64 {
         let past = (self.granules() << self.shift) - self.disk_bytes;
         let has_last = self.granules() > 0 && self.has(self.granules() - 1);
@@ -95,7 +95,7 @@ impl Granules {
         self.words.len() as u64 * 8
     }
 
-    /// Adds a range; the part past the disk's end is ignored.
+    /// Adds a range; the part beyond the disk's end is ignored.
     #[inline]
     pub fn insert(&mut self, offset: u64, len: u64) {
         let end = offset.saturating_add(len).min(self.disk_bytes);
@@ -119,13 +119,13 @@ impl Granules {
         self.count = granules;
     }
 
-    /// Removes everything.
+    /// Removes all granules from the set.
     pub fn clear(&mut self) {
         self.words.fill(0);
         self.count = 0;
     }
 
-    /// Adds everything that is in `others`, up to the disk's end.
+    /// Adds all granules of `others`, up to the disk's end.
     pub fn insert_those_of(&mut self, others: &Granules) {
         let mut at = 0;
         while at < others.disk_bytes {
@@ -137,14 +137,15 @@ impl Granules {
         }
     }
 
-    /// Returns true if a byte is in the set.
+    /// Returns true if the set covers a byte.
     #[inline]
     pub fn contains(&self, offset: u64) -> bool {
         offset < self.disk_bytes && self.has(offset >> self.shift)
     }
 
-    /// Returns how many bytes from `offset` on, at most `len`, are all in the set or all not, and which.
-    /// Bytes past the disk's end are not in the set.
+    /// Returns the length of the run of bytes from `offset` on that the set covers, or does not
+    /// cover, and which. The run has at most `len` bytes. The set never covers bytes beyond the
+    /// disk's end.
     pub fn run(&self, offset: u64, len: u64) -> (u64, bool) {
         let end = offset.saturating_add(len);
         let is_in = self.contains(offset);
@@ -161,7 +162,7 @@ impl Granules {
         (upto - offset, is_in)
     }
 
-    /// Sets the disk's size, which must not shrink; the new bytes are in the set.
+    /// Sets the disk's size, which must not shrink. The set covers the new bytes.
     pub fn grow(&mut self, disk_bytes: u64) {
         assert!(disk_bytes >= self.disk_bytes, "disks do not shrink");
         let before = self.disk_bytes;

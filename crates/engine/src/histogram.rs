@@ -1,5 +1,6 @@
-//! A latency histogram of fixed size: eight buckets to each power of two, so a quantile is at most
-//! 12.5 % too high. Values are nanoseconds, from 256 ns (smaller ones count as that) to 137 s.
+//! A latency histogram of fixed size. Each power of two has eight buckets, so a quantile is at most
+//! 12.5 % too high. Values are in nanoseconds, from 256 ns (smaller values count as 256 ns) to 137
+//! s.
 
 const SUB_BITS: u32 = 3;
 const SUB: usize = 1 << SUB_BITS;
@@ -7,7 +8,7 @@ const LOW_BITS: u32 = 8;
 const HIGH_BITS: u32 = 37;
 const BUCKETS: usize = (HIGH_BITS - LOW_BITS) as usize * SUB + 1;
 
-/// Counts of values by size.
+/// Counts of latencies by length.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -32,7 +33,7 @@ impl Histogram {
         self.max = self.max.max(nanos);
     }
 
-    /// Adds all of `other`.
+    /// Adds all values of another histogram.
     pub fn merge(&mut self, other: &Histogram) {
         for (mine, theirs) in self.counts.iter_mut().zip(other.counts.iter()) {
             *mine += theirs;
@@ -42,27 +43,27 @@ impl Histogram {
         self.max = self.max.max(other.max);
     }
 
-    /// Values recorded.
+    /// Returns the number of values.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Sum of all values, nanoseconds.
+    /// Returns the sum of all values, nanoseconds.
     pub fn sum_ns(&self) -> u64 {
         self.sum
     }
 
-    /// Mean, nanoseconds; 0 when empty.
+    /// Returns the mean of the values, nanoseconds; 0 without values.
     pub fn mean_ns(&self) -> u64 {
         self.sum.checked_div(self.count).unwrap_or(0)
     }
 
-    /// Largest value, nanoseconds.
+    /// Returns the largest value, nanoseconds.
     pub fn max_ns(&self) -> u64 {
         self.max
     }
 
-    /// An upper bound of the `q` quantile (0 … 1), nanoseconds; 0 when empty.
+    /// Returns an upper bound of the `q` quantile (0 to 1), nanoseconds; 0 without values.
     pub fn quantile_ns(&self, q: f64) -> u64 {
         let rank = ((q.clamp(0.0, 1.0) * self.count as f64).ceil() as u64).max(1);
         let mut seen = 0;
@@ -75,7 +76,8 @@ impl Histogram {
         0
     }
 
-    /// The buckets that are not empty: largest value each may hold (nanoseconds), and its count.
+    /// Returns the buckets that are not empty: the largest value of each (nanoseconds), and its
+    /// count.
     pub fn buckets(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         self.counts
             .iter()

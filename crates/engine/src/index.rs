@@ -1,7 +1,9 @@
-//! The index of a cache: the frame of each block, the validity of its sectors, and their checksums.
+//! The index of a cache: the frame of each block, the validity of the block's sectors, and their
+//! checksums.
 //!
-//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table; in a
-//! persistent cache 4 bits more. Free frames form a list through the unused block numbers.
+//! Memory per 4 KiB block: 4 B block number, 4 B checksum, 1 bit validity, 5.3 B hash table, and 4
+//! bits more in a persistent cache. Free frames form a linked list through the unused block
+//! numbers.
 
 mod bitmap;
 mod free;
@@ -30,19 +32,19 @@ const NO_FRAME: u32 = u32::MAX;
 #[derive(Clone, Debug)]
 pub(crate) struct Index {
     table: Table,
-    /// Per frame: its block, or the next free frame.
+    /// For each frame, its block, or the next free frame.
     block_of: Vec<u32>,
     free: FreeFrames,
-    /// Per sector of every frame.
+    /// Validity of each sector, numbered through all frames.
     valid: Bitmap,
     sums: Vec<u32>,
     /// Marks of a persistent cache; `None` in a volatile one.
     marks: Option<Box<Marks>>,
     /// Unverified sectors of a cache that was recovered without evidence.
     unverified: Option<Box<Unverified>>,
-    /// Of a cache that is about to give segments back.
+    /// Segments that are being vacated.
     leaving: Option<Leaving>,
-    /// log2 of the sectors in a block.
+    /// Base-2 logarithm of the number of sectors in a block.
     block_shift: u32,
     used: u32,
     sectors_valid: u64,
@@ -50,11 +52,12 @@ pub(crate) struct Index {
 }
 
 impl Index {
-    /// An empty index of `frames` frames (1 … 2³² − 2) of `1 << block_shift` sectors each.
+    /// Creates an empty index of `frames` frames (1 to 2³² − 2), each with `1 << block_shift`
+    /// sectors.
     pub(crate) fn new(frames: u32, block_shift: u32) -> Self {
         assert!(frames > 0 && frames < NO_FRAME);
         let sectors = (frames as usize) << block_shift;
-        // Low frames are allocated first: while a cache fills, its data stays together.
+        // Low frames are allocated first, so that the data of a cache that fills up stays together.
         let mut free = FreeFrames::none();
         let mut block_of = vec![NO_FRAME; frames as usize];
         (0..frames).for_each(|frame| free.push_last(&mut block_of, frame));
@@ -88,7 +91,7 @@ impl Index {
         !self.free.is_empty()
     }
 
-    /// Returns what admission knows of the frames.
+    /// Returns the state of the free frames for admission.
     #[inline]
     pub(crate) fn room(&self) -> Room {
         Room { has_free: self.has_free(), used: self.used }
@@ -125,7 +128,7 @@ impl Index {
         self.table.find(hash(block), |frame| self.block(frame) == block)
     }
 
-    /// Returns a word from the start of the search for this block, to prefetch the cache line.
+    /// Reads a word at the start of the search for a block, so that the CPU caches it.
     #[inline]
     pub(crate) fn peek(&self, block: BlockNo) -> u32 {
         self.table.peek(hash(block))
@@ -145,7 +148,8 @@ impl Index {
         Some(frame)
     }
 
-    /// Sets the places of the segments: the second copy of a block lies at another place than the first.
+    /// Sets the group of each segment. The second copy of a block is in another group than the
+    /// first.
     pub(crate) fn set_places(&mut self, places: SegmentPlaces) {
         let frames = self.free.drain(&self.block_of);
         self.free = FreeFrames::with_places(places);
@@ -153,9 +157,9 @@ impl Index {
         frames.into_iter().for_each(|frame| self.free.push_last(&mut self.block_of, frame));
     }
 
-    /// Moves blocks from another index with the same block size into this empty one, each from a frame
-    /// there to a frame here, which may hold the second copy of another frame's block. They come in the
-    /// order of the frames here.
+    /// Moves blocks from another index with the same block size into this empty one. Each block
+    /// moves from a frame of the other index to a frame here, which may hold the second copy of
+    /// another frame's block. The frames here are in ascending order.
     pub(crate) fn adopt(
         &mut self,
         other: &Index,
@@ -189,7 +193,7 @@ impl Index {
         self.recount_dirty();
     }
 
-    /// Adds a block to the table.
+    /// Assigns a frame to a block in the table.
     fn place(&mut self, block: BlockNo, frame: FrameNo) {
         self.block_of[frame.0 as usize] = block.0;
         self.table.insert(hash(block), frame);
@@ -204,7 +208,7 @@ impl Index {
         self.used -= 1;
     }
 
-    /// Returns the first sector of a frame, in the numbering that the functions below use.
+    /// Returns the first cache sector of a frame.
     #[inline]
     pub(crate) fn first_sector(&self, frame: FrameNo) -> u64 {
         u64::from(frame.0) << self.block_shift
@@ -245,7 +249,7 @@ impl Index {
         }
     }
 
-    /// Marks sectors of one frame invalid, and so not dirty. Returns how many were valid.
+    /// Marks sectors of one frame invalid and clean. Returns how many were valid.
     #[inline]
     pub(crate) fn clear_valid(&mut self, first: u64, count: u64) -> u64 {
         let before = self.count_valid(first, count);
@@ -271,7 +275,8 @@ impl Index {
         !self.valid.any(sector >> self.block_shift << self.block_shift, 1 << self.block_shift)
     }
 
-    /// Returns a sector's address in the journal: the frame, its block, and the sector inside it.
+    /// Returns a sector's address in the journal: the frame, its block, and the sector's position
+    /// in the block.
     #[inline]
     pub(crate) fn locate(&self, sector: u64) -> (FrameNo, BlockNo, u8) {
         let frame = FrameNo((sector >> self.block_shift) as u32);
@@ -283,7 +288,7 @@ impl Index {
         self.valid.next_one(from)
     }
 
-    /// log2 of the sectors in a block.
+    /// Returns the base-2 logarithm of the number of sectors in a block.
     #[inline]
     pub(crate) fn block_shift(&self) -> u32 {
         self.block_shift

@@ -1,14 +1,15 @@
-//! The engine's interface: requests and completions in, I/O and replies out.
+//! The engine's interface for requests, replies, I/O and completions.
 //!
 //! # Buffers
-//! A request that moves data names one buffer. Its byte 0 corresponds to the request's offset rounded
-//! *down* to a sector, and it extends to the request's end rounded *up* to a sector. The payload therefore
-//! starts at `offset % SECTOR_BYTES`. The engine holds the buffer from `handle_request` until
-//! `poll_release` returns it, which for a fill or a flash copy is later than the reply. Between the reply
-//! and the release the engine only *reads* the buffer, so the front end may send from it at the same time.
+//! A request that moves data names one buffer. The buffer's byte 0 corresponds to the request's
+//! offset rounded *down* to a sector. The buffer extends to the request's end rounded *up* to a
+//! sector, so the payload starts at `offset % SECTOR_BYTES`. The engine holds the buffer from
+//! `handle_request` until `poll_release` returns it. For a fill or a copy to flash, the release is
+//! later than the reply. Between the reply and the release the engine only *reads* the buffer, so
+//! the front end may send from the buffer at the same time.
 //!
-//! A buffer can also be the guest's own memory ([`PayloadMemory::Guest`]), to which the guest writes at any
-//! time. The engine only reads flash into it.
+//! A buffer can also be guest memory ([`PayloadMemory::Guest`]), to which the guest may write at
+//! any time. The engine only reads flash into guest memory.
 
 use crate::outcome::Outcome;
 use crate::units::{BufferId, DeviceId, DiskId, IoId, RequestId};
@@ -16,25 +17,27 @@ use crate::units::{BufferId, DeviceId, DiskId, IoId, RequestId};
 /// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
-    /// Read into the buffer.
+    /// Reads into the buffer.
     Read,
-    /// Like `Read`, but without a reader: the data only has to be in flash afterwards (NBD_CMD_CACHE).
+    /// Reads data into flash without a reader (NBD_CMD_CACHE).
     Prefetch,
-    /// Write from the buffer.
+    /// Writes from the buffer.
     Write(Durability),
-    /// Make every write that was acknowledged before durable.
+    /// Makes all acknowledged writes durable.
     Flush,
-    /// The range's content is not needed; later reads return whatever the backing returns.
+    /// Discards the content of the range; later reads return whatever the backing returns.
     Discard(Durability),
-    /// The range reads as zeroes afterwards.
+    /// Zeroes the range.
     WriteZeroes(Durability, Zeroing),
-    /// The daemon's own: like `Prefetch` for data from the cache of another host, without admission.
+    /// A request of the daemon: like `Prefetch` for data from the cache of another host, without
+    /// admission.
     Pull,
-    /// The daemon's own: invalidate the range in the cache of a disk in standby.
+    /// A request of the daemon: invalidates the range in the cache of a disk in standby.
     Forget,
-    /// The daemon's own: flush a frozen disk's backing.
+    /// A request of the daemon: flushes a frozen disk's backing.
     Settle,
-    /// Another host's: read into the buffer and promote nothing; if the disk is away, only from flash.
+    /// A request of another host: reads into the buffer and promotes nothing. If another host owns
+    /// the disk, only flash is read.
     ReadForPeer,
 }
 
@@ -44,8 +47,8 @@ impl Op {
         matches!(self, Op::Read | Op::Prefetch | Op::Write(_) | Op::Pull | Op::ReadForPeer)
     }
 
-    /// Returns true if the request comes from the daemon itself, or from another host. Guest statistics do
-    /// not count it.
+    /// Returns true if the request comes from the daemon itself, or from another host. Guest
+    /// statistics do not count such requests.
     #[inline]
     pub fn is_own(self) -> bool {
         matches!(self, Op::Pull | Op::Forget | Op::Settle | Op::ReadForPeer)
@@ -57,58 +60,60 @@ impl Op {
     }
 }
 
-/// What a read promotes into the cache.
+/// Rule for promoting a read's data into the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Promote {
-    /// According to the cache's settings.
+    /// The cache's settings decide.
     #[default]
     Usual,
-    /// Nothing: cached data serves the read, but the read fills nothing, counts as no use, and triggers no
-    /// read-ahead or sampling. For backups and scans, which read everything once. Applies only to reads and
-    /// prefetches.
+    /// The read promotes nothing, for backups and scans that read everything once. Cached data
+    /// serves the read, but the read does not count as a use and triggers no read-ahead or
+    /// sampling. This value applies only to reads and prefetches.
     Never,
 }
 
 /// Owner of a request's buffer memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PayloadMemory {
-    /// The daemon: only the engine writes to it while it holds it.
+    /// The daemon owns the memory. While the engine holds the buffer, only the engine writes to it.
     #[default]
     Daemon,
-    /// The guest: for reads of whole sectors that are likely hits. A read that turns out to be a miss, or
-    /// whose checksum does not match, is [declined](crate::Engine::poll_declined). The guest may have
-    /// overwritten the data, so a mismatch says nothing about flash.
+    /// The guest owns the memory, for reads of whole sectors that are likely hits. A read that
+    /// misses or has a wrong checksum is [declined](crate::Engine::poll_declined). The guest may
+    /// have overwritten the data, so a mismatch is no evidence against flash.
     Guest,
-    /// The daemon, for a read that was declined: its statistics have been counted already.
+    /// The daemon owns the memory, for a retry of a declined read. Statistics have already counted
+    /// this read.
     DaemonAfterGuest,
 }
 
-/// When a change may be acknowledged.
+/// Condition for acknowledging a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durability {
-    /// When the backing has accepted it.
+    /// The backing has accepted the change.
     Volatile,
-    /// When it is on the backing's media (FUA).
+    /// The change is on the backing's media (FUA).
     Durable,
 }
 
-/// How zeroes may be written.
+/// Permitted ways to write zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Zeroing {
     /// The backing may deallocate the range.
     MayUnmap,
     /// The range must stay allocated (NBD's NO_HOLE).
     KeepAllocated,
-    /// Only if it is faster than writing; otherwise `IoError::Unsupported` (NBD's FAST_ZERO).
+    /// The backing may deallocate the range, but only if zeroing is faster than writing. Otherwise
+    /// it returns `IoError::Unsupported` (NBD's FAST_ZERO).
     FastMayUnmap,
-    /// Both of the above.
+    /// The range must stay allocated, and zeroing must be faster than writing.
     FastKeepAllocated,
 }
 
 /// One guest request. Lengths and offsets are bytes and need no alignment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// The front end's id of the request, repeated in the reply.
+    /// The front end's id of the request, which the reply repeats.
     pub id: RequestId,
     /// The disk.
     pub disk: DiskId,
@@ -120,14 +125,14 @@ pub struct Request {
     pub len: u64,
     /// Payload; see the module documentation. `None` exactly if `op.has_buffer()` is false.
     pub buffer: Option<BufferId>,
-    /// Its promotion into the cache.
+    /// Rule for promoting the request's data into the cache.
     pub promote: Promote,
     /// Owner of the buffer's memory.
     pub memory: PayloadMemory,
 }
 
 impl Request {
-    /// Returns true if it is a read that does not affect the cache.
+    /// Returns true if the request is a read that does not affect the cache.
     #[inline]
     pub fn passes_by(&self) -> bool {
         match self.op {
@@ -138,37 +143,38 @@ impl Request {
     }
 }
 
-/// The reply to one request. Every accepted request gets exactly one, unless it is declined.
+/// The reply to one request. Every accepted request gets exactly one reply, unless it is declined.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
-    /// The request's id.
+    /// Id of the request.
     pub id: RequestId,
-    /// The request's disk.
+    /// Disk of the request.
     pub disk: DiskId,
     /// The result for the guest.
     pub result: Result<(), IoError>,
-    /// The request's outcome class.
+    /// Outcome of the request.
     pub outcome: Outcome,
 }
 
-/// Part of a buffer, bytes.
+/// A part of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferSlice {
-    /// The buffer.
+    /// Id of the buffer.
     pub id: BufferId,
-    /// First byte in it.
+    /// Position of the first byte in the buffer.
     pub offset: u32,
     /// Length in bytes.
     pub len: u32,
 }
 
-/// Payload to be copied, see [`Engine::poll_copy`](crate::Engine::poll_copy): between memory and a buffer, whole sectors; or from one
-/// buffer to another, or zeroes to a buffer. It cannot fail.
+/// A copy of payload, see [`Engine::poll_copy`](crate::Engine::poll_copy). A copy between the
+/// memory tier and a buffer consists of whole sectors. Other copies go from one buffer to another,
+/// or write zeroes to a buffer. A copy cannot fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BufferCopy {
     /// Source.
     pub from: CopyEnd,
-    /// Destination; not in the same buffer.
+    /// Destination, which is not in the source buffer.
     pub to: CopyEnd,
     /// Length in bytes.
     pub len: u32,
@@ -181,17 +187,17 @@ pub enum CopyEnd {
     Memory {
         /// The disk.
         disk: DiskId,
-        /// First byte in the area.
+        /// First byte in the disk's memory area.
         offset: u64,
     },
-    /// A buffer, at an offset.
+    /// A position in a buffer.
     Buffer {
         /// The buffer.
         id: BufferId,
-        /// First byte in it.
+        /// First byte in the buffer.
         offset: u32,
     },
-    /// Nothing but zeroes; only to copy from.
+    /// Zeroes, only as a source.
     Zeroes,
 }
 
@@ -200,36 +206,37 @@ pub enum CopyEnd {
 pub enum Target {
     /// The backing of a disk.
     Backing(DiskId),
-    /// A flash device; offsets count from the device's first byte, superblock included.
+    /// A flash device. Offsets count from the device's first byte, including its superblock.
     Flash(DeviceId),
 }
 
 /// Operation of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoOp {
-    /// Fill `slice` from the target. The engine shortens a backing read that crosses the disk's end; the
-    /// buffer's tail must read as zeroes (storage zeroes buffers' tails).
+    /// Fills `slice` from the target. The engine shortens a backing read that crosses the disk's
+    /// end. The rest of the buffer must read as zeroes, so storage zeroes it.
     Read,
-    /// Write `slice` to the target.
+    /// Writes `slice` to the target.
     Write(Durability),
-    /// Make all completed writes durable.
+    /// Makes all completed writes durable.
     Flush,
-    /// Discard the range.
+    /// Discards the range.
     Discard,
-    /// Zero the range.
+    /// Zeroes the range.
     WriteZeroes(Zeroing),
-    /// Write the pages that [`Engine::journal_pages`](crate::Engine::journal_pages) returns while the I/O
-    /// is in flight.
+    /// Writes the pages that [`Engine::journal_pages`](crate::Engine::journal_pages) returns while
+    /// the I/O is in flight.
     WriteJournal,
 }
 
-/// One I/O for storage to perform. Exactly one `handle_completion` answers it.
+/// One I/O for storage. Exactly one `handle_completion` reports its end.
 ///
-/// Reads and writes of flash are sector-aligned in offset, length and buffer offset. Reads of the backing
-/// are sector-aligned, except at the disk's end; writes are as the guest sent them.
+/// Reads and writes of flash are sector-aligned in offset, length and buffer offset. Reads of the
+/// backing are sector-aligned, except at the disk's end. Writes to the backing have the guest's
+/// offset and length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Io {
-    /// Id, repeated in the completion.
+    /// Id of the I/O, which the completion repeats.
     pub id: IoId,
     /// The target.
     pub target: Target,
@@ -239,16 +246,16 @@ pub struct Io {
     pub offset: u64,
     /// Length in bytes. 0 for a flush. Equals the slice's length if there is one.
     pub len: u64,
-    /// Payload of reads and writes.
+    /// Payload of a read or write.
     pub slice: Option<BufferSlice>,
 }
 
-/// Why an I/O, or its request, failed. Each variant has one errno for the guest.
+/// Reason for the failure of an I/O or request. Each variant has one errno for the guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IoError {
     /// The device failed: EIO.
     Failed,
-    /// No room left on the backing: ENOSPC.
+    /// The backing has no room left: ENOSPC.
     NoSpace,
     /// The target does not support this operation: ENOTSUP.
     Unsupported,
@@ -258,6 +265,7 @@ pub enum IoError {
     ReadOnly,
     /// The disk is being removed, the daemon ends, or another host owns the disk: ESHUTDOWN.
     ShuttingDown,
-    /// Another host requested data that is not in this host's flash. Guests never see it.
+    /// Another host requested data that is not in this host's flash. Guests never receive this
+    /// error.
     NotCached,
 }

@@ -1,8 +1,10 @@
-//! The memory tier of one disk: which sectors it holds copies of, and where in the area. All its data is
-//! also elsewhere; docs/decisions/0007 says when a copy is valid.
+//! The memory tier of one disk: which sectors it has copies of, and their positions in the memory
+//! area. All data of the memory tier is also on flash or on the backing.
+//! docs/decisions/0007-memory-tier.md says when a copy is valid.
 //!
-//! The area is divided into pages, which have a directory of their own. Copies are reported through
-//! closures, because the engine performs them. Sectors are the disk's; offsets in the area are bytes.
+//! The memory area is divided into pages, which have their own directory. Copies are reported
+//! through closures, because the engine performs them. Sectors are sectors of the disk, and offsets
+//! in the area are bytes.
 
 mod readers;
 
@@ -15,23 +17,24 @@ use crate::units::{BLOCK_BYTES_MIN, SECTOR_BYTES};
 use readers::Readers;
 pub(crate) use readers::{Ahead, Seen};
 
-/// Replacement policy: scans must not evict data that is read repeatedly.
+/// Replacement policy of the memory tier: sequential scans must not evict data that is read
+/// repeatedly.
 const POLICY: &str = "s3-fifo";
 
-/// Requests of more than this part of all pages are not kept.
+/// The memory tier does not keep requests of more than one in this number of all pages.
 const SHARE_MAX: u64 = 4;
 
-/// Sectors that are contiguous in the area.
+/// Sectors that are contiguous in the memory area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct PageRange {
-    /// Offset in the area, bytes.
+    /// Offset in the memory area, bytes.
     pub(crate) offset: u64,
     /// Index of the first sector in the request.
     pub(crate) at: u64,
     pub(crate) count: u64,
 }
 
-/// The memory tier of one disk; see the module documentation.
+/// The memory tier of one disk.
 pub(crate) struct Memory {
     config: MemoryConfig,
     directory: Directory,
@@ -70,7 +73,7 @@ impl Memory {
         Directory::new(pages as u32, shift, policy, Admission::default())
     }
 
-    /// Drops all content.
+    /// Drops all data of the memory tier.
     pub(crate) fn clear(&mut self) {
         self.directory = Self::directory(&self.config);
         self.ahead.fill(0);
@@ -81,12 +84,12 @@ impl Memory {
         self.readers.observe(first, end)
     }
 
-    /// Records that sectors were not read ahead, or were dropped before they were read.
+    /// Records that sectors were not read ahead, or were dropped before a guest read them.
     pub(crate) fn missed_ahead(&mut self, what: Ahead) {
         self.readers.missed(what);
     }
 
-    /// Returns true if all of these sectors are present.
+    /// Returns true if the memory tier has all of these sectors.
     #[inline]
     pub(crate) fn holds(&self, first: u64, end: u64) -> bool {
         let directory = &self.directory;
@@ -96,8 +99,8 @@ impl Memory {
         })
     }
 
-    /// Serves a read of sectors that are present. Returns true if any of them had been read ahead and not
-    /// been read since: such a read does not make them more popular.
+    /// Serves a read of sectors that the memory tier has. Returns true if any of them was read
+    /// ahead and not read since. Such a read does not count as a use of the page.
     pub(crate) fn read(
         &mut self,
         first: u64,
@@ -107,7 +110,7 @@ impl Memory {
     ) -> bool {
         let (mut was_ahead, mut at) = (false, 0);
         for span in self.directory.spans(first, end) {
-            let sector = self.directory.find(span).expect("the caller has looked");
+            let sector = self.directory.find(span).expect("the caller checked `holds`");
             copy(PageRange { offset: sector * SECTOR_BYTES, at, count: span.count });
             at += span.count;
             let (page, bits) = self.bits(sector, span.count);
@@ -123,7 +126,7 @@ impl Memory {
         was_ahead
     }
 
-    /// Keeps the data of a read of the sectors `first..end`, as far as it is not present yet.
+    /// Keeps the data of a read of the sectors `first..end` that the memory tier does not have yet.
     pub(crate) fn keep(&mut self, first: u64, end: u64, copy: impl FnMut(PageRange)) {
         let sectors = self.config.bytes / SECTOR_BYTES;
         if (end - first) * SHARE_MAX <= sectors {
@@ -146,7 +149,8 @@ impl Memory {
             if found.is_some_and(|sector| index.count_valid(sector, span.count) == span.count) {
                 continue;
             }
-            // Any page may be evicted: copies are carried out in order, so none is in use.
+            // Any page may be evicted, because copies are carried out in order, so that no copy is
+            // in progress.
             let placed =
                 self.directory.bring(span, found, (Run::Other, AdmissionEffect::Clean), |_, _| false);
             let Ok(placed) = placed else { continue };
@@ -155,7 +159,7 @@ impl Memory {
                 self.ahead[page] = 0;
             }
             for sector in placed.sector..placed.sector + span.count {
-                // Memory needs no checksum.
+                // Data in memory has no checksum.
                 self.directory.index.set_valid(sector, 0);
             }
             match ahead {
@@ -166,7 +170,7 @@ impl Memory {
         }
     }
 
-    /// Updates present pages with data written to the sectors `first..end`.
+    /// Updates existing pages with data that was written to the sectors `first..end`.
     pub(crate) fn renew(&mut self, first: u64, end: u64, mut copy: impl FnMut(PageRange)) {
         let mut at = 0;
         for span in self.directory.spans(first, end) {
@@ -193,17 +197,17 @@ impl Memory {
         self.config.page_bytes
     }
 
-    /// Returns the size of the area in bytes.
+    /// Returns the size of the memory area in bytes.
     pub(crate) fn area_bytes(&self) -> u64 {
         self.config.bytes
     }
 
-    /// Returns the bytes of the area that hold data.
+    /// Returns the bytes of the memory area that hold data.
     pub(crate) fn held_bytes(&self) -> u64 {
         self.directory.index.sectors_valid() * SECTOR_BYTES
     }
 
-    /// Returns the memory used in addition to the area, bytes.
+    /// Returns the memory use in addition to the memory area, bytes.
     pub(crate) fn index_bytes(&self) -> u64 {
         self.directory.bytes() + 2 * self.ahead.capacity() as u64
     }

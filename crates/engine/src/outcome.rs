@@ -1,72 +1,74 @@
-//! Outcomes: how a request was served, and why. Each guest request has exactly one outcome.
+//! Outcomes: how requests were served, and why. Each guest request has exactly one outcome.
 //!
-//! The table [`OUTCOMES`] is the only source of their names and sentences; statistics, `hob explain`, the
-//! API and the docs use it.
+//! The table [`OUTCOMES`] is the only source of the outcomes' names and sentences. Statistics, `hob
+//! explain`, the API and the docs use it.
 
 /// The outcome of a request. The variants are the rows of [`OUTCOMES`], in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum Outcome {
-    /// All of it came from flash.
+    /// A read that flash served completely.
     Hit,
-    /// All of it came from memory.
+    /// A read that memory served completely.
     HitMemory,
-    /// All of it came from memory, some of it read ahead for it.
+    /// A read that memory served completely, with some data from read-ahead.
     HitPrefetched,
-    /// Some of it was in flash; all of it was read from the backing, and filled.
+    /// A read with only some data in flash. The backing served all of it, and the missing part was
+    /// filled.
     PartialMiss,
-    /// None of it was in flash; read from the backing and filled.
+    /// A read without data in flash. The backing served it, and its data was filled.
     MissFilled,
-    /// Missed, and not filled because too many fills wait for flash already.
+    /// A read that missed and was not filled, because too many fills are waiting for flash.
     MissFlashBusy,
-    /// Missed, and not filled because no block can be evicted: the candidates are in use, or admission
-    /// allows none.
+    /// A read that missed and was not filled, because no block can be evicted. The candidates are
+    /// in use, or admission does not permit their eviction.
     MissNoBlock,
-    /// Missed, and not filled because it is part of a sequential run.
+    /// A read that missed and was not filled, because it is part of a sequential run.
     MissSequential,
-    /// Missed, and not filled because admission requires another access first.
+    /// A read that missed and was not filled, because admission requires another access first.
     MissUnproven,
-    /// A write, written through to the backing; flash got its copy.
+    /// A write that went to the backing, with a copy on flash.
     WriteCopied,
-    /// A write, written through to the backing; flash got no (complete) copy.
+    /// A write that went to the backing, without a complete copy on flash.
     WriteNotCopied,
-    /// A write, stored on flash; the backing gets it later.
+    /// A write to flash; the backing gets the data later.
     WriteBack,
-    /// Discard or write-zeroes: nothing to serve from flash.
+    /// A discard or zeroing, which goes to the backing.
     BypassZeroing,
-    /// A flush: nothing to serve.
+    /// A flush of the backing.
     BypassFlush,
-    /// A flush of data that is in flash: the journal was committed.
+    /// A flush that committed the journal, because the data is on flash.
     FlushCommitted,
-    /// Part of it is in flash and was not compared with the backing since the cache was recovered.
+    /// A read whose data on flash was not yet compared with the backing since the cache was
+    /// recovered.
     BypassUnverified,
-    /// The cache's mode bypasses the cache.
+    /// A request that bypassed the cache because of the cache's mode.
     BypassMode,
-    /// Not completely in flash, and its export promotes nothing.
+    /// A read that was not completely in flash, through an export that promotes nothing.
     BypassNoPromote,
-    /// The cache of the disk's parent served it.
+    /// A read that the cache of the parent's disk served.
     BypassShared,
-    /// The cache was being changed at that moment.
+    /// A request during a change of the cache.
     BypassChanging,
-    /// The cache is being recovered.
+    /// A request during the recovery of the cache.
     BypassRecovering,
-    /// Another host still owned the disk.
+    /// A request while another host still owned the disk.
     BypassStandby,
-    /// The flash device exceeds the time limit.
+    /// A request that bypassed a flash device which exceeds the time limit.
     BypassStalled,
-    /// All of the cache's flash is fenced after errors.
+    /// A request that bypassed a cache whose flash devices are all fenced after errors.
     BypassFenced,
-    /// The disk has no cache.
+    /// A request to a disk without a cache.
     CacheOff,
-    /// In flash, but flash failed to deliver; served from the backing.
+    /// A read that the backing served because of an error of flash.
     FlashFailed,
-    /// In flash, but its checksum did not match; served from the backing and repaired.
+    /// A read that the backing served because of a wrong checksum on flash; flash was repaired.
     ChecksumMismatch,
-    /// Not on the backing yet, and flash lost it; the guest got the error.
+    /// A read that failed because flash lost data that the backing does not have yet.
     DirtyLost,
-    /// The backing failed; the guest got the error.
+    /// A request that failed because the backing failed.
     BackingError,
-    /// Refused before any I/O: out of range, read-only or shutting down.
+    /// A request that was refused before any I/O: out of range, read-only, or shutting down.
     Refused,
 }
 
@@ -75,12 +77,12 @@ pub enum Outcome {
 pub struct OutcomeInfo {
     /// The outcome.
     pub outcome: Outcome,
-    /// Its class: `hit`, `partial-miss`, `miss-filled`, `miss-not-admitted`, `write`, `flush`, `bypass`,
-    /// `cache-off`, `flash-error`, `backing-error` or `refused`.
+    /// Class of the outcome: `hit`, `partial-miss`, `miss-filled`, `miss-not-admitted`, `write`,
+    /// `flush`, `bypass`, `cache-off`, `flash-error`, `backing-error` or `refused`.
     pub class: &'static str,
-    /// The reason inside the class; empty if the class is sufficient.
+    /// Reason inside the class; empty if the class is sufficient.
     pub reason: &'static str,
-    /// The rest of a sentence that starts with a share of the requests: "12 % …".
+    /// Predicate of a sentence that begins with a share of the requests, such as "12 %".
     pub sentence: &'static str,
 }
 
@@ -135,7 +137,7 @@ impl Outcome {
         matches!(self, Outcome::HitMemory | Outcome::HitPrefetched)
     }
 
-    /// Returns true for a read of the backing whose data goes to flash, if admission allows it.
+    /// Returns true for a read of the backing whose data goes to flash if admission permits.
     pub(crate) fn would_fill(self) -> bool {
         matches!(self, Outcome::MissFilled | Outcome::PartialMiss | Outcome::BypassUnverified)
     }

@@ -1,6 +1,7 @@
-//! Presets: the systems that hob reproduces. Each is a row of one table of independent settings, and every
-//! setting can also be given by itself. Parsers, output and documentation use the tables here. If a number
-//! is not in the source, [`Preset::notes`] says so.
+//! Presets: the systems whose caching hob reproduces. Each preset is a row of one table of
+//! independent settings, and every setting can also be set by itself. Parsers, output and
+//! documentation use the tables of this file. If a number is not in the source, [`Preset::notes`]
+//! says so.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,14 +10,14 @@ use crate::admission::{Admission, Popularity};
 use crate::command::{CacheConfig, Copies, Destage, DestageOrder, Layout, Mode};
 use crate::policy::PolicyKind;
 
-/// A word that users type, its value, and a one-line summary.
+/// A word that users type, with its value and a one-line summary.
 #[derive(Debug)]
 pub struct Word<T: 'static> {
     /// The word.
     pub name: &'static str,
-    /// Its value.
+    /// The value of the word.
     pub value: T,
-    /// Its effect.
+    /// The effect of the value.
     pub summary: &'static str,
 }
 
@@ -79,15 +80,16 @@ pub const COPIES: &[Word<Copies>] = &[
     },
 ];
 
-/// When a recovered cache is compared with its backing before it serves (docs/decisions/0033).
+/// Condition for comparing a recovered cache with its backing before the cache serves
+/// (docs/decisions/0033-unverified-blocks.md).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Verify {
-    /// If there is no evidence that the backing is unchanged.
+    /// A recovered cache is compared if there is no evidence that the backing is unchanged.
     #[default]
     Auto,
-    /// After each restart.
+    /// A recovered cache is compared after each restart.
     Always,
-    /// Never.
+    /// A recovered cache is never compared.
     Trust,
 }
 
@@ -116,7 +118,7 @@ pub const LAYOUTS: &[Word<&str>] = &[
     },
 ];
 
-/// A word that is not in a table.
+/// Error for a word that is not in a table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownWord {
     what: &'static str,
@@ -198,12 +200,12 @@ impl FromStr for Layout {
     }
 }
 
-/// Behaviour of a preset with two copies in a pool of one device.
+/// Behaviour of a preset with two copies in a pool that has one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OneDevice {
     /// One copy is kept.
     OneCopy,
-    /// The preset is refused: two devices are part of the system.
+    /// The preset is refused, because two devices are part of the reproduced system.
     Refused,
 }
 
@@ -214,25 +216,25 @@ pub struct Preset {
     pub name: &'static str,
     /// A one-line summary.
     pub summary: &'static str,
-    /// The system, and where its facts are collected.
+    /// The reproduced system, and where its facts are collected.
     pub source: &'static str,
     /// Write mode.
     pub mode: Mode,
     /// True if the cache survives a restart.
     pub persistent: bool,
-    /// One part for reads and writes, or two.
+    /// Division of the blocks between read and written data.
     pub layout: Layout,
     /// Size of a cache block in bytes.
     pub block_bytes: u32,
-    /// Admission.
+    /// Admission rule.
     pub admission: Admission,
     /// Name of the replacement policy.
     pub policy: &'static str,
-    /// When dirty data is destaged, and in which order.
+    /// Settings of destaging.
     pub destage: Destage,
     /// Number of copies on flash.
     pub copies: Copies,
-    /// Behaviour with one device only.
+    /// Behaviour in a pool that has one device only.
     pub one_device: OneDevice,
     /// Settings that are not from the source, and other remarks.
     pub notes: &'static str,
@@ -346,18 +348,18 @@ pub const PRESETS: &[Preset] = &[
     },
 ];
 
-/// Admission of write-back caches without a preset that names another: all writes go to flash.
+/// Admission of write-back caches unless a preset names another one: all writes go to flash.
 pub const ALWAYS: Admission =
     Admission { popularity: Popularity::Always, sequential_bytes_max: None, filling_percent: None };
 
-/// The best of all admissions on real traces (docs/decisions/0052).
+/// The admission with the most hits on real traces (docs/decisions/0052).
 const GHOST: Admission = Admission {
     popularity: Popularity::Ghost,
     sequential_bytes_max: Some(128 << 10),
     filling_percent: Some(100),
 };
 
-/// Equal to [`Destage::default`], which a table cannot call.
+/// The same settings as [`Destage::default`], which a constant table cannot call.
 const DESTAGE: Destage = Destage {
     order: DestageOrder::Elevator,
     start_permille: 100,
@@ -378,7 +380,7 @@ pub fn preset(name: &str) -> Result<&'static Preset, UnknownWord> {
 }
 
 impl Preset {
-    /// Returns its settings in the engine's form.
+    /// Returns the preset's settings in the form of the engine.
     pub fn config(&self, segment_bytes: u64) -> CacheConfig {
         CacheConfig {
             block_bytes: self.block_bytes,

@@ -1,17 +1,17 @@
 //! Range locks on sectors, granted in order of arrival.
 //!
 //! Each request locks its range of sectors. A lock waits for every *earlier* lock that overlaps and
-//! conflicts with it, granted or not; so there is no starvation and no deadlock. Range locks ensure
-//! that a miss is fetched once, a write takes precedence over a fill, and a read never sees half of
-//! a write.
+//! conflicts with it, whether granted or not. So there is no starvation and no deadlock. Range
+//! locks ensure that a miss is fetched once, a write takes precedence over a fill, and a read never
+//! sees half of a write.
 //!
 //! | | Read | Fill | Change |
 //! |---|---|---|---|
-//! | Read (served from flash, or past the cache) | – | – | waits |
+//! | Read (served from flash, or bypassing the cache) | – | – | waits |
 //! | Fill (a read that will fill flash) | – | waits | waits |
 //! | Change (write, discard, zeroes) | waits | waits | waits |
 //!
-//! Range locks are found through zones of 1 MiB that hash to buckets, so adding and removing a lock
+//! Locks are found through zones of 1 MiB that are hashed to buckets. So adding or removing a lock
 //! checks only nearby locks.
 
 use crate::units::{DiskId, SECTOR_BYTES};
@@ -36,7 +36,7 @@ impl Kind {
     }
 }
 
-/// Sectors of one disk, `first <= … < end`.
+/// Sectors `first..end` of one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Range {
     pub(crate) disk: DiskId,
@@ -56,7 +56,8 @@ struct RangeLock {
     range: Range,
     kind: Kind,
     order: u64,
-    /// Number of conflicts with earlier locks, counted once per pair of links that share a bucket.
+    /// Number of conflicts with earlier locks. A pair of locks counts once for each bucket that
+    /// both are in.
     blockers: u32,
     links: u32,
 }
@@ -68,7 +69,7 @@ struct Link {
     bucket: u32,
     prev: u32,
     next: u32,
-    /// Next link of the same lock; next free link when free.
+    /// Next link of the same lock, or the next free link.
     sibling: u32,
 }
 
@@ -83,7 +84,7 @@ pub(crate) struct RangeLocks {
 }
 
 impl RangeLocks {
-    /// Allocates memory for locks numbered 0 … `locks_max` − 1.
+    /// Allocates memory for locks numbered from 0 to `locks_max` − 1.
     pub(crate) fn new(locks_max: u32) -> Self {
         let empty = RangeLock {
             range: Range { disk: DiskId(0), first: 0, end: 0 },
@@ -101,9 +102,9 @@ impl RangeLocks {
         }
     }
 
-    /// Adds lock `id`. Returns true if it is granted immediately; otherwise a later
-    /// [`leave`](Self::leave) grants it. Its kind is `kind` if nothing conflicts, and `waiting` if
-    /// something does.
+    /// Adds lock `id`. Returns true if the lock is granted immediately; otherwise a later
+    /// [`leave`](Self::leave) grants it. The lock has the kind `kind` if it has no conflict, and
+    /// `waiting` otherwise.
     pub(crate) fn acquire(&mut self, id: u32, range: Range, kind: Kind, waiting: Kind) -> bool {
         debug_assert!(range.first < range.end && self.range_locks[id as usize].links == NONE);
         self.order += 1;
@@ -124,7 +125,7 @@ impl RangeLocks {
         self.range_locks[id as usize].kind == Kind::Read
     }
 
-    /// Removes lock `id` and reports each lock that is granted by this.
+    /// Removes lock `id` and reports each lock that becomes granted.
     pub(crate) fn leave(&mut self, id: u32, mut granted: impl FnMut(u32)) {
         let leaving = self.range_locks[id as usize];
         assert!(leaving.links != NONE && leaving.blockers == 0, "lock {id} leaves without being granted");
@@ -191,7 +192,8 @@ impl RangeLocks {
     fn buckets_of(&self, range: &Range) -> impl Iterator<Item = u32> + use<> {
         let (mask, disk) = (self.buckets.len() as u64 - 1, range.disk.0);
         (range.first / ZONE_SECTORS..=(range.end - 1) / ZONE_SECTORS).map(move |zone| {
-            // Consecutive zones of one disk take consecutive buckets: no collisions within a lock.
+            // Consecutive zones of one disk are in consecutive buckets, so one lock causes no
+            // collisions.
             let scatter = (u64::from(disk) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40;
             (zone.wrapping_add(scatter) & mask) as u32
         })

@@ -1,18 +1,20 @@
-//! A set of ranges of a disk in little memory: coarse on a large disk, exact on a small one.
+//! A set of ranges of a disk that needs little memory: coarse for a large disk, exact for a small
+//! one.
 //!
-//! A disk is divided into at most 2²⁰ regions of equal length, and adding a range adds all regions that it
-//! touches. A region has 2^*k* bytes and at least a sector. Takes up to 128 KiB.
+//! A disk is divided into at most 2²⁰ regions of equal length, and adding a range adds all regions
+//! that it touches. The length of a region is a power of two, and at least one sector. A set takes
+//! up to 128 KiB.
 
 use crate::units::SECTOR_BYTES;
 
 /// Maximum number of regions per disk.
 const REGIONS_MAX: u64 = 1 << 20;
 
-/// A set of regions; see the module documentation. New sets are empty.
+/// A set of regions of one disk. New sets are empty.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Regions {
     disk_bytes: u64,
-    /// log2 of the sectors in a region.
+    /// Base-2 logarithm of the number of sectors in a region.
     shift: u32,
     words: Vec<u64>,
     is_empty: bool,
@@ -37,7 +39,7 @@ impl Regions {
         self.is_empty
     }
 
-    /// Adds the sectors `first..end`; the part past the disk's end is ignored.
+    /// Adds the sectors `first..end`; the part beyond the disk's end is ignored.
     pub fn insert(&mut self, first: u64, end: u64) {
         let end = end.min(self.disk_bytes.div_ceil(SECTOR_BYTES));
         if first >= end {
@@ -54,7 +56,7 @@ impl Regions {
         self.insert(0, u64::MAX);
     }
 
-    /// Adds everything that is in `others`; if that is of another disk, adds the whole disk.
+    /// Adds all ranges of `others`. If `others` is a set of another disk size, adds the whole disk.
     pub fn insert_those_of(&mut self, others: &Regions) {
         if self.disk_bytes != others.disk_bytes {
             return self.insert_all();
@@ -63,7 +65,7 @@ impl Regions {
         self.words.iter_mut().zip(&others.words).for_each(|(word, more)| *word |= more);
     }
 
-    /// Returns the same ranges for the disk after it has grown, with equal or lower precision.
+    /// Returns the same ranges for a larger size of the disk, with equal or lower precision.
     pub fn grown(&self, disk_bytes: u64) -> Regions {
         assert!(self.disk_bytes <= disk_bytes, "disks do not shrink");
         let mut grown = Regions::new(disk_bytes);
@@ -86,14 +88,14 @@ impl Regions {
             && (first / step * step..end).step_by(step as usize).any(|at| self.contains(at))
     }
 
-    /// Returns the set as ranges of sectors `first..end` in order, without adjacent ones. The last may
-    /// extend past the disk's end, by less than a region.
+    /// Returns the set as ascending ranges of sectors `first..end` that are not adjacent. The last
+    /// range may extend beyond the disk's end by less than a region.
     pub fn ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let regions = self.words.len() as u64 * 64;
         let is_in = move |region: u64| region < regions && self.contains(region << self.shift);
         let mut at = 0;
         std::iter::from_fn(move || {
-            // Words of zeroes are skipped at once.
+            // Words without set bits are skipped.
             while at < regions && !is_in(at) {
                 let word = self.words[(at / 64) as usize] >> (at % 64);
                 at += u64::from(word.trailing_zeros()).min(64 - at % 64);
@@ -106,7 +108,7 @@ impl Regions {
         })
     }
 
-    /// Returns the share of the disk that is in the set, per mille, rounded up.
+    /// Returns the share of the disk that the set covers, per mille, rounded up.
     pub fn permille(&self) -> u32 {
         let regions = self.disk_bytes.div_ceil(SECTOR_BYTES).div_ceil(1 << self.shift).max(1);
         let inside: u64 = self.words.iter().map(|word| u64::from(word.count_ones())).sum();

@@ -1,13 +1,15 @@
 //! Divides a bounded resource (request slots, jobs, buffer bytes) among disks.
 //!
-//! A quarter of the resource is guaranteed: each disk can always have an equal part of that quarter,
-//! whatever the others hold. The rest is allocated by demand. A disk's part of the rest may not exceed what
-//! is left of it, and the same applies to all disks of a datastore together. So a datastore that hangs
-//! keeps at most half of what was left when it hung, and never the guaranteed part of a disk on another
-//! datastore. One busy disk may use 5/8 of the resource.
+//! A quarter of the resource is guaranteed: each disk can always have an equal part of that
+//! quarter, whatever the other disks hold. The rest is allocated by demand. A disk's part of the
+//! rest may not exceed the unused amount, and the same applies to all disks of a datastore
+//! together. So a hung datastore keeps at most half of the amount that was free when it hung. It
+//! never keeps the guaranteed part of a disk on another datastore. One busy disk may use 5/8 of the
+//! resource.
 //!
-//! The rule for the rest is the dynamic threshold of Choudhury and Hahne, "Dynamic Queue Length Thresholds
-//! for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2), 1998, with α = 1.
+//! The rule for the rest is the dynamic threshold with α = 1 (Choudhury and Hahne, "Dynamic Queue
+//! Length Thresholds for Shared-Memory Packet Switches", IEEE/ACM Transactions on Networking 6(2),
+//! 1998).
 
 use crate::units::{DatastoreId, DiskId};
 
@@ -21,12 +23,12 @@ pub struct Shares {
     used: u64,
     /// Guaranteed amount of each member.
     guaranteed: u64,
-    /// Part of the guaranteed amounts that members do not hold.
+    /// Sum of the guaranteed amounts that disks do not use.
     reserved: u64,
     members: u64,
-    /// By disk.
+    /// Amounts of each disk.
     disks: Vec<Holder>,
-    /// For each datastore: what its disks hold beyond their guaranteed amounts.
+    /// For each datastore, the amount that its disks hold beyond their guaranteed amounts.
     excess: Vec<u64>,
 }
 
@@ -71,7 +73,7 @@ impl Shares {
         self.recount();
     }
 
-    /// Adds a disk. Amounts that it took before still count.
+    /// Adds a disk. Amounts that the disk took before still count.
     pub fn join(&mut self, disk: DiskId, datastore: DatastoreId) {
         let holder = self.holder_mut(disk);
         assert!(!holder.is_member, "disk {disk} joins once");
@@ -80,7 +82,7 @@ impl Shares {
         self.recount();
     }
 
-    /// Removes a disk. Amounts that it still holds count until they are returned.
+    /// Removes a disk. Amounts that the disk still holds count until they are returned.
     pub fn leave(&mut self, disk: DiskId) {
         let holder = self.holder_mut(disk);
         if std::mem::take(&mut holder.is_member) {
@@ -89,7 +91,8 @@ impl Shares {
         }
     }
 
-    /// Returns true if a disk may take `amount` more. A disk that is not a member has no guaranteed amount.
+    /// Returns true if a disk may take `amount` more. A disk that was not added has no guaranteed
+    /// amount.
     #[inline]
     pub fn may_take(&self, disk: DiskId, amount: u64) -> bool {
         let free = self.free();
@@ -117,7 +120,7 @@ impl Shares {
         (holder.unclaimed(each) + more).min(self.free()).min(wanted)
     }
 
-    /// Records that a disk takes `amount`, whether permitted or not.
+    /// Records that a disk takes `amount`, even if that is not permitted.
     #[inline]
     pub fn take(&mut self, disk: DiskId, amount: u64) {
         self.change(disk, |held| held + amount);
@@ -188,7 +191,7 @@ impl Shares {
         &mut self.excess[index]
     }
 
-    /// Updates the guaranteed amounts after the number of members changed.
+    /// Updates the guaranteed amounts after the number of disks changed.
     fn recount(&mut self) {
         self.guaranteed = match self.members {
             0 => 0,

@@ -1,8 +1,8 @@
-//! Simulates a cache without time and without I/O: hits, fills and their cost.
+//! Simulates a cache without time and without I/O, and counts hits, fills and their cost.
 //!
-//! It uses the same directory as the daemon's caches. It answers each request as the engine does when
-//! requests come one at a time and nothing fails; a test compares the two request by request. Writes are
-//! written through.
+//! The simulation uses the same directory as the daemon's caches. It answers each request as the
+//! engine does when requests arrive one at a time and nothing fails. A test compares the two
+//! request by request. Writes are written through.
 
 use crate::admission::{Admission, AdmissionEffect, Run};
 use crate::chooser::{CacheAccess, Choice};
@@ -14,17 +14,17 @@ use crate::units::{BLOCK_BYTES_MAX, BLOCK_BYTES_MIN, BlockNo, FrameNo, SECTOR_BY
 /// Settings of a simulated cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SimConfig {
-    /// Number of blocks of the cache: 1 … 2³² − 2.
+    /// Number of blocks of the cache, from 1 to 2³² − 2.
     pub blocks: u32,
-    /// Size of a block in bytes: a power of two, 4 KiB to 1 MiB.
+    /// Size of a block in bytes: a power of two from 4 KiB to 1 MiB.
     pub block_bytes: u32,
     /// Replacement policy.
     pub policy: PolicyKind,
-    /// Admission.
+    /// Admission rule.
     pub admission: Admission,
 }
 
-/// The configuration is invalid: no block, or blocks of an unsupported size.
+/// Error for an invalid configuration: no block, or blocks of an unsupported size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unworkable;
 
@@ -33,25 +33,26 @@ pub struct Unworkable;
 pub struct SimStats {
     /// Number of read requests.
     pub reads: u64,
-    /// Their bytes.
+    /// Bytes of the read requests.
     pub read_bytes: u64,
-    /// Number of read requests of which every sector was valid.
+    /// Number of read requests whose sectors were all valid.
     pub read_hits: u64,
-    /// Their bytes.
+    /// Bytes of the read requests that hit.
     pub read_hit_bytes: u64,
-    /// Number of blocks that read requests touch, request by request.
+    /// Number of blocks that read requests touch, counted for each request.
     pub read_blocks: u64,
-    /// Number of those blocks whose touched part was completely valid, whether or not the request hit.
+    /// Number of touched blocks whose touched part was completely valid, whether or not the request
+    /// hit.
     pub read_block_hits: u64,
-    /// Number of read requests of which some sectors were valid.
+    /// Number of read requests with some valid sectors.
     pub partial_misses: u64,
     /// Number of read requests that missed and filled less than their whole range.
     pub not_admitted: u64,
     /// Number of write requests.
     pub writes: u64,
-    /// Their bytes.
+    /// Bytes of the write requests.
     pub write_bytes: u64,
-    /// Number of write requests whose first block had a frame already.
+    /// Number of write requests whose first block already had a frame.
     pub write_hits: u64,
     /// Bytes written to flash: fills and copies of writes.
     pub flash_write_bytes: u64,
@@ -86,23 +87,23 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Counts of a look-up.
+/// Counts of a lookup.
 #[derive(Clone, Copy, Default)]
 struct Found {
     /// Number of valid sectors.
     valid: u64,
     /// Number of blocks that the request touches.
     blocks: u64,
-    /// Number of those blocks whose touched part is completely valid.
+    /// Number of touched blocks whose touched part is completely valid.
     whole_blocks: u64,
 }
 
-/// A simulated cache. Offsets and lengths are bytes; offsets lie below 2³² blocks.
+/// A simulated cache. Offsets and lengths are in bytes, and offsets are below 2³² blocks.
 pub struct CacheSim {
     config: SimConfig,
     directory: Directory,
     stats: SimStats,
-    /// Cache sectors of the current request's blocks; kept between calls to reuse its memory.
+    /// Cache sectors of the current request's blocks. The memory is reused from call to call.
     found: Vec<Option<u64>>,
 }
 
@@ -125,19 +126,19 @@ impl CacheSim {
         self.stats
     }
 
-    /// Returns what an automatic cache uses, and why.
+    /// Returns the policy and admission that an automatic cache uses, and the reasons.
     pub fn choice(&self) -> Option<Choice> {
         self.directory.choice()
     }
 
-    /// Returns the memory of the cache's index, policy and admission, bytes.
+    /// Returns the memory use of the cache's index, policy and admission, bytes.
     pub fn bytes(&self) -> u64 {
         self.directory.bytes()
     }
 
-    /// Changes the number of segments of `segment_blocks` blocks each: the emptiest segments go, of full
-    /// ones the coldest, with their blocks; the others keep their blocks and their order. Returns how many
-    /// blocks were dropped.
+    /// Changes the number of segments of `segment_blocks` blocks each. The segments with the fewest
+    /// blocks are removed first, and the coldest among full ones. Other segments keep their blocks
+    /// and the order of use. Returns the number of dropped blocks.
     ///
     /// # Panics
     /// If the cache is not made of whole segments, or `segments` is 0 or too large.
@@ -146,7 +147,7 @@ impl CacheSim {
         let coldest = self.directory.coldest_groups(segment_blocks, |_| false);
         let mut leaves = vec![false; coldest.len()];
         coldest.iter().take(leaves.len().saturating_sub(segments as usize)).for_each(|&i| leaves[i] = true);
-        // New numbers of the segments that stay.
+        // New numbers of the remaining segments.
         let numbers: Vec<u32> = leaves
             .iter()
             .scan(0, |next, leaves| Some(std::mem::replace(next, *next + u32::from(!leaves))))
@@ -169,8 +170,9 @@ impl CacheSim {
         dropped
     }
 
-    /// Reads the index entry of an offset that will be accessed soon, to prefetch the cache line. Changes
-    /// nothing. The result has no meaning but must be used, so that the read is not optimized away.
+    /// Reads the index entry of an offset that will be accessed soon, so that the CPU caches it.
+    /// The call changes nothing. The caller must use the meaningless result, so that the read is
+    /// not optimized away.
     #[inline]
     pub fn peek(&self, offset: u64) -> u32 {
         let span = self.directory.spans(offset / SECTOR_BYTES, offset / SECTOR_BYTES + 1).next();
@@ -185,7 +187,8 @@ impl CacheSim {
         self.read_sectors((first, end), len, run)
     }
 
-    /// Handles a read of the sectors `first..end`, part of a sequential run of this many bytes.
+    /// Handles a read of the sectors `first..end` that is part of a sequential run of `run_bytes`
+    /// bytes.
     pub(crate) fn read_of_run(&mut self, first: u64, end: u64, run_bytes: u64) {
         let run = self.directory.judge(run_bytes);
         self.read_sectors((first, end), (end - first) * SECTOR_BYTES, run);
@@ -224,7 +227,8 @@ impl CacheSim {
         self.write_sectors((first, end), (offset, len), run)
     }
 
-    /// Handles a write of the sectors `first..end`, part of a sequential run of this many bytes.
+    /// Handles a write of the sectors `first..end` that is part of a sequential run of `run_bytes`
+    /// bytes.
     pub(crate) fn write_of_run(&mut self, first: u64, end: u64, run_bytes: u64) {
         let run = self.directory.judge(run_bytes);
         self.write_sectors((first, end), (first * SECTOR_BYTES, (end - first) * SECTOR_BYTES), run);
@@ -258,7 +262,7 @@ impl CacheSim {
         }
     }
 
-    /// The sectors of which a write has, or the cache completes, the whole content.
+    /// Returns the sectors whose whole content the write has, or the cache completes.
     #[inline]
     fn merged_sectors(&mut self, offset: u64, len: u64) -> (u64, u64) {
         let (first, end) = (offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
@@ -272,7 +276,7 @@ impl CacheSim {
         (head, head.max(tail))
     }
 
-    /// A discard, or zeroes, of `len` ≥ 1 bytes.
+    /// Handles a discard or zeroing of `len` ≥ 1 bytes.
     pub fn discard(&mut self, offset: u64, len: u64) -> Outcome {
         self.directory.invalidate(offset / SECTOR_BYTES, (offset + len).div_ceil(SECTOR_BYTES));
         Outcome::BypassZeroing
@@ -295,8 +299,8 @@ impl CacheSim {
         found
     }
 
-    /// Fills the sectors that were looked up, for a request for the sectors `claim`, whose blocks
-    /// must not be evicted.
+    /// Fills the sectors that were looked up for a request. Blocks in the sectors `claim` must not
+    /// be evicted.
     #[inline]
     fn fill(&mut self, (first, end): (u64, u64), claim: (u64, u64), run: Run) -> Result<(), Refusal> {
         let is_busy = |first, end| first < claim.1 && claim.0 < end;

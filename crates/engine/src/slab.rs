@@ -1,7 +1,7 @@
-//! Slots by index for in-flight state. Allocates only if more slots are in use than ever before. The caller
-//! limits their number.
+//! Storage for in-flight state, addressed by index. Memory is allocated only if more slots are in
+//! use than ever before. The caller limits the number of slots.
 
-/// Slots by index; freed ones are reused first.
+/// Slots that are addressed by index. Freed slots are reused first.
 #[derive(Debug)]
 pub(crate) struct Slab<T> {
     slots: Vec<Slot<T>>,

@@ -1,5 +1,5 @@
-//! Statistics of one disk: a count and a latency histogram per outcome, and the statistics that vSphere
-//! shows for a flash read cache.
+//! Statistics of one disk: a count and a latency histogram per outcome. They include the statistics
+//! that vSphere shows for a flash read cache.
 
 use crate::command::Mode;
 use crate::histogram::Histogram;
@@ -14,22 +14,22 @@ const SECOND_NS: u64 = 1_000_000_000;
 pub struct OutcomeStats {
     /// Number of requests.
     pub count: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub bytes: u64,
-    /// From arrival to reply, nanoseconds.
+    /// Latency from arrival to reply, nanoseconds.
     pub latency: Histogram,
 }
 
-/// Evictions of one cache. An operation is one request that evicted blocks.
+/// Evictions of one cache. A request that evicted blocks counts as one operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EvictionStats {
     /// Number of operations.
     pub operations: u64,
-    /// Number of blocks that they evicted.
+    /// Number of evicted blocks.
     pub blocks: u64,
     /// Time of the last operation, nanoseconds after counting began.
     pub last_operation_ns: u64,
-    /// Number of blocks that it evicted.
+    /// Number of blocks that the last operation evicted.
     pub last_blocks: u64,
 }
 
@@ -40,15 +40,15 @@ pub struct DeviceIoStats {
     pub ios: u64,
     /// Number of failed I/Os among them.
     pub errors: u64,
-    /// I/O units that they count as in scheduling, at least one each.
+    /// Number of I/O units, as counted for scheduling; at least one for each I/O.
     pub units: u64,
-    /// Total time that they waited for their turn, nanoseconds.
+    /// Total time that I/Os waited in the scheduler, nanoseconds.
     pub waited_ns: u64,
     /// Bytes read.
     pub read_bytes: u64,
     /// Bytes written.
     pub write_bytes: u64,
-    /// Sum of their latencies, nanoseconds.
+    /// Sum of the I/O latencies, nanoseconds.
     pub total_ns: u64,
 }
 
@@ -65,22 +65,22 @@ pub enum CacheState {
     /// The disk has no cache.
     #[default]
     None,
-    /// The cache is used.
+    /// The cache is in use.
     Active,
-    /// It is being changed; the disk bypasses it meanwhile.
+    /// The cache is being changed, and requests bypass it.
     Changing,
-    /// It is being recovered; the disk bypasses it until then.
+    /// The cache is being recovered, and requests bypass it.
     Recovering,
-    /// One of its devices exceeds the time limit; the disk bypasses it.
+    /// A device of the cache exceeds the time limit, and requests bypass the cache.
     Stalled,
-    /// All of its devices failed and are fenced.
+    /// All devices of the cache failed and are fenced.
     Fenced,
 }
 
-/// The counters of one disk at one instant.
+/// Counters of one disk at one time.
 #[derive(Clone, Debug)]
 pub struct DiskStats {
-    /// Per outcome, indexed by `Outcome as usize`.
+    /// Statistics of each outcome, indexed by `Outcome as usize`.
     pub outcomes: [OutcomeStats; Outcome::COUNT],
     /// Number of read requests, without prefetches and reads that promote nothing.
     pub reads: u64,
@@ -116,23 +116,25 @@ pub struct DiskStats {
     pub sectors_valid: u64,
     /// Number of dirty sectors.
     pub sectors_dirty: u64,
-    /// Number of clean sectors that were not compared with the backing since the cache was recovered. At
-    /// least 1 until the durable journal records all that differed.
+    /// Number of clean sectors that were not compared with the backing since the cache was
+    /// recovered. The number stays at least 1 until the durable journal records all dropped
+    /// sectors.
     pub sectors_unverified: u64,
-    /// Number of such sectors when the cache was recovered; 0 when none is left.
+    /// Number of unverified sectors when the cache was recovered; 0 when none is left.
     pub sectors_to_verify: u64,
-    /// Number of sectors that were compared with the backing after a recovery, and equal.
+    /// Number of sectors that equalled the backing's data in a comparison after a recovery.
     pub sectors_verified: u64,
-    /// Number of sectors that were compared with the backing after a recovery, and differed: they were
-    /// dropped.
+    /// Number of sectors that were dropped after a recovery because they differed from the
+    /// backing's data.
     pub sectors_stale: u64,
     /// Number of dirty sectors that flash cannot deliver.
     pub sectors_lost: u64,
-    /// For a cache with replicas at a peer: all dirty data has two copies.
+    /// True if the cache has replicas at a peer, and all dirty data has two copies.
     pub doubled: bool,
-    /// Number of writes that went to the backing in one I/O with others.
+    /// Number of guests' writes that were merged with others into one I/O to the backing.
     pub writes_merged: u64,
-    /// Writes of long runs that went past a write-back cache because too much was dirty.
+    /// Number of writes of long runs that bypassed a write-back cache because too much data was
+    /// dirty.
     pub bulk_writes: u64,
     /// Bytes read ahead into memory.
     pub read_ahead_bytes: u64,
@@ -140,11 +142,11 @@ pub struct DiskStats {
     pub shared_read_bytes: u64,
     /// Bytes written from flash to the backing.
     pub destaged_bytes: u64,
-    /// Destage writes and flushes of the backing that failed; they are tried again.
+    /// Number of failed destage writes and failed flushes of the backing. Both are retried.
     pub destage_errors: u64,
-    /// Dirty data waits to be written to the backing, and the last attempt failed.
+    /// True if dirty data waits to be destaged and the last attempt failed.
     pub destage_failing: bool,
-    /// Bytes of journal pages written, all copies.
+    /// Bytes of journal pages written, in all copies of the ring.
     pub journal_bytes: u64,
     /// Bytes written to flash as second copies.
     pub second_copy_bytes: u64,
@@ -154,13 +156,13 @@ pub struct DiskStats {
     pub draining: bool,
     /// The write mode in effect, which may differ from the configured one.
     pub mode: Mode,
-    /// Memory that grows with the cache, bytes.
+    /// Memory use that grows with the cache, bytes.
     pub index_bytes: u64,
     /// Size of the memory tier in bytes.
     pub memory_bytes: u64,
-    /// Bytes of it with data.
+    /// Bytes of the memory tier that hold data.
     pub memory_held_bytes: u64,
-    /// Other memory that grows with the memory tier, bytes.
+    /// Other memory use that grows with the memory tier, bytes.
     pub memory_index_bytes: u64,
     /// State of the cache.
     pub cache: CacheState,
@@ -228,12 +230,12 @@ impl DiskStats {
         row.count += 1;
         row.latency.record(latency_ns);
         if outcome == Outcome::Refused {
-            // It moved no data, and its length may be any number.
+            // A refused request moved no data, and its length may be any number.
             return;
         }
         row.bytes += bytes;
         match request.op {
-            // Reads that bypass the cache say nothing about its hit ratio.
+            // Reads that bypass the cache are no evidence about its hit ratio.
             Op::Read if request.passes_by() => {
                 self.read_bytes += bytes;
                 self.memory_hits += u64::from(outcome.is_from_memory());
@@ -265,7 +267,7 @@ impl DiskStats {
         self.outcomes.iter().map(|row| row.count).sum()
     }
 
-    /// Returns the share of the reads that flash served completely, 0 … 1; 0 without reads.
+    /// Returns the share of reads that flash served completely, from 0 to 1; 0 without reads.
     pub fn read_hit_ratio(&self) -> f64 {
         if self.reads == 0 { 0.0 } else { self.read_hits as f64 / self.reads as f64 }
     }

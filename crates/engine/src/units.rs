@@ -1,12 +1,13 @@
 //! Units and ids as types.
 //!
-//! Offsets and lengths in the engine's interface are bytes in `u64`. Inside, caches count in sectors and
-//! blocks.
+//! Offsets and lengths in the engine's interface are bytes in `u64`. Caches internally count
+//! sectors and blocks.
 
 use std::fmt;
 use std::ops::{Add, Sub};
 
-/// Bytes in a sector, the unit of validity, checksum and alignment of every flash transfer.
+/// Bytes in a sector, the unit of validity and checksums, and the alignment of every flash
+/// transfer.
 pub const SECTOR_BYTES: u64 = 4096;
 
 /// Smallest cache block, bytes.
@@ -15,7 +16,8 @@ pub const BLOCK_BYTES_MIN: u64 = SECTOR_BYTES;
 /// Largest cache block, bytes.
 pub const BLOCK_BYTES_MAX: u64 = 1 << 20;
 
-/// An instant, in nanoseconds since an origin that the caller chose. Never wall-clock time.
+/// A point in time, in nanoseconds since an origin that the caller chose. The origin is never
+/// wall-clock time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(pub u64);
 
@@ -55,26 +57,26 @@ macro_rules! id {
 }
 
 id!(
-    /// A disk of this shard. Chosen by the caller, never reused while the disk exists.
+    /// A disk of one engine. The caller chooses the id and does not reuse it while the disk exists.
     DiskId(u32)
 );
 id!(
-    /// A flash device of the pool. Chosen by the caller.
+    /// A flash device of the pool. The caller chooses the id.
     DeviceId(u16)
 );
 id!(
-    /// A datastore: storage that the backings of some disks share, such as an array or a server. Chosen by
-    /// the caller, from 0 on.
+    /// A datastore: storage that the backings of several disks share, such as an array or a server.
+    /// The caller chooses the ids from 0 on.
     DatastoreId(u16)
 );
 id!(
-    /// A guest request in flight. The front end chooses the id, and the reply repeats it; the high 32 bits
-    /// are the session.
+    /// A guest request in flight. The front end chooses the id, and the reply repeats it. The high
+    /// 32 bits are the session.
     RequestId(u64)
 );
 id!(
-    /// A session: one connection, file or guest device. Chosen by the caller; a number is reused after its
-    /// session ended.
+    /// A session: one connection, file or vhost-user device. The caller chooses the number and may
+    /// reuse it after the session ended.
     SessionId(u32)
 );
 id!(
@@ -86,24 +88,24 @@ id!(
     BufferId(u32)
 );
 id!(
-    /// A command in progress. Chosen by its issuer.
+    /// A command in progress. The sender chooses the id.
     CommandId(u64)
 );
 id!(
-    /// A cache block's number on its disk: byte offset divided by the block size.
+    /// Number of a block on its disk: byte offset divided by the block size.
     BlockNo(u32)
 );
 id!(
-    /// A frame: room for one block in a cache, 0 … blocks − 1.
+    /// Number of a frame, the room for one block in a cache.
     FrameNo(u32)
 );
 
-/// Rounds down to a sector boundary.
+/// Rounds bytes down to a sector boundary.
 pub const fn sector_floor(bytes: u64) -> u64 {
     bytes & !(SECTOR_BYTES - 1)
 }
 
-/// Rounds up to a sector boundary. `bytes` is at most `u64::MAX - 4095`.
+/// Rounds bytes up to a sector boundary. `bytes` is at most `u64::MAX - 4095`.
 pub const fn sector_ceil(bytes: u64) -> u64 {
     (bytes + SECTOR_BYTES - 1) & !(SECTOR_BYTES - 1)
 }

@@ -1,13 +1,14 @@
-//! Statistics of one disk's requests in six histograms with the buckets of vscsiStats (Ahmad, "Easy and
-//! efficient disk I/O workload characterization in VMware ESX server", IISWC 2007). Each has three
-//! versions: all reads and writes, reads only, and writes only.
+//! Statistics of one disk's requests in six histograms with the buckets of vscsiStats (Ahmad, "Easy
+//! and efficient disk I/O workload characterization in VMware ESX server", IISWC 2007). Each
+//! histogram has three versions: all reads and writes, reads only, and writes only.
 //!
-//! Each version ignores the requests of the others: the seek distance of a read among reads counts from the
-//! read before, and the outstanding ones are reads. Only valid reads and writes of a guest are counted;
-//! flushes, discards, zeroes and prefetches move no data for the guest. Each request takes constant time
-//! and no memory. Length and latency of a request do not depend on others, so for these two the version of
-//! all requests is the sum of reads and writes, computed on demand. Units are those of [`Metric::unit`];
-//! bounds are the largest values of their buckets.
+//! Each version ignores requests of other kinds. For example, in the version for reads, the seek
+//! distance counts from the previous read, and only reads are outstanding. Only valid reads and
+//! writes of a guest are counted; flushes, discards, zeroing and prefetches move no data for the
+//! guest. Each request takes constant time and no memory. Length and latency of a request do not
+//! depend on other requests. So for these two, the version of all requests is the sum of reads and
+//! writes, computed on demand. Units are those of [`Metric::unit`], and bounds are the largest
+//! values of their buckets.
 
 use crate::io::{Op, Request};
 use crate::units::Instant;
@@ -15,7 +16,7 @@ use crate::units::Instant;
 /// Size in bytes of the sectors in seek distances.
 const SEEK_SECTOR_BYTES: u64 = 512;
 
-/// Number of earlier requests among which the nearest is searched.
+/// Number of earlier requests among which the nearest one is searched.
 pub const NEAREST_OF: usize = 16;
 
 /// Maximum number of buckets of a histogram.
@@ -32,22 +33,23 @@ const SEEK: &[i64] = &[
 const OUTSTANDING: &[i64] = &[1, 2, 4, 6, 8, 12, 16, 20, 24, 28, 32, 64];
 const TIME: &[i64] = &[1, 10, 100, 500, 1000, 5000, 15_000, 30_000, 50_000, 100_000];
 
-/// The value in a histogram.
+/// The quantity that a histogram counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Metric {
     /// Length of a request in bytes.
     Length,
-    /// Distance from the last sector of the request before to the first of this one: 1 if this one
-    /// continues it, negative if it is at a lower address.
+    /// Distance from the last sector of the previous request to the first sector of this one. The
+    /// distance is 1 if this request continues the previous one, and negative if it is at a lower
+    /// address.
     Seek,
-    /// The same, from the nearest of the [`NEAREST_OF`] requests before; of two equally near ones, the
-    /// later.
+    /// Distance from the nearest of the [`NEAREST_OF`] previous requests, and from the later one of
+    /// two equally near requests.
     SeekNearest,
     /// Number of unanswered requests when a request arrives.
     Outstanding,
     /// Time from a request to its answer, in microseconds, rounded up.
     Latency,
-    /// Time from the request before to this one, in microseconds, rounded up.
+    /// Time from the previous request to this one, in microseconds, rounded up.
     Interarrival,
 }
 
@@ -58,11 +60,11 @@ pub struct MetricInfo {
     pub metric: Metric,
     /// Name for users.
     pub name: &'static str,
-    /// Unit of its values.
+    /// Unit of the metric's values.
     pub unit: &'static str,
     /// Title for users.
     pub title: &'static str,
-    /// The largest value of each bucket but the last, which has no bound.
+    /// The largest value of each bucket except the last, which has no bound.
     pub bounds: &'static [i64],
 }
 
@@ -113,12 +115,12 @@ pub const METRICS: &[MetricInfo] = &[
 ];
 
 impl Metric {
-    /// Returns its row.
+    /// Returns the metric's row of [`METRICS`].
     pub fn info(self) -> &'static MetricInfo {
         &METRICS[self as usize]
     }
 
-    /// Returns the unit of its values.
+    /// Returns the unit of the metric's values.
     pub fn unit(self) -> &'static str {
         self.info().unit
     }
@@ -149,7 +151,7 @@ impl Class {
     }
 }
 
-/// One histogram.
+/// One histogram of a class of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Distribution {
     metric: Metric,
@@ -165,7 +167,8 @@ impl Distribution {
         Distribution { metric, counts: [0; BUCKETS_MAX], count: 0, sum: 0, min: i64::MAX, max: i64::MIN }
     }
 
-    /// The bounds are the metric's: if they are a constant, the search is a few comparisons.
+    /// Adds a value. `bounds` are those of the metric; constant bounds make the search a few
+    /// comparisons.
     #[inline(always)]
     fn record_among(&mut self, bounds: &'static [i64], value: i64) {
         self.counts[bounds.partition_point(|bound| *bound < value)] += 1;
@@ -184,7 +187,7 @@ impl Distribution {
         self
     }
 
-    /// Returns its metric.
+    /// Returns the metric of the histogram.
     pub fn metric(&self) -> Metric {
         self.metric
     }
@@ -209,7 +212,8 @@ impl Distribution {
         (self.count > 0).then(|| self.sum as f64 / self.count as f64)
     }
 
-    /// Returns every bucket, including empty ones: its largest value, `None` for the last, and its count.
+    /// Returns every bucket, including empty ones: its largest value (`None` for the last bucket)
+    /// and its count.
     pub fn buckets(&self) -> impl Iterator<Item = (Option<i64>, u64)> + '_ {
         let bounds = self.metric.info().bounds;
         let bounds = bounds.iter().copied().map(Some).chain([None]);
@@ -217,14 +221,14 @@ impl Distribution {
     }
 }
 
-/// The requests of one class.
+/// State of the requests of one class.
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     distributions: [Distribution; METRICS.len()],
-    /// Last sectors of the requests before, the latest first. While there are fewer, the first one fills
-    /// the missing entries.
+    /// Last sectors of the previous requests, the latest first. While there are fewer requests, the
+    /// first one fills the missing entries.
     last_sectors: [i64; NEAREST_OF],
-    /// Arrival of the request before.
+    /// Arrival time of the previous request.
     arrived: Option<Instant>,
     outstanding: u32,
 }
@@ -269,13 +273,13 @@ impl Stream {
     }
 
     fn answer(&mut self) {
-        assert!(self.outstanding > 0, "only what came is answered");
+        assert!(self.outstanding > 0, "only a counted request is answered");
         self.outstanding -= 1;
     }
 }
 
-/// Returns the distance from the nearest of these sectors to `first`; of two equally near, from the one
-/// with the lower index.
+/// Returns the distance from the nearest of these sectors to `first`. Among equally near ones, the
+/// one with the lower index counts.
 fn nearest(first: i64, last_sectors: &[i64; NEAREST_OF]) -> i64 {
     // Distance and index in one number: distances are below 2⁵⁵.
     let number =
@@ -284,12 +288,13 @@ fn nearest(first: i64, last_sectors: &[i64; NEAREST_OF]) -> i64 {
     first - last_sectors[least as usize % NEAREST_OF]
 }
 
-/// Returns microseconds, rounded up: a time that does not exceed a bound is not above it.
+/// Converts nanoseconds to microseconds, rounded up, so that a time within a bound does not exceed
+/// the bound.
 fn micros(nanos: u64) -> i64 {
     nanos.div_ceil(1000) as i64
 }
 
-/// All histograms of one disk; see the module documentation.
+/// All histograms of one disk's requests.
 #[derive(Clone, Debug)]
 pub struct Histograms {
     streams: [Stream; CLASSES.len()],
@@ -312,7 +317,7 @@ impl Histograms {
         }
     }
 
-    /// Removes a request that is handed back without an answer.
+    /// Removes a request that is returned without a reply.
     pub fn go_back(&mut self, op: Op) {
         if let Some(class) = Class::of(op) {
             self.streams[Class::All as usize].answer();
@@ -320,7 +325,7 @@ impl Histograms {
         }
     }
 
-    /// Adds a request again that was handed back.
+    /// Adds a request again that was returned without a reply.
     pub fn come_back(&mut self, op: Op) {
         if let Some(class) = Class::of(op) {
             self.streams[Class::All as usize].outstanding += 1;
@@ -338,7 +343,8 @@ impl Histograms {
         }
     }
 
-    /// Resets the histograms. Outstanding requests stay so, and are counted when answered.
+    /// Resets the histograms. Outstanding requests stay outstanding, and are counted when they are
+    /// answered.
     pub fn reset(&mut self, now: Instant) {
         for stream in &mut self.streams {
             *stream = Stream { outstanding: stream.outstanding, ..Stream::new() };
@@ -355,7 +361,7 @@ impl Histograms {
         }
     }
 
-    /// Returns when counting began.
+    /// Returns the time at which counting began.
     pub fn since(&self) -> Instant {
         self.since
     }

@@ -1,10 +1,10 @@
-//! Admission: decides which blocks enter a cache that does not hold them. A refused block is served from
-//! the backing and costs no flash write and no eviction.
+//! Admission: decides which blocks enter a cache. The backing serves a refused block, which costs
+//! no flash write and no eviction.
 //!
-//! An admission has three parts: how popular a block must be, the length of a sequential run above which
-//! requests bypass the cache, and how full the cache must be before either counts. Users write
-//! `always`, `while-free`, `nth-access:3` or `ghost`, each optionally with `+not-sequential:512K` and
-//! `+while-filling:80%`.
+//! An admission has three parts. The first is the required popularity of a block. The second is the
+//! length of a sequential run above which requests bypass the cache. The third is the fill level
+//! below which every request is admitted. Users write `always`, `while-free`, `nth-access:3` or
+//! `ghost`, each optionally with `+not-sequential:512K` and `+while-filling:80%`.
 
 mod popularity;
 pub(crate) mod streams;
@@ -26,29 +26,30 @@ pub const ACCESSES_MAX: u8 = 8;
 pub struct Admission {
     /// Required popularity of a block.
     pub popularity: Popularity,
-    /// Requests of a sequential run of at least this many bytes are not admitted.
+    /// Minimum length of a sequential run whose requests are not admitted, bytes.
     pub sequential_bytes_max: Option<u64>,
     /// Every request is admitted until this percentage of the blocks (1 to 100) holds data.
     pub filling_percent: Option<u8>,
 }
 
-/// How popular a block must be to be admitted.
+/// Popularity that a block needs for admission.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Popularity {
-    /// No requirement.
+    /// Every block is admitted.
     #[default]
     Always,
-    /// No requirement, but clean blocks are admitted only while there are free frames. SmartX ZBS reads
-    /// past a full cache, and evicts for writes.
+    /// Clean blocks are admitted only while there are free frames, and written blocks always.
+    /// SmartX ZBS does the same.
     WhileFree,
-    /// The block must have been accessed this many times (2 to [`ACCESSES_MAX`]), the present access
-    /// included, while at most as many other blocks as the cache holds were refused in between. EMC FAST
-    /// Cache promotes at the third access.
+    /// The block must have been accessed this number of times (2 to [`ACCESSES_MAX`]), including
+    /// the current access. Only accesses count that are recent: at most as many other blocks were
+    /// refused in between as the cache holds. EMC FAST Cache promotes a block at the third access.
     NthAccess(u8),
-    /// Chosen by miniature simulations; see [`chooser`](crate::chooser). Has no other parts.
+    /// Miniature simulations choose the admission; see [`chooser`](crate::chooser). This value has
+    /// no other parts.
     Auto,
-    /// The block must have been evicted or refused recently; every block is admitted while there are free
-    /// frames.
+    /// The block must have been evicted or refused recently. While there are free frames, every
+    /// block is admitted.
     Ghost,
 }
 
@@ -164,7 +165,7 @@ fn parse_bytes(text: &str) -> Option<u64> {
 #[derive(Debug)]
 pub(crate) struct Gate {
     popularity: Popularity,
-    /// Recently refused blocks, and for `Ghost` also evicted ones.
+    /// Recently refused blocks, and for `Ghost` also recently evicted ones.
     recent: Option<Recent>,
     sequential: Option<(u64, Streams)>,
     /// Number of frames in use below which every request is admitted.
@@ -178,15 +179,15 @@ pub(crate) enum AdmissionEffect {
     Clean,
     /// Dirty data.
     Dirty,
-    /// Data from the cache of another host: always admitted.
+    /// Data from the cache of another host, which is always admitted.
     Pulled,
 }
 
-/// The frames of a cache when a block asks for one.
+/// State of a cache's frames when a block needs one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Room {
     pub(crate) has_free: bool,
-    /// Frames in use.
+    /// Number of frames in use.
     pub(crate) used: u32,
 }
 
@@ -219,7 +220,8 @@ impl Gate {
         self.judge(run_bytes)
     }
 
-    /// Judges a request by the length of its sequential run, bytes, itself included.
+    /// Classifies a request by the length of its sequential run, including the request itself,
+    /// bytes.
     #[inline]
     pub(crate) fn judge(&self, run_bytes: u64) -> Run {
         match &self.sequential {
@@ -228,7 +230,8 @@ impl Gate {
         }
     }
 
-    /// Changes the admission of a cache of `frames` frames. Refused blocks stay remembered if both admissions do so.
+    /// Changes the admission of a cache of `frames` frames. Refused blocks stay remembered if both
+    /// admissions remember them.
     pub(crate) fn set(&mut self, admission: Admission, frames: u32) {
         let before = std::mem::replace(self, Gate::new(admission, frames));
         if self.recent.is_some() && before.recent.is_some() {
@@ -236,7 +239,7 @@ impl Gate {
         }
     }
 
-    /// Returns true if this block, which was accessed and is not in the cache, is admitted.
+    /// Returns true if this block is admitted, which was accessed and is not in the cache.
     pub(crate) fn admit(&mut self, block: BlockNo, effect: AdmissionEffect, room: Room) -> bool {
         let has_free = room.has_free;
         if self.is_filling(room) {

@@ -1,10 +1,11 @@
-//! Counts recent accesses to blocks that are not in the cache: about 5 bytes per remembered block, one
-//! entry per count. The count is part of the remembered key.
+//! Counts recent accesses to blocks that are not in the cache. A remembered block takes about 5
+//! bytes and is one entry, whose key includes the count.
 
 use crate::policy::ghost::Ghost;
 use crate::units::BlockNo;
 
-/// Block numbers differ in their low bits; this factor moves the counts to the high bits.
+/// Factor that moves the counts to the high bits of the key. Block numbers differ in their low
+/// bits.
 const SPREAD: u32 = 0x9e37_79b9;
 
 /// Accesses to refused blocks.
@@ -12,14 +13,14 @@ const SPREAD: u32 = 0x9e37_79b9;
 pub(super) struct Recent(Ghost);
 
 impl Recent {
-    /// Remembers half as many blocks as a cache of `frames` frames holds. Twice as many would gain 0.1 points of
-    /// hits on real traces, and cost 2.5 bytes a frame.
+    /// Creates a memory of half as many blocks as a cache of `frames` frames holds. Twice as many
+    /// blocks would add 0.1 percentage points of hits on real traces, and cost 2.5 bytes per frame.
     pub(super) fn new(frames: u32) -> Self {
         Recent(Ghost::new((frames / 2).max(64)))
     }
 
-    /// Counts an access and returns the count, this access included, at most `limit`. A block whose count
-    /// reaches the limit is forgotten, since it is admitted.
+    /// Counts an access to a block. Returns the count, including this access, at most `limit`. A
+    /// block whose count reaches the limit is forgotten, since it is admitted.
     pub(super) fn count(&mut self, block: BlockNo, limit: u8) -> u8 {
         let before = (1..limit).rev().find(|count| self.0.take(marked(block, *count))).unwrap_or(0);
         if before + 1 < limit {

@@ -1,18 +1,18 @@
-//! Detects sequential runs: requests that start where one of the last few runs ended.
+//! Detects sequential runs: a request that starts at the end of a recent run continues it.
 
-/// Number of runs that are tracked.
+/// Number of sequential runs that are tracked.
 const RUNS: usize = 16;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
-    /// The sector after its last.
+    /// The sector after the last one of the run.
     end: u64,
     sectors: u64,
-    /// Request number of its last continuation.
+    /// Number of the request that last continued the run.
     used: u64,
 }
 
-/// The runs of one disk.
+/// The sequential runs of one disk.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     runs: [Run; RUNS],
@@ -20,12 +20,13 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Records a request for the sectors `first..end`. Returns the length of the run it belongs to, itself
-    /// included, in sectors.
+    /// Records a request for the sectors `first..end`. Returns the length of the request's run,
+    /// including the request, in sectors.
     pub(crate) fn observe(&mut self, first: u64, end: u64) -> u64 {
         self.requests += 1;
         let sectors = end - first;
-        // Requests smaller than a sector, or not aligned to one, touch the run's last sector again.
+        // Requests that are smaller than a sector, or not aligned to one, touch the run's last
+        // sector again.
         let continued = self
             .runs
             .iter_mut()

@@ -1,11 +1,12 @@
-//! Manages the lease of a host: grants it, registers the host's name under it, renews it, and gets a new
-//! one after a loss.
+//! The lease of a host: grants a lease, registers the host's name under it, renews it, and gets a
+//! new one after a loss.
 //!
-//! Call order: [`LeaseManager::poll_call`] until it returns `None`, [`LeaseManager::handle_answer`] when a call has
-//! ended in any way, and [`LeaseManager::poll_call`] again at [`LeaseManager::poll_timeout`]. One call is in flight at
-//! a time. The caller limits its duration to [`LeaseManager::call_ns_max`], and then answers [`Answer::Lost`].
+//! Call [`LeaseManager::poll_call`] until it returns `None`, and again at
+//! [`LeaseManager::poll_timeout`]. Call [`LeaseManager::handle_answer`] when a call to the store
+//! has ended in any way. One call is in flight at a time. The caller limits a call's duration to
+//! [`LeaseManager::call_ns_max`], and then answers [`Answer::Lost`].
 //!
-//! Times are counted from when a call was *sent*: the store acted after that.
+//! Lease times are counted from the time at which a call was *sent*, because the store acted later.
 
 use super::{Change, Is, Key, LeaseId, LeaseTerm, Member, Txn, Value, usable_ns};
 use crate::units::Instant;
@@ -13,29 +14,30 @@ use crate::units::Instant;
 /// Pause after a call without an answer, nanoseconds.
 const AGAIN_NS: u64 = 200_000_000;
 
-/// Pause after another host was found to have the name, nanoseconds.
+/// Pause after another host was found to have the same name, nanoseconds.
 const TAKEN_NS: u64 = 1_000_000_000;
 
 /// A request to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Ask {
-    /// Grant a lease of this many nanoseconds.
+    /// Grants a lease of this many nanoseconds.
     Grant(u64),
-    /// Read the host's key.
+    /// Reads the key of the host's name.
     LookUp,
-    /// Put the host's key.
+    /// Writes the key of the host's name.
     Register(Txn),
-    /// Keep the lease alive. Then read the host's key, with a read that the majority of the store confirms.
-    /// Check that both answers come from one term of the store, and that the key is bound to the lease.
+    /// Renews the lease, and then reads the host's key with a read that the majority of the store
+    /// confirms. The caller checks that both answers come from one term of the store, and that the
+    /// key is bound to the lease.
     Renew(LeaseId),
-    /// Revoke a lease that is not needed any more. The result does not matter.
+    /// Revokes a lease that is not needed any more. The result does not matter.
     Revoke(LeaseId),
 }
 
-/// One call.
+/// A call to the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// Identifies the call.
+    /// Number of the call.
     pub number: u64,
     /// The request.
     pub ask: Ask,
@@ -48,12 +50,12 @@ pub enum Answer {
     Granted {
         /// The lease.
         lease: LeaseId,
-        /// Its length, nanoseconds.
+        /// Length of the lease, nanoseconds.
         lease_ns: u64,
     },
-    /// The host's key: its member, its revision, and its lease.
+    /// The host's key was read: its member, its revision, and its lease.
     LookedUp(Option<(Member, u64, LeaseId)>),
-    /// The key is put.
+    /// The host's key was written.
     Registered,
     /// The conditions of the transaction did not hold.
     NotRegistered,
@@ -61,20 +63,20 @@ pub enum Answer {
     Renewed(u64),
     /// The lease does not exist.
     NoLease,
-    /// A call ended whose result does not matter.
+    /// The call ended, and its result does not matter.
     Done,
-    /// No answer, or one without information.
+    /// The call got no answer, or one without information.
     Lost,
 }
 
-/// An event for the caller.
+/// A change of the host's membership.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The host is a member: disks can be taken under this lease.
+    /// The host became a member, and may take disks under this lease.
     Joined(LeaseTerm),
     /// The lease was extended.
     Renewed(LeaseTerm),
-    /// The lease has ended: locks that were taken under it are lost.
+    /// The lease has ended, so locks that were taken under it are lost.
     Ended(LeaseId),
     /// Another host uses this host's name.
     NameTaken(Member),
@@ -82,17 +84,18 @@ pub enum Event {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// No lease.
+    /// The host has no lease.
     Without,
-    /// A lease that no key is bound to yet: the host's key must be registered under it.
+    /// The host has a lease, but its key is not registered under the lease yet.
     Granted(LeaseTerm),
-    /// As `Granted`, with the present key of the name: none, or one of this host's earlier process.
+    /// The host has a lease, and looked up the key of its name. The key is absent or belongs to an
+    /// earlier process of this host.
     Found(LeaseTerm, Option<(u64, LeaseId)>),
     /// The host is a member.
     Member(LeaseTerm),
 }
 
-/// The lease manager of one host; see the module documentation.
+/// The lease manager of one host.
 #[derive(Clone, Debug)]
 pub struct LeaseManager {
     me: Member,
@@ -100,7 +103,7 @@ pub struct LeaseManager {
     state: State,
     /// The lease length that the store granted.
     granted_ns: u64,
-    /// A lease of an earlier process, to be revoked.
+    /// Lease of an earlier process, which must be revoked.
     to_revoke: Option<LeaseId>,
     number: u64,
     in_flight: Option<(Call, Instant)>,
@@ -129,12 +132,12 @@ impl LeaseManager {
         &self.me
     }
 
-    /// Returns the time limit of a call, nanoseconds. After it, the call counts as lost.
+    /// Returns the time limit of a call, nanoseconds. After this time, the call counts as lost.
     pub fn call_ns_max(&self) -> u64 {
         self.lease_ns / 6
     }
 
-    /// Returns the lease term if the host is a member; it may have expired.
+    /// Returns the lease term if the host is a member. The term may have expired.
     pub fn term(&self) -> Option<LeaseTerm> {
         match self.state {
             State::Member(term) => Some(term),
@@ -160,12 +163,12 @@ impl LeaseManager {
         Some(call)
     }
 
-    /// Returns when [`poll_call`](Self::poll_call) has a call, if none is in flight.
+    /// Returns the time of the next call, if none is in flight.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.in_flight.is_none().then_some(self.next_at)
     }
 
-    /// Returns the next event, in order.
+    /// Returns the next event, oldest first.
     pub fn poll_event(&mut self) -> Option<Event> {
         (!self.events.is_empty()).then(|| self.events.remove(0))
     }
@@ -176,8 +179,8 @@ impl LeaseManager {
         self.next_at = now;
         match (call.ask, answer) {
             (Ask::Grant(_), Answer::Granted { lease, lease_ns }) if lease != LeaseId(0) => {
-                // A store may grant longer leases than requested. They are renewed as if they had the
-                // requested length.
+                // A store may grant longer leases than requested. The host renews a longer lease as
+                // if it had the requested length.
                 self.granted_ns = lease_ns.min(self.lease_ns);
                 self.state = State::Granted(self.tenure_of(lease, sent_at, self.granted_ns));
             }
@@ -189,7 +192,7 @@ impl LeaseManager {
                 self.events.push(Event::Joined(term));
             }
             (Ask::Register(_), _) => {
-                // The key may have been put all the same: then the next look-up finds it.
+                // The key may have been written nevertheless; then the next lookup finds it.
                 let State::Found(term, _) = self.state else { return };
                 self.state = State::Granted(term);
                 self.next_at = now + AGAIN_NS;
@@ -224,7 +227,8 @@ impl LeaseManager {
                 self.next_at = now + TAKEN_NS;
                 self.give_up_late(now);
             }
-            // An earlier process put it, or this one did and the answer was lost.
+            // The key is from an earlier process, or from this process, which did not get the
+            // answer.
             Some((_, revision, lease)) => self.state = State::Found(term, Some((revision, lease))),
             None => self.state = State::Found(term, None),
         }

@@ -1,11 +1,12 @@
-//! Disk ownership among hosts that share a backing, decided with a store that all of them reach
-//! (docs/decisions/0019).
+//! Disk ownership among hosts that share a backing, decided through a store that all hosts can
+//! reach (docs/decisions/0019-cluster.md).
 //!
-//! The store is linearizable and has leases: etcd, or its model in a simulation. [`LeaseManager`] keeps this
-//! host's lease and knows until when the host may acknowledge requests. [`OwnershipState`] decides about one disk.
-//! [`Waiting`] says when to try disks of other hosts. The first two return requests to the store as values
-//! ([`Ask`], [`Txn`]) and handle its answers. How the store is reached is the caller's matter. Times are of
-//! the host's own clock.
+//! The store is linearizable and has leases: it is etcd, or a model of etcd in a simulation.
+//! [`LeaseManager`] keeps this host's lease and knows until when the host may acknowledge requests.
+//! [`OwnershipState`] decides about one disk. [`Waiting`] schedules attempts to take disks of other
+//! hosts. The first two return requests to the store as values ([`Ask`], [`Txn`]) and handle the
+//! store's answers. The caller does the communication with the store. All times are of the host's
+//! own clock.
 //!
 //! | key | lifetime | content |
 //! |---|---|---|
@@ -27,19 +28,20 @@ pub use waiting::{CHECK_NS, ClusterEvent, LOOK_NS, LOOKS_PER_SECOND_MAX, SPREAD_
 
 use crate::units::Instant;
 
-/// Shortest lease, nanoseconds: etcd with its default settings grants no shorter one.
+/// Minimum length of a lease, nanoseconds. etcd with its default settings grants no shorter lease.
 pub const LEASE_NS_MIN: u64 = 3_000_000_000;
 
-/// Longest lease, nanoseconds.
+/// Maximum length of a lease, nanoseconds.
 pub const LEASE_NS_MAX: u64 = 600_000_000_000;
 
-/// Maximum time from the lease check to the answer on the wire, nanoseconds.
+/// Maximum time from the lease check to the sending of a reply, nanoseconds.
 pub const SCHEDULING_NS_MAX: u64 = 500_000_000;
 
-/// Maximum difference between the rates of two clocks, as a fraction: one in this number.
+/// Maximum difference between the rates of two hosts' clocks: one part in this number.
 pub const DRIFT_ONE_IN: u64 = 50;
 
-/// Returns how long a host may rely on a lease of this length after it sent the renewal, nanoseconds.
+/// Returns how long a host may rely on a lease of this length after it sent the renewal,
+/// nanoseconds.
 pub const fn usable_ns(lease_ns: u64) -> u64 {
     (lease_ns - lease_ns / DRIFT_ONE_IN).saturating_sub(SCHEDULING_NS_MAX)
 }
@@ -51,9 +53,9 @@ pub struct LeaseId(pub u64);
 /// A host of the cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Member {
-    /// Name for users; unique at any time.
+    /// Name of the host for users. No two members have the same name at the same time.
     pub name: String,
-    /// Random id, kept with the host's state: a host that lost its state is a new member.
+    /// Random id, stored with the host's state. A host that lost its state is a new member.
     pub id: String,
 }
 
@@ -62,53 +64,55 @@ pub struct Member {
 pub struct OwnershipRecord {
     /// The member.
     pub member: Member,
-    /// Generation: grows whenever the owner changes.
+    /// Generation of the disk, which grows whenever the owner changes.
     pub generation: u64,
-    /// The disk was taken and not given back. If there is no lock, its owner failed.
+    /// True if the member took the disk and did not give it back. If the disk has no lock then, its
+    /// owner failed.
     pub taken: bool,
-    /// That member's flash may hold data that is not on the backing.
+    /// True if the member's flash may have data that the backing lacks.
     pub dirty: bool,
     /// The replica of all dirty data, if there is one.
     pub copy: Option<SecondCopy>,
-    /// The member has taken the disk by failover from that replica and writes it to the backing. Until that
-    /// is done, its own flash holds nothing valid.
+    /// Former owner from whose replica the member is failing over. Until the failover is complete,
+    /// the member's own flash has no valid data of the disk.
     pub adopts: Option<Served>,
-    /// Former owners whose dirty data reached the backing by failover: their flash content is outdated.
+    /// Former owners whose dirty data reached the backing by failover, so that their flash content
+    /// is outdated.
     pub adopted: Vec<Served>,
 }
 
 /// A replica of all dirty data of a disk, in the flash of another member (docs/decisions/0023).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SecondCopy {
-    /// The member whose flash holds it.
+    /// The member whose flash has the replica.
     pub member: Member,
-    /// Number of the export on that member; it is never reused.
+    /// Number of the flash export on that member, which is never reused.
     pub loan: String,
-    /// The cache in the export.
+    /// Id of the cache in the flash export.
     pub cache: String,
 }
 
-/// A record that a member served a disk.
+/// A member that served a disk, with the generation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The member.
     pub by: Member,
-    /// The generation.
+    /// Generation of the disk.
     pub generation: u64,
 }
 
-/// Maximum number of remembered members whose dirty data another member wrote to the backing. An operator
-/// decides about further ones.
+/// Maximum number of former owners that a record remembers after failovers. An operator decides
+/// about further ones.
 pub const ADOPTED_MAX: usize = 16;
 
-/// The content of a key.
+/// Value and revision of a key in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found<T> {
     /// Its value.
     pub value: T,
-    /// Revision of the last change: no two changes have the same number.
+    /// Revision of the key's last change. No two changes have the same revision.
     pub revision: u64,
-    /// The lease that the key is bound to, if any.
+    /// Lease that the key is bound to, if any.
     pub lease: LeaseId,
 }
 
@@ -123,10 +127,10 @@ pub enum Key {
     OwnershipRecord(String),
 }
 
-/// Value of a key.
+/// Value of a key in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// This host. The code that reaches the store adds its other properties.
+    /// This host as a member. The code that reaches the store adds other properties.
     Host(Member),
     /// The member that holds the lock.
     OwnershipLock(Member),
@@ -147,7 +151,7 @@ pub enum Is {
 
 /// A change of a transaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[expect(clippy::large_enum_variant, reason = "a transaction has two or three, and lives for one question")]
+#[expect(clippy::large_enum_variant, reason = "a transaction has two or three changes and is short-lived")]
 pub enum Change {
     /// Puts a value that is bound to a lease, or permanent.
     Put(Key, Value, Option<LeaseId>),
@@ -164,12 +168,12 @@ pub struct Txn {
     pub changes: Vec<Change>,
 }
 
-/// A lease of this host, and until when the host may rely on it.
+/// A lease of this host, and the time until which the host may rely on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeaseTerm {
     /// The lease.
     pub lease: LeaseId,
-    /// The first instant at which the host must not rely on it.
+    /// Time from which the host must not rely on the lease.
     pub until: Instant,
 }
 

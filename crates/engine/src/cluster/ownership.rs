@@ -1,33 +1,38 @@
-//! Ownership of one disk at one host: whether it can be taken, is held, or is lost; and the transactions
-//! for each change.
+//! Ownership of one disk at one host: whether the host can take the disk, holds it, or has lost it,
+//! and the transactions for each change.
 //!
-//! | record (title) | lock (hold) | may another member take it? | may the recorded member take it? |
+//! | ownership record | ownership lock | may another member take the disk? | may the recorded
+//! member take the disk? |
 //! |---|---|---|---|
-//! | none | none | yes | – |
+//! | none | none | yes | does not apply |
 //! | given back | none | yes | yes |
-//! | taken, nothing dirty | none: the owner failed | after `settle_ns` without a lock | yes |
+//! | taken, no dirty data | none, so the owner failed | after `settle_ns` without a lock | yes |
 //! | dirty | none | with force, after `settle_ns` | yes |
-//! | dirty, with a replica at a member | none | that member may fail over after `settle_ns`; others with force | yes |
-//! | failover in progress | none | with force, after `settle_ns` | it continues the failover |
+//! | dirty, with a replica at a member | none | that member may fail over after `settle_ns`; others
+//! only with force | yes |
+//! | failover in progress | none | with force, after `settle_ns` | yes, and it continues the
+//! failover |
 //! | any | another member's | no | no |
-//! | any | its own | – | yes; if it is opened again and the record names a replica, by a record that names none |
+//! | any | the recorded member's | does not apply | yes; if the disk is opened again, the record
+//! must not name a replica |
 //!
-//! A host's cache of a disk is valid if the record names this host, with the generation that is stored with
-//! the cache.
+//! A host's cache of a disk is valid if the record names this host, with the generation that is
+//! stored in the cache.
 //!
 //! # Failover from a replica
 //! A member that has the replica of the dirty data takes the lock, and puts the record unchanged
-//! ([`Verdict::Adopt`]). While it only reads the replica, its owner's flash stays valid, and
-//! [`OwnershipState::leave_alone`] undoes everything. Before the first byte goes to the backing, the record changes
-//! to the new owner ([`OwnershipState::begin_adopting`]). When the backing has everything durably,
-//! [`OwnershipState::end_adopting`] records that. A member that is interrupted in between starts again.
+//! ([`Verdict::Adopt`]). While the member only reads the replica, the former owner's flash stays
+//! valid, and [`OwnershipState::leave_alone`] undoes the attempt. Before the first write to the
+//! backing, the record changes to the new owner ([`OwnershipState::begin_adopting`]). When all data
+//! is durable on the backing, [`OwnershipState::end_adopting`] records that. A member that is
+//! interrupted in between starts again.
 
 use super::{
     ADOPTED_MAX, Change, Found, Is, Key, LeaseId, Member, OwnershipRecord, SecondCopy, Served, Txn, Value,
 };
 use crate::units::Instant;
 
-/// The store's keys of a disk, all read at one revision.
+/// The keys of a disk in the store, all read at one revision.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnershipSnapshot {
     /// The ownership record.
@@ -41,28 +46,30 @@ pub struct OwnershipSnapshot {
 pub struct OwnershipRequest {
     /// The generation stored with this host's data of the disk, if it ever had the disk.
     pub known: Option<u64>,
-    /// Its flash may hold dirty data, now or as soon as it serves.
+    /// True if this host's flash may have dirty data of the disk, now or as soon as the host serves
+    /// the disk.
     pub dirty: bool,
-    /// Take the disk even if data that another host has not destaged is lost.
+    /// True to take the disk even if data that another host has not destaged is lost.
     pub force: bool,
-    /// The disk is served already, and every acknowledged write reached the replica that the record names.
+    /// True if this host serves the disk already, and every acknowledged write reached the replica
+    /// that the record names.
     pub keeps_copy: bool,
 }
 
 /// The decision on an [`OwnershipRequest`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// This host holds the disk already, under this lease, in this generation, and the record has the
-    /// wished content.
+    /// This host holds the disk already, under this lease and in this generation, and the record
+    /// has the requested content.
     Mine(Found<OwnershipRecord>),
-    /// The disk may be taken with this transaction.
+    /// This host may take the disk with this transaction.
     Take(Box<Taking>),
-    /// The disk may be locked with this transaction; then the replica at this host must be written to the
+    /// This host may lock the disk with this transaction. Then it must write its replica to the
     /// backing.
     Adopt(Box<Adopting>),
-    /// The owner failed: not before this instant.
+    /// The owner failed, and the disk cannot be taken before this time.
     Wait(Instant),
-    /// It cannot be taken.
+    /// The disk cannot be taken.
     Refused(Refusal),
 }
 
@@ -71,53 +78,55 @@ pub enum Verdict {
 pub struct Taking {
     /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
-    /// The ownership record after it.
+    /// The ownership record after the transaction.
     pub title: OwnershipRecord,
-    /// No other host had the disk since this host had it: its flash content is valid.
+    /// True if no other host had the disk since this host had it, so that this host's flash content
+    /// is valid.
     pub continued: bool,
     /// The member that wrote this host's dirty data to the backing, if one did.
     pub outdated_by: Option<Member>,
-    /// The member whose dirty data may be lost by this.
+    /// The member whose dirty data may be lost when the disk is taken.
     pub lost_by: Option<Member>,
 }
 
-/// An attempt to fail a disk over from its replica.
+/// An attempt to take a disk by failover from its replica.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Adopting {
     /// The transaction. If its conditions do not hold, read the keys again.
     pub txn: Txn,
-    /// The ownership record, unchanged so far except for its revision.
+    /// The ownership record. Its content is unchanged so far, but its revision is new.
     pub title: Found<OwnershipRecord>,
-    /// The replica.
+    /// The replica of the disk's dirty data.
     pub copy: SecondCopy,
 }
 
-/// Why a disk cannot be taken.
+/// Reason why a disk cannot be taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// This member holds it, in this generation.
+    /// This member holds the disk, in this generation.
     Held(Member, u64),
-    /// Only this member's flash may have all of its data; last in this generation.
+    /// Only this member's flash may have all data of the disk. The member last served the disk in
+    /// this generation.
     Dirty(Member, u64),
 }
 
-/// One disk at one host.
+/// The ownership state of one disk at one host.
 #[derive(Clone, Debug)]
 pub struct OwnershipState {
     disk: String,
     settle_ns: u64,
-    /// Revision of the record, and since when there has been no lock with it, as far as was seen.
+    /// Revision of the record, and the time since which no lock was seen with that record.
     absent: Option<(u64, Instant)>,
 }
 
 impl OwnershipState {
-    /// Creates the state of a disk that was not read yet. After an owner's failure, its writes in flight to
-    /// the backing get `settle_ns` to arrive or be lost.
+    /// Creates the state of a disk whose keys were not read yet. After an owner's failure, its
+    /// writes in flight get `settle_ns` to reach the backing or be lost.
     pub fn new(disk: String, settle_ns: u64) -> Self {
         OwnershipState { disk, settle_ns, absent: None }
     }
 
-    /// Decides about a disk whose keys were just read.
+    /// Decides about a disk whose keys have just been read.
     pub fn decide(
         &mut self,
         now: Instant,
@@ -132,16 +141,16 @@ impl OwnershipState {
                 return Verdict::Refused(Refusal::Held(hold.value.clone(), title.value.generation));
             }
             let is_mine = title.value.member.id == me.id && title.value.adopts.is_none();
-            // The disk may have been closed while its lock was kept. Opened again, it starts without a
-            // replica.
+            // The disk may have been closed while its lock was kept. A disk that is opened again
+            // starts without a replica.
             let is_current = wish.keeps_copy || title.value.copy.is_none();
             if hold.lease == lease && is_mine && is_current {
                 return Verdict::Mine(title.clone());
             }
         }
         let Some(title) = &look.title else {
-            // No transaction puts a lock without a record. A host that wants the disk finds out when the
-            // lock is gone.
+            // No transaction writes a lock without a record. A host that wants the disk learns of
+            // the lock's end later.
             let continued = wish.known.is_none();
             let title = OwnershipRecord::new(me, wish.known.unwrap_or(0) + 1, wish.dirty);
             return self.take(me, lease, look, title, continued, None);
@@ -169,7 +178,8 @@ impl OwnershipState {
         if let Some(copy) = here {
             let txn = Txn {
                 conditions: self.as_seen(me, lease, look),
-                // The same content with a new revision: no lock is put without its record.
+                // The record is written with the same content and a new revision, because no lock
+                // is written without its record.
                 changes: vec![
                     Change::Put(self.hold(), Value::OwnershipLock(me.clone()), Some(lease)),
                     Change::Put(self.title(), Value::OwnershipRecord(title.value.clone()), None),
@@ -189,9 +199,12 @@ impl OwnershipState {
         verdict
     }
 
-    /// Records that the deletion of the lock was heard of at `at`, at a revision after that of the record.
+    /// Records that the deletion of the lock was reported at `at`, at a revision after that of the
+    /// record.
     ///
-    /// If the record still has that revision, the lock has been absent since: no lock is put without its
+    /// If the record still has that revision, the lock has been absent since then, because one
+    /// transaction writes a lock together with its record. If the record has another revision, the
+    /// call has no effect.
     /// record, in one transaction. If it has another revision, this has no effect.
     pub fn saw_gone(&mut self, title_revision: u64, at: Instant) {
         if self
@@ -202,7 +215,7 @@ impl OwnershipState {
         }
     }
 
-    /// Returns since when the lock has been absent with a record of that revision.
+    /// Returns the time since which the lock has been absent with a record of that revision.
     fn note_absent(&mut self, now: Instant, revision: u64) -> Instant {
         match self.absent {
             Some((known, since)) if known == revision => since,
@@ -232,8 +245,8 @@ impl OwnershipState {
         Verdict::Take(Box::new(Taking { txn, title, continued, outdated_by: None, lost_by }))
     }
 
-    /// Returns the transaction that gives the disk back. `title` is as it was last read or put; `dirty`
-    /// says whether data stays in this host's flash.
+    /// Returns the transaction that gives the disk back. `title` is the record as last read or
+    /// written. `dirty` is true if dirty data stays in this host's flash.
     pub fn give_back(&self, lease: LeaseId, title: &Found<OwnershipRecord>, dirty: bool) -> Txn {
         let Txn { conditions, mut changes } = self.put(lease, title, title.value.clone().with_dirty(dirty));
         changes.iter_mut().for_each(|change| {
@@ -245,22 +258,24 @@ impl OwnershipState {
         Txn { conditions, changes }
     }
 
-    /// Returns the transaction that records, while this host has the disk, whether its flash may hold dirty
-    /// data. If the result of an earlier one is unknown, read the keys first: it may still happen.
+    /// Returns the transaction that records whether this host's flash may have dirty data, while
+    /// this host has the disk. If the result of an earlier transaction is unknown, read the keys
+    /// first, because that transaction may still take effect.
     pub fn mark(&self, lease: LeaseId, title: &Found<OwnershipRecord>, dirty: bool) -> Txn {
         self.put(lease, title, title.value.clone().with_dirty(dirty))
     }
 
-    /// Returns the transaction that records, while this host has the disk, the replica of all dirty data,
-    /// or that there is none. Record a replica only after it is complete. Record its absence, and know that
-    /// this has happened, before it becomes incomplete. As for [`OwnershipState::mark`], it may still happen later.
+    /// Returns the transaction that records the replica of all dirty data, or that there is none,
+    /// while this host has the disk. Record a replica only after it is complete. Before the replica
+    /// becomes incomplete, its absence must have been recorded successfully. As for
+    /// [`OwnershipState::mark`], the transaction may still take effect later.
     pub fn say_copy(&self, lease: LeaseId, title: &Found<OwnershipRecord>, copy: Option<SecondCopy>) -> Txn {
         self.put(lease, title, OwnershipRecord { copy, ..title.value.clone() })
     }
 
-    /// Returns the transaction, and the record after it, that makes the replica valid, instead of the
-    /// former owner's flash. This host holds the disk for the failover. It comes before any change of the
-    /// backing. Returns `None` if the record has this content already.
+    /// Returns the transaction that makes the replica valid instead of the former owner's flash,
+    /// and the record after it. This host holds the disk for the failover. The transaction comes
+    /// before any change of the backing. Returns `None` if the record already has this content.
     pub fn begin_adopting(
         &self,
         me: &Member,
@@ -282,8 +297,8 @@ impl OwnershipState {
         Some((self.put(lease, title, begun.clone()), begun))
     }
 
-    /// Returns the transaction, and the record after it, for when the backing has everything durably:
-    /// before the disk is served. `dirty` as in an [`OwnershipRequest`].
+    /// Returns the transaction that ends a failover, and the record after it. All data is durable
+    /// on the backing, and the disk is not served yet. `dirty` is as in an [`OwnershipRequest`].
     pub fn end_adopting(
         &self,
         lease: LeaseId,
@@ -300,20 +315,21 @@ impl OwnershipState {
         (self.put(lease, title, ended.clone()), ended)
     }
 
-    /// Returns the transaction that releases a disk that was locked for a failover that does not happen;
-    /// its record stays as it was.
+    /// Returns the transaction that releases a disk which was locked for a failover that does not
+    /// happen. The record keeps its content.
     pub fn leave_alone(&self, lease: LeaseId, title: &Found<OwnershipRecord>) -> Txn {
         let conditions = self.as_known(lease, title.revision);
         Txn { conditions, changes: vec![Change::Delete(self.hold())] }
     }
 
-    /// Puts another record while this host has the disk.
+    /// Returns the transaction that writes another record while this host has the disk.
     fn put(&self, lease: LeaseId, known: &Found<OwnershipRecord>, title: OwnershipRecord) -> Txn {
         let conditions = self.as_known(lease, known.revision);
         Txn { conditions, changes: vec![Change::Put(self.title(), Value::OwnershipRecord(title), None)] }
     }
 
-    /// Conditions: this host is a member, and nothing changed since the keys were read.
+    /// Returns the conditions that this host is a member and nothing changed since the keys were
+    /// read.
     fn as_seen(&self, me: &Member, lease: LeaseId, look: &OwnershipSnapshot) -> Vec<(Key, Is)> {
         let is = |revision: Option<u64>| revision.map_or(Is::Absent, Is::At);
         vec![
@@ -323,8 +339,8 @@ impl OwnershipState {
         ]
     }
 
-    /// Conditions: the disk is held, and no record was put since. A transaction that was sent before and
-    /// arrives late then has no effect.
+    /// Returns the conditions that this host has the lock and the record did not change since. So
+    /// an earlier transaction that arrives late has no effect.
     fn as_known(&self, lease: LeaseId, revision: u64) -> Vec<(Key, Is)> {
         vec![(self.hold(), Is::Under(lease)), (self.title(), Is::At(revision))]
     }
@@ -339,7 +355,8 @@ impl OwnershipState {
 }
 
 impl OwnershipRecord {
-    /// Creates the record of a disk that this member takes, with default values for the rest.
+    /// Creates the record of a disk that this member takes, with default values for the other
+    /// fields.
     fn new(member: &Member, generation: u64, dirty: bool) -> OwnershipRecord {
         OwnershipRecord {
             member: member.clone(),
@@ -352,13 +369,14 @@ impl OwnershipRecord {
         }
     }
 
-    /// Sets `dirty`. Without dirty data there is no replica either: later dirty data may have none.
+    /// Sets `dirty`. Without dirty data, the record names no replica, because later dirty data may
+    /// have none.
     fn with_dirty(self, dirty: bool) -> OwnershipRecord {
         OwnershipRecord { dirty, copy: self.copy.filter(|_| dirty), ..self }
     }
 }
 
-/// Returns true if this member holds the disk, under any lease.
+/// Returns true if this member has the disk's lock, under any lease.
 fn holds(look: &OwnershipSnapshot, me: &Member) -> bool {
     look.hold.as_ref().is_some_and(|hold| hold.value.id == me.id)
 }

@@ -1,49 +1,49 @@
 //! Schedules attempts to take disks that other hosts have.
 //!
-//! A cluster has many disks, and each is known to many hosts. If every host read every disk's keys each
-//! second, the store would do nothing else. So a host *watches* changes ([`Waiting::handle_news`]) and
-//! tries a disk when its lock is released. Watch events are only hints: an attempt first reads the keys,
-//! and takes the disk in a transaction. Events may be late, repeated, reordered or missing. Attempts are
-//! spread over time, differently on each host: most hosts learn that a disk was taken before their turn
-//! comes.
+//! A cluster has many disks, and each disk is known to many hosts. If every host read every disk's
+//! keys each second, the store would be overloaded. So a host *watches* changes
+//! ([`Waiting::handle_news`]) and tries to take a disk when the disk's lock is released. Watch
+//! events are only hints: an attempt first reads the keys, and takes the disk in a transaction.
+//! Events may be late, repeated, reordered or missing. Attempts are spread over time, differently
+//! on each host. So most hosts learn that a disk was taken before their own attempt is due.
 //!
-//! Call order: [`Waiting::handle_waits`] with all disks that the host waits for, at intervals;
-//! [`Waiting::poll`] until it returns `None`, and again at [`Waiting::poll_timeout`];
-//! [`Waiting::handle_look`] and [`Waiting::handle_tried`] with the results of an attempt.
+//! Call [`Waiting::handle_waits`] with all disks that the host waits for, at intervals. Call
+//! [`Waiting::poll`] until it returns `None`, and again at [`Waiting::poll_timeout`]. Report the
+//! results of an attempt with [`Waiting::handle_look`] and [`Waiting::handle_tried`].
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{Member, OwnershipSnapshot};
 use crate::units::Instant;
 
-/// Attempts on a released disk are spread over this time, nanoseconds.
+/// Time over which attempts on a released disk are spread, nanoseconds.
 pub const SPREAD_NS: u64 = 1_000_000_000;
 
-/// Interval of reads of a disk without watch events, nanoseconds.
+/// Interval between reads of a disk that has no watch events, nanoseconds.
 pub const CHECK_NS: u64 = 60_000_000_000;
 
-/// Number of batches per interval in which these disks are read.
+/// Number of batches per interval in which disks without watch events are read.
 const CHECKS: u64 = 12;
 
-/// Interval of reads of every disk while there are no watch events, nanoseconds, ...
+/// Interval between reads of every disk while no watch events arrive at all, nanoseconds.
 pub const LOOK_NS: u64 = 1_000_000_000;
 
-/// ... but at most this many reads per second.
+/// Maximum number of disks read per second while no watch events arrive.
 pub const LOOKS_PER_SECOND_MAX: u64 = 200;
 
-/// Maximum number of disks per second that are read because events had been missed.
+/// Maximum number of disks read per second after watch events were missed.
 const CATCH_UP_PER_SECOND_MAX: u64 = 1000;
 
 /// Pause after an attempt without a result, nanoseconds.
 const AGAIN_NS: u64 = 1_000_000_000;
 
-/// Time after which an attempt without a report counts as failed, nanoseconds.
+/// Time after which an attempt without a result counts as failed, nanoseconds.
 const TRY_NS_MAX: u64 = 10_000_000_000;
 
 /// A watch event of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ClusterEvent {
-    /// The ownership record was put: the disk was `taken`, or given back.
+    /// The ownership record was written: the disk was taken if `taken` is true, or else given back.
     OwnershipRecord {
         /// See [`OwnershipRecord::taken`](super::OwnershipRecord::taken).
         taken: bool,
@@ -52,39 +52,39 @@ pub enum ClusterEvent {
     HoldGone,
 }
 
-/// Result of an attempt.
+/// Result of an attempt to take a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tried {
     /// This host has the disk.
     Taken,
-    /// Another host has it, or data that this host needs.
+    /// Another host has the disk, or has data that this host needs.
     OtherOwner,
-    /// It can be taken at that instant.
+    /// The disk can be taken at this time.
     Settles(Instant),
-    /// The result is unknown.
+    /// The result of the attempt is unknown.
     Unknown,
 }
 
 #[derive(Clone, Debug, Default)]
 struct Wait {
-    /// Its key in `due`.
+    /// Time of the disk's next attempt, and its key in `due`.
     due: Instant,
-    /// Newest known revision of its record.
+    /// Newest known revision of the disk's record.
     title: u64,
-    /// Last deletion of its lock: the revision, and when the event was heard.
+    /// Last deletion of the disk's lock: the revision, and the time of the event.
     hold_gone: Option<(u64, Instant)>,
-    /// Newest revision at which its keys were read.
+    /// Newest revision at which the disk's keys were read.
     looked: u64,
 }
 
 impl Wait {
-    /// Returns the newest revision of an event.
+    /// Returns the newest revision of an event of the disk.
     fn heard(&self) -> u64 {
         self.hold_gone.map_or(0, |(revision, _)| revision).max(self.title)
     }
 }
 
-/// The attempts of one host; see the module documentation.
+/// The scheduled attempts of one host.
 #[derive(Clone, Debug)]
 pub struct Waiting {
     seed: u64,
@@ -95,7 +95,7 @@ pub struct Waiting {
 }
 
 impl Waiting {
-    /// Creates an empty schedule. A failed owner's writes get `settle_ns` to arrive.
+    /// Creates an empty schedule. A failed owner's writes get `settle_ns` to reach the backing.
     pub fn new(me: &Member, settle_ns: u64) -> Self {
         Waiting {
             seed: scatter(0, &me.id),
@@ -131,7 +131,8 @@ impl Waiting {
         self.disks.is_empty()
     }
 
-    /// Records that watch events arrive from now on, or stop. Changes before this are unknown.
+    /// Records that watch events arrive from now on, or have stopped. Changes before this time are
+    /// unknown.
     pub fn handle_hearing(&mut self, now: Instant, hears: bool) {
         self.hears = hears;
         let spread = match hears {
@@ -147,7 +148,7 @@ impl Waiting {
         }
     }
 
-    /// Handles a watch event of a disk, at that revision.
+    /// Handles a watch event of a disk; `revision` is that of the event.
     pub fn handle_news(&mut self, now: Instant, disk: &str, revision: u64, news: ClusterEvent) {
         let Some(wait) = self.disks.get_mut(disk) else { return };
         match news {
@@ -182,7 +183,7 @@ impl Waiting {
     pub fn handle_tried(&mut self, now: Instant, disk: &str, tried: Tried) {
         let Some(wait) = self.disks.get(disk) else { return };
         match tried {
-            // An event heard meanwhile has already scheduled the next attempt.
+            // An event that arrived meanwhile has already scheduled the next attempt.
             Tried::OtherOwner if wait.heard() > wait.looked => {}
             Tried::OtherOwner => self.check_later(now, disk),
             Tried::Taken => self.forget(disk),
@@ -191,21 +192,21 @@ impl Waiting {
         }
     }
 
-    /// Returns since when the disk has had no lock, as far as is known, with that revision of its record.
-    /// See [`OwnershipState::saw_gone`](super::OwnershipState::saw_gone).
+    /// Returns the time since which the disk has had no lock, as far as known, with the revision of
+    /// its record. See [`OwnershipState::saw_gone`](super::OwnershipState::saw_gone).
     pub fn gone(&self, disk: &str) -> Option<(u64, Instant)> {
         let wait = self.disks.get(disk)?;
         let (revision, at) = wait.hold_gone?;
         (wait.title > 0 && revision > wait.title).then_some((wait.title, at))
     }
 
-    /// Returns true if a later record than this revision is known. Then a transaction based on this
+    /// Returns true if a newer record than this revision is known. Then a transaction based on this
     /// revision cannot succeed.
     pub fn has_moved(&self, disk: &str, title_revision: u64) -> bool {
         self.disks.get(disk).is_some_and(|wait| wait.title > title_revision)
     }
 
-    /// Returns a disk to try now.
+    /// Returns a disk whose attempt is due now.
     pub fn poll(&mut self, now: Instant) -> Option<String> {
         let (at, disk) = self.due.first()?;
         if *at > now {
@@ -216,22 +217,22 @@ impl Waiting {
         Some(disk)
     }
 
-    /// Returns when [`poll`](Self::poll) has a disk.
+    /// Returns the time of the next attempt.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.due.first().map(|(at, _)| *at)
     }
 
-    /// Another host has it: the next attempt follows an event, or a periodic read.
+    /// Schedules the next attempt for a disk of another host, after an event or a periodic read.
     fn check_later(&mut self, now: Instant, disk: &str) {
         let every = if self.hears { CHECK_NS } else { self.look_ns() };
         let at = now + every / 2 + self.part(disk, now.0, every);
-        // Read in batches: many disks are read with one request.
+        // Disks are read in batches, with one request for many disks.
         let together = every / CHECKS;
         let phase = self.seed % together;
         self.try_at(Instant((at.0 - phase.min(at.0)).next_multiple_of(together) + phase), disk);
     }
 
-    /// Returns the interval of reads of each disk while there are no watch events.
+    /// Returns the interval between reads of each disk while no watch events arrive.
     fn look_ns(&self) -> u64 {
         LOOK_NS.max(self.disks.len() as u64 * 1_000_000_000 / LOOKS_PER_SECOND_MAX)
     }
@@ -241,20 +242,21 @@ impl Waiting {
     }
 
     fn try_at(&mut self, at: Instant, disk: &str) {
-        let wait = self.disks.get_mut(disk).expect("it is waited for");
+        let wait = self.disks.get_mut(disk).expect("the host waits for this disk");
         self.due.remove(&(wait.due, disk.to_owned()));
         wait.due = at;
         self.due.insert((at, disk.to_owned()));
     }
 
-    /// Returns this host's offset within a time, for this disk and this occasion; other hosts have other
-    /// offsets.
+    /// Returns this host's offset within `of_ns`, for this disk and this occasion. Other hosts have
+    /// other offsets.
     fn part(&self, disk: &str, once: u64, of_ns: u64) -> u64 {
         ((u128::from(scatter(self.seed ^ once, disk)) * u128::from(of_ns)) >> 64) as u64
     }
 }
 
-/// FNV-1a, with the finalizer of splitmix64, whose upper bits are well distributed.
+/// Hashes a text with FNV-1a and the finalizer of SplitMix64, whose upper bits are well
+/// distributed.
 fn scatter(seed: u64, text: &str) -> u64 {
     let hash = text.bytes().fold(seed ^ 0xcbf2_9ce4_8422_2325, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

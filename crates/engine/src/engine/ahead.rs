@@ -1,10 +1,10 @@
-//! Reading ahead of sequential readers, into memory.
+//! Read-ahead for sequential readers, into the memory tier.
 //!
-//! A job reads a run's next window under a range lock like that of a read that fills: guests that
-//! request the same data wait for it, changes are ordered with it, and the destager skips it. If
-//! flash has all of it, the job reads flash; otherwise it reads the backing and copies dirty data
-//! over the result. Data that flash does not deliver correctly is not kept: the guest's own read
-//! detects and repairs it.
+//! A job reads a sequential run's next window under a range lock like that of a read that fills. So
+//! guests that request the same data wait for the job, changes are ordered with it, and the
+//! destager skips the range. If flash has the whole window, the job reads flash. Otherwise the job
+//! reads the backing and copies dirty data over the result. Data that flash does not deliver
+//! correctly is not kept, because the guest's own read detects and repairs it.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending, tier};
@@ -14,19 +14,20 @@ use crate::memory::{Ahead, PageRange};
 use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Maximum number of transfers per disk, including those that wait for their lock.
+/// Maximum number of read-ahead transfers per disk, including those that wait for their lock.
 const TRANSFERS_MAX: u32 = 4;
 
 impl super::Disk {
-    /// While a cache is being recovered or changed, only a request itself finds out where to read.
+    /// Returns false while a cache is being recovered or changed. Then only a guest's request may
+    /// determine the source of its data.
     fn may_read_ahead(&self) -> bool {
-        let at_peace = !self.holds && self.recovering.is_none() && self.removing.is_none();
-        at_peace && self.memory_uses().keeps_reads
+        let is_stable = !self.holds && self.recovering.is_none() && self.removing.is_none();
+        is_stable && self.memory_uses().keeps_reads
     }
 }
 
 impl Engine {
-    /// Begins to read these sectors of a disk ahead, if there is a buffer to spare.
+    /// Starts to read these sectors of a disk ahead, if a buffer is free.
     pub(super) fn read_ahead(&mut self, now: Instant, id: DiskId, what: Ahead) {
         let disk = self.disk(id);
         let sectors = disk.config.size_bytes.div_ceil(SECTOR_BYTES);
@@ -44,20 +45,20 @@ impl Engine {
         self.missed_ahead(id, what);
     }
 
-    /// Returns true if a buffer is available for read-ahead, which leaves half of the buffers to
-    /// other jobs.
+    /// Returns true if a buffer is free for read-ahead, which leaves half of the buffers to other
+    /// jobs.
     pub(super) fn has_buffer_to_spare(&self) -> bool {
         self.destage_buffers.spare() > 0
     }
 
-    /// The window was not read into memory: shrinks the next one.
+    /// Shrinks the next read-ahead window after a window was not read into memory.
     pub(super) fn missed_ahead(&mut self, id: DiskId, what: Ahead) {
         if let Some(memory) = &mut self.disk_mut(id).memory {
             memory.missed_ahead(what);
         }
     }
 
-    /// Starts a job that has its lock and a buffer: reads what memory lacks.
+    /// Starts a read-ahead job that has its lock and a buffer: reads the sectors that memory lacks.
     pub(super) fn start_ahead(&mut self, now: Instant, job: u32) {
         let Job { disk: id, mut range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -140,7 +141,8 @@ impl Engine {
         }
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[id.0 as usize].as_mut().expect("disks outlive their jobs");
-        // The backing may have lost what it delivered, and what flash holds a copy of.
+        // The backing may have lost the data that it returned, and the data of which flash has a
+        // copy.
         if let (true, Some(memory)) = (disk.may_read_ahead() && believed, &mut disk.memory) {
             disk.stats.read_ahead_bytes += (range.end - range.first) * SECTOR_BYTES;
             let copy = |mut piece: PageRange| {
@@ -152,7 +154,7 @@ impl Engine {
         self.end_job(now, job, Ok(()));
     }
 
-    /// A transfer of `range` ended, well or not.
+    /// Handles the end of a read-ahead transfer of `range`.
     pub(super) fn ahead_done(&mut self, job: u32, range: Range, result: Result<(), IoError>) {
         self.aheads -= 1;
         if result.is_err() {

@@ -1,18 +1,18 @@
 //! Requests that wait for a new journal after the old one was lost.
 //!
-//! A journal that cannot be written any more leaves the ring on flash as it is. After a crash
-//! recovery would use it. So until the owner has provided a new ring, or has removed the cache and
-//! recorded that,
+//! After a journal cannot be written any more, its ring stays on flash, and recovery after a crash
+//! would use it. So the following rules hold until the owner provides a new ring, or removes the
+//! cache and records that:
 //!
-//! - no change is sent to the backing, because dirty data of the ring would replace it, or clean
-//!   data would hide it;
-//! - no change is reported as durable, and no flush is answered.
+//! - No change is sent to the backing, because a crash would replace it by dirty data of the ring,
+//!   or hide it by clean data.
+//! - No change is reported as durable, and no flush is answered.
 //!
 //! Reads and destaging continue, since the backing may have newer data than the ring. Waiting
-//! requests release their range locks, so that the destager can work. Only a write that was partly
+//! requests release their range locks, so that the destager can work. A write that was partly
 //! written to flash is sent to the backing, because the flash content must not be read; its reply
-//! waits too. Requests fail after [`WAIT_NS_MAX`] without a new journal, and later ones fail
-//! immediately.
+//! waits too. Waiting requests fail after [`WAIT_NS_MAX`] without a new journal, and later requests
+//! fail immediately.
 
 use super::backed::RESENDS_MAX;
 use super::partial::Edges;
@@ -22,15 +22,15 @@ use crate::outcome::Outcome;
 use crate::range_locks::Kind;
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// An owner has that long to find room for a new ring, or to drain the cache and take it away; nanoseconds.
+/// Time limit for the owner to provide a new ring, or to drain and remove the cache, nanoseconds.
 pub(super) const WAIT_NS_MAX: u64 = 30_000_000_000;
 
-/// See the module's text.
+/// Requests of one disk that wait for a new journal.
 #[derive(Default)]
 pub(super) struct AwaitingJournal {
-    /// Changes that have not begun.
+    /// Writes, discards and zeroings that have not begun.
     changes: Vec<u32>,
-    /// Requests that are done, but not durable for all that is known.
+    /// Requests whose I/O is done but may not be durable.
     unanswered: Vec<u32>,
 }
 
@@ -41,7 +41,8 @@ impl AwaitingJournal {
 }
 
 impl Engine {
-    /// A change is to go to the backing. True if that may not be now: it waits, or has failed.
+    /// Makes a change wait that would go to the backing. Returns true if the change waits or has
+    /// failed.
     pub(super) fn await_journal(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, failed, .. } = self.requests[slot];
         let Some(lost_at) = self.journal_mut(request.disk).and_then(|journal| journal.lost_at()) else {
@@ -61,7 +62,7 @@ impl Engine {
         true
     }
 
-    /// The request's I/O is done but cannot be made durable: its reply waits.
+    /// Makes the reply to a request wait, because its I/O is done but cannot be made durable.
     pub(super) fn leave_unanswered(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         let lost_at = self.journal_mut(request.disk).and_then(|journal| journal.lost_at());
@@ -76,7 +77,8 @@ impl Engine {
         self.disk_mut(request.disk).awaiting_journal.unanswered.push(slot);
     }
 
-    /// Resumes the waiting requests: everything is recorded in a new ring, or the cache is gone.
+    /// Resumes the waiting requests after everything was recorded in a new ring, or the cache was
+    /// removed.
     pub(super) fn resume_awaiting_journal(&mut self, now: Instant, id: DiskId) {
         let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes {
@@ -96,11 +98,12 @@ impl Engine {
         }
     }
 
-    /// Sends a change to the backing again that the backing may have lost before it was
+    /// Sends a change to the backing again, because the backing may have lost it before it was
     /// acknowledged.
     fn repeat_unanswered(&mut self, now: Instant, slot: u32) {
         let Active { request, range, resends, edges, .. } = &mut self.requests[slot];
-        // Without a range lock other requests may have changed the edges.
+        // The range lock was released, so other requests may have changed the partly covered
+        // sectors.
         *edges = Edges::default();
         if *resends == RESENDS_MAX {
             return self.end_written(now, slot, Err(IoError::Failed));
@@ -125,7 +128,7 @@ impl Engine {
         let AwaitingJournal { changes, unanswered } = std::mem::take(&mut self.disk_mut(id).awaiting_journal);
         for slot in changes.into_iter().chain(unanswered) {
             let active = &mut self.requests[slot];
-            // The lock was released already.
+            // The request has already released its range lock.
             active.range.end = active.range.first;
             self.end_written(now, slot, Err(IoError::Failed));
         }

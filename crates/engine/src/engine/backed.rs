@@ -2,22 +2,26 @@
 //! lost.
 //!
 //! # Storage contract
-//! A flush that fails tells that any subset of the writes since the last successful flush may be lost, and the
-//! error may have been delivered only once. A later flush that succeeds says nothing about them. (`fsync` on Linux;
-//! Rebello et al., "Can Applications Recover from fsync Failures?", USENIX ATC 2020.) The same holds for a backing
-//! that reports a restart. Each such moment is a *doubt*.
+//! After a failed flush, any subset of the writes since the last successful flush may be lost. The
+//! backing may report the error only once. A later successful flush is no evidence that those
+//! writes are durable. (`fsync` on Linux; Rebello et al., "Can Applications Recover from fsync
+//! Failures?", USENIX ATC 2020.) The same holds for a backing that reports a restart. A failed
+//! flush or a reported loss of the backing is called a *doubt* here.
 //!
 //! # Invariant
-//! - A dirty sector becomes clean only after a backing flush that began after its write ended, and succeeded, with no
-//!   doubt since that write was sent. Until then the journal calls it dirty.
-//! - A guest's flush succeeds only if each change acknowledged before is durable on flash, or was covered by such a
-//!   flush, or its loss was reported to this session before.
+//! - A dirty sector becomes clean only after a successful backing flush that began after the
+//!   sector's write ended. No doubt may have occurred since that write was sent. Until then the
+//!   journal records the sector as dirty.
+//! - A guest's flush succeeds only if each earlier acknowledged change is durable on flash, was
+//!   covered by such a backing flush, or was already reported as lost to this session.
 //!
-//! A doubt makes destaged sectors dirty again. Changes of guests that bypassed flash cannot be repeated, so every session
-//! gets one failed flush, as with Linux's `errseq_t`: each session remembers the last failure that it was told of, and
-//! a session that begins later hears of one that a guest was not told of. Only sessions that changed something are missed: a client that
-//! only reads or flushes, and goes, leaves nothing to be told to others. A change in flight at a doubt is sent again before it
-//! is acknowledged. The cache forgets its clean copies of the changes in doubt: reads show what the backing has.
+//! After a doubt, destaged sectors become dirty again. Guests' changes that bypassed flash cannot
+//! be repeated, so every session gets one failed flush, as with Linux's `errseq_t`. Each session
+//! remembers the last failure that it was told of. If a guest disconnects before it is told of a
+//! failure, a later session is told instead. This applies only to sessions that changed data: a
+//! client that only read or flushed leaves no failure for others. A change in flight at a doubt is
+//! sent again before it is acknowledged. The cache invalidates its clean copies of the changes in
+//! doubt, so reads return the backing's data.
 
 use std::collections::BTreeMap;
 
@@ -28,48 +32,53 @@ use crate::range_locks::Range;
 use crate::regions::Regions;
 use crate::units::{DiskId, Instant, RequestId, SECTOR_BYTES, SessionId};
 
-/// Ranges of changes that are remembered one by one; with more of them, regions of the disk are.
+/// Maximum number of changed ranges that are stored one by one. Beyond that number, regions of the
+/// disk are stored.
 const RANGES_MAX: usize = 1024;
 
-/// Most failures that are kept for guests without a session.
+/// Maximum number of failures that are kept for guests whose sessions have ended.
 const INHERITED_MAX: u32 = 64;
 
-/// Maximum number of times that a change is sent again because of a doubt; then it fails.
+/// Maximum number of times that a change is sent to the backing again because of a doubt. After
+/// that, the change fails.
 pub(super) const RESENDS_MAX: u8 = 3;
 
-/// See the module's text.
+/// Durability of one disk's backing, and the failures that guests were told of.
 pub(super) struct Backed {
-    /// Size of the disk.
+    /// Size of the disk, bytes.
     pub(super) disk_bytes: u64,
-    /// Writes to the backing that ended.
+    /// Number of completed writes to the backing.
     pub(super) writes: u64,
-    /// How many of them a successful flush covers.
+    /// Number of completed writes that a successful flush of the backing covers.
     pub(super) flushed: u64,
-    /// The value of `writes` at the end of the last change of a guest that bypassed flash.
+    /// The value of `writes` at the end of the last guest's change that bypassed flash.
     pub(super) bypassed: u64,
-    /// Failed flushes of the backing, and losses that it reported.
+    /// Number of failed flushes of the backing and losses that it reported.
     pub(super) doubts: u64,
-    /// Those of them that put changes of guests in doubt, and discards.
+    /// Number of failed flushes and reported losses that affected guests' changes, and of discards
+    /// of dirty data.
     failures: u64,
-    /// How many of these do not concern the daemon: discards of dirty data, and failures from before the disk was added.
+    /// Number of failures that do not concern the daemon: discards of dirty data, and failures from
+    /// before the disk was added.
     discards: u64,
-    /// The value of `writes` at the last of these.
+    /// The value of `writes` at the last failed flush or reported loss.
     failed_upto: u64,
-    /// Failures owed to guests whose sessions have ended, at most [`INHERITED_MAX`]. Each goes to the first flush of a session that began
-    /// afterwards: usually the same guest, connected again.
+    /// Number of unreported failures of guests whose sessions have ended, at most
+    /// [`INHERITED_MAX`]. Each is reported by the first flush of a session that began later, which
+    /// is usually the same guest after a reconnect.
     inherited: u32,
-    /// One of the inherited failures is for the unknown session that made the changes in doubt,
-    /// perhaps a current one.
+    /// True if one inherited failure belongs to an unknown session that made the changes in doubt.
+    /// That session may still be open.
     inherits_unknown: bool,
     /// The value of `bypassed` at the end of each session that ended with unflushed changes that
-    /// bypassed flash, at most [`INHERITED_MAX`].
+    /// bypassed flash. At most [`INHERITED_MAX`] entries.
     absent: Vec<u64>,
-    /// The session that was last noted to change something.
+    /// The session that last changed data.
     last_changer: Option<SessionId>,
     /// Failures that each session was told of. A session without an entry was told of none.
     sessions: BTreeMap<SessionId, Told>,
-    /// Ranges that guests changed on the backing, bypassing flash, since the flush under way began
-    /// (with its mark), and before it.
+    /// Ranges that guests changed on the backing, bypassing flash: since the flush in progress
+    /// began, and before it began.
     newer: Ranges,
     older: Ranges,
     older_upto: Option<u64>,
@@ -78,11 +87,11 @@ pub(super) struct Backed {
 /// Failures that a session was told of.
 #[derive(Clone, Copy)]
 struct Told {
-    /// The last failure.
+    /// Number of the last failure.
     failures: u64,
-    /// The session may be told of a failure that another session was not told of.
+    /// True if the session may be told of a failure of an earlier session.
     may_inherit: bool,
-    /// It has changed something.
+    /// True if the session has changed data.
     has_changed: bool,
 }
 
@@ -90,7 +99,7 @@ struct Told {
 #[derive(Default)]
 struct Ranges {
     list: Vec<(u64, u64)>,
-    /// In place of a list that is too long.
+    /// Regions of the disk, in place of a list that is too long.
     regions: Option<Box<Regions>>,
     is_everything: bool,
 }
@@ -100,7 +109,7 @@ impl Ranges {
         self.list.is_empty() && self.regions.is_none() && !self.is_everything
     }
 
-    /// The whole of a disk whose size need not be known.
+    /// Returns the whole of a disk whose size need not be known.
     fn everything() -> Ranges {
         Ranges { is_everything: true, ..Ranges::default() }
     }
@@ -132,7 +141,7 @@ impl Ranges {
         other.to_list(disk_bytes).into_iter().for_each(|(first, end)| self.insert(first, end, disk_bytes));
     }
 
-    /// The ranges as `first..end`, inside a disk of this size.
+    /// Returns the ranges as `first..end`, limited to a disk of `disk_bytes` bytes.
     fn to_list(&self, disk_bytes: u64) -> Vec<(u64, u64)> {
         let sectors = disk_bytes.div_ceil(SECTOR_BYTES);
         if self.is_everything {
@@ -147,7 +156,7 @@ impl Backed {
     pub(super) fn new(disk_bytes: u64) -> Backed {
         Backed {
             disk_bytes,
-            // Changes made before the engine had the disk may not be durable either.
+            // Changes from before the engine had the disk may not be durable either.
             writes: 1,
             flushed: 0,
             bypassed: 1,
@@ -171,7 +180,8 @@ impl Backed {
         self.bypassed > self.flushed
     }
 
-    /// A change of a guest ended on the backing. Sectors `first..end` need a flush; an empty range is durable already.
+    /// Records the end of a guest's change on the backing. Sectors `first..end` need a flush; an
+    /// empty range is already durable.
     pub(super) fn note_bypass(&mut self, first: u64, end: u64) {
         self.writes += 1;
         if first < end {
@@ -180,7 +190,7 @@ impl Backed {
         }
     }
 
-    /// A flush of the backing begins. Returns the count of writes that it covers.
+    /// Records the start of a backing flush. Returns the number of writes that the flush covers.
     pub(super) fn begin_flush(&mut self) -> u64 {
         if self.older_upto.is_none() {
             self.older = std::mem::take(&mut self.newer);
@@ -189,7 +199,8 @@ impl Backed {
         self.writes
     }
 
-    /// A flush that covers `upto` writes succeeded, and there was no doubt since it began.
+    /// Records the success of a backing flush that covers `upto` writes. No flush failed and no
+    /// loss was reported since it began.
     pub(super) fn end_flush(&mut self, upto: u64) {
         assert!(upto <= self.writes, "a flush covers writes that ended before it");
         self.flushed = self.flushed.max(upto);
@@ -199,11 +210,13 @@ impl Backed {
         }
     }
 
-    /// Puts the writes since the last successful flush in doubt. Returns true if guests must be
-    /// told: their changes are among them, and no earlier doubt covered these.
+    /// Marks the writes since the last successful flush as possibly lost. Returns true if guests
+    /// must be told, because their changes are among these writes and no earlier doubt covered
+    /// them.
     fn doubt(&mut self) -> bool {
         self.doubts += 1;
-        // They stay in doubt until a flush that begins from now on succeeds: the next doubt may take what this one left.
+        // The writes stay in doubt until a later flush succeeds: the next loss may affect writes
+        // that this one left intact.
         let newer = std::mem::take(&mut self.newer);
         self.newer = std::mem::take(&mut self.older);
         self.newer.append(newer, self.disk_bytes);
@@ -223,7 +236,7 @@ impl Backed {
         is_new
     }
 
-    /// Notes that a session has changed something.
+    /// Records that a session has changed data.
     pub(super) fn note_changer(&mut self, session: SessionId) {
         if self.last_changer == Some(session) {
             return;
@@ -233,13 +246,15 @@ impl Backed {
         }
     }
 
-    /// Notes that dirty sectors are discarded. Their destaged data shows, and is not durable on the backing.
+    /// Records the discard of dirty sectors. Reads then return their destaged data, which may not
+    /// be durable on the backing.
     pub(super) fn note_given_up(&mut self, sectors: impl Iterator<Item = u64>) {
         sectors.for_each(|sector| self.newer.insert(sector, sector + 1, self.disk_bytes));
     }
 
-    /// Acknowledged changes that only flash had are discarded. Current sessions are told; later
-    /// sessions never relied on them. Earlier data of these ranges on the backing is not durable.
+    /// Records the discard of acknowledged changes that only flash had. Current sessions are told,
+    /// and later sessions never relied on these changes. Earlier data of the same ranges on the
+    /// backing may not be durable.
     pub(super) fn give_up(&mut self) {
         self.failures += 1;
         self.discards += 1;
@@ -247,7 +262,7 @@ impl Backed {
         self.bypassed = self.writes;
     }
 
-    /// Returns true if the session was not told of a failure yet, and marks it as told.
+    /// Returns true if the session has an unreported failure, and marks the failure as reported.
     pub(super) fn tell(&mut self, session: SessionId) -> bool {
         if !self.owes(session) {
             return false;
@@ -275,12 +290,12 @@ impl Backed {
         self.sessions.get(&session).is_some_and(|told| told.may_inherit)
     }
 
-    /// Returns true if a failure occurred during a session that it was not told of.
+    /// Returns true if a failure occurred during the session and was not reported to it.
     fn owes_own(&self, session: SessionId) -> bool {
         self.failures_for(session) > self.sessions.get(&session).map_or(0, |told| told.failures)
     }
 
-    /// Failures that concern a session.
+    /// Returns the number of failures that concern a session.
     fn failures_for(&self, session: SessionId) -> u64 {
         if session.is_daemon() { self.failures - self.discards } else { self.failures }
     }
@@ -308,7 +323,7 @@ impl Backed {
         self.sessions.get(&session).is_some_and(|told| told.has_changed)
     }
 
-    /// Number of guests that changed something and were not told of a failure.
+    /// Returns the number of guests that changed data and were not told of a failure.
     pub(super) fn owed_failures(&self) -> u32 {
         let guests = self.sessions.iter().filter(|(session, told)| !session.is_daemon() && told.has_changed);
         self.inherited + guests.filter(|(session, _)| self.owes_own(**session)).count() as u32
@@ -316,17 +331,18 @@ impl Backed {
 }
 
 impl Engine {
-    /// Begins a session (see [`RequestId::session`]) on a disk. Its flushes report later losses of
-    /// acknowledged changes, and an earlier one that a guest without a session was not told of.
+    /// Begins a session (see [`RequestId::session`]) on a disk. The session's flushes report later
+    /// losses of acknowledged changes. They also report one earlier loss that an ended session was
+    /// not told of.
     pub fn begin_session(&mut self, disk: DiskId, session: SessionId) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
             disk.backed.begin_session(session);
         }
     }
 
-    /// Ends a session. A failure that it was not told of is kept for a later session. Sessions that
-    /// end because their disk is removed stay: the last flush of the backing may fail too, see
-    /// [`Event::FailuresOwed`].
+    /// Ends a session. A failure that the session was not told of is kept for a later session. A
+    /// session that ends because its disk is removed is kept, because the last flush of the backing
+    /// may fail too, see [`Event::FailuresOwed`].
     pub fn end_session(&mut self, disk: DiskId, session: SessionId) {
         let disk = self.disks.get_mut(disk.0 as usize).and_then(Option::as_mut);
         if let Some(disk) = disk.filter(|disk| disk.removing.is_none()) {
@@ -334,28 +350,28 @@ impl Engine {
         }
     }
 
-    /// Restores failures that guests of a disk were not told of before it was added
+    /// Restores failures that guests of a disk were not told of before the disk was added
     /// ([`Event::FailuresOwed`]).
     pub fn owe_failures(&mut self, disk: DiskId, count: u32) {
         if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize)
             && count > 0
         {
             disk.backed.failures += 1;
-            // The daemon itself lost nothing: it was not there.
+            // The daemon's own sessions began later and lost no data.
             disk.backed.discards += 1;
             disk.backed.inherited = count.min(INHERITED_MAX);
         }
     }
 
-    /// Returns true if the next flush of a session will fail because acknowledged changes of the
-    /// disk may be lost.
+    /// Returns true if the session's next flush will fail because acknowledged changes of the disk
+    /// may be lost.
     pub fn owes_failure(&self, disk: DiskId, session: SessionId) -> bool {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         disk.is_some_and(|disk| disk.backed.owes(session))
     }
 
-    /// The backing may have lost acknowledged writes that no successful flush covers. To be called before the
-    /// completions that storage reports afterwards.
+    /// Handles a loss that the backing reported: acknowledged writes that no successful flush
+    /// covers may be missing. Call it before the completions that storage reports afterwards.
     pub fn handle_loss(&mut self, now: Instant, disk: DiskId) {
         if self.disks.get(disk.0 as usize).is_some_and(Option::is_some) {
             self.doubt(now, disk);
@@ -363,13 +379,13 @@ impl Engine {
         }
     }
 
-    /// A flush of the backing failed, or it reported a loss.
+    /// Handles a failed flush of the backing, or a loss that it reported.
     pub(super) fn doubt(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let destaged = disk.destager.take_moved();
         let is_new = disk.backed.doubt();
         if !disk.backed.newer.is_empty() {
-            // A reader of a bitmap may have seen the lost data.
+            // The reader of a dirty bitmap may have read the lost data.
             disk.note_everything();
         }
         for sector in destaged {
@@ -392,8 +408,9 @@ impl Engine {
         }
     }
 
-    /// Forgets the clean copies of the changes in doubt. Reads of them that are under way may return them, as if they had ended
-    /// before the loss, but neither memory nor flash keeps what such a read returned.
+    /// Invalidates the clean cached copies of changes that the backing may have lost. A read in
+    /// progress may still return a copy, as if the read had ended before the loss. Neither memory
+    /// nor flash keeps the data of that read.
     fn forget_changes(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let list = disk.backed.newer.to_list(disk.config.size_bytes);
@@ -408,15 +425,15 @@ impl Engine {
         }
     }
 
-    /// Returns true if a request's successful flush or change of the backing counts: there was no
-    /// doubt since it began.
+    /// Returns true if no flush failed and no loss was reported since the request's flush or change
+    /// of the backing began.
     pub(super) fn is_believed(&self, slot: u32) -> bool {
         let active = &self.requests[slot];
         active.doubts == self.disk(active.request.disk).backed.doubts
     }
 
-    /// Sends a change again after a doubt: the backing may have lost part of it, or of the dirty
-    /// data that it partly covers.
+    /// Sends a change to the backing again after a doubt. The backing may have lost part of the
+    /// change, or part of the dirty data that the change covers partly.
     pub(super) fn change_again(&mut self, now: Instant, slot: u32) {
         let range = self.requests[slot].range;
         if self.requests[slot].resends == RESENDS_MAX {
@@ -430,14 +447,16 @@ impl Engine {
 }
 
 impl RequestId {
-    /// The session that asked: its high 32 bits. A connection, a file, a guest's device, or the daemon itself.
+    /// Returns the session that sent the request: the high 32 bits of the id. A session is a
+    /// connection, a file, a vhost-user device, or the daemon itself.
     pub fn session(self) -> SessionId {
         SessionId((self.0 >> 32) as u32)
     }
 }
 
 impl SessionId {
-    /// Set in sessions of the daemon itself: telling them of a failure tells no guest.
+    /// Bit that is set in sessions of the daemon itself. A failure reported to such a session is
+    /// not reported to a guest.
     pub const DAEMON_BIT: u32 = 1 << 29;
 
     fn is_daemon(self) -> bool {

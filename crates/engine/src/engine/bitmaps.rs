@@ -1,14 +1,15 @@
 //! Dirty bitmaps: the granules of a disk that changed since each bitmap was added or cleared.
 //!
-//! A change is recorded when it is answered, even if it failed, because part of it may have been
-//! done. So each acknowledged change is in every bitmap that was recording then. A change in flight
-//! while bitmaps are [rotated](BitmapChange::Rotate) is in the new one, whatever a reader of the
-//! old one sees of it. If the disk's content changes for another reason, everything is marked:
-//! acknowledged writes were discarded (`structure.rs`), another host had the disk (`ownership.rs`),
-//! or the owner knows of a change ([`BitmapChange::InsertAll`]).
+//! A change is recorded when it is answered, even if it failed, because it may have been done in
+//! part. So each acknowledged change is in every bitmap that was recording at that time. A change
+//! in flight while bitmaps are [rotated](BitmapChange::Rotate) is recorded in the new bitmap. The
+//! reader of the old bitmap may see all, part or nothing of that change. Everything is marked if
+//! the disk's content changes for another reason: acknowledged writes were discarded
+//! (`structure.rs`), another host had the disk (`ownership.rs`), or the owner knows of a change
+//! ([`BitmapChange::InsertAll`]).
 //!
-//! A bitmap ends with its disk: [`Event::Bitmaps`] has its content, and the owner stores it. If the
-//! process is killed before that, the bitmap starts again with everything marked.
+//! When a disk is removed, [`Event::Bitmaps`] has the content of its bitmaps, and the owner stores
+//! it. If the process is killed before that, each bitmap starts again with everything marked.
 
 use super::Engine;
 use super::disk::Disk;
@@ -18,14 +19,14 @@ use crate::io::Request;
 use crate::units::{DiskId, Instant};
 
 impl Engine {
-    /// A disk's bitmaps, in the order in which they were made.
+    /// Returns a disk's bitmaps, in the order in which they were made.
     pub fn bitmaps(&self, disk: DiskId) -> &[Bitmap] {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         disk.and_then(|disk| disk.bitmaps.as_deref()).map_or(&[], Vec::as_slice)
     }
 
-    /// Flushes the backing once before bitmaps are handed out: if unflushed writes can be lost, the
-    /// disk may later differ from its bitmaps. Returns true while the flush is in progress.
+    /// Flushes the backing once before bitmaps are handed out. If unflushed writes were lost later,
+    /// the disk would differ from its bitmaps. Returns true while the flush is in progress.
     pub(super) fn flushes_for_bitmaps(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
         if disk.bitmaps.is_none() || !disk.backed.needs_flush() {
@@ -39,11 +40,11 @@ impl Engine {
         false
     }
 
-    /// Says what a disk's bitmaps were, as it ends.
+    /// Reports the content of the bitmaps of a disk that is being removed.
     pub(super) fn hand_out_bitmaps(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
         if disk.ownership.role != Role::Here {
-            // Another host has it, or is about to have it, and may change anything.
+            // Another host owns the disk, or will own it, and may change any data.
             disk.note_everything();
         }
         if let Some(bitmaps) = disk.bitmaps.take() {
@@ -53,7 +54,7 @@ impl Engine {
 }
 
 impl Disk {
-    /// Notes a change that is being answered.
+    /// Records a change that is being answered in the bitmaps.
     #[inline]
     pub(super) fn note_change(&mut self, request: &Request) {
         if let Some(bitmaps) = &mut self.bitmaps
@@ -64,13 +65,13 @@ impl Disk {
         }
     }
 
-    /// The disk may read differently anywhere.
+    /// Marks the whole disk as changed in all bitmaps.
     pub(super) fn note_everything(&mut self) {
         let bitmaps = self.bitmaps.iter_mut().flat_map(|bitmaps| bitmaps.iter_mut());
         bitmaps.filter(|bitmap| bitmap.is_recording).for_each(|bitmap| bitmap.granules.insert_all());
     }
 
-    /// Carries out a change of its bitmaps.
+    /// Carries out a command that changes the disk's bitmaps.
     pub(super) fn change_bitmaps(&mut self, change: BitmapChange) -> Result<(), CommandError> {
         let size = self.config.size_bytes;
         let bitmaps = self.bitmaps.get_or_insert_default();
@@ -135,7 +136,7 @@ fn change_list(bitmaps: &mut Vec<Bitmap>, change: BitmapChange, size: u64) -> Re
 }
 
 impl Bitmap {
-    /// One that records from now on.
+    /// Creates a bitmap that records from now on.
     pub fn recording(name: String, granules: Granules) -> Bitmap {
         Bitmap { name, granules, is_recording: true }
     }

@@ -1,56 +1,61 @@
-//! Bulk writes under write-back: long sequential runs go to the backing directly while too much is dirty.
+//! Bulk writes under write-back: long sequential runs go directly to the backing while too much
+//! data is dirty.
 //!
-//! Flash absorbs bursts. During a long bulk load, however, the destager has to move data as fast as the guest writes it, and
-//! flash adds a write and a read of each byte. So a write goes past the cache if all of these are true:
+//! Flash absorbs bursts of writes. During a long bulk load, however, the destager has to move data
+//! as fast as the guest writes it, and flash adds a write and a read of each byte. So a write
+//! bypasses the cache if all of these conditions hold:
 //!
 //! | condition | reason |
 //! |---|---|
-//! | its run since the guest's last flush has reached `Limits::bulk_run_bytes_min` | the next flush has to wait for the backing: the run must be worth it |
-//! | it has a 64th of that, and is of whole sectors, without FUA | small writes are faster in flash |
-//! | the destager is running because too much is dirty | else flash absorbs it |
+//! | its run since the guest's last flush has reached `Limits::bulk_run_bytes_min` | the next flush
+//! has to wait for the backing, so only a long run is worth it |
+//! | it has at least a 64th of that length, covers whole sectors, and has no FUA | small writes are
+//! faster on flash |
+//! | the destager is running because too much is dirty | otherwise flash absorbs the write |
 //! | none of its sectors is dirty | a newer version on the backing would have to be flushed first |
-//! | write order is not kept | it would overtake older data |
-//! | the backing answers | an outage must not reach the guest while flash has room |
+//! | write order is not kept | the write would reach the backing before older data |
+//! | the backing responds | an outage must not reach the guest while flash has room |
 //!
-//! The write then is one of those that bypass flash: the rules of `write_back.rs` and `backed.rs` hold for it, zones and flushes
-//! included. If the backing fails, it is written to flash after all. Free frames get a copy; nothing is evicted for it.
+//! A bulk write follows the rules for writes that bypass flash (`write_back.rs`, `backed.rs`),
+//! including zones and flushes. If the backing fails, the write goes to flash instead. A bulk write
+//! fills only free frames of the cache and evicts no block.
 
 use super::{Active, Engine};
 use crate::admission::Streams;
 use crate::io::{Durability, IoError, Op, Request};
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// While the backing completes no bulk write for so long, no more are sent there.
+/// Time without a completed bulk write after which no more are sent to the backing, nanoseconds.
 const SILENCE_NS_MAX: u64 = 500_000_000;
 
-/// A write must have this part of the run that makes it a bulk write.
+/// A bulk write is at least this part of `Limits::bulk_run_bytes_min`.
 const RUN_PART: u64 = 64;
 
 /// The bulk writes of one disk.
 #[derive(Debug, Default)]
 pub(super) struct BulkWrites {
-    /// The runs of the guests' writes since they last flushed.
+    /// Sequential runs of the guests' writes since their last flush.
     runs: Streams,
-    /// Sent to the backing, and not ended.
+    /// Number of bulk writes in flight to the backing.
     in_flight: u32,
-    /// When one ended last, or the first of these was sent.
+    /// Time at which a bulk write last completed, or the first one in flight was sent.
     progress: Instant,
 }
 
-/// What a write is in a sequential run.
+/// Relation of a write to a long sequential run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Bulk {
-    /// It is not part of a long run.
+    /// The write is not part of a long run.
     #[default]
     No,
-    /// It may go past the cache.
+    /// The write may bypass the cache.
     May,
-    /// It has been sent past the cache.
+    /// The write was sent to the backing as a bulk write.
     Sent,
 }
 
 impl BulkWrites {
-    /// A guest flushed.
+    /// Records a flush of the guest, which ends all runs.
     pub(super) fn flush_point(&mut self) {
         self.runs = Streams::default();
     }
@@ -61,7 +66,7 @@ impl BulkWrites {
 }
 
 impl Engine {
-    /// A request arrives: is it part of a long sequential run of writes?
+    /// Returns whether a new request is part of a long sequential run of writes.
     pub(super) fn observe_bulk(&mut self, request: &Request) -> Bulk {
         let run_bytes_min = self.limits.bulk_run_bytes_min;
         let disk = self.disk_mut(request.disk);
@@ -76,8 +81,9 @@ impl Engine {
         if is_whole && is_long { Bulk::May } else { Bulk::No }
     }
 
-    /// Does a write that flash could take go past the cache? If so, it counts as sent there.
-    pub(super) fn takes_bulk_way(&mut self, now: Instant, slot: u32) -> bool {
+    /// Returns true if a write that flash could take is a bulk write now. The write then counts as
+    /// sent to the backing.
+    pub(super) fn bypasses_as_bulk(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, bulk, .. } = self.requests[slot];
         if bulk != Bulk::May {
             return false;
@@ -104,7 +110,8 @@ impl Engine {
         true
     }
 
-    /// A change of the backing ended, or begins anew. True if it was a bulk write that failed: flash is to take it.
+    /// Handles the end or the restart of a bulk write. Returns true if the bulk write failed, so
+    /// that flash takes it.
     pub(super) fn end_bulk(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) -> bool {
         let active = &mut self.requests[slot];
         if active.bulk != Bulk::Sent {

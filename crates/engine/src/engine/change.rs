@@ -1,8 +1,9 @@
-//! Commands: adding and removing disks, and changing caches under load.
+//! Commands to the engine: adding and removing disks, and changing caches under load.
 //!
-//! A cache changes only while none of its flash I/O is in flight. Until then the disk bypasses it;
-//! this is safe because the backing has all data. A persistent cache makes requests wait instead
-//! (`structure.rs`). Sectors that become invalid meanwhile are invalidated in the old index, from
+//! A cache changes only while none of its flash I/O is in flight. Until then requests of the disk
+//! bypass a volatile cache, which is safe because the backing has all data. Requests wait for the
+//! change of a persistent cache (`structure.rs`). Sectors that become invalid meanwhile are
+//! invalidated in the old index, from which the new index is made.
 //! which the new one is made.
 
 use super::disk::Disk;
@@ -16,7 +17,7 @@ use crate::stats::DiskStats;
 use crate::units::{CommandId, DeviceId, DiskId, Instant};
 
 impl Engine {
-    /// Takes a command in; [`Event::Done`] tells its end.
+    /// Accepts a command; [`Event::Done`] reports its end.
     pub fn handle_command(&mut self, now: Instant, id: CommandId, disk_id: DiskId, command: Command) {
         assert!(disk_id.0 < DISKS_MAX, "disk ids are below {DISKS_MAX}");
         let index = disk_id.0 as usize;
@@ -44,7 +45,7 @@ impl Engine {
                 self.stop_vacating(disk_id, CommandError::Removing);
                 self.release_recovering(disk_id);
                 self.pass_waiting(now, disk_id);
-                // Requests that wait for a limit would delay the removal.
+                // Requests that wait for a QoS limit would delay the removal.
                 self.set_qos(now, disk_id, DiskQos::default());
                 self.settle(now, disk_id);
                 return self.run(now);
@@ -155,7 +156,7 @@ impl Engine {
         self.done(id, disk_id, result.map(|()| Vec::new()));
     }
 
-    /// Carries out changes that waited until this disk was quiesced.
+    /// Carries out changes that waited until the disk was quiesced.
     pub(super) fn settle(&mut self, now: Instant, id: DiskId) {
         if self.disks[id.0 as usize].is_none() {
             return;
@@ -164,15 +165,16 @@ impl Engine {
         self.end_freezing(id);
         let disk = self.disk_mut(id);
         if let Some(command) = disk.removing.take_if(|_| !disk.awaiting_journal.is_empty()) {
-            // They wait for another journal, and so has the removal to.
+            // Unanswered requests wait for a new journal, so the removal fails.
             self.done(command, id, Err(CommandError::JournalFailed));
         }
         let disk = self.disk_mut(id);
         if disk.removing.is_some() && disk.in_flight == 0 && disk.journal.is_some() && !disk.closed {
-            // Its cache is closed first, and stays on flash. Where that cannot be, the disk stays too.
+            // The disk's cache is closed first, and stays on flash. If the cache cannot be closed,
+            // the disk stays too.
             if disk.journal.as_ref().is_some_and(|journal| journal.dead) && disk.opening.is_none() {
-                let command = disk.removing.take().expect("looked at");
-                // Its cache is not closed: waiting requests continue.
+                let command = disk.removing.take().expect("checked above");
+                // The cache will not be closed, so waiting requests continue.
                 disk.changes
                     .retain(|(command, change)| command.is_some() || !matches!(change, CacheChange::Close));
                 self.unhold(id);
@@ -214,7 +216,8 @@ impl Engine {
                 CacheChange::Leave(device, ..) if disk.cache.is_some() => Some(*device),
                 _ => None,
             };
-            // A volatile cache has no use for a ring: perhaps another had been there when the change was asked for.
+            // A volatile cache does not use a ring. The cache may have been persistent when the
+            // change was requested.
             let ring: Vec<Segment> = change.ring().map(|ring| ring.copies.concat()).unwrap_or_default();
             if change.empties_memory() {
                 disk.empty_memory();
@@ -227,7 +230,7 @@ impl Engine {
             match (command, result) {
                 (Some(command), result) => self.done(command, id, result),
                 (None, Ok(segments)) => self.event_out.push_back(Event::Lost { disk: id, segments }),
-                // If a command was faster, a fence finds the segments gone.
+                // The segments were already released by an earlier command.
                 (None, Err(_)) => {}
             }
         }
@@ -236,8 +239,8 @@ impl Engine {
         }
     }
 
-    /// Fences a device at once because its owner cannot use it any more. I/O in flight there ends
-    /// by itself.
+    /// Fences a device that its owner cannot use any more. I/O in flight on the device ends by
+    /// itself.
     pub fn give_up_device(&mut self, device: DeviceId) {
         let change = self.devices.get(device).give_up();
         self.device_changed(device, change);
@@ -258,7 +261,7 @@ impl Engine {
         }
     }
 
-    /// Brings a disk in line with its devices' health.
+    /// Updates a disk after a change of its devices' health.
     fn recheck(&mut self, id: DiskId) {
         let Some(disk) = &mut self.disks[id.0 as usize] else { return };
         let Some(cache) = &disk.cache else {
@@ -268,8 +271,8 @@ impl Engine {
         let mut on: Vec<DeviceId> = cache.segments.iter().map(|segment| segment.place.device).collect();
         on.sort_unstable();
         on.dedup();
-        // Segments for second copies only are not read, and a write there must not be acknowledged
-        // without it.
+        // Segments for second copies only are not read. A write-back write must not be acknowledged
+        // without its second copy.
         let bypasses = |segment: &&DataSegment| !segment.seconds_only;
         let devices = &mut self.devices;
         disk.stalled = cache
@@ -278,8 +281,8 @@ impl Engine {
             .filter(bypasses)
             .any(|segment| devices.get(segment.place.device).is_stalled());
         if disk.journal.is_some() {
-            // Dirty data there may still be readable; its owner decides when the cache leaves the
-            // device.
+            // Dirty data on the device may still be readable. The owner decides when the cache
+            // leaves the device.
             return;
         }
         for device in on.into_iter().filter(|device| self.devices.get(*device).is_fenced()) {
@@ -303,12 +306,13 @@ impl Engine {
 }
 
 impl Disk {
-    /// Changes the cache, none of whose flash I/O is in flight. Returns the segments it released.
+    /// Changes the disk's cache, which has no flash I/O in flight. Returns the segments that the
+    /// cache released.
     fn apply(&mut self, change: CacheChange) -> Result<Vec<Segment>, CommandError> {
         let size = self.config.size_bytes;
         let cache = match (&self.cache, change) {
             (Some(_), CacheChange::Enable(..)) => return Err(CommandError::CacheExists),
-            // The cache that it was for is gone.
+            // The ring was for a cache that has been removed.
             (_, CacheChange::GrowDisk(_, Some(_))) => return Err(CommandError::NoCache),
             (_, CacheChange::GrowDisk(size_bytes, None)) => {
                 self.may_grow(size_bytes)?;
@@ -384,7 +388,7 @@ impl Disk {
             ) => return Ok(Vec::new()),
         };
         let old = self.cache.replace(cache).expect("matched");
-        let mut kept = places(&self.cache.as_ref().expect("just set").segments);
+        let mut kept = places(&self.cache.as_ref().expect("the cache was just set").segments);
         kept.sort_unstable();
         Ok(places(&old.segments).into_iter().filter(|segment| kept.binary_search(segment).is_err()).collect())
     }

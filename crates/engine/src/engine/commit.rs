@@ -1,10 +1,10 @@
-//! The journal of one cache: packs records into pages and makes the pages durable.
+//! Commits of one cache's journal: packs records into pages and makes the pages durable.
 //!
-//! A request that needs durability waits for the next commit: all records so far are packed into
-//! pages, the pages are written to every copy of the ring, and each device that was written since
-//! the last commit is flushed. A commit covers all requests that arrived before it began. Full
-//! pages are written without waiting for a commit, and so are pages that a guest's flush is about
-//! to need. docs/decisions/0006 has the rules.
+//! A request that needs durability waits for the next commit. A commit packs all records so far
+//! into pages and writes the pages to every copy of the ring. Then it flushes each device that was
+//! written since the last commit. A commit covers all requests that arrived before it began. Full
+//! pages are written without waiting for a commit, and so are pages that a guest's flush will soon
+//! need. The rules are in docs/decisions/0006-write-back.md.
 
 use super::awaiting_journal::WAIT_NS_MAX;
 use super::records::{Commit, Journal};
@@ -15,22 +15,22 @@ use crate::journal::Writer;
 use crate::range_locks::Range;
 use crate::units::{DeviceId, DiskId, FrameNo, Instant};
 
-/// A copy of the ring is abandoned after this many failed writes of one run of pages. A failed
-/// flush is not retried: its later success says nothing about earlier writes (`backed.rs`).
+/// Number of failed writes of one run of pages after which a copy of the ring is abandoned. A
+/// failed flush is not retried: a later success is no evidence about earlier writes (`backed.rs`).
 const TRIES_MAX: u8 = 3;
 
-/// A page run or a flush in flight.
+/// A journal I/O in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JournalIo {
-    /// Pages from `first` on, of one copy.
+    /// A write of pages to one copy of the ring; `first` is the first page.
     Pages { first: u64, copy: u8, tries: u8 },
-    /// A flush of a device, for the round.
+    /// A flush of a device for the commit in progress.
     Flush,
 }
 
 impl Engine {
-    /// Keeps a request until everything recorded and written so far is durable; then
-    /// `Engine::committed` resumes it.
+    /// Makes a request wait until everything recorded and written so far is durable.
+    /// `Engine::committed` resumes the request.
     pub(super) fn commit(&mut self, slot: u32) {
         let disk = self.requests[slot].request.disk;
         let journal = self.journal_mut(disk).expect("only persistent caches commit");
@@ -42,7 +42,7 @@ impl Engine {
         self.disk_mut(disk).journal.as_deref_mut()
     }
 
-    /// Does what the journal of a disk's cache can do now.
+    /// Does all work that the journal of a disk's cache can do now.
     pub(super) fn pump_journal(&mut self, now: Instant, disk: DiskId) {
         loop {
             let it = self.disk_mut(disk);
@@ -56,7 +56,8 @@ impl Engine {
                     if is_twofold && !journal.waiting.is_empty() {
                         journal.prove_rewritten(now, index);
                     }
-                    // All records first; a ring that is full takes as many as it can, and another round follows.
+                    // First pack all records. A full ring takes as many as fit, and another commit
+                    // takes the others.
                     let mut marks = journal.unsealed_marks;
                     let more = |writer: &Writer| std::mem::take(&mut marks) || writer.pending() > 0;
                     if let Some((first, bytes)) = journal.seal_run(index, more) {
@@ -98,9 +99,9 @@ impl Engine {
         }
     }
 
-    /// Writes sealed pages to every copy that can be written.
+    /// Writes sealed pages to every writable copy of the ring.
     pub(super) fn write_pages(&mut self, now: Instant, disk: DiskId, first: u64, bytes: Vec<u8>) {
-        let journal = self.journal_mut(disk).expect("it sealed them");
+        let journal = self.journal_mut(disk).expect("the journal sealed these pages");
         let copies: Vec<u8> =
             (0..journal.lost.len()).filter(|i| !journal.lost[*i]).map(|i| i as u8).collect();
         journal.in_flight.insert(first, copies.len() as u8);
@@ -110,8 +111,8 @@ impl Engine {
     }
 
     fn write_pages_to(&mut self, now: Instant, disk: DiskId, io: JournalIo, bytes: Vec<u8>) {
-        let JournalIo::Pages { first, copy, .. } = io else { panic!("pages are written") };
-        let journal = self.journal_mut(disk).expect("it sealed them");
+        let JournalIo::Pages { first, copy, .. } = io else { panic!("only page writes are retried") };
+        let journal = self.journal_mut(disk).expect("the journal sealed these pages");
         let (device, offset) = journal.place(usize::from(copy), journal.writer.page_number(first));
         let len = bytes.len() as u64;
         self.disk_mut(disk).stats.journal_bytes += len;
@@ -133,7 +134,7 @@ impl Engine {
         self.issue(now, owner, disk, Target::Flash(device), IoOp::Flush, (0, 0), None, 0);
     }
 
-    /// A page run or a flush ended.
+    /// Handles the end of a page write or of a flush.
     pub(super) fn journal_io_done(
         &mut self,
         now: Instant,
@@ -147,15 +148,15 @@ impl Engine {
         match (io, result) {
             (JournalIo::Pages { first, copy, tries }, Err(_)) if tries < TRIES_MAX => {
                 let again = JournalIo::Pages { first, copy, tries: tries + 1 };
-                return self.write_pages_to(now, disk, again, bytes.expect("pages have bytes"));
+                return self.write_pages_to(now, disk, again, bytes.expect("a page write has its content"));
             }
             (JournalIo::Pages { first, copy, .. }, result) => {
-                let journal = self.journal_mut(disk).expect("in flight");
+                let journal = self.journal_mut(disk).expect("the operation is in flight");
                 match result {
                     Ok(()) => _ = journal.written.insert(device),
                     Err(_) => journal.lost[usize::from(copy)] = true,
                 }
-                let outstanding = journal.in_flight.get_mut(&first).expect("in flight");
+                let outstanding = journal.in_flight.get_mut(&first).expect("the operation is in flight");
                 *outstanding -= 1;
                 if *outstanding == 0 {
                     journal.in_flight.remove(&first);
@@ -169,8 +170,8 @@ impl Engine {
                     Ok(()) => self.flushed_device(disk, device),
                     Err(_) => self.distrust_device(now, disk, device),
                 }
-                let journal = self.journal_mut(disk).expect("in flight");
-                let round = journal.round.as_mut().expect("a flush belongs to a round");
+                let journal = self.journal_mut(disk).expect("the operation is in flight");
+                let round = journal.round.as_mut().expect("a flush belongs to a commit");
                 let left = round.flushes.as_mut().expect("a flush is in flight");
                 *left -= 1;
                 if *left == 0 && !journal.dead {
@@ -185,12 +186,12 @@ impl Engine {
         self.unsettled.push(disk);
     }
 
-    /// Everything the round was to make durable is.
+    /// Ends a commit: all records and data that it covers are durable.
     fn end_round(&mut self, now: Instant, disk: DiskId) {
         let Engine { disks, range_locks, .. } = self;
         let it = disks[disk.0 as usize].as_mut().expect("disks outlive their I/O");
-        let (journal, index) = it.journal_and_index().expect("it had a round");
-        let Commit { upto, waiters, releases, .. } = journal.round.take().expect("it had a round");
+        let (journal, index) = it.journal_and_index().expect("a commit is in progress");
+        let Commit { upto, waiters, releases, .. } = journal.round.take().expect("a commit is in progress");
         journal.writer.committed(upto);
         journal.durable = upto;
         let shift = index.block_shift();
@@ -199,7 +200,7 @@ impl Engine {
                 continue;
             }
             index.set_held(sector, false);
-            // An empty frame may be about to be filled.
+            // The empty frame may be the target of a fill that is about to start.
             let first = u64::from(index.block(FrameNo((sector >> shift) as u32)).0) << shift;
             if !range_locks.is_busy(&Range { disk, first, end: first + (1 << shift) }) {
                 index.free_second_if_empty(sector);
@@ -209,11 +210,12 @@ impl Engine {
             self.committed(now, slot, Ok(()));
         }
         self.wake(disk);
-        // A round that had nothing to write ends without I/O, and may be what a change of the cache waits for.
+        // A commit without writes ends without I/O, and a change of the cache may wait for its end.
         self.unsettled.push(disk);
     }
 
-    /// A flush of a device succeeded. One that failed before is trusted again when nothing dirty depends on it.
+    /// Handles a successful flush of a device. After a failed flush, the device is trusted again
+    /// once no dirty data depends on it.
     fn flushed_device(&mut self, disk: DiskId, device: DeviceId) {
         let disk = self.disk_mut(disk);
         let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
@@ -228,7 +230,8 @@ impl Engine {
         journal.mends = !journal.spared.is_empty();
     }
 
-    /// A flush of a device failed, for one disk: any part of what any disk wrote there since its last flush may be lost.
+    /// Handles a failed flush of a device, reported for one disk. Any write of any disk to that
+    /// device since its last successful flush may be lost.
     fn distrust_device(&mut self, now: Instant, asked: DiskId, device: DeviceId) {
         for index in 0..self.disks.len() {
             let id = DiskId(index as u32);
@@ -241,12 +244,12 @@ impl Engine {
                 continue;
             }
             if self.spare_device(id, device) {
-                let journal = self.journal_mut(id).expect("looked at");
-                // The next round flushes it again.
+                let journal = self.journal_mut(id).expect("checked above");
+                // The next commit flushes the device again.
                 journal.spared.insert(device);
                 journal.written.insert(device);
             } else {
-                self.journal_mut(id).expect("looked at").distrusted = true;
+                self.journal_mut(id).expect("checked above").distrusted = true;
                 if let Some(opening) = &mut self.disk_mut(id).opening {
                     opening.distrusted = true;
                 }
@@ -257,8 +260,9 @@ impl Engine {
         }
     }
 
-    /// A device does not make anything durable. True if nothing depends on it alone: the ring has another copy, and so has
-    /// all dirty data. (What is being written is dirty only when all its copies are there.)
+    /// Excludes a device that cannot make data durable. Returns true if no data depends on that
+    /// device alone: the ring and all dirty data have a copy elsewhere. Sectors being written
+    /// become dirty only after all their copies are written.
     fn spare_device(&mut self, disk: DiskId, device: DeviceId) -> bool {
         let disk = self.disk_mut(disk);
         let (Some(cache), Some(journal)) = (&disk.cache, &mut disk.journal) else { return false };
@@ -270,11 +274,12 @@ impl Engine {
         !journal.lost.iter().all(|lost| *lost) && !cache.would_lose_dirty(&on_it)
     }
 
-    /// The journal cannot be written: no more dirty data, and what there is goes to the backing. That a ring which is being
-    /// made fails says its command: the cache has the one before it still.
+    /// Handles a journal that cannot be written any more. The cache accepts no new dirty data, and
+    /// existing dirty data is destaged. If a new ring fails while it is being created, its command
+    /// reports that, because the cache still has the previous ring.
     pub(super) fn lose_journal(&mut self, now: Instant, disk: DiskId) {
         let is_new = self.disk(disk).opening.as_ref().is_some_and(|opening| opening.makes_ring());
-        let journal = self.journal_mut(disk).expect("it is lost");
+        let journal = self.journal_mut(disk).expect("a lost journal still exists");
         if !std::mem::replace(&mut journal.dead, true) {
             if journal.round.as_ref().is_some_and(|round| round.flushes.is_none()) {
                 let round = journal.round.take().expect("matched");
@@ -289,11 +294,11 @@ impl Engine {
 
     /// Fails the requests that wait for a lost journal.
     fn fail_waiters(&mut self, now: Instant, disk: DiskId) {
-        let journal = self.journal_mut(disk).expect("it is lost");
+        let journal = self.journal_mut(disk).expect("a lost journal still exists");
         let waited = journal.lost_at.is_some_and(|at| now - at >= WAIT_NS_MAX);
         let waiting = std::mem::take(&mut journal.waiting);
         if !waiting.is_empty() {
-            // A change may have waited for them.
+            // A change of the cache may have waited for these requests.
             self.unsettled.push(disk);
         }
         for slot in waiting {
@@ -304,7 +309,7 @@ impl Engine {
         }
     }
 
-    /// Resumes a request that waited for a commit, or makes it wait for another journal.
+    /// Resumes a request that waited for a commit, or makes it wait for a new journal.
     fn committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         match (self.requests[slot].phase, result) {
             (Phase::CommitThenChange, _) => self.runnable.push_back(slot),
@@ -316,7 +321,7 @@ impl Engine {
                 self.leave_zones(slot);
                 self.runnable.push_back(slot);
             }
-            (other, _) => panic!("a request in {other:?} waits for a commit"),
+            (other, _) => panic!("a request in {other:?} does not wait for a commit"),
         }
     }
 }

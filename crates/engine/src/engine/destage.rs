@@ -1,9 +1,9 @@
-//! Destaging: which dirty data is written to the backing, when, and how it becomes clean.
+//! Destaging: decides which dirty data is written to the backing, and when, and makes it clean.
 //!
 //! Jobs transfer sectors (`jobs.rs`), then the backing is flushed, then the journal records the
-//! sectors as clean. Sectors that are written again meanwhile stay dirty. An *epoch* tells how old
-//! dirty data is: half of the dirty-age limit, or, if write order is kept, the time between two
-//! flushes of the guest.
+//! sectors as clean. Sectors that are written again meanwhile stay dirty. An *epoch* is an age
+//! class of dirty data. Its length is half the dirty-age limit or, if write order is kept, the time
+//! between two flushes of the guest.
 
 use super::Engine;
 use super::destager::{Epochs, half_age_ns};
@@ -14,27 +14,29 @@ use crate::io::IoError;
 use crate::range_locks::{Kind, Range};
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
-/// Sectors written to the backing after which it is flushed, though there is more to destage; less in a small cache.
+/// Number of sectors written to the backing after which the backing is flushed, even if more dirty
+/// data remains. A small cache has a lower limit.
 const UNFLUSHED_MAX: u64 = 8192;
 
-/// Transferred data that no request waits for is flushed after this time. A flush after each
-/// transfer would cost the backing more than the transfer.
+/// Time after which destaged data is flushed if no request waits for it, nanoseconds. A flush after
+/// each transfer would cost the backing more than the transfer itself.
 const FLUSH_NS_MAX: u64 = 1_000_000_000;
 
-/// Maximum transfers of one disk: while the guest uses the backing too, while it uses flash, while
-/// it is idle, and when it is urgent. A disk drive that gets many in order passes over the gaps
-/// instead of seeking.
+/// Maximum number of transfers of one disk: while the guest uses the backing too, while it uses
+/// flash, while it is idle, and when destaging is urgent. A hard disk with many queued writes in
+/// order passes over the gaps instead of seeking.
 const TRANSFERS: [u32; 4] = [1, 2, 8, 64];
 
-/// Sectors of them, after which there is not one more.
+/// Number of sectors in transfer after which no further transfer starts, for the same four states.
 const TRANSFERRED: [u64; 4] = [1, 256, 1024, u64::MAX];
 
-/// After a failure the destager rests for this long, doubled with each further one, nanoseconds.
+/// Minimum pause of the destager after a failure, nanoseconds. The pause doubles with each further
+/// failure.
 const REST_NS_MIN: u64 = 100_000_000;
 const REST_NS_MAX: u64 = 10_000_000_000;
 
 impl Cache {
-    /// So many sectors can be dirty.
+    /// Returns the number of sectors that can be dirty.
     fn sectors(&self) -> u64 {
         match self.config.copies {
             Copies::Peer if self.second_sectors() > 0 => {
@@ -44,12 +46,13 @@ impl Cache {
         }
     }
 
-    /// Dirty sectors, per mille of the cache's capacity; both without leaving segments.
+    /// Returns the dirty sectors in per mille of the cache's capacity. Both exclude segments that
+    /// are being vacated.
     pub(super) fn dirty_permille(&self) -> u64 {
         self.permille(self.index.staying_dirty())
     }
 
-    /// From this share on nothing more becomes dirty.
+    /// Returns the share of dirty data, in per mille, at which no more data may become dirty.
     pub(super) fn full_permille(&self) -> u64 {
         match self.config.layout {
             Layout::Unified => self.config.destage.full_permille.into(),
@@ -64,7 +67,7 @@ impl Cache {
 }
 
 impl Engine {
-    /// Blocks of these sectors have become dirty.
+    /// Records that the blocks of these sectors have become dirty.
     pub(super) fn note_dirty(&mut self, now: Instant, disk_id: DiskId, first: u64, end: u64) {
         let disk = self.disk_mut(disk_id);
         let cache = disk.cache.as_mut().expect("dirty data is in a cache");
@@ -88,15 +91,15 @@ impl Engine {
         self.wake(disk_id);
     }
 
-    /// Would a write to these sectors, or past the cache, reach the backing before older data? (Only where write
-    /// order is kept.)
+    /// Returns true if a write would reach the backing before older data, although write order is
+    /// to be kept. The write is to these sectors on flash, or bypasses the cache.
     pub(super) fn breaks_order(&self, disk: DiskId, first: u64, end: u64, past_the_cache: bool) -> bool {
         let disk = self.disk(disk);
         let Some(cache) = disk.cache.as_ref().filter(|cache| cache.config.destage.ordered) else {
             return false;
         };
         if past_the_cache {
-            // Data that flash does not deliver cannot be destaged.
+            // Data that cannot be read from flash cannot be destaged.
             return cache.index.dirty_sectors() > disk.lost.len() as u64;
         }
         let destager = &disk.destager;
@@ -111,7 +114,7 @@ impl Engine {
         })
     }
 
-    /// Starts transfers that are needed now, and flushes completed ones.
+    /// Starts the transfers that are needed now, and flushes the backing after completed ones.
     pub(super) fn pump_destage(&mut self, now: Instant, id: DiskId) {
         self.end_late_insisting(now, id);
         while !self.disk(id).holds
@@ -131,7 +134,7 @@ impl Engine {
             disk.destager.wake_at = disk.destager.rest_until;
             let newest = disk.due_epoch(now);
             if newest.is_none() && !disk.destages_leaving() {
-                // Transferred data may be waiting for the pause to end before it is flushed.
+                // Destaged data may be waiting for the end of the pause before it is flushed.
                 disk.destager.wake_at = disk.next_age().into_iter().chain(disk.destager.rest_until).min();
                 break;
             }
@@ -139,7 +142,8 @@ impl Engine {
             let is_enough = disk.destager.transfers >= TRANSFERS[hurry]
                 || disk.destager.moving >= TRANSFERRED[hurry]
                 || disk.destager.is_flushing && disk.destager.written.len() as u64 >= disk.unflushed_max();
-            // After a failure what has been moved is flushed first: another failure is not to keep it dirty.
+            // After a failure, destaged data is flushed first, so that another failure does not
+            // keep it dirty.
             let flush_first =
                 disk.destager.failures > 0 && !disk.destager.written.is_empty() && !disk.destager.is_flushing;
             if is_enough || disk.destager.rest_until.is_some() || flush_first {
@@ -152,7 +156,7 @@ impl Engine {
                 break;
             };
             if disk.is_fresh(JobKind::Destage, range) {
-                disk.journal.as_mut().expect("looked at").ask();
+                disk.journal.as_mut().expect("checked above").ask();
                 disk.destager.cursor = disk
                     .cache
                     .as_ref()
@@ -160,7 +164,7 @@ impl Engine {
                 self.put_back(id, range);
                 break;
             }
-            // A transfer of sectors that are not dirty any more ends immediately.
+            // A transfer whose sectors are no longer dirty ends immediately.
             self.disk_mut(id).destager.begin_transfer(range.end - range.first);
             if !self.transfer(now, JobKind::Destage, range) {
                 self.disk_mut(id).destager.end_transfer(range.end - range.first);
@@ -189,7 +193,8 @@ impl Engine {
         self.pump_zones(now, id);
     }
 
-    /// Blocks of a range that were to be transferred still are, as far as they are dirty and not on their way.
+    /// Returns blocks of a range to the destage queue if they are still dirty and not being
+    /// transferred.
     pub(super) fn put_back(&mut self, id: DiskId, range: Range) {
         let disk = self.disk_mut(id);
         let (Some(cache), destager) = (&disk.cache, &mut disk.destager) else { return };
@@ -204,8 +209,9 @@ impl Engine {
         }
     }
 
-    /// A transfer of `range`, out of `whole`, ended: if it `moved` them, its sectors are on the backing, though
-    /// perhaps not durably; a doubt since they were sent leaves them dirty.
+    /// Handles the end of a transfer of `range`, a part of `whole`. If the job `moved` the sectors,
+    /// the backing has them, possibly not durably. The sectors stay dirty if a flush failed or a
+    /// loss was reported since the transfer began.
     pub(super) fn transferred(
         &mut self,
         now: Instant,
@@ -235,7 +241,8 @@ impl Engine {
         self.wake(id);
     }
 
-    /// A flush of the backing ended, which began after `upto` writes to it. It is `believed` if there was no doubt since.
+    /// Handles the end of a flush of the backing that covers `upto` writes. The flush is `believed`
+    /// if no other flush failed and no loss was reported since it began.
     pub(super) fn backing_flushed(
         &mut self,
         now: Instant,
@@ -253,7 +260,10 @@ impl Engine {
                 self.make_clean(now, id, flushed.into_iter());
             }
             Ok(()) => {
-                assert!(disk.destager.flushing.is_empty(), "a doubt makes destaged sectors dirty again");
+                assert!(
+                    disk.destager.flushing.is_empty(),
+                    "a failed flush makes destaged sectors dirty again"
+                );
             }
             Err(_) => {
                 disk.stats.destage_errors += 1;
@@ -267,8 +277,8 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Lets requests acquire their range locks again that waited until older data was on the
-    /// backing.
+    /// Resumes the requests that waited until older data was on the backing. Each of them locks its
+    /// range again.
     pub(super) fn end_order_wait(&mut self, id: DiskId) {
         for slot in std::mem::take(&mut self.disk_mut(id).destager.order_waiters) {
             let range = self.requests[slot].range;
@@ -278,8 +288,8 @@ impl Engine {
         }
     }
 
-    /// Handles sectors of the disk, in order, that are durable on the backing: those that are still
-    /// dirty become clean.
+    /// Makes sectors clean that are now durable on the backing. `sectors` are sectors of the disk
+    /// in ascending order; those that are not dirty any more are skipped.
     fn make_clean(&mut self, now: Instant, id: DiskId, sectors: impl Iterator<Item = u64>) {
         let disk = self.disk_mut(id);
         let Some(CacheConfig { layout, copies, .. }) = disk.cache.as_ref().map(|cache| cache.config) else {
@@ -303,7 +313,7 @@ impl Engine {
                 true => journal.drop_sector(now, &mut cache.index, sector),
                 false => journal.clean_sector(now, &mut cache.index, sector),
             }
-            // The state of the first copy applies to the second too; the reverse does not hold.
+            // The state of the first copy applies to the second copy too, but not the reverse.
             match (second, copies) {
                 (None, _) => {}
                 (Some(second), Copies::TwoOfAll) if !split => {
@@ -315,7 +325,7 @@ impl Engine {
         }
     }
 
-    /// Ends a drain that is complete, or that cannot complete.
+    /// Ends a drain that is complete or cannot be completed.
     fn check_drained(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
         let Some(command) = disk.draining else { return };
@@ -324,7 +334,8 @@ impl Engine {
         if disk.flash_writes > 0 || dirty > lost || !disk.destager.is_idle() {
             return;
         }
-        // A crash must not bring back as dirty what newer writes go past from now on.
+        // From now on writes may bypass the cache. A crash must not bring back the older dirty data
+        // that they replace.
         if let Some(journal) = disk.journal.as_mut().filter(|journal| !journal.dead && journal.has_releases())
         {
             return journal.ask();
@@ -336,7 +347,8 @@ impl Engine {
 }
 
 impl super::Disk {
-    /// Flash delivered a dirty sector after all: it can be destaged.
+    /// Records that flash delivered a dirty sector after an earlier read error, so that the sector
+    /// can be destaged.
     pub(super) fn found_again(&mut self, sector: u64) {
         if !self.lost.is_empty()
             && self.lost.remove(&sector)
@@ -346,7 +358,7 @@ impl super::Disk {
         }
     }
 
-    /// Takes settings of its cache, if it has one, that concern no contents.
+    /// Applies settings of the disk's cache that do not affect its contents.
     pub(super) fn tune(&mut self, mode: Mode, destage: Destage, copies: Copies) {
         let Some(cache) = &mut self.cache else { return };
         let (before, now) = (Epochs::of(&cache.config.destage), Epochs::of(&destage));
@@ -356,7 +368,7 @@ impl super::Disk {
         }
     }
 
-    /// Rests after a failure.
+    /// Pauses the destager after a failure.
     fn rest(&mut self, now: Instant) {
         let destager = &mut self.destager;
         let rest = REST_NS_MIN << destager.failures.min(10);
@@ -364,7 +376,7 @@ impl super::Disk {
         destager.rest_until = Some(now + rest.min(REST_NS_MAX));
     }
 
-    /// The newest epoch that is to be destaged now, if any is.
+    /// Returns the newest epoch that must be destaged now, or `None`.
     fn due_epoch(&mut self, now: Instant) -> Option<u32> {
         let cache = self.cache.as_ref()?;
         let destage = cache.config.destage;
@@ -375,7 +387,7 @@ impl super::Disk {
             || destager.running && share > u64::from(destage.stop_permille);
         let oldest = *destager.epochs.keys().next()?;
         if destage.ordered {
-            // The next epoch begins when nothing of the one before is left or on its way.
+            // The next epoch begins when all data of the previous one is durable on the backing.
             let nothing_left = oldest > destager.front && destager.written.is_empty() && destager.is_idle();
             if nothing_left {
                 destager.front = oldest;
@@ -391,7 +403,7 @@ impl super::Disk {
         (oldest < now_epoch).then(|| now_epoch - 1)
     }
 
-    /// Returns true if all dirty data is to be destaged.
+    /// Returns true if all dirty data must be destaged.
     fn everything_goes(&self) -> bool {
         self.draining.is_some()
             || self.journal.as_ref().is_some_and(|journal| journal.dead || journal.mends)
@@ -399,12 +411,13 @@ impl super::Disk {
             || !self.destager.order_waiters.is_empty()
     }
 
-    /// Destaged sectors after which the backing is flushed. While it is being flushed, no more are destaged.
+    /// Returns the number of destaged sectors after which the backing is flushed. During that
+    /// flush, no more than this number is destaged.
     fn unflushed_max(&self) -> u64 {
         self.cache.as_ref().map_or(1, |cache| (cache.sectors() / 16).clamp(1, UNFLUSHED_MAX))
     }
 
-    /// When the backing is to be flushed, if there is something to flush.
+    /// Returns the time at which the backing must be flushed, if a flush is needed.
     fn flush_at(&mut self, now: Instant) -> Option<Instant> {
         let cache = self.cache.as_ref()?;
         let destage = cache.config.destage;
@@ -416,7 +429,7 @@ impl super::Disk {
         }
         let is_full = cache.dirty_permille() >= cache.full_permille();
         let patience = half_age_ns(&destage).map_or(FLUSH_NS_MAX, |half| FLUSH_NS_MAX.min(half / 4));
-        // Dirty data that is old enough but not allowed to go yet waits for this.
+        // Dirty data that is old enough but not yet allowed to be destaged waits for this flush.
         let goes = self.everything_goes() || self.vacating.is_some();
         if goes || destage.ordered || is_full || self.due_epoch(now).is_some() {
             return Some(now);
@@ -424,8 +437,8 @@ impl super::Disk {
         self.destager.written_since.map(|since| since + patience)
     }
 
-    /// Returns true if a range has dirty data for a job of this kind, but none that the journal
-    /// durably records as dirty.
+    /// Returns true if a range has dirty data for a job of this kind, but the journal does not
+    /// durably record any of it as dirty.
     pub(super) fn is_fresh(&self, kind: JobKind, range: Range) -> bool {
         let (Some(cache), Some(journal)) = (&self.cache, &self.journal) else { return false };
         let mut found = false;
@@ -447,7 +460,7 @@ impl super::Disk {
         found
     }
 
-    /// How hard the destager tries: an index of [`TRANSFERS`] and [`TRANSFERRED`].
+    /// Returns the urgency of destaging: an index of [`TRANSFERS`] and [`TRANSFERRED`].
     fn hurry(&self) -> usize {
         let Some(cache) = &self.cache else { return 0 };
         let destage = cache.config.destage;
@@ -465,7 +478,7 @@ impl super::Disk {
         }
     }
 
-    /// Takes the next blocks to be destaged out of those to do: neighbours that go in one I/O.
+    /// Takes the next blocks out of the destage queue: adjacent blocks that fit into one I/O.
     fn next_range(&mut self, id: DiskId, newest: Option<u32>) -> Option<Range> {
         let leaves = self.destages_leaving();
         let (cache, destager) = (self.cache.as_mut()?, &mut self.destager);
@@ -475,8 +488,8 @@ impl super::Disk {
             Some(block) => block,
             None => destager.next(newest?, |block| cache.was_used(block))?,
         };
-        // Includes neighbours up to the window's end, so that contiguous dirty data goes in whole
-        // stripes.
+        // Includes adjacent blocks up to the window's end, so that contiguous dirty data is written
+        // in whole stripes.
         let blocks_max = u64::from((cache.config.destage.io_bytes_max / cache.config.block_bytes).max(1));
         let (mut first, mut end) = (u64::from(block), u64::from(block) + 1);
         let window = first / blocks_max * blocks_max;
@@ -500,7 +513,7 @@ impl super::Disk {
         Some(Range { disk: id, first: first << shift, end: (end << shift).min(sectors) })
     }
 
-    /// When the oldest dirty data is to be destaged for its age.
+    /// Returns the time at which the oldest dirty data must be destaged because of its age.
     fn next_age(&self) -> Option<Instant> {
         let half = half_age_ns(&self.cache.as_ref()?.config.destage)?;
         let oldest = u64::from(*self.destager.epochs.keys().next()?);

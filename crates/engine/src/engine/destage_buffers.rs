@@ -1,11 +1,11 @@
-//! Buffers of the engine for destaging, handed out in parts: many small transfers need no more
-//! memory than a few large ones.
+//! The engine's buffers for destaging. A buffer can be divided, so that many small transfers need
+//! no more memory than a few large ones.
 //!
 //! A buffer is divided into 64 grains of at least 4 KiB. A part is a contiguous range of one
 //! buffer. Small parts are taken from the first buffers, so that the others stay whole.
 //!
-//! Disks have shares of the bytes ([`Shares`]): transfers to a hanging backing keep their parts,
-//! and the rest stays available to other disks.
+//! Each disk has a share of the buffer bytes ([`Shares`]). Transfers to a hung backing keep their
+//! parts, and the rest of the memory stays available to other disks.
 
 use crate::io::BufferSlice;
 use crate::shares::Shares;
@@ -18,16 +18,17 @@ const GRAINS: u32 = 64;
 pub(super) struct DestageBuffers {
     buffers: Vec<Buffer>,
     withheld: Vec<Withheld>,
-    /// Bytes that each disk has.
+    /// Buffer bytes in use by each disk.
     pub(super) shares: Shares,
 }
 
-/// The minimum that a transfer needs.
+/// The minimum buffer size that a transfer needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Least {
-    /// All bytes that it asks for.
+    /// All bytes that the transfer asks for.
     All,
-    /// So many bytes; less for a disk that has no buffer at all, so that it gets on.
+    /// At least this number of bytes. A disk without any buffer may get less, so that its destaging
+    /// continues.
     Bytes(u64),
 }
 
@@ -42,46 +43,46 @@ struct Buffer {
     id: BufferId,
     grain_bytes: u32,
     grains: u32,
-    /// A bit for each grain.
+    /// Free grains of the buffer, one bit each.
     free: u64,
 }
 
-/// Memory of an I/O that was abandoned: storage may use it still, so nothing else does.
+/// Memory of an abandoned I/O. Storage may still use it, so it is not handed out.
 #[derive(Debug)]
 struct Withheld {
     disk: DiskId,
     id: BufferId,
-    /// A bit for each grain.
+    /// Withheld grains, one bit each.
     grains: u64,
-    /// Grains among them that were given back meanwhile.
+    /// Withheld grains whose owner has given them back meanwhile.
     kept: u64,
 }
 
-/// Part of a buffer.
+/// A part of one of the engine's buffers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DestageBuffer {
-    /// The disk that has it.
+    /// The disk that uses the part.
     pub(super) disk: DiskId,
     pub(super) id: BufferId,
-    /// Bytes, multiples of a sector.
+    /// Position in the buffer, bytes; both fields are multiples of a sector.
     pub(super) offset: u32,
     pub(super) len: u32,
 }
 
 impl DestageBuffer {
-    /// First sector in its buffer.
+    /// Returns the part's first sector in its buffer.
     pub(super) fn first_sector(&self) -> u64 {
         u64::from(self.offset) / SECTOR_BYTES
     }
 
-    /// Sectors that it has room for.
+    /// Returns the number of sectors that fit into the part.
     pub(super) fn sectors(&self) -> u64 {
         u64::from(self.len) / SECTOR_BYTES
     }
 }
 
 impl DestageBuffers {
-    /// One more buffer, of a multiple of 4 KiB.
+    /// Adds a buffer whose size is a multiple of 4 KiB.
     pub(super) fn add(&mut self, id: BufferId, bytes: u32) {
         let grain_bytes = (bytes / GRAINS).next_multiple_of(SECTOR_BYTES as u32).max(SECTOR_BYTES as u32);
         let grains = bytes / grain_bytes;
@@ -94,21 +95,21 @@ impl DestageBuffers {
         !self.buffers.is_empty()
     }
 
-    /// Returns true if a disk can get `bytes`, or the minimum `least`, limited by the longest
-    /// buffer.
+    /// Returns true if a disk can get a buffer of `bytes` bytes, or of at least `least` bytes. The
+    /// longest buffer limits `least`.
     pub(super) fn has(&self, disk: DiskId, bytes: u64, least: Least) -> bool {
         let Some((_, least)) = self.granted(disk, bytes, least) else { return false };
         self.longest_free().is_some_and(|(_, free)| free >= self.at_most(least).max(1))
     }
 
-    /// Hands a disk `bytes`, or fewer but at least `least` if there is no free range of that
-    /// length. `least` is limited by the longest buffer.
+    /// Hands out a buffer of `bytes` bytes to a disk. If no free range is long enough, the buffer
+    /// is shorter, but at least `least` bytes. The longest buffer limits `least`.
     pub(super) fn take(&mut self, disk: DiskId, bytes: u64, least: Least) -> Option<DestageBuffer> {
         let (bytes, least) = self.granted(disk, bytes, least)?;
         self.cut(disk, bytes, least)
     }
 
-    /// What the disk's share permits: bytes to request, and the minimum.
+    /// Returns what the disk's share permits: the bytes to request, and the minimum.
     fn granted(&self, disk: DiskId, bytes: u64, least: Least) -> Option<(u64, u64)> {
         let bytes = self.at_most(bytes);
         let allowed = self.shares.allowance(disk, bytes);
@@ -138,8 +139,8 @@ impl DestageBuffers {
         Some(piece)
     }
 
-    /// Bytes available to optional transfers. The other half of the buffers is kept for transfers
-    /// that requests depend on.
+    /// Returns the bytes available to optional transfers. Half of the memory is reserved for
+    /// transfers that requests depend on.
     pub(super) fn spare(&self) -> u64 {
         let bytes = |grains: fn(&Buffer) -> u32| -> u64 {
             self.buffers.iter().map(|buffer| u64::from(grains(buffer) * buffer.grain_bytes)).sum()
@@ -148,13 +149,14 @@ impl DestageBuffers {
         free.saturating_sub(all / 2)
     }
 
-    /// Hands a disk `bytes`, or what optional transfers may have.
+    /// Hands out a buffer for an optional transfer: `bytes` bytes, or fewer if less is available to
+    /// optional transfers.
     pub(super) fn take_spare(&mut self, disk: DiskId, bytes: u64) -> Option<DestageBuffer> {
         let bytes = self.shares.allowance(disk, bytes.min(self.spare()));
         if bytes == 0 { None } else { self.cut(disk, bytes, 0) }
     }
 
-    /// Takes back everything after the first `bytes`, which are at least 1.
+    /// Takes back all but the first `bytes` bytes of a part. `bytes` is at least 1.
     pub(super) fn shorten(&mut self, piece: &mut DestageBuffer, bytes: u64) {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
@@ -164,7 +166,7 @@ impl DestageBuffers {
         piece.len = len;
     }
 
-    /// Takes a piece back.
+    /// Takes back a part.
     pub(super) fn give_back(&mut self, piece: &DestageBuffer) {
         let buffer = self.buffer(piece);
         let (first, count) = buffer.place(piece);
@@ -172,7 +174,7 @@ impl DestageBuffers {
         self.free(piece, mask(first, count));
     }
 
-    /// Frees grains of a piece, but for those that are withheld.
+    /// Frees grains of a part, except withheld grains.
     fn free(&mut self, piece: &DestageBuffer, mut grains: u64) {
         for withheld in self.withheld.iter_mut().filter(|withheld| withheld.id == piece.id) {
             withheld.kept |= withheld.grains & grains;
@@ -184,28 +186,29 @@ impl DestageBuffers {
         self.shares.give_back(piece.disk, bytes);
     }
 
-    /// Storage continues to use `slice` after the I/O of a disk has ended: its memory is not handed
-    /// out before [`returned`](Self::returned), and counts for the disk. No effect on other
-    /// buffers.
+    /// Withholds memory that storage continues to use after the I/O of a disk has ended. The memory
+    /// is not handed out before [`returned`](Self::returned), and counts as used by the disk.
+    /// Memory outside the engine's buffers is ignored.
     pub(super) fn withhold(&mut self, disk: DiskId, slice: BufferSlice) {
         if let Some(grains) = self.grains(slice) {
             self.withheld.push(Withheld { disk, id: slice.id, grains, kept: 0 });
         }
     }
 
-    /// Storage does not use `slice` any more.
+    /// Handles the end of storage's use of withheld memory.
     pub(super) fn returned(&mut self, slice: BufferSlice) {
         let Some(grains) = self.grains(slice) else { return };
         let is_it = |withheld: &Withheld| withheld.id == slice.id && withheld.grains == grains;
-        let at = self.withheld.iter().position(is_it).expect("what is returned was withheld");
+        let at = self.withheld.iter().position(is_it).expect("returned memory was withheld before");
         let Withheld { disk, kept, .. } = self.withheld.swap_remove(at);
-        let buffer = self.buffers.iter_mut().find(|buffer| buffer.id == slice.id).expect("just found");
+        let buffer =
+            self.buffers.iter_mut().find(|buffer| buffer.id == slice.id).expect("the buffer was just found");
         buffer.free |= kept;
         let bytes = u64::from(kept.count_ones() * buffer.grain_bytes);
         self.shares.give_back(disk, bytes);
     }
 
-    /// The grains of a slice, if it is in one of these buffers.
+    /// Returns the grains of a slice, or `None` if the slice is not in one of these buffers.
     fn grains(&self, slice: BufferSlice) -> Option<u64> {
         let buffer = self.buffers.iter().find(|buffer| buffer.id == slice.id)?;
         let first = slice.offset / buffer.grain_bytes;
@@ -213,7 +216,7 @@ impl DestageBuffers {
         Some(mask(first, end - first))
     }
 
-    /// The longest free range: its position, and its length in bytes.
+    /// Returns the longest free range: the buffer's index, and the length in bytes.
     fn longest_free(&self) -> Option<(usize, u64)> {
         let free = |buffer: &Buffer| u64::from(buffer.longest(GRAINS).1 * buffer.grain_bytes);
         self.buffers.iter().map(free).enumerate().max_by_key(|(_, free)| *free)
@@ -225,12 +228,15 @@ impl DestageBuffers {
     }
 
     fn buffer(&mut self, piece: &DestageBuffer) -> &mut Buffer {
-        self.buffers.iter_mut().find(|buffer| buffer.id == piece.id).expect("pieces come from here")
+        self.buffers
+            .iter_mut()
+            .find(|buffer| buffer.id == piece.id)
+            .expect("the part belongs to one of these buffers")
     }
 }
 
 impl Buffer {
-    /// Number of grains for `bytes`, which may exceed the number of grains in a buffer.
+    /// Returns the number of grains for `bytes`, which may exceed the number of grains in a buffer.
     fn grains_of(&self, bytes: u64) -> u32 {
         bytes.div_ceil(self.grain_bytes.into()).clamp(1, u64::from(u32::MAX)) as u32
     }
@@ -239,7 +245,8 @@ impl Buffer {
         (piece.offset / self.grain_bytes, piece.len / self.grain_bytes)
     }
 
-    /// The first run of `wanted` free grains, or else the longest: position and length.
+    /// Returns the first run of `wanted` free grains, or else the longest run, as position and
+    /// length.
     fn longest(&self, wanted: u32) -> (u32, u32) {
         let (mut best, mut at) = ((0, 0), 0);
         while at < self.grains {
@@ -278,7 +285,7 @@ mod tests {
         let mut destage_buffers = DestageBuffers::default();
         [1, 2].into_iter().for_each(|id| destage_buffers.add(BufferId(id), MIB));
         let small: Vec<DestageBuffer> =
-            (0..64).map(|_| destage_buffers.cut(DISK, 4096, 0).expect("room")).collect();
+            (0..64).map(|_| destage_buffers.cut(DISK, 4096, 0).expect("a range is free")).collect();
         assert!(small.iter().all(|piece| piece.id == BufferId(1) && piece.sectors() == 4));
         let large = destage_buffers.cut(DISK, MIB.into(), MIB.into()).expect("the other one");
         assert_eq!((large.id, large.offset, large.len), (BufferId(2), 0, MIB));
@@ -287,10 +294,10 @@ mod tests {
         assert_eq!(
             destage_buffers.cut(DISK, MIB.into(), 4096),
             Some(small[7]),
-            "less is better than nothing"
+            "a shorter buffer than requested is handed out"
         );
         destage_buffers.give_back(&small[7]);
-        assert_eq!(destage_buffers.cut(DISK, MIB.into(), 65_536), None, "so little is not");
+        assert_eq!(destage_buffers.cut(DISK, MIB.into(), 65_536), None, "no range has the minimum length");
         assert!(
             destage_buffers.cut(DISK, 16_385, 16_385).is_none()
                 && destage_buffers.cut(DISK, 16_384, 16_384).is_some()
@@ -298,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn half_is_for_those_who_have_to_go_on() {
+    fn half_is_reserved_for_transfers_that_requests_depend_on() {
         let mut destage_buffers = DestageBuffers::default();
         assert_eq!((destage_buffers.spare(), destage_buffers.take_spare(DISK, 1)), (0, None));
         destage_buffers.add(BufferId(1), MIB);
@@ -324,8 +331,8 @@ mod tests {
         );
     }
 
-    /// Disks with hanging backings keep what they have: each further disk gets less, but never
-    /// nothing.
+    /// Disks with hung backings keep their buffers. Each further disk gets less memory, but never
+    /// none.
     #[test]
     fn hung_disks_leave_pieces_to_others() {
         let mut destage_buffers = DestageBuffers::default();
@@ -341,24 +348,25 @@ mod tests {
         }
     }
 
-    /// An I/O hangs in the kernel, and its disk is removed: its memory is used again when the kernel is done with it.
+    /// An I/O hangs in the kernel, and its disk is removed. The memory is used again when the
+    /// kernel has returned it.
     #[test]
-    fn what_storage_still_uses_is_not_handed_out() {
+    fn memory_in_use_by_storage_is_not_handed_out() {
         let mut destage_buffers = DestageBuffers::default();
         destage_buffers.add(BufferId(1), MIB);
         destage_buffers.shares.join(DISK, DatastoreId(0));
-        let hung = destage_buffers.cut(DISK, 100 << 10, 0).expect("room");
+        let hung = destage_buffers.cut(DISK, 100 << 10, 0).expect("a range is free");
         let slice = BufferSlice { id: BufferId(1), offset: hung.offset, len: 99 << 10 };
         destage_buffers.withhold(DISK, slice);
         destage_buffers.withhold(DISK, BufferSlice { id: BufferId(9), ..slice });
-        let rest = destage_buffers.cut(DISK, MIB.into(), 0).expect("the rest");
+        let rest = destage_buffers.cut(DISK, MIB.into(), 0).expect("the rest of the buffer is free");
         destage_buffers.give_back(&hung);
-        assert!(destage_buffers.cut(DISK, 1, 0).is_none(), "the kernel has it");
-        assert_eq!(destage_buffers.shares.held(DISK), MIB.into(), "and it counts");
+        assert!(destage_buffers.cut(DISK, 1, 0).is_none(), "the kernel still uses the memory");
+        assert_eq!(destage_buffers.shares.held(DISK), MIB.into(), "withheld memory counts for its disk");
         destage_buffers.returned(slice);
         assert_eq!(destage_buffers.shares.held(DISK), u64::from(rest.len));
         assert_eq!(destage_buffers.cut(DISK, 100 << 10, 0), Some(hung));
-        // The kernel may return it before the transfer gives it back.
+        // The kernel may return the memory before the transfer gives it back.
         destage_buffers.withhold(DISK, slice);
         destage_buffers.returned(slice);
         assert!(destage_buffers.cut(DISK, 1, 0).is_none());

@@ -1,13 +1,13 @@
-//! The dirty data of one cache: which blocks are to be destaged, which are being destaged, and in
-//! which order.
+//! The dirty blocks of one cache: which are to be destaged, which are being destaged, and in which
+//! order.
 //!
-//! The *elevator* order passes over the disk again and again. *Coldest* keeps a queue of the blocks
-//! in the order in which they became dirty. A block that was used meanwhile returns to the end of
-//! the queue at its turn, which approximates LRU (the second chance of Corbató, "A paging
-//! experiment with the Multics system", 1968). The first blocks of the queue are picked a few at a
-//! time, and the elevator passes over these.
+//! The *elevator* order passes over the disk again and again. The *coldest* order keeps a queue of
+//! blocks in the order in which they became dirty. A block that was used since then returns to the
+//! end of the queue, which approximates LRU (the second chance of Corbató, "A paging experiment
+//! with the Multics system", 1968). A few cold blocks are picked at a time, and the elevator passes
+//! over the picked ones.
 //!
-//! It uses block numbers, sectors of the disk and counts; `destage.rs` does the I/O.
+//! This module uses only block numbers, sectors of the disk and counts; `destage.rs` does the I/O.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -15,37 +15,37 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::command::{Destage, DestageOrder};
 use crate::units::{BlockNo, Instant};
 
-/// Cold blocks that are picked together, to be destaged in the order of the disk: at most this
-/// many, and this part of all.
+/// Maximum number of cold blocks that are picked together, to be destaged in the order of the disk.
+/// At most one in `PICKED_PART` of all dirty blocks is picked.
 const PICKED_MAX: usize = 64;
 const PICKED_PART: usize = 16;
 
-/// Blocks looked at for them in one go.
+/// Maximum number of queue entries that one search for cold blocks examines.
 const LOOKS_MAX: usize = 256;
 
-/// If no block is cold, this part of the blocks is destaged before all are examined again.
+/// If no block is cold, one in `HOT_PART` of the blocks is destaged before all are examined again.
 const HOT_PART: usize = 4;
 
-/// Entries in the queue that are of no use any more, at least, before they are thrown out.
+/// Minimum number of outdated queue entries before they are removed.
 const STALE_MIN: usize = 64;
 
-/// Meaning of an epoch.
+/// The meaning of an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Epochs {
-    /// The time between two flushes of the guest.
+    /// An epoch is the time between two flushes of the guest.
     Flushes,
-    /// So many nanoseconds.
+    /// An epoch is this number of nanoseconds.
     Time(u64),
-    /// There is only one.
+    /// All dirty data is in one epoch.
     One,
 }
 
-/// A block with dirty sectors that are not on their way.
+/// A block with dirty sectors that are not being transferred.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Todo {
-    /// In which it became so.
+    /// Epoch in which the block became dirty.
     epoch: u32,
-    /// Tells its entry in the queue from older ones.
+    /// Distinguishes the block's current queue entry from outdated ones.
     turn: u32,
 }
 
@@ -55,40 +55,40 @@ pub(super) struct Destager {
     todo: BTreeMap<BlockNo, Todo>,
     order: DestageOrder,
     /// For the order *coldest*: the blocks to destage that are not picked, in the order of their
-    /// turns, with outdated entries in between.
+    /// turns. The queue may contain outdated entries.
     queue: VecDeque<(BlockNo, u32)>,
     turns: u32,
     picked: BTreeSet<BlockNo>,
-    /// Blocks with dirty data in segments that leave, whether to do or on their way.
+    /// Blocks with dirty data in segments that are being vacated, including blocks being
+    /// transferred.
     pub(super) leaving: BTreeSet<BlockNo>,
-    /// Blocks in a row that were looked at and hot.
+    /// Number of consecutive queue entries that were examined and found hot.
     looks_in_vain: usize,
-    /// So many go without a look: all were hot.
+    /// Number of blocks to pick without an examination, because all blocks were hot.
     all_hot: usize,
     is_looking: bool,
-    /// How many of them each epoch has.
+    /// Number of blocks to destage in each epoch.
     pub(super) epochs: BTreeMap<u32, u32>,
-    /// Guest flushes, where write order is kept.
+    /// Number of guest flushes, if write order is kept.
     pub(super) flushes: u32,
-    /// The newest epoch whose data may go to the backing now, where write order is kept.
+    /// The newest epoch whose data may be destaged now, if write order is kept.
     pub(super) front: u32,
-    /// Position of the elevator.
     pub(super) cursor: BlockNo,
-    /// More is dirty than was to be, and not yet little enough.
+    /// True while the destager reduces the amount of dirty data from its upper to its lower limit.
     pub(super) running: bool,
-    /// Sectors of the disk that the backing got and that may not be durable there.
+    /// Sectors of the disk that were destaged and may not be durable on the backing.
     pub(super) written: BTreeSet<u64>,
-    /// Sectors among them that the flush in progress makes durable.
+    /// Destaged sectors that the flush in progress makes durable.
     pub(super) flushing: BTreeSet<u64>,
     pub(super) is_flushing: bool,
-    /// When the backing got the first of `written`.
+    /// Time at which the backing got the first sector of `written`.
     pub(super) written_since: Option<Instant>,
     pub(super) transfers: u32,
-    /// Sectors of the ranges that they look at.
+    /// Number of sectors in the ranges of the transfers in progress.
     pub(super) moving: u64,
     pub(super) failures: u32,
     pub(super) rest_until: Option<Instant>,
-    /// When there may be something to do though nothing happened.
+    /// Time at which the destager must check for work, even if no event occurs.
     pub(super) wake_at: Option<Instant>,
     /// Requests that wait until older data is on the backing.
     pub(super) order_waiters: Vec<u32>,
@@ -100,7 +100,7 @@ impl Destager {
         self.failures > 0 && (self.rest_until.is_some() || self.transfers > 0 || self.is_flushing)
     }
 
-    /// Memory, bytes; of trees, half as much again as their entries take.
+    /// Returns the memory use in bytes. Trees count as 1.5 times the size of their entries.
     pub(super) fn bytes(&self) -> u64 {
         let blocks = (self.picked.len() + self.leaving.len()) * size_of::<BlockNo>();
         let todo = self.todo.len() * size_of::<(BlockNo, Todo)>() + blocks;
@@ -108,17 +108,17 @@ impl Destager {
         ((todo + moved) * 3 / 2 + self.queue.capacity() * size_of::<(BlockNo, u32)>()) as u64
     }
 
-    /// The epoch of a block that is to be destaged and not on its way.
+    /// Returns the epoch of a block that is to be destaged and is not being transferred.
     pub(super) fn epoch(&self, block: BlockNo) -> Option<u32> {
         self.todo.get(&block).map(|todo| todo.epoch)
     }
 
-    /// Returns true if this block may be destaged when blocks up to epoch `newest` may.
+    /// Returns true if a block may be destaged when blocks up to epoch `newest` may.
     pub(super) fn may_go(&self, block: BlockNo, newest: u32) -> bool {
         self.epoch(block).is_some_and(|epoch| epoch <= newest)
     }
 
-    /// From now on destages in this order.
+    /// Changes the order of destaging.
     pub(super) fn keep_order(&mut self, order: DestageOrder) {
         if self.order == order {
             return;
@@ -132,7 +132,7 @@ impl Destager {
         }
     }
 
-    /// Records a guest's write to this block. Returns true if the block was not to be destaged
+    /// Records a guest's write to a block. Returns true if the block was not in the destage queue
     /// before.
     pub(super) fn add(&mut self, block: BlockNo, epoch: u32) -> bool {
         let is_new = self.enqueue(block, epoch);
@@ -150,7 +150,8 @@ impl Destager {
         true
     }
 
-    /// A block is on its way, or not dirty any more.
+    /// Takes a block out of the destage queue, because it is being transferred or is not dirty any
+    /// more.
     pub(super) fn take(&mut self, block: BlockNo) -> Option<u32> {
         let Todo { epoch, .. } = self.todo.remove(&block)?;
         self.picked.remove(&block);
@@ -166,7 +167,7 @@ impl Destager {
         Some(epoch)
     }
 
-    /// New data or no data: these sectors are not on their way any more.
+    /// Removes sectors from the destaged ones, because they have new data or none.
     pub(super) fn cut(&mut self, first: u64, end: u64) {
         for set in [&mut self.written, &mut self.flushing] {
             if !set.is_empty() {
@@ -176,41 +177,42 @@ impl Destager {
         }
     }
 
-    /// This block is among the oldest: it goes as soon as it may.
+    /// Moves a block to the oldest epoch, so that it is destaged as soon as possible.
     pub(super) fn hurry(&mut self, block: BlockNo) {
         if self.enqueue(block, self.front) && self.order == DestageOrder::Coldest {
             self.queue.push_front((block, self.turns));
         }
     }
 
-    /// A guest flushed.
+    /// Records a flush of the guest.
     pub(super) fn flush_point(&mut self) {
         self.flushes += 1;
     }
 
-    /// Returns true if the backing is being flushed for it.
+    /// Returns true if a flush of the backing for destaged data is in progress.
     pub(super) fn is_flushing(&self) -> bool {
         self.is_flushing
     }
 
-    /// A transfer of `sectors` sectors begins.
+    /// Records the start of a transfer of `sectors` sectors.
     pub(super) fn begin_transfer(&mut self, sectors: u64) {
         self.transfers += 1;
         self.moving += sectors;
     }
 
-    /// It ended.
+    /// Records the end of a transfer of `sectors` sectors.
     pub(super) fn end_transfer(&mut self, sectors: u64) {
         self.transfers -= 1;
         self.moving -= sectors;
     }
 
-    /// Dirty sectors that will not be for long, nearly: they are being moved, or were and are not durable yet.
+    /// Returns the approximate number of dirty sectors that will soon be clean: those in transfer,
+    /// and those that are destaged but not durable yet.
     pub(super) fn on_their_way(&self) -> u64 {
         self.moving + (self.written.len() + self.flushing.len()) as u64
     }
 
-    /// The backing got these sectors of the disk.
+    /// Records that the backing got these sectors of the disk.
     pub(super) fn moved(&mut self, now: Instant, first: u64, end: u64) {
         if self.written.is_empty() {
             self.written_since = Some(now);
@@ -218,35 +220,35 @@ impl Destager {
         self.written.extend(first..end);
     }
 
-    /// Forgets which sectors the backing got that are not known to be durable there, and returns them.
+    /// Returns and forgets the sectors that were destaged and may not be durable.
     pub(super) fn take_moved(&mut self) -> BTreeSet<u64> {
         let mut moved = std::mem::take(&mut self.written);
         moved.append(&mut self.flushing);
         moved
     }
 
-    /// A flush of the backing has begun.
+    /// Records the start of a flush of the backing.
     pub(super) fn begin_flush(&mut self) {
         assert!(!self.is_flushing);
         self.is_flushing = true;
         self.flushing = std::mem::take(&mut self.written);
     }
 
-    /// Returns true if this sector of the disk was transferred, and the backing has it.
+    /// Returns true if a sector of the disk was destaged and may not be durable.
     pub(super) fn is_moved(&self, sector: u64) -> bool {
         self.written.contains(&sector) || self.flushing.contains(&sector)
     }
 
-    /// Forgets everything: these blocks are dirty, and have been for long.
+    /// Restarts with these dirty blocks, all in the oldest epoch.
     pub(super) fn restart(&mut self, epochs: Epochs, dirty: impl Iterator<Item = BlockNo>) {
-        // Transfers that wait for their range lock check again what is dirty.
+        // Transfers that wait for their range lock check again which sectors are dirty.
         let before = std::mem::take(self);
         let Destager { order, order_waiters, flushes, transfers, moving, is_flushing, .. } = before;
-        // A flush in progress covers nothing that is destaged from now on.
+        // A flush in progress does not cover data that is destaged from now on.
         *self =
             Destager { order, order_waiters, flushes, transfers, moving, is_flushing, ..Destager::default() };
         let oldest = self.begin_epochs(epochs);
-        // Blocks keep their position in the queue.
+        // Queued blocks keep their position.
         let mut dirty: BTreeSet<BlockNo> = dirty.collect();
         let queued = before
             .queue
@@ -260,13 +262,13 @@ impl Destager {
         dirty.into_iter().for_each(|block| _ = self.add(block, oldest));
     }
 
-    /// Starts a new count of epochs. Returns the epoch of data that has been dirty for long.
+    /// Starts a new count of epochs. Returns the epoch of the oldest dirty data.
     fn begin_epochs(&mut self, epochs: Epochs) -> u32 {
         self.front = if epochs == Epochs::Flushes { self.flushes } else { 0 };
         self.front.saturating_sub(1)
     }
 
-    /// Changes the meaning of epochs. If both are durations, dirty data keeps its age.
+    /// Changes the meaning of epochs. If both meanings are durations, dirty data keeps its age.
     pub(super) fn renumber(&mut self, before: Epochs, now: Epochs) {
         let oldest = self.begin_epochs(now);
         self.epochs.clear();
@@ -284,26 +286,27 @@ impl Destager {
         self.transfers == 0 && !self.is_flushing
     }
 
-    /// Returns true if it is idle and nothing is left to destage.
+    /// Returns true if no transfer or flush is in progress and nothing is left to destage.
     pub(super) fn is_done(&self) -> bool {
         self.is_idle() && self.todo.is_empty() && self.written.is_empty()
     }
 
-    /// The next block to go of those in segments that leave, from the cursor on.
+    /// Returns the next block to destage in segments that are being vacated, starting at the
+    /// cursor.
     pub(super) fn next_leaving(&self) -> Option<BlockNo> {
         let is_to_do = |block: &&BlockNo| self.todo.contains_key(block);
         let ahead = self.leaving.range(self.cursor..).find(is_to_do);
         ahead.or_else(|| self.leaving.iter().find(is_to_do)).copied()
     }
 
-    /// Returns true if this is a block to destage in a leaving segment.
+    /// Returns true if the block is to be destaged and is in a segment that is being vacated.
     pub(super) fn is_leaving(&self, block: BlockNo) -> bool {
         self.leaving.contains(&block) && self.todo.contains_key(&block)
     }
 
-    /// The next block to go of those up to this epoch. `was_used` says whether a block was used since that was asked last,
-    /// or since it became dirty. `None` though there is one: it has to be looked for further, see
-    /// [`is_looking`](Self::is_looking).
+    /// Returns the next block to destage, of those up to epoch `newest`. `was_used` returns true if
+    /// a block was used since the last call for it, or since it became dirty. `None` may also mean
+    /// that the search must continue later, see [`is_looking`](Self::is_looking).
     pub(super) fn next(&mut self, newest: u32, was_used: impl FnMut(BlockNo) -> bool) -> Option<BlockNo> {
         self.is_looking = false;
         self.epochs.range(..=newest).next()?;
@@ -312,16 +315,17 @@ impl Destager {
         {
             return Some(block);
         }
-        // Age goes before cold: what has to go and did not have its turn goes too.
+        // Age takes precedence over coldness: a block that is old enough is destaged even if it was
+        // not picked.
         if self.is_looking { None } else { self.elevator(newest) }
     }
 
-    /// Returns true if [`next`](Self::next) stopped before its end.
+    /// Returns true if [`next`](Self::next) stopped before the end of its search.
     pub(super) fn is_looking(&self) -> bool {
         self.is_looking
     }
 
-    /// From the cursor on, round and round.
+    /// Returns the next block at or after the cursor, or else the first one.
     fn elevator(&self, newest: u32) -> Option<BlockNo> {
         let may = |(_, todo): &(&BlockNo, &Todo)| todo.epoch <= newest;
         let ahead = self.todo.range(self.cursor..).find(may);
@@ -336,7 +340,7 @@ impl Destager {
         self.next_picked(newest, |_| false)
     }
 
-    /// The next of those picked. One that was used meanwhile is not picked any more.
+    /// Returns the next picked block. A block that was used meanwhile returns to the queue.
     fn next_picked(&mut self, newest: u32, mut was_used: impl FnMut(BlockNo) -> bool) -> Option<BlockNo> {
         loop {
             let may = |block: &&BlockNo| self.may_go(**block, newest);
@@ -350,8 +354,8 @@ impl Destager {
         }
     }
 
-    /// Picks the cold blocks among the first of the queue. If none is cold, the first part of the
-    /// queue is picked in order.
+    /// Picks the cold blocks among the first entries of the queue. If no block is cold, the first
+    /// part of the queue is picked in order.
     fn pick(&mut self, newest: u32, mut was_used: impl FnMut(BlockNo) -> bool) {
         let most = (self.todo.len() / PICKED_PART).clamp(1, PICKED_MAX);
         for _ in 0..LOOKS_MAX {
@@ -382,7 +386,7 @@ impl Destager {
 }
 
 impl Epochs {
-    /// Those of a cache with these settings.
+    /// Returns the meaning of epochs for a cache with these settings.
     pub(super) fn of(destage: &Destage) -> Epochs {
         match (destage.ordered, half_age_ns(destage)) {
             (true, _) => Epochs::Flushes,
@@ -392,7 +396,8 @@ impl Epochs {
     }
 }
 
-/// Half of the dirty-age bound, if there is one. Epochs are numbered in 32 bits: they are a millisecond or longer.
+/// Returns half of the dirty-age limit in nanoseconds, if there is one. The result is at least one
+/// millisecond, because epochs are numbered in 32 bits.
 pub(super) fn half_age_ns(destage: &Destage) -> Option<u64> {
     let ms = destage.dirty_age_ms_max;
     (ms > 0).then(|| (ms * 500_000).max(1_000_000))

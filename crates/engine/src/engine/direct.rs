@@ -1,27 +1,27 @@
-//! Direct reads: likely hits are read from flash into the guest's own memory, without a copy.
+//! Direct reads: the engine reads likely hits from flash into guest memory, without a copy.
 //!
-//! The guest, or its VMM, may write to that memory during the read, and may unmap it. So the result
-//! of a direct read says nothing about flash. A wrong checksum or an error makes no sector invalid,
-//! does not count against a device, and does not make dirty data lost; unknown checksums are not
-//! learnt from it. The read is declined instead. Its front end retries with a buffer of the daemon,
-//! which finds real errors. Only flash is read into guest memory, and nothing is taken from it: no
-//! fill, no memory tier.
+//! The guest or its VMM may write to guest memory during the read, and may unmap it. So the result
+//! of a direct read is no evidence about flash. A wrong checksum or an error makes no sector
+//! invalid, does not count against a device, and does not make dirty data lost. Missing checksums
+//! are not taken from a direct read. The engine declines the read instead. The front end then
+//! retries it with a buffer of the daemon, which reveals real errors. The engine never copies data
+//! out of guest memory, so a direct read fills neither flash nor the memory tier.
 
 use super::{Engine, Owner, Pending};
 use crate::command::{Mode, Role};
 use crate::io::{IoError, Op, PayloadMemory, Request};
 use crate::units::{DiskId, Instant, SECTOR_BYTES};
 
-/// Returns true if a request may use guest memory, or has used it, as it claims.
+/// Returns true if the request's kind and alignment permit its payload to be in guest memory.
 pub(super) fn may_have(request: &Request) -> bool {
     let is_whole = (request.offset | request.len).is_multiple_of(SECTOR_BYTES);
     request.memory == PayloadMemory::Daemon || request.op == Op::Read && is_whole
 }
 
 impl Engine {
-    /// Returns true if a read of these bytes would be served from flash now, so that offering guest
-    /// memory is worthwhile. It changes nothing, and a concurrent change may still make it wrong.
-    /// False if the memory tier could serve the read or keep its data.
+    /// Returns true if flash would serve a read of these bytes now, so that offering guest memory
+    /// is worthwhile. The call changes nothing, and a concurrent change may make its result wrong.
+    /// Returns false if the memory tier could serve the read or keep its data.
     pub fn would_read_flash(&self, disk: DiskId, offset: u64, len: u64) -> bool {
         let Some(disk) = self.disks.get(disk.0 as usize).and_then(Option::as_ref) else { return false };
         let is_inside = offset.checked_add(len).is_some_and(|end| end <= disk.config.size_bytes);
@@ -43,7 +43,7 @@ impl Engine {
         self.requests[slot].request.memory == PayloadMemory::Guest
     }
 
-    /// Returns true if an error of this I/O says nothing about its device.
+    /// Returns true if an error of this I/O is no evidence against its device.
     #[inline]
     pub(super) fn is_doubtful(&self, io: &Pending) -> bool {
         matches!(io.owner, Owner::Request(slot) if self.is_direct(slot))
@@ -76,7 +76,8 @@ impl Engine {
         }
     }
 
-    /// Gives a read back whose turn it is and that is not a hit, or was not: as if it had not begun, but that it has been counted.
+    /// Declines a read into guest memory that is not a hit, or whose flash read failed. The request
+    /// ends without a reply and without effects, except that it was counted.
     pub(super) fn decline(&mut self, slot: u32) {
         let request = self.requests[slot].request;
         self.disk_mut(request.disk).histograms.go_back(request.op);

@@ -30,41 +30,42 @@ use crate::vscsi::Histograms;
 pub(super) struct Disk {
     pub(super) config: DiskConfig,
     pub(super) ownership: Ownership,
-    /// Its entitlement under contention.
+    /// The disk's entitlement under contention.
     pub(super) qos: DiskQos,
     pub(super) cache: Option<Cache>,
-    /// Above the cache.
+    /// Memory tier above the cache.
     pub(super) memory: Option<Box<Memory>>,
-    /// Dirty bitmaps; none cost nothing.
+    /// Dirty bitmaps; `None` if the disk has none.
     #[expect(
         clippy::box_collection,
-        reason = "nearly all disks have none, and a disk is looked at for every request"
+        reason = "nearly all disks have no bitmap, and every request reads this structure"
     )]
     pub(super) bitmaps: Option<Box<Vec<Bitmap>>>,
-    /// The backing was flushed, or was to be, for what bitmaps say when the disk ends.
+    /// True if the backing was flushed, or failed to flush, before the bitmaps are handed out.
     pub(super) flushed_for_bitmaps: bool,
     pub(super) merger: Merger,
-    /// The cache was lost with its last device.
+    /// True if the cache was lost with its last device.
     pub(super) fenced: bool,
-    /// A device of the cache is silent.
+    /// True if a device of the cache exceeded the time limit of an I/O.
     pub(super) stalled: bool,
-    /// Changes that wait for flash I/O to end, with the command that asked; none for a fence.
+    /// Changes that wait for the end of flash I/O, each with its command. A change caused by a
+    /// fence has no command.
     pub(super) changes: VecDeque<(Option<CommandId>, CacheChange)>,
     /// The command that removes the disk.
     pub(super) removing: Option<CommandId>,
-    /// Requests, fills included.
+    /// Number of the disk's requests in flight, including those that still fill flash.
     pub(super) in_flight: u32,
     pub(super) flash_in_flight: u32,
-    /// I/Os of requests on the backing.
+    /// Number of the requests' I/Os in flight on the backing.
     pub(super) backing_in_flight: u32,
-    /// Jobs in progress, without those that wait for a range lock.
+    /// Number of jobs in progress, without those that wait for a range lock.
     pub(super) jobs: u32,
-    /// Jobs that need no range lock.
+    /// Number of jobs in progress that need no range lock.
     pub(super) jobs_at_once: u32,
-    /// Only for a persistent cache.
+    /// The journal of a persistent cache.
     pub(super) journal: Option<Box<Journal>>,
     pub(super) journal_in_flight: u32,
-    /// A cache whose first ring is being written; it takes the place of `cache`.
+    /// A structural change in progress. Its field `old` has the cache before the change.
     pub(super) opening: Option<Box<Opening>>,
     /// A cache that is being recovered.
     pub(super) recovering: Option<Box<RecoveringCache>>,
@@ -74,28 +75,30 @@ pub(super) struct Disk {
     pub(super) verify: Verify,
     /// The command that drains the cache.
     pub(super) draining: Option<CommandId>,
-    /// The command that empties segments of it.
+    /// The command that vacates segments of the cache.
     pub(super) vacating: Option<Vacating>,
-    /// Requests wait until the change of a persistent cache is complete.
+    /// True if requests wait until the change of a persistent cache is complete; `held` has these
+    /// requests.
     pub(super) holds: bool,
     pub(super) held: Vec<u32>,
     /// Requests that wait because the journal is lost.
     pub(super) awaiting_journal: AwaitingJournal,
-    /// Sectors of the cache that are dirty and that flash did not deliver.
+    /// Dirty sectors of the cache that flash did not deliver.
     pub(super) lost: BTreeSet<u64>,
-    /// Writes of guests on their way to flash.
+    /// Number of guests' writes in flight to flash.
     pub(super) flash_writes: u32,
     pub(super) backed: Backed,
     pub(super) sync_order: SyncOrder,
-    /// Zones being written past the cache, or not known to be durable: I/Os in flight, and the count of writes
-    /// when the last one ended.
+    /// Zones that are being written on the backing, or that may not be durable there. The fields
+    /// are the I/Os in flight, the count of writes at the end of the last I/O, and the time of that
+    /// end.
     pub(super) zones: BTreeMap<usize, (u32, u64, Instant)>,
     pub(super) zones_due: Option<Instant>,
-    /// Changes that wait for a buffer to destage the dirty data that they partly cover.
+    /// Requests that wait for a buffer to destage dirty data that they cover partly.
     pub(super) edge_waiters: Vec<u32>,
-    /// The cache was closed: it takes no more requests.
+    /// True if the cache was closed and accepts no more requests.
     pub(super) closed: bool,
-    /// Its journal or its destager is to have a look.
+    /// True if the disk is queued for a check by its journal and destager.
     pub(super) awake: bool,
     pub(super) stats: DiskStats,
     pub(super) stats_since: Instant,
@@ -152,13 +155,13 @@ impl Disk {
         }
     }
 
-    /// The journal with the index it speaks of.
+    /// Returns the journal and the index that its records describe.
     pub(super) fn journal_and_index(&mut self) -> Option<(&mut Journal, &mut Index)> {
         let index = &mut self.cache.as_mut()?.index;
         Some((self.journal.as_deref_mut()?, index))
     }
 
-    /// The time at which its cache needs attention next.
+    /// Returns the time at which the disk's cache next needs attention.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let journal = self.journal.as_ref()?;
         let lost_at = journal.lost_at().filter(|_| !self.awaiting_journal.is_empty());
@@ -182,14 +185,14 @@ impl Disk {
             .min()
     }
 
-    /// The cache, if flash I/O may be started now; else why not.
+    /// Returns the cache if flash I/O may be started now, or the reason why not.
     #[inline]
     pub(super) fn serving(&mut self) -> Result<&mut Cache, Outcome> {
         self.looked_up()?;
-        Ok(self.cache.as_mut().expect("just looked up"))
+        Ok(self.cache.as_mut().expect("`looked_up` found the cache"))
     }
 
-    /// The same, to look at.
+    /// Returns the cache for lookups if flash I/O may be started now, or the reason why not.
     #[inline]
     pub(super) fn looked_up(&self) -> Result<&Cache, Outcome> {
         match &self.cache {
@@ -202,7 +205,7 @@ impl Disk {
         }
     }
 
-    /// Returns true if the backing certainly has everything that was acknowledged.
+    /// Returns true if the backing certainly has all acknowledged data.
     pub(super) fn backing_has_all(&self) -> bool {
         let is_settled = self.recovering.is_none() && self.opening.is_none() && self.changes.is_empty();
         let is_clean = self.cache.as_ref().is_none_or(|cache| cache.index.dirty_sectors() == 0);
@@ -227,8 +230,8 @@ impl Disk {
         evictions.last_operation_ns = now - self.stats_since;
     }
 
-    /// Returns true if all dirty data has a second copy at a peer, with a journal there that
-    /// describes it.
+    /// Returns true if all dirty data has a second copy at a peer, and a journal there describes
+    /// it.
     fn is_doubled(&self, cache: &Cache) -> bool {
         let whole =
             |journal: &Journal| !journal.dead && journal.spared.is_empty() && !journal.lost.contains(&true);

@@ -1,7 +1,7 @@
-//! Filling: what a read brought from the backing, or a write brought to it, goes to flash too.
+//! Fills: data that a read got from the backing, or a write sent to it, is written to flash too.
 //!
-//! Only invalid sectors are written, and only valid ones are read, so no flash sector is read while
-//! it is written. A sector becomes valid when its write has completed.
+//! A fill writes only invalid sectors, and reads use only valid ones, so no flash sector is read
+//! while it is written. A sector becomes valid when its flash write has completed.
 
 use super::shared::is_shared;
 use super::{Active, Engine, Limits, Pending, Phase};
@@ -15,8 +15,8 @@ use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
-    /// Starts the flash writes of a request whose buffer now holds what the disk holds. The error
-    /// says why flash does not get all of it.
+    /// Starts the flash writes of a request after its buffer has the disk's current data. The error
+    /// says why flash does not get all of the data.
     pub(super) fn fill(&mut self, now: Instant, slot: u32) -> Result<(), Outcome> {
         let Active { request, range, run, not_admitted, .. } = self.requests[slot];
         let (first, end) = match request.op {
@@ -32,7 +32,7 @@ impl Engine {
         let effect = if request.op == Op::Pull { AdmissionEffect::Pulled } else { AdmissionEffect::Clean };
         let bytes = (range.end - range.first) * SECTOR_BYTES;
         let shared = std::mem::take(&mut self.requests[slot].shared);
-        // By the sector of the buffer.
+        // `at` is a sector number in the buffer.
         let is_elsewhere = |at, count| is_shared(&shared, range.first + at, range.first + at + count);
         let Engine { disks, range_locks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
@@ -63,7 +63,8 @@ impl Engine {
             let found = cache.find(span);
             let has_share =
                 found.is_some() || cache.keep_to_read_share(is_busy).map(|gone| evicted += gone).is_ok();
-            // Once no block can leave, the request's own blocks keep it so: it looks for no more.
+            // After the cache found no block to evict, it does not search again for the same
+            // request.
             let brought = if found.is_none() && not_admitted {
                 Err(Refusal::Unproven)
             } else if !has_share || found.is_none() && refused == Some(Outcome::MissNoBlock) {
@@ -105,7 +106,8 @@ impl Engine {
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
             journal.record_gone(now, cache);
         }
-        // A hit may still be reading a sector that is invalid by now: another hit found it wrong, or the backing lost it.
+        // Another hit may still be reading a sector that has become invalid, by a wrong checksum or
+        // a loss on the backing.
         let before = runs.len();
         runs.retain(|FlashRun { extent, buffer_sector }| {
             let first = range.first + buffer_sector;
@@ -125,7 +127,7 @@ impl Engine {
         refused.map_or(Ok(()), Err)
     }
 
-    /// After the reply: ends a request that has nothing to write to flash.
+    /// Ends an answered request that has no flash write in flight.
     pub(super) fn finish_unless_filling(&mut self, slot: u32) {
         if self.requests[slot].pending == 0 {
             self.finish(slot);
@@ -146,7 +148,7 @@ impl Engine {
         if let (Some(journal), Target::Flash(device)) = (&mut disk.journal, io.target) {
             journal.wrote(device);
         }
-        // The backing may have lost what the buffer holds.
+        // The backing may have lost the buffer's data.
         if result.is_ok() && believed {
             assert_eq!(sums.len() as u64, io.sectors, "one checksum for each sector written");
             for (sector, sum) in (io.sector..).zip(sums) {

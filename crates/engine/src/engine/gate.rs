@@ -1,12 +1,12 @@
-//! The path of an I/O out of the engine: immediately, or through the scheduler of its resource.
+//! Sends I/O to storage, immediately or through the scheduler of its datastore or flash device.
 //!
-//! Each datastore and each flash device has a gate. The gate is open while the resource is not
-//! throttled and the disk has no limit; then it costs one check. Otherwise an I/O waits for its
-//! turn among those of all disks (`qos/`). A guest's I/O belongs to its disk's flow. Fills after
-//! the reply, destaging, cache maintenance and their flushes are one flow for all disks, with
-//! [`BACKGROUND_SHARES`]. The journal bypasses the gates: flushes of guests wait for it, and it is
-//! small. A waiting I/O is in flight for the rest of the engine, but not for the health of its
-//! device.
+//! Each datastore and each flash device has a gate. A gate is open while its resource is not
+//! throttled and the disk has no limit; an open gate costs one check. At a closed gate, an I/O
+//! waits for its turn among the I/Os of all disks (`qos/`). A guest's I/O belongs to its disk's
+//! flow. Fills after the reply, destaging, cache maintenance and their flushes are one flow for all
+//! disks, with [`BACKGROUND_SHARES`]. Journal I/O bypasses the gates, because guests' flushes wait
+//! for it and it is small. The engine treats a waiting I/O as in flight, except in the time limit
+//! for stalled devices.
 
 use super::disk::Disk;
 use super::jobs::JobKind;
@@ -17,19 +17,20 @@ use crate::qos::{
 };
 use crate::units::{DiskId, Instant, IoId};
 
-/// Shares of all background work together, which no guest waits for: like one disk with low shares.
+/// Shares of all background work together: as many as those of one disk with low shares. No guest
+/// waits for background work.
 const BACKGROUND_SHARES: u32 = 500;
 
 const BACKGROUND: FlowId = FlowId(0);
 
-/// One resource.
+/// The gate of one datastore or flash device.
 #[derive(Default)]
 struct Gate {
     scheduler: Scheduler<Io>,
     window: Window,
 }
 
-/// All resources, by their numbers.
+/// All gates, indexed by the number of the datastore or flash device.
 #[derive(Default)]
 pub(super) struct Gates {
     datastores: Vec<Gate>,
@@ -52,7 +53,7 @@ impl Gates {
         self.datastores.iter().chain(&self.flash)
     }
 
-    /// The time at which one of them needs attention next.
+    /// Returns the next time at which a waiting I/O may be sent.
     pub(super) fn deadline(&self) -> Option<Instant> {
         let waiting = self.iter().filter(|gate| gate.window.has_room());
         waiting.filter_map(|gate| gate.scheduler.next_at()).min()
@@ -64,13 +65,13 @@ fn flow_of(disk: DiskId) -> FlowId {
 }
 
 impl Engine {
-    /// Throttles a resource, or stops that.
+    /// Sets the throttling of a datastore or flash device.
     pub fn control(&mut self, now: Instant, resource: Resource, control: Control) {
         self.gates.get(resource).window.set(now, control);
         self.pump_gate(now, resource);
     }
 
-    /// How a resource is doing.
+    /// Returns the window and the queue length of a datastore or flash device.
     pub fn resource(&self, resource: Resource) -> ResourceState {
         let gate = match resource {
             Resource::Datastore(id) => self.gates.datastores.get(usize::from(id.0)),
@@ -81,16 +82,16 @@ impl Engine {
         gate.map_or_else(ResourceState::default, state)
     }
 
-    /// This host's report about a resource to the hosts that share it, for the time since the last
-    /// one. `level` is from the last agreement, if there was one. `None` if the resource is not
-    /// throttled by latency, or hardly any time has passed.
+    /// Returns this host's report about a datastore to its peer hosts, for the time since the last
+    /// report. `level` is the rate per share of the last agreement, if there was one. Returns
+    /// `None` if the datastore is not throttled by latency, or if too little time has passed.
     pub fn report_on(&mut self, now: Instant, resource: Resource, level: Option<f64>) -> Option<Report> {
         let Gate { scheduler, window } = self.gates.get(resource);
         window.take_report(now, |seconds| scheduler.take_wanted_shares(now, level, seconds))
     }
 
-    /// Sets this host's part of a resource, as agreed between the hosts: I/Os in flight. It is
-    /// valid for some seconds.
+    /// Sets this host's part of a datastore, as agreed between the hosts: I/Os in flight. The
+    /// agreed part is valid for some seconds.
     pub fn take_part(&mut self, now: Instant, resource: Resource, in_flight: f64) {
         self.gates.get(resource).window.settle(now, in_flight);
         self.pump_gate(now, resource);
@@ -99,13 +100,13 @@ impl Engine {
     /// Sets a disk's entitlement.
     pub(super) fn set_qos(&mut self, now: Instant, disk: DiskId, qos: DiskQos) {
         self.disk_mut(disk).qos = qos;
-        self.apply_due(now, disk);
+        self.apply_entitlement(now, disk);
     }
 
-    /// Applies a disk's current entitlement to its waiting I/Os.
-    pub(super) fn apply_due(&mut self, now: Instant, disk: DiskId) {
+    /// Applies a disk's current entitlement to the disk's waiting I/Os.
+    pub(super) fn apply_entitlement(&mut self, now: Instant, disk: DiskId) {
         let datastore = self.disk(disk).config.datastore;
-        let qos = self.disk(disk).due();
+        let qos = self.disk(disk).entitlement();
         let flow = flow_of(disk);
         let of_backing = Resource::Datastore(datastore);
         self.gates.get(of_backing).scheduler.set(now, flow, qos.backing);
@@ -116,7 +117,7 @@ impl Engine {
         }
     }
 
-    /// Sends an I/O to storage, now or at its turn.
+    /// Sends an I/O to storage now, or queues it in the scheduler of its resource.
     pub(super) fn send_io(&mut self, now: Instant, io: Io) {
         let owner = self.ios[io.id.0].owner;
         if matches!(owner, Owner::Journal(_)) {
@@ -125,24 +126,24 @@ impl Engine {
         let disk = self.ios[io.id.0].disk;
         let resource = self.resource_of(disk, io.target);
         let is_background = self.is_background(owner);
-        let qos = self.disk(disk).due();
-        let (flow, due) = match (is_background, io.target) {
+        let qos = self.disk(disk).entitlement();
+        let (flow, entitlement) = match (is_background, io.target) {
             (true, _) => (BACKGROUND, Entitlement { shares: BACKGROUND_SHARES, ..Entitlement::default() }),
             (false, Target::Backing(_)) => (flow_of(disk), qos.backing),
             (false, Target::Flash(_)) => (flow_of(disk), qos.flash),
         };
         let unit_bytes = self.limits.qos_unit_bytes;
         let gate = self.gates.get(resource);
-        let is_limited = due.limit.is_some() || due.bytes_limit.is_some();
+        let is_limited = entitlement.limit.is_some() || entitlement.bytes_limit.is_some();
         if !gate.window.is_on() && !is_limited && gate.scheduler.waiting(flow) == 0 {
             return self.dispatch(now, io);
         }
-        gate.scheduler.set(now, flow, due);
+        gate.scheduler.set(now, flow, entitlement);
         gate.scheduler.push(now, flow, units(io.len, unit_bytes), io.len, io);
         self.pump_gate(now, resource);
     }
 
-    /// An I/O ended: others may go.
+    /// Handles the end of an I/O at its gate, and sends waiting I/Os.
     pub(super) fn gate_passed(&mut self, now: Instant, io: &super::Pending) {
         if matches!(io.owner, Owner::Journal(_)) {
             return;
@@ -159,7 +160,7 @@ impl Engine {
         }
     }
 
-    /// An I/O leaves the gate's counts although it is still in flight.
+    /// Removes an I/O from its gate's window although the I/O is still in flight.
     pub(super) fn leave_gate(&mut self, now: Instant, id: IoId) {
         let super::Pending { disk, target, is_counted, .. } = &mut self.ios[id.0];
         let (disk, target) = (*disk, *target);
@@ -170,7 +171,7 @@ impl Engine {
         }
     }
 
-    /// Sends the I/Os whose turn has come.
+    /// Sends the waiting I/Os whose time has come, at all gates.
     pub(super) fn pump_gates(&mut self, now: Instant) {
         for index in 0..self.gates.datastores.len() {
             self.pump_gate(now, Resource::Datastore(crate::units::DatastoreId(index as u16)));
@@ -211,7 +212,7 @@ impl Engine {
         }
     }
 
-    /// Returns true if no guest waits for it.
+    /// Returns true if no guest waits for the owner's I/O.
     fn is_background(&self, owner: Owner) -> bool {
         match owner {
             Owner::Request(slot) => self.requests[slot].phase == Phase::Fill,
@@ -225,16 +226,17 @@ impl Engine {
 }
 
 impl Disk {
-    /// The entitlement now. Limits are suspended while a change of the cache waits for requests in
-    /// flight. With a lost journal, writes wait for such a change for a limited time, and a queue
-    /// behind a limit would make them fail. New requests wait for the change, so only that queue
-    /// exceeds the limit.
-    fn due(&self) -> DiskQos {
+    /// Returns the disk's current entitlement. Limits are suspended while a change of a cache with
+    /// a lost journal waits for requests in flight. Writes wait for that change for a limited time
+    /// only, and a queue behind a limit would make them fail. New requests wait for the change, so
+    /// only the queued I/Os exceed the limit.
+    fn entitlement(&self) -> DiskQos {
         let DiskQos { backing, flash } = self.qos;
         if !self.holds || !self.journal.as_ref().is_some_and(|journal| journal.dead) {
             return self.qos;
         }
-        let unlimited = |due: Entitlement| Entitlement { limit: None, bytes_limit: None, ..due };
+        let unlimited =
+            |entitlement: Entitlement| Entitlement { limit: None, bytes_limit: None, ..entitlement };
         DiskQos { backing: unlimited(backing), flash: unlimited(flash) }
     }
 }

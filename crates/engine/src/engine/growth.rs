@@ -6,13 +6,13 @@
 //! | the same, but its size is not a multiple of a sector | when none of its I/O is in flight; requests wait |
 //! | a persistent cache | when a new ring with the new size is durable; requests wait; if that fails, nothing changes |
 //!
-//! The backing was resized before. Data behind the old end was never read. The sector with the old
-//! end is invalidated, since copies of it lack the part behind the end. It is never dirty, because
-//! a guest could not write the whole sector.
+//! The backing was resized before the disk grows. Data beyond the old end was never read. Cached
+//! copies of the sector that contains the old end are invalidated, since they lack the part beyond
+//! that end. This sector is never dirty, because a guest could not write the whole sector.
 //!
-//! # Refuses
-//! Shrinking; a disk whose cache is being recovered, because it must have its final size from the
-//! start; a disk that another host has or is about to have.
+//! # Refused requests
+//! Shrinking is refused. A disk whose cache is being recovered cannot grow, because it must have
+//! its final size from the start. A disk that another host owns or will own cannot grow.
 
 use super::disk::Disk;
 use crate::cache::Cache;
@@ -22,7 +22,7 @@ use crate::units::SECTOR_BYTES;
 /// Sizes of disks are multiples of this, bytes.
 const UNIT_BYTES: u64 = 512;
 
-/// The sector that a disk's end lies in, if it is not a whole one.
+/// Returns the sector that contains the disk's end, if the end is inside a sector.
 fn partial_sector(disk_bytes: u64) -> Option<u64> {
     (!disk_bytes.is_multiple_of(SECTOR_BYTES)).then_some(disk_bytes / SECTOR_BYTES)
 }
@@ -62,7 +62,7 @@ impl Disk {
             && !self.changes.iter().any(|(_, change)| brings_journal(change))
     }
 
-    /// It has this size from now on, no less than before.
+    /// Sets a disk size that is at least the old one.
     pub(super) fn grow(&mut self, size_bytes: u64) {
         let before = std::mem::replace(&mut self.config.size_bytes, size_bytes);
         assert!(before <= size_bytes, "disks do not shrink");
@@ -76,7 +76,7 @@ impl Disk {
         if let (Some(memory), Some(sector)) = (&mut self.memory, partial_sector(before)) {
             memory.invalidate(sector, sector + 1);
         }
-        // Frozen ones too: a backup made from one has the new part then, whatever the one after it says.
+        // Frozen bitmaps grow too, so that a backup made from one includes the new part.
         for bitmap in self.bitmaps.iter_mut().flat_map(|bitmaps| bitmaps.iter_mut()) {
             bitmap.granules.grow(size_bytes);
         }
@@ -84,14 +84,14 @@ impl Disk {
 }
 
 impl Cache {
-    /// Forgets the sector that the end of a disk of this size lies in, if it is not a whole one.
+    /// Invalidates the sector that contains the end of the disk, if the end is inside a sector.
     pub(super) fn forget_end(&mut self, disk_bytes: u64) {
         let Some(end) = partial_sector(disk_bytes) else { return };
         let found: Vec<u64> = self.spans(end, end + 1).filter_map(|span| self.find(span)).collect();
         for sector in found {
             let second = self.index.second_sector(sector);
             for copy in [Some(sector), second].into_iter().flatten() {
-                assert!(!self.index.is_dirty(copy), "a sector that nobody can write whole is dirty");
+                assert!(!self.index.is_dirty(copy), "a sector that no guest can write completely is dirty");
                 self.index.clear_valid(copy, 1);
             }
         }

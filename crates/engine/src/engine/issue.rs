@@ -1,4 +1,4 @@
-//! I/Os on their way: asking storage for them, and counting them when they have ended.
+//! Requests I/O from storage, and counts completed I/O.
 
 use super::{Active, Engine, Owner, Pending, sync_order};
 use crate::cache::FlashRun;
@@ -39,14 +39,14 @@ impl Engine {
         self.issue(now, Owner::Request(slot), request.disk, target, op, (offset, end - offset), slice, 0);
     }
 
-    /// Sends an I/O of a request to flash for each of `runs`.
+    /// Sends to flash one I/O of a request for each of `runs`.
     pub(super) fn issue_runs(&mut self, now: Instant, slot: u32, op: IoOp) {
         let Active { request, zeroes, .. } = self.requests[slot];
         let buffer = request.buffer.or(zeroes.map(|piece| piece.id)).expect("flash I/O moves payload");
         self.issue_runs_of(now, Owner::Request(slot), request.disk, buffer, op);
     }
 
-    /// Sends an I/O to flash for each of `runs`, with a buffer whose start is the runs' sector 0.
+    /// Sends to flash one I/O for each of `runs`. Sector 0 of the runs is the start of the buffer.
     pub(super) fn issue_runs_of(&mut self, now: Instant, owner: Owner, disk: DiskId, id: BufferId, op: IoOp) {
         let runs = std::mem::take(&mut self.runs);
         for FlashRun { extent, buffer_sector } in &runs {
@@ -59,7 +59,7 @@ impl Engine {
         self.runs = runs;
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the parts of an I/O, spelled out at few places")]
+    #[expect(clippy::too_many_arguments, reason = "the parts of an I/O, passed at few places")]
     pub(super) fn issue(
         &mut self,
         now: Instant,
@@ -103,7 +103,8 @@ impl Engine {
         id
     }
 
-    /// Counts a completed I/O, for its disk and its device. The journal's count as its bytes only.
+    /// Counts a completed I/O for its disk and its device. Journal I/O is not counted in the disk's
+    /// statistics.
     pub(super) fn account(&mut self, now: Instant, io: &Pending, result: Result<(), IoError>) {
         let result = if self.is_doubtful(io) { Ok(()) } else { result };
         let units = qos::units(io.bytes, self.limits.qos_unit_bytes);

@@ -1,9 +1,10 @@
-//! The engine's own work: transfers of dirty data from flash to the backing, flushes of the
+//! Background jobs of the engine: transfers of dirty data from flash to the backing, flushes of the
 //! backing, and read-ahead.
 //!
-//! A transfer locks its sectors like a read that fills, so that reads from flash continue and
-//! changes wait. It reads flash into a destage buffer, checks the checksums, and writes the data to
-//! the backing. The sectors become clean only after a flush of the backing (`destage.rs`).
+//! A transfer locks its sectors like a read that fills flash, so that reads from flash continue and
+//! changes wait. The transfer reads flash into a destage buffer, compares the checksums, and writes
+//! the data to the backing. The sectors become clean only after a flush of the backing
+//! (`destage.rs`).
 
 use std::collections::BTreeSet;
 
@@ -15,67 +16,68 @@ use crate::io::{BufferSlice, Durability, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
-/// Longer ranges are not split into shorter transfers: those would cost the backing more than they
-/// save.
+/// Minimum buffer size of a long transfer, bytes. Shorter transfers would cost the backing more
+/// than they save.
 const BUFFER_BYTES_MIN: u64 = 256 << 10;
 
-/// Number of a disk's jobs that are reserved for jobs without a range lock.
+/// Number of a disk's job slots that are reserved for jobs without a range lock.
 const RESERVED: u32 = 4;
 
-/// One piece of work.
+/// A background job in progress.
 pub(super) struct Job {
     pub(super) disk: DiskId,
     pub(super) kind: JobKind,
-    /// Sectors of the disk that it looks at; empty for a flush.
+    /// Sectors of the disk that the job examines; empty for a flush.
     whole: Range,
-    /// The sectors that it transfers.
+    /// Sectors that the job transfers.
     pub(super) range: Range,
     pub(super) pending: u32,
     pub(super) step: Step,
     pub(super) buffer: Option<DestageBuffer>,
     pub(super) failed: bool,
-    /// The count of the disk's doubts when it wrote to the backing, or flushed it.
+    /// Number of the disk's failed flushes and reported losses when the job wrote to the backing,
+    /// or flushed it.
     pub(super) doubts: u64,
 }
 
 /// Purpose of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum JobKind {
-    /// Dirty sectors go to the backing.
+    /// Writes dirty sectors to the backing.
     Destage,
     /// Destages the dirty sectors of a request's range, under the request's range lock.
     Edges(u32),
-    /// The backing is flushed; the writes before it, up to this count, are durable then.
+    /// Flushes the backing; completed writes up to this count are durable afterwards.
     Flush(u64),
-    /// A frame is looked after (`maintenance.rs`).
+    /// Scrubs a frame or makes its second copy (`maintenance.rs`).
     Maintenance(FrameNo),
     /// Reads a sequential reader's next sectors into memory (`ahead.rs`).
     ReadAhead,
-    /// Sectors of a recovered cache are compared with the backing (`verify.rs`).
+    /// Compares sectors of a recovered cache with the backing (`verify.rs`).
     Verify,
-    /// Writes of guests go to the backing as one (`merge.rs`).
+    /// Sends several writes of guests to the backing as one (`merge.rs`).
     Merged,
     /// Reads a sector that a request partly covers, under the request's range lock (`partial.rs`).
     ReadEdge(u32, EdgeSource),
 }
 
 impl JobKind {
-    /// Returns true if it needs no range lock.
+    /// Returns true if a job of this kind needs no range lock.
     fn is_at_once(self) -> bool {
         matches!(self, JobKind::Edges(_) | JobKind::Flush(_) | JobKind::ReadEdge(..))
     }
 
-    /// Returns true if it transfers this dirty sector of the cache even if flash failed to deliver
-    /// it before. The destager skips such a sector, so that its neighbours do not wait forever.
-    /// Requests that need the sector get an error.
+    /// Returns true if the job transfers a dirty sector even if flash failed to deliver it before.
+    /// The destager skips unreadable sectors, so that their neighbours do not wait forever.
+    /// Requests that need an unreadable sector get an error.
     pub(super) fn takes(self, lost: &BTreeSet<u64>, sector: u64) -> bool {
         self != JobKind::Destage || !lost.contains(&sector)
     }
 
-    /// The shortest buffer that will do for it.
+    /// Returns the minimum buffer size of a job of this kind.
     fn least(self) -> Least {
         match self {
-            // A frame is looked after as a whole.
+            // Maintenance needs the whole frame.
             JobKind::Maintenance(_) => Least::All,
             _ => Least::Bytes(BUFFER_BYTES_MIN),
         }
@@ -104,11 +106,11 @@ impl Engine {
     /// Begins a transfer if a buffer and a free job are available.
     ///
     /// A job takes a buffer only after it has its range lock, so that it can always complete and
-    /// give the buffer back. For the same reason some jobs are reserved for those without a range
-    /// lock: requests that block other range locks may need one.
+    /// give the buffer back. For the same reason, some job slots are reserved for jobs without a
+    /// range lock. Requests whose range locks block others may need a reserved slot.
     pub(super) fn transfer(&mut self, now: Instant, kind: JobKind, range: Range) -> bool {
-        let needs_claim = !kind.is_at_once();
-        let has_slot = match needs_claim {
+        let needs_lock = !kind.is_at_once();
+        let has_slot = match needs_lock {
             true => self.has_job_to_spare(range.disk),
             false => self.has_job_at_once(range.disk),
         };
@@ -127,13 +129,13 @@ impl Engine {
             failed: false,
             doubts: 0,
         });
-        if !needs_claim || self.claim_job(job, range) {
+        if !needs_lock || self.lock_job_range(job, range) {
             self.start_job(now, job);
         }
         true
     }
 
-    /// Flushes the backing, if there is room among the jobs.
+    /// Flushes the backing, if a job slot is free.
     pub(super) fn flush_backing(&mut self, now: Instant, disk: DiskId) -> bool {
         if !self.has_job_at_once(disk) {
             return false;
@@ -163,8 +165,7 @@ impl Engine {
     }
 
     /// Returns true if a job without a range lock may start. The first one of a disk may always
-    /// start, because the disk's other jobs may wait for a range lock that is released only after
-    /// it.
+    /// start. The disk's other jobs may wait for a range lock that is released only after it.
     fn has_job_at_once(&self, disk: DiskId) -> bool {
         let is_first = self.disk(disk).jobs_at_once == 0;
         self.jobs.len() < super::JOBS_MAX && (is_first || self.job_slots.may_take(disk, 1))
@@ -176,7 +177,7 @@ impl Engine {
         self.jobs.insert(job)
     }
 
-    /// A job for a merged write of this range, whose sectors its members have claimed, in this buffer.
+    /// Begins the job of a merged write. The member requests hold the locks of `range`.
     pub(super) fn begin_merged(&mut self, range: Range, buffer: DestageBuffer) -> u32 {
         let job = self.insert_job(Job {
             disk: range.disk,
@@ -193,8 +194,8 @@ impl Engine {
         job
     }
 
-    /// Handles a transfer that has its range lock: reads the first contiguous part of its range
-    /// that is still dirty.
+    /// Starts a transfer that has its range lock: reads the first contiguous part of its range that
+    /// is still dirty.
     pub(super) fn start_job(&mut self, now: Instant, job: u32) {
         let Job { disk: disk_id, range, kind, .. } = self.jobs[job];
         let bytes = (range.end - range.first) * SECTOR_BYTES;
@@ -203,7 +204,7 @@ impl Engine {
             _ => self.destage_buffers.take(disk_id, bytes, kind.least()),
         };
         let Some(mut buffer) = taken else {
-            // Others were faster. It is tried again when they are done.
+            // Other jobs took the memory. The transfer is tried again when they end.
             return self.end_job(now, job, Ok(()));
         };
         self.jobs[job].buffer = Some(buffer);
@@ -223,8 +224,8 @@ impl Engine {
         runs.clear();
         let (mut first, mut end) = (range.end, range.end);
         if let (Some(cache), Some(journal), false) = (&disk.cache, &disk.journal, disk.holds) {
-            // A sector that the journal does not durably record as dirty might be recovered as
-            // older, clean data after a crash.
+            // After a crash, recovery might return an older, clean version of a sector that the
+            // journal does not durably record as dirty.
             let may_go = |sector: u64| {
                 cache.index.is_dirty(sector) && (journal.dead || journal.is_committed(&cache.index, sector))
             };
@@ -242,7 +243,7 @@ impl Engine {
                         (false, true) if first < range.end => break 'range,
                         (false, _) => continue,
                     }
-                    let sector = found.expect("dirty sectors are found") + i;
+                    let sector = found.expect("a dirty sector has a frame") + i;
                     push_run(runs, cache.extent(sector, 1), buffer.first_sector() + start + i - first);
                 }
             }
@@ -258,7 +259,7 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Read);
     }
 
-    /// An I/O of a job ended.
+    /// Handles the end of a job's I/O.
     pub(super) fn job_io_done(
         &mut self,
         now: Instant,
@@ -311,7 +312,8 @@ impl Engine {
         let it = self.disk_mut(disk);
         it.jobs -= u32::from(started);
         it.jobs_at_once -= u32::from(kind.is_at_once());
-        // A doubt since it was sent: it may be lost though it ended well.
+        // After a failed flush or a reported loss, the backing may have lost data that was written
+        // successfully.
         let believed = doubts == it.backed.doubts;
         buffer.iter().for_each(|piece| self.destage_buffers.give_back(piece));
         match kind {
@@ -342,8 +344,8 @@ impl Engine {
         self.wake_all();
     }
 
-    /// Compares dirty data that was read with its checksums. A wrong sector is read again from the
-    /// second copy; returns false if there is none.
+    /// Compares dirty data that was read with its checksums. A wrong sector is read again from its
+    /// second copy. Returns false if a wrong sector has no second copy.
     pub(super) fn check_dirty(
         &mut self,
         now: Instant,
@@ -367,7 +369,7 @@ impl Engine {
                 Some(second) => again.push((cache.extent(second, 1), i as u64)),
                 None => {
                     good = false;
-                    // It may have become clean meanwhile.
+                    // The sector may have become clean meanwhile.
                     if cache.index.is_dirty(first) {
                         disk.lost.insert(first);
                         lost = true;
@@ -392,7 +394,7 @@ impl Engine {
         good
     }
 
-    /// Buffers or jobs are free again: lets every destager continue.
+    /// Wakes all destagers after buffers or job slots became free.
     pub(super) fn wake_all(&mut self) {
         for index in 0..self.disks.len() {
             if self.disks[index].as_ref().is_some_and(|disk| disk.journal.is_some()) {

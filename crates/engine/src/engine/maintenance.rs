@@ -1,10 +1,11 @@
-//! Maintenance of flash: verifies checksums (scrubbing) and restores missing second copies.
+//! Maintenance of flash: compares cached data with its checksums (scrubbing), and restores missing
+//! second copies.
 //!
-//! Frames are read one after the other under a lock of their block, a few per second, or without
-//! pauses while second copies are known to be missing. A wrong clean sector is dropped, so that the
-//! next read repairs it from the backing. A wrong dirty sector is destaged from its second copy. A
-//! wrong second copy is dropped and made again. Correct sectors of unknown state are marked as
-//! proven.
+//! Frames are read one after the other under a lock of their block. A few are read per second, or
+//! all without pauses while second copies are known to be missing. A wrong clean sector is dropped,
+//! so that the next read repairs it from the backing. A wrong dirty sector is destaged from its
+//! second copy. A wrong second copy is dropped and made again. Correct sectors of unknown state are
+//! marked as proven.
 
 use super::jobs::{Job, JobKind, Step};
 use super::{Engine, Owner, Pending};
@@ -15,35 +16,35 @@ use crate::journal::Change;
 use crate::range_locks::{Kind, Range};
 use crate::units::{BlockNo, DiskId, FrameNo, Instant, SECTOR_BYTES};
 
-/// Time between bursts, nanoseconds.
+/// Time between bursts of maintenance, nanoseconds.
 const PAUSE_NS: u64 = 1_000_000_000;
 
-/// Frames looked at in one go for second copies that are missing.
+/// Number of frames that one call checks for missing second copies.
 const STRIDE: u32 = 4096;
 
 /// State of the maintenance of one cache.
 #[derive(Debug, Default)]
 pub(super) struct Maintenance {
     cursor: u32,
-    /// Frames left of this burst.
+    /// Frames left in the current burst.
     left: u32,
-    /// When the next burst begins; `None`: when it is first looked at.
+    /// Time at which the next burst begins; `None` before the first check.
     due: Option<Instant>,
-    /// Second copies may be missing; frames left until every one has been looked at.
+    /// Number of frames that must still be checked because second copies may be missing.
     missing: u64,
-    /// Some were, since that began.
+    /// True if a second copy was missing since the check of all frames began.
     lacked: bool,
     is_busy: bool,
 }
 
 impl Maintenance {
-    /// Every frame may lack a second copy.
+    /// Starts a check of all frames for missing second copies.
     pub(super) fn look_for_missing(&mut self, frames: u32) {
         (self.missing, self.lacked) = (u64::from(frames), false);
     }
 
-    /// Every frame has been looked at since second copies may have been missing, and none lacked one: whatever became dirty since has
-    /// two.
+    /// Returns true if a complete check found no missing second copy. Data that became dirty since
+    /// that check has two copies.
     pub(super) fn is_doubled(&self) -> bool {
         self.missing == 0 && !self.lacked && !self.is_busy
     }
@@ -73,7 +74,7 @@ impl Cache {
 }
 
 impl Engine {
-    /// Looks after the next frame, if it is time.
+    /// Starts the maintenance of the next frame, if it is time.
     pub(super) fn pump_maintenance(&mut self, now: Instant, id: DiskId) {
         let burst = self.limits.scrub_frames_per_s;
         let disk = self.disk_mut(id);
@@ -90,7 +91,7 @@ impl Engine {
         let is_peer = cache.config.copies == Copies::Peer;
         for _ in 0..STRIDE {
             if maintenance.missing == 0 && std::mem::take(&mut maintenance.lacked) && is_peer {
-                // They should be there now: once more, to be certain.
+                // The missing copies should exist now; a second check makes sure.
                 (maintenance.missing, maintenance.due) = (u64::from(frames), Some(now + PAUSE_NS));
                 return;
             }
@@ -119,18 +120,19 @@ impl Engine {
                 return;
             }
         }
-        // There is more to look at: at the next opportunity.
+        // The search for missing second copies continues soon.
         disk.maintenance.due = Some(now + PAUSE_NS / 100);
     }
 
-    /// The block is claimed: what its frame holds is read.
+    /// Reads the frame's sectors after its block was locked.
     pub(super) fn start_maintenance(&mut self, now: Instant, job: u32, frame: FrameNo) {
         let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");
         let Engine { disks, runs, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
         runs.clear();
-        // While it waited, the cache may have been removed, and a volatile one created.
+        // While the job waited for its lock, the cache may have been removed and a volatile one
+        // created.
         if let (Some(cache), true, false) = (&disk.cache, disk.journal.is_some(), disk.holds) {
             let is_same = frame.0 < cache.index.frames()
                 && cache.index.block(frame).0 == (range.first >> cache.block_shift()) as u32
@@ -152,7 +154,7 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Read);
     }
 
-    /// Part of a frame was read.
+    /// Handles the end of a read of a part of a frame.
     pub(super) fn maintenance_read_done(
         &mut self,
         now: Instant,
@@ -163,7 +165,9 @@ impl Engine {
         sums: &[u32],
     ) {
         let disk = self.disk_mut(io.disk);
-        let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { panic!("it is read") };
+        let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else {
+            panic!("the cache exists during its I/O")
+        };
         disk.stats.scrubbed_bytes += io.bytes;
         let mut lost = false;
         let mut found = Vec::new();
@@ -198,13 +202,13 @@ impl Engine {
         }
     }
 
-    /// The frame is in the buffer: what lacks a second copy gets it.
+    /// Writes the missing second copies from the buffer, which holds the frame.
     fn make_second_copies(&mut self, now: Instant, job: u32, frame: FrameNo) {
         let Job { disk: disk_id, range, buffer, .. } = self.jobs[job];
         let buffer = buffer.expect("a transfer has a buffer");
         let Engine { disks, runs, range_locks, .. } = self;
         let disk = disks[disk_id.0 as usize].as_mut().expect("disks outlive their jobs");
-        let cache = disk.cache.as_mut().expect("it was read");
+        let cache = disk.cache.as_mut().expect("the cache exists during its I/O");
         let is_busy = |first, end| range_locks.is_busy(&Range { disk: disk_id, first, end });
         runs.clear();
         if cache.index.first_of(frame).is_none() {
@@ -227,7 +231,7 @@ impl Engine {
         self.issue_runs_of(now, Owner::Job(job), disk_id, buffer.id, IoOp::Write(Durability::Volatile));
     }
 
-    /// Part of a second copy was written.
+    /// Handles the end of a write of a part of a second copy.
     pub(super) fn maintenance_write_done(
         &mut self,
         now: Instant,
@@ -238,14 +242,14 @@ impl Engine {
     ) {
         let disk = self.disk_mut(io.disk);
         let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else {
-            panic!("it is written")
+            panic!("the cache exists during its I/O")
         };
-        let Target::Flash(device) = io.target else { panic!("a flash write") };
+        let Target::Flash(device) = io.target else { panic!("a flash write has a flash target") };
         journal.wrote(device);
         disk.stats.second_copy_bytes += io.bytes;
         for (i, sector) in (io.sector..io.sector + io.sectors).enumerate().filter(|_| result.is_ok()) {
-            let first = cache.index.of_second(sector).expect("it is a second copy");
-            // A copy of what was wrong, or has been forgotten since, is none.
+            let first = cache.index.of_second(sector).expect("the sector is a second copy");
+            // A copy of a sector that was wrong, or was dropped meanwhile, is not usable.
             if !cache.index.is_valid(first) || cache.index.sum(first) != sums[i] {
                 continue;
             }
@@ -264,7 +268,7 @@ impl Engine {
         }
     }
 
-    /// A frame has been looked after.
+    /// Handles the end of a frame's maintenance.
     pub(super) fn maintenance_done(
         &mut self,
         now: Instant,
@@ -277,15 +281,15 @@ impl Engine {
         let maintenance = &mut self.disk_mut(id).maintenance;
         maintenance.is_busy = false;
         if result.is_err() {
-            // Flash is in trouble: not without a pause.
+            // After an error of flash, maintenance pauses for ten seconds.
             (maintenance.missing, maintenance.lacked) = (0, true);
             maintenance.due = Some(now + 10 * PAUSE_NS);
         }
         self.wake(id);
     }
 
-    /// A job's range is claimed for it as for a read that fills.
-    pub(super) fn claim_job(&mut self, job: u32, range: Range) -> bool {
+    /// Locks the range of a job like the range of a read that fills.
+    pub(super) fn lock_job_range(&mut self, job: u32, range: Range) -> bool {
         self.range_locks.acquire(self.limits.requests_max + job, range, Kind::Fill, Kind::Fill)
     }
 }

@@ -1,14 +1,14 @@
 //! Merges adjacent writes to the backing.
 //!
 //! While a write to the backing is in flight, adjacent later writes wait, and are sent together
-//! when it ends. So a guest that writes one request at a time never waits, and the more it writes
-//! at once, the larger the I/O. No timer is needed (after J. Nagle, "Congestion Control in IP/TCP
-//! Internetworks", RFC 896, 1984). No merged I/O crosses a multiple of 1 MiB, so that a RAID gets
-//! whole stripes.
+//! when the first one ends. So a guest with one write in flight never waits, and more writes in
+//! flight make larger I/Os. No timer is needed (after J. Nagle, "Congestion Control in IP/TCP
+//! Internetworks", RFC 896, 1984). No merged I/O crosses a multiple of 1 MiB, so a RAID gets whole
+//! stripes.
 //!
-//! Each write is acknowledged when its I/O has ended, with the same result as it would have alone.
-//! If a merged I/O fails, its writes are sent one by one, so that no write gets the error of
-//! another. FUA writes are not merged.
+//! Each write of a merged I/O is acknowledged when that I/O has ended. If a merged I/O fails, its
+//! writes are sent one by one, so that no write gets the error of another. FUA writes are not
+//! merged.
 
 use std::collections::BTreeMap;
 
@@ -18,56 +18,57 @@ use crate::io::{BufferCopy, BufferSlice, CopyEnd, Durability, IoError, IoOp, Op,
 use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, sector_floor};
 
-/// No merged write crosses a multiple of this, bytes.
+/// No merged write crosses a multiple of this number of bytes.
 const STRIPE_BYTES: u64 = 1 << 20;
 
-/// The writes of one disk in flight to the backing, and the writes that wait behind each. The
-/// number of its range lock identifies a write.
+/// The writes of one disk in flight to the backing, and the writes that wait behind each of them. A
+/// write is identified by the number of its range lock.
 #[derive(Debug, Default)]
 pub(super) struct Merger {
     chains: BTreeMap<u32, Chain>,
-    /// Keyed by the end of the last write of each. Range locks keep writes apart, so no two end at
-    /// the same byte.
+    /// Range lock of each write in flight, keyed by the end of the last write that waits behind it.
+    /// Range locks exclude overlapping writes, so no two writes end at the same byte.
     ends: BTreeMap<u64, u32>,
-    /// The members of merged writes in flight.
+    /// The requests of each merged write in flight.
     members: BTreeMap<u32, Vec<u32>>,
 }
 
 #[derive(Debug)]
 struct Chain {
     end: u64,
-    /// Requests, in the order of their offsets.
+    /// Waiting requests, in the order of their offsets.
     waiting: Vec<u32>,
 }
 
 impl Merger {
-    /// A write is on its way.
-    fn begin(&mut self, claim: u32, end: u64) {
-        let twice = self.ends.insert(end, claim).is_some()
-            | self.chains.insert(claim, Chain { end, waiting: Vec::new() }).is_some();
-        assert!(!twice, "range locks keep writes apart");
+    /// Records a write that was sent to the backing.
+    fn begin(&mut self, lock: u32, end: u64) {
+        let twice = self.ends.insert(end, lock).is_some()
+            | self.chains.insert(lock, Chain { end, waiting: Vec::new() }).is_some();
+        assert!(!twice, "range locks exclude overlapping writes");
     }
 
-    /// Lets a write of `offset..end` wait behind the one that ends where it begins. False if there is none.
+    /// Queues the write of `offset..end` behind the write that ends at `offset`. Returns false if
+    /// there is none.
     fn follow(&mut self, slot: u32, offset: u64, end: u64) -> bool {
-        let Some(claim) = self.ends.remove(&offset) else { return false };
-        let chain = self.chains.get_mut(&claim).expect("each end has its chain");
+        let Some(lock) = self.ends.remove(&offset) else { return false };
+        let chain = self.chains.get_mut(&lock).expect("each entry of `ends` has a chain");
         chain.waiting.push(slot);
         chain.end = end;
-        self.ends.insert(end, claim);
+        self.ends.insert(end, lock);
         true
     }
 
-    /// A write has ended. Returns what waited behind it.
-    fn end(&mut self, claim: u32) -> Vec<u32> {
-        let Some(chain) = self.chains.remove(&claim) else { return Vec::new() };
+    /// Removes a write that has ended. Returns the writes that waited behind it.
+    fn end(&mut self, lock: u32) -> Vec<u32> {
+        let Some(chain) = self.chains.remove(&lock) else { return Vec::new() };
         self.ends.remove(&chain.end);
         chain.waiting
     }
 }
 
 impl Engine {
-    /// Queues a change behind an adjacent write in flight, if there is one.
+    /// Queues a write behind an adjacent write in flight. Returns false if there is none.
     pub(super) fn follows_another(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let is_plain = request.op == Op::Write(Durability::Volatile) && !self.requests[slot].sends_edges();
@@ -76,10 +77,11 @@ impl Engine {
         merges && is_plain && disk.merger.follow(slot, request.offset, request.offset + request.len)
     }
 
-    /// Sends a write to the backing by itself. Others may follow it, if the disk has memory.
+    /// Sends one write to the backing. If the disk has a memory tier, adjacent writes may wait
+    /// behind this one.
     pub(super) fn write_alone(&mut self, now: Instant, slot: u32) {
         let Active { request, .. } = self.requests[slot];
-        let Op::Write(durability) = request.op else { panic!("{:?} is no write", request.op) };
+        let Op::Write(durability) = request.op else { panic!("{:?} is not a write", request.op) };
         let sends_edges = self.requests[slot].sends_edges();
         let disk = self.disk_mut(request.disk);
         if disk.memory.is_some() && !sends_edges {
@@ -88,7 +90,7 @@ impl Engine {
         self.issue_backing(now, slot, IoOp::Write(durability));
     }
 
-    /// A write to the backing has ended: those that waited behind it go out.
+    /// Sends the writes that waited behind a completed write to the backing.
     pub(super) fn send_followers(&mut self, now: Instant, slot: u32) {
         let disk = self.requests[slot].request.disk;
         let waiting = self.disk_mut(disk).merger.end(slot);
@@ -107,7 +109,8 @@ impl Engine {
         }
     }
 
-    /// How many of these, from the first on, go into one I/O, and a buffer for them. `None`: the first one goes by itself.
+    /// Returns how many of the first `slots` fit into one I/O, and a buffer for them. `None` means
+    /// that the first write is sent by itself.
     fn room_for(&mut self, slots: &[u32]) -> Option<(usize, DestageBuffer)> {
         let start = self.requests[slots[0]].request.offset;
         let (base, boundary) = (sector_floor(start), (start / STRIPE_BYTES + 1) * STRIPE_BYTES);
@@ -137,20 +140,20 @@ impl Engine {
         let mut end = start;
         for slot in &slots {
             let request = self.requests[*slot].request;
-            assert_eq!(request.offset, end, "a chain has no gaps");
+            assert_eq!(request.offset, end, "merged writes are adjacent");
             end += request.len;
-            let from = request.buffer.expect("writes have one");
+            let from = request.buffer.expect("writes have a buffer");
             let from =
                 CopyEnd::Buffer { id: from, offset: (request.offset - sector_floor(request.offset)) as u32 };
             let to =
                 CopyEnd::Buffer { id: buffer.id, offset: buffer.offset + (request.offset - base) as u32 };
             self.copy_out.push_back(BufferCopy { from, to, len: request.len as u32 });
         }
-        let claim = self.limits.requests_max + job;
+        let lock = self.limits.requests_max + job;
         let it = self.disk_mut(disk);
         it.stats.writes_merged += slots.len() as u64;
         it.merger.members.insert(job, slots);
-        it.merger.begin(claim, end);
+        it.merger.begin(lock, end);
         let offset = buffer.offset + (start - base) as u32;
         let slice = BufferSlice { id: buffer.id, offset, len: (end - start) as u32 };
         let op = IoOp::Write(Durability::Volatile);
@@ -158,13 +161,13 @@ impl Engine {
         self.issue(now, Owner::Job(job), disk, Target::Backing(disk), op, at, Some(slice), 0);
     }
 
-    /// A merged write ended.
+    /// Handles the end of a merged write.
     pub(super) fn merged_done(&mut self, now: Instant, job: u32, result: Result<(), IoError>) {
         let disk = self.jobs[job].disk;
-        let claim = self.limits.requests_max + job;
+        let lock = self.limits.requests_max + job;
         let merger = &mut self.disk_mut(disk).merger;
         let slots = merger.members.remove(&job).expect("a merged write has members");
-        let waiting = merger.end(claim);
+        let waiting = merger.end(lock);
         self.end_job(now, job, result);
         for slot in slots {
             match result {

@@ -1,12 +1,12 @@
-//! The engine of one shard: the disks it owns, their caches, and everything in flight.
+//! The engine of one shard: its disks, their caches, and everything in flight.
 //!
-//! Call order: any of `handle_request`, `handle_completion`, `handle_command`, `handle_timeout`,
-//! each with the current time. Then drain `poll_copy`, and whenever it is empty, `poll_io`,
-//! `poll_reply`, `poll_release` and `poll_event`. Then sleep until a completion or until the time
-//! of `poll_timeout`. No call blocks, and there are no callbacks.
+//! The caller calls `handle_request`, `handle_completion`, `handle_command` or `handle_timeout`
+//! with the current time. Then it drains `poll_copy`, and whenever `poll_copy` is empty, `poll_io`,
+//! `poll_reply`, `poll_release` and `poll_event`. Then it sleeps until a completion or until the
+//! time of `poll_timeout`. No call blocks, and there are no callbacks.
 //!
-//! A request locks its sectors, is read from flash or from the backing, and is answered. It may
-//! then still fill flash before it releases its range lock and its buffer:
+//! Each request locks its sectors and is answered after I/O to flash or to the backing. After the
+//! answer, a request may fill flash before it releases its range lock and its buffer:
 //!
 //! ```text
 //! read    waiting → copy from memory → reply                   all sectors in memory
@@ -17,8 +17,9 @@
 //! zeroes, discard   waiting → backing change → (backing flush) → reply
 //! flush   (commit) → (backing flush) → reply
 //! ```
-//! A read into guest memory takes only the second of these paths, or is declined (`direct.rs`).
-//! A persistent cache adds to this (`commit.rs`, `write_back.rs`, `destage.rs`, `structure.rs`):
+//! A read into guest memory takes only the path "flash read → reply", or is declined (`direct.rs`).
+//! A persistent cache adds steps to these paths (`commit.rs`, `write_back.rs`, `destage.rs`,
+//! `structure.rs`):
 //! ```text
 //! read    … backing read → (flash read of what is dirty) → reply → fill
 //! write   waiting → (edges read) → (commit) → flash write → (commit) → reply    write-back
@@ -89,52 +90,56 @@ use jobs::Job;
 use partial::Edges;
 use recent_edges::RecentEdges;
 
-/// Longest request, bytes. Front ends split what has no payload and is longer.
+/// Maximum length of a request, bytes. Front ends split longer requests without payload.
 pub const REQUEST_BYTES_MAX: u64 = 32 << 20;
 
-/// Most disks of one engine; disk ids are below it.
+/// Maximum number of disks of one engine. Disk ids are below this number.
 pub const DISKS_MAX: u32 = 1 << 16;
 
-/// Maximum number of jobs in progress. One disk has at most 5/8 of it.
+/// Maximum number of background jobs in progress in one engine. One disk has at most 5/8 of them.
 const JOBS_MAX: u32 = 256;
 
-/// One of this many requests is reserved for the daemon's own requests.
+/// One request slot in 64 is reserved for the daemon's own requests.
 const OWN_SHARE: u32 = 64;
 
-/// Requests of the daemon itself that one disk may have in flight beyond its share.
+/// Maximum number of the daemon's own requests that one disk may have in flight beyond the disk's
+/// share.
 const OWN_EACH: u32 = 16;
 
-/// Limits of one engine. They and the payload buffers limit the I/Os in flight: a request has at
-/// most one I/O for each sector of its buffer.
+/// Limits of one engine. The limits and the payload buffers bound the I/Os in flight: a request has
+/// at most one I/O for each sector of its buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Requests in flight; more are handed back. A few of them are [kept](Limits::guests_max) for the daemon's own.
+    /// Maximum number of requests in flight; the engine hands further requests back. Some slots are
+    /// [reserved](Limits::guests_max) for the daemon's own requests.
     pub requests_max: u32,
-    /// Bytes of buffers that answered requests may hold while they fill flash. Beyond that, and
-    /// when half of `requests_max` are such requests, misses are not filled, so slow flash never
-    /// delays guests.
+    /// Maximum number of buffer bytes that answered requests may hold while they fill flash. Beyond
+    /// this limit, misses are not filled, so slow flash never delays guests. The same holds when
+    /// half of `requests_max` are answered requests that fill.
     pub fill_bytes_max: u64,
-    /// Failed flash I/Os that fence a device.
+    /// Number of failed flash I/Os after which the engine stops using a flash device.
     pub flash_errors_max: u32,
-    /// Errors are forgotten after that long without one, milliseconds.
+    /// A flash device's errors are forgotten after this time without an error, milliseconds.
     pub flash_errors_forgive_ms: u64,
-    /// A flash I/O outstanding for longer makes its device's caches be bypassed, milliseconds.
+    /// If a flash I/O takes longer than this, requests bypass the caches on its device,
+    /// milliseconds.
     pub flash_stall_ms_max: u64,
-    /// Frames of each persistent cache whose checksums are compared in the background, each second; 0: none, and
-    /// missing second copies are not made either.
+    /// Frames of each persistent cache that the background scrub compares with their checksums, per
+    /// second. 0 disables the scrub and the creation of missing second copies.
     pub scrub_frames_per_s: u32,
-    /// Bytes that each disk's recovered cache is compared with its backing in the background, each second; a quarter of that
-    /// while guests wait for the backing. 0: none.
+    /// Bytes of each disk's recovered cache that the background verification compares with the
+    /// backing, per second. The rate is a quarter of this while guests wait for the backing. 0
+    /// disables the verification.
     pub verify_bytes_per_s: u64,
-    /// Under write-back and too much dirty data, writes of sequential runs go past the cache from this length on, bytes;
-    /// 0: never.
+    /// With write-back and too much dirty data, writes of sequential runs of at least this length
+    /// bypass the cache, bytes. 0 disables the bypass.
     pub bulk_run_bytes_min: u64,
-    /// One unit of I/O where disks compete, bytes.
+    /// Size of one unit of I/O in the division of throughput among disks, bytes.
     pub qos_unit_bytes: u32,
 }
 
 impl Limits {
-    /// Requests in flight up to which those of guests are taken.
+    /// Returns the number of requests in flight up to which the engine accepts requests of guests.
     pub fn guests_max(&self) -> u32 {
         self.requests_max - self.requests_max / OWN_SHARE
     }
@@ -156,7 +161,7 @@ impl Default for Limits {
     }
 }
 
-/// See the module's text.
+/// The cache engine of one shard; the module's text gives the order of calls.
 pub struct Engine {
     limits: Limits,
     health: Health,
@@ -166,34 +171,35 @@ pub struct Engine {
     requests: Slab<Active>,
     ios: Slab<Pending>,
     gates: Gates,
-    /// Counts I/Os, to tell apart those that had the same id.
+    /// Number of the last I/O. It distinguishes I/Os that had the same id.
     serial: u64,
-    /// Buffer bytes of answered requests that still fill.
+    /// Buffer bytes of answered requests that still fill flash.
     fill_bytes: u64,
-    /// Answered requests that still fill.
+    /// Number of answered requests that still fill flash.
     filling: u32,
-    /// Requests that wait for a disk to become this host's.
+    /// Number of requests that wait until this host owns their disk.
     owner_waits: u32,
-    /// Requests in flight, by disk.
+    /// Number of requests in flight, by disk.
     slots: Shares,
-    /// Requests, and jobs numbered from `requests_max`, that can continue: their range lock was
-    /// granted when another was released, or the event that they waited for has occurred.
+    /// Requests that can continue, and jobs, numbered from `requests_max`. Another request released
+    /// the range lock that they need, or the event that they waited for has occurred.
     runnable: VecDeque<u32>,
     jobs: Slab<Job>,
-    /// Jobs, by disk.
+    /// Number of background jobs, by disk.
     job_slots: Shares,
-    /// Buffers for jobs.
+    /// Buffers for background jobs.
     destage_buffers: DestageBuffers,
     recent_edges: RecentEdges,
-    /// Transfers that read ahead.
+    /// Number of read-ahead transfers in flight.
     aheads: u32,
     /// Content of the journal writes in flight.
     pages: BTreeMap<IoId, Vec<u8>>,
-    /// Disks whose journal or destager may have something to do.
+    /// Disks whose journal or destager may have work.
     awake: Vec<DiskId>,
-    /// Disks to bring to rest at the end of the current call.
+    /// Disks to check for pending changes at the end of the current call.
     unsettled: Vec<DiskId>,
-    /// Location of a read's or a fill's data; reused from call to call to save allocations.
+    /// Flash locations of a read's or a fill's data. The memory is reused from call to call to save
+    /// allocations.
     runs: Vec<FlashRun>,
     copy_out: VecDeque<BufferCopy>,
     io_out: VecDeque<Io>,
@@ -207,41 +213,46 @@ pub struct Engine {
 struct Active {
     request: Request,
     arrived: Instant,
-    /// Its sectors; empty for a flush, which has no range lock.
+    /// Sectors that the request locks; empty for a flush, which has no range lock.
     range: Range,
     phase: Phase,
-    /// I/Os outstanding.
+    /// Number of the request's I/Os in flight.
     pending: u32,
-    /// Kind of run for admission that it belongs to.
+    /// Kind of sequential or random run to which admission assigned the request.
     run: Run,
-    /// What the memory tier found out about its run.
+    /// Findings of the memory tier about the run that the request belongs to.
     seen: Seen,
-    /// Its outcome so far.
+    /// Outcome of the request so far.
     outcome: Outcome,
-    /// Buffer bytes counted in `Engine::fill_bytes`.
+    /// Buffer bytes of this request that `Engine::fill_bytes` includes.
     fill_bytes: u64,
-    /// A change that goes to the backing over dirty data, which it is to replace.
+    /// True for a write, discard or zeroing that goes to the backing and is to replace dirty data
+    /// on flash.
     over_dirty: bool,
     /// State of the partly covered sectors of a write.
     edges: Edges,
     bulk: Bulk,
-    /// The buffer from which flash gets zeroes.
+    /// Buffer of zeroes to write to flash.
     zeroes: Option<DestageBuffer>,
-    /// Flash did not take all of a write, or did not deliver all of a read to a guest's memory.
+    /// True if flash did not take all of a write, or did not deliver all of a read into guest
+    /// memory.
     failed: bool,
-    /// Sectors of it that another disk served: `first..end`.
+    /// Sectors of the request that another disk served, as `first..end`.
     shared: Vec<(u64, u64)>,
-    /// Cache sectors that flash has taken of it, with their checksums, until all of its writes have ended.
+    /// Cache sectors of the request that flash has taken, with their checksums, until all flash
+    /// writes of the request have ended.
     written: Vec<(u64, u32)>,
-    /// Admission refused its blocks and is not asked again.
+    /// True if admission refused the request's blocks. Admission is not asked again.
     not_admitted: bool,
-    /// Its zones count it as a write to the backing in flight.
+    /// True if the zones of the request count it as a write to the backing in flight.
     zoned: bool,
-    /// Writes to the backing that had ended when its flush of the backing began.
+    /// Number of writes to the backing that had ended when the request's flush of the backing
+    /// began.
     flush_mark: u64,
-    /// The count of the disk's doubts when its flush, its read or its change began, see `backed.rs`.
+    /// Number of the disk's failed flushes when the request's flush, read or write began, see
+    /// `backed.rs`.
     doubts: u64,
-    /// Number of times that its change was sent again after a doubt.
+    /// Number of times that the request's write was sent again after a failed flush of the backing.
     resends: u8,
 }
 
@@ -250,17 +261,17 @@ enum Phase {
     Waiting,
     FlashRead,
     BackingRead,
-    /// A read waits for a range lock that the destager respects, and then reads the backing.
-    ClaimThenBacking,
-    /// Dirty data is read over the data from the backing.
+    /// A read waits for a range lock that excludes the destager, and then reads the backing.
+    LockThenBacking,
+    /// Dirty data from flash is read over the data from the backing.
     Overlay,
     BackingChange,
     BackingFlush,
     Fill,
     FlashWrite,
-    /// Its edges are read, or destaged, or wait for a buffer.
+    /// The partly covered sectors of a write are read, or destaged, or wait for a buffer.
     Edges,
-    /// It waits for a commit, and then starts again.
+    /// The request waits for a commit of the journal, and then starts again.
     CommitThenChange,
     CommitThenThrough,
     CommitThenReply,
@@ -282,23 +293,23 @@ struct Pending {
     serial: u64,
     target: Target,
     is_write: bool,
-    /// It makes data of the backing durable (`sync_order.rs`).
+    /// True if the I/O makes data of the backing durable (`sync_order.rs`).
     is_sync: bool,
-    /// When the engine wanted it, and when storage got it.
+    /// Time at which the engine requested the I/O.
     wanted: Instant,
     issued: Instant,
-    /// The window of its resource counts it.
+    /// True if the I/O counts in the window of its flash device or datastore.
     is_counted: bool,
-    /// Bytes; without those of a read that another disk serves.
+    /// Length of the I/O in bytes, or 0 for a read of the backing that another disk served.
     bytes: u64,
     slice: Option<BufferSlice>,
-    /// Flash I/O: first of the cache's sectors, and how many.
+    /// First cache sector of a flash I/O; `sectors` is their number.
     sector: u64,
     sectors: u64,
 }
 
 impl Engine {
-    /// An engine without disks.
+    /// Creates an engine without disks.
     pub fn new(limits: Limits) -> Self {
         assert!(limits.requests_max > 0 && limits.flash_errors_max > 0 && limits.qos_unit_bytes > 0);
         Engine {
@@ -338,11 +349,13 @@ impl Engine {
         }
     }
 
-    /// Takes a request in. It is handed back when as many as `requests_max` are in flight, a guest's when [`Engine::has_room`] says no or
-    /// too many wait for another host already; one that makes no sense for its disk is taken and answered with an error.
+    /// Accepts a request. Returns the request if all request slots are in use, or if a guest's
+    /// request finds no free slot of its disk ([`Engine::has_room`]). Also returns a guest's
+    /// request if too many requests wait for another host. Answers an invalid request with an
+    /// error.
     pub fn handle_request(&mut self, now: Instant, request: Request) -> Result<(), Request> {
         assert_eq!(request.buffer.is_some(), request.op.has_buffer(), "payload buffer of {:?}", request.op);
-        assert!(direct::may_have(&request), "{request:?} into a guest's memory");
+        assert!(direct::may_have(&request), "{request:?} must not use guest memory");
         if self.is_full_for(&request) {
             return Err(request);
         }
@@ -356,9 +369,9 @@ impl Engine {
     }
 
     /// Returns true if the request has to wait for a free slot. The daemon's own requests have
-    /// reserved slots, because guests' requests may depend on them. Requests that wait for another
-    /// role leave half of all slots to other disks; the first of each disk may always wait, so that
-    /// it is reported.
+    /// reserved slots, because guests' requests may depend on them. Requests that wait for a change
+    /// of ownership leave half of all slots to other disks. The first waiting request of each disk
+    /// is always accepted, so that the disk is reported.
     #[inline]
     fn is_full_for(&self, request: &Request) -> bool {
         let Limits { requests_max, .. } = self.limits;
@@ -374,11 +387,11 @@ impl Engine {
         }
     }
 
-    /// Takes the end of an I/O in. `sums` are the CRC-32C of each sector that flash I/O moved, in
-    /// order, or a read of a backing if they are [wanted](Self::wants_sums); they are not looked at for other I/O, and for failed
-    /// I/O.
+    /// Handles the end of an I/O. `sums` are the CRC-32C of the sectors that flash I/O moved, in
+    /// order. A read of a backing has them too if the engine [needs](Self::wants_sums) them. `sums`
+    /// is ignored for other I/O and for failed I/O.
     pub fn handle_completion(&mut self, now: Instant, id: IoId, result: Result<(), IoError>, sums: &[u32]) {
-        assert!(self.ios.contains(id.0), "I/O {id} completes once");
+        assert!(self.ios.contains(id.0), "I/O {id} completed twice");
         let io = self.ios.remove(id.0);
         self.account(now, &io, result);
         self.gate_passed(now, &io);
@@ -403,11 +416,11 @@ impl Engine {
         }
     }
 
-    /// Handles the abandonment of an I/O by storage: it failed, and storage may use its memory
-    /// until [`handle_returned`](Self::handle_returned). The caller keeps the memory of requests;
-    /// the engine keeps its own.
+    /// Handles an I/O that storage abandoned. The I/O failed, and storage may use its memory until
+    /// [`handle_returned`](Self::handle_returned). The caller keeps the memory of requests; the
+    /// engine keeps its own memory.
     pub fn handle_abandoned(&mut self, now: Instant, id: IoId) {
-        assert!(self.ios.contains(id.0), "I/O {id} completes once");
+        assert!(self.ios.contains(id.0), "I/O {id} completed twice");
         let Pending { disk, slice, .. } = self.ios[id.0];
         if let Some(slice) = slice {
             self.destage_buffers.withhold(disk, slice);
@@ -415,7 +428,7 @@ impl Engine {
         self.handle_completion(now, id, Err(IoError::ShuttingDown), &[]);
     }
 
-    /// Storage does not use the memory of an abandoned I/O any more.
+    /// Handles the end of storage's use of an abandoned I/O's memory.
     pub fn handle_returned(&mut self, now: Instant, slice: BufferSlice) {
         self.destage_buffers.returned(slice);
         self.wake_all();
@@ -444,7 +457,7 @@ impl Engine {
         }
     }
 
-    /// Does everything whose time has come.
+    /// Does all work that was scheduled for `now` or earlier.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.check_devices(now);
         self.pump_gates(now);
@@ -456,106 +469,107 @@ impl Engine {
         self.run(now);
     }
 
-    /// The time at which to call `handle_timeout` at the latest.
+    /// Returns the time at which the caller has to call `handle_timeout` at the latest.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let devices = self.devices.iter().filter_map(|device| device.deadline(&self.health));
         let disks = self.disks.iter().flatten().filter_map(|disk| disk.deadline());
         devices.chain(disks).chain(self.gates.deadline()).min()
     }
 
-    /// The next copy to make. Make all copies before polling anything else: later results rely on
-    /// them.
+    /// Returns the next memory copy to make. Make all copies before polling anything else, because
+    /// later results rely on the copied data.
     #[inline]
     pub fn poll_copy(&mut self) -> Option<BufferCopy> {
         self.copy_out.pop_front()
     }
 
-    /// The next I/O for storage.
+    /// Returns the next I/O for storage.
     #[inline]
     pub fn poll_io(&mut self) -> Option<Io> {
-        assert!(self.copy_out.is_empty(), "copies come first");
+        assert!(self.copy_out.is_empty(), "all copies are polled before other output");
         self.io_out.pop_front()
     }
 
-    /// The next answer for a front end.
+    /// Returns the next reply for a front end.
     #[inline]
     pub fn poll_reply(&mut self) -> Option<Reply> {
-        assert!(self.copy_out.is_empty(), "copies come first");
+        assert!(self.copy_out.is_empty(), "all copies are polled before other output");
         self.reply_out.pop_front()
     }
 
-    /// The next declined read into guest memory. The front end repeats it with a buffer of the
-    /// daemon and [`PayloadMemory::DaemonAfterGuest`]. It gets no other reply.
+    /// Returns the next declined read into guest memory. The front end repeats a declined read with
+    /// a buffer of the daemon and [`PayloadMemory::DaemonAfterGuest`]. A declined read gets no
+    /// other reply.
     #[inline]
     pub fn poll_declined(&mut self) -> Option<RequestId> {
         self.declined_out.pop_front()
     }
 
-    /// The next buffer that the engine no longer needs.
+    /// Returns the next payload buffer that the engine no longer needs.
     #[inline]
     pub fn poll_release(&mut self) -> Option<BufferId> {
-        assert!(self.copy_out.is_empty(), "copies come first");
+        assert!(self.copy_out.is_empty(), "all copies are polled before other output");
         self.release_out.pop_front()
     }
 
-    /// The next thing the daemon should know.
+    /// Returns the next event for the daemon.
     pub fn poll_event(&mut self) -> Option<Event> {
-        assert!(self.copy_out.is_empty(), "copies come first");
+        assert!(self.copy_out.is_empty(), "all copies are polled before other output");
         self.event_out.pop_front()
     }
 
-    /// Gives the engine a buffer of its own, for destaging and the like; without any, no cache can write back. `bytes` is a
-    /// multiple of the largest block.
+    /// Gives the engine a buffer of `bytes` bytes for destaging and other background jobs. No cache
+    /// can write back without such a buffer. `bytes` is a multiple of the largest block.
     pub fn lend(&mut self, buffer: BufferId, bytes: u32) {
         self.destage_buffers.add(buffer, bytes);
     }
 
-    /// The pages that an I/O with [`IoOp::WriteJournal`] writes: `Io::len` bytes.
+    /// Returns the pages that an I/O with [`IoOp::WriteJournal`] writes: `Io::len` bytes.
     pub fn journal_pages(&self, io: IoId) -> &[u8] {
         self.pages.get(&io).map_or(&[], Vec::as_slice)
     }
 
-    /// Counters of a disk.
+    /// Returns the counters of a disk.
     pub fn stats(&self, now: Instant, disk: DiskId) -> Option<DiskStats> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.snapshot(now))
     }
 
-    /// Returns true if a disk's backing has everything that was acknowledged. Otherwise the holes
-    /// of the backing are not the disk's.
+    /// Returns true if a disk's backing has all acknowledged data. If it is false, holes of the
+    /// backing are not necessarily holes of the disk.
     pub fn backing_has_all(&self, disk: DiskId) -> bool {
         self.disks.get(disk.0 as usize).and_then(Option::as_ref).is_some_and(|disk| disk.backing_has_all())
     }
 
-    /// Histograms of a disk's requests.
+    /// Returns the histograms of a disk's requests.
     pub fn histograms(&self, disk: DiskId) -> Option<&Histograms> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| &*disk.histograms)
     }
 
-    /// Predicted hit ratios of other cache sizes for a disk.
+    /// Returns the predicted hit ratios of other cache sizes for a disk.
     pub fn sizing(&self, now: Instant, disk: DiskId) -> Option<Sizing> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.sizing.report(now))
     }
 
-    /// Returns whether a guest's request to a disk is taken now. Each disk has a share of the requests there may be
-    /// ([`Shares`]), so requests that a hung backing holds back leave room for other disks.
+    /// Returns true if the engine accepts a guest's request to a disk now. Each disk has a share of
+    /// the request slots ([`Shares`]). So requests that wait for a hung backing leave slots for
+    /// other disks.
     #[inline]
     pub fn has_room(&self, disk: DiskId) -> bool {
-        // A request to a disk that does not exist is refused immediately.
         self.slots.may_take(disk, 1) || self.disks.get(disk.0 as usize).is_none_or(Option::is_none)
     }
 
-    /// Returns true if a disk has few of the daemon's own requests in flight.
+    /// Returns true if a disk may have another of the daemon's own requests in flight.
     fn has_own_room(&self, disk: DiskId) -> bool {
         let disk = self.disk(disk);
         disk.in_flight - disk.ownership.guests < OWN_EACH
     }
 
-    /// Requests in flight, fills included.
+    /// Returns the number of requests in flight, including those that still fill flash.
     pub fn in_flight(&self) -> u32 {
         self.requests.len() + self.owner_waits
     }
 
-    /// Starts what became possible, until nothing more does.
+    /// Starts all work that became possible.
     fn run(&mut self, now: Instant) {
         loop {
             if let Some(slot) = self.runnable.pop_front() {
@@ -577,8 +591,8 @@ impl Engine {
         }
     }
 
-    /// Resumes a request or a job: its range lock was granted, or the event that it waited for has
-    /// occurred.
+    /// Resumes a request or a job after its range lock was granted or the event that it waited for
+    /// has occurred.
     fn resume(&mut self, now: Instant, slot: u32) {
         let Some(slot) = slot.checked_sub(self.limits.requests_max).map_or(Some(slot), |job| {
             self.start_job(now, job);
@@ -595,7 +609,8 @@ impl Engine {
         }
     }
 
-    /// Lets the journal and the destager of a disk's cache have a look, at the end of the current call.
+    /// Marks a disk so that its journal and its destager look for work at the end of the current
+    /// call.
     fn wake(&mut self, disk: DiskId) {
         let it = self.disk_mut(disk);
         let may_work = it.journal.is_some() || it.opening.is_some();

@@ -1,20 +1,20 @@
-//! Which host owns a disk, and how requests are handled while another host owns it or will own it
-//! (docs/decisions/0013).
+//! Ownership of a disk by one of several hosts. The table says how requests are handled in each
+//! role (docs/decisions/0013-migration.md).
 //!
 //! | | here | standby | frozen | migrated away |
 //! |---|---|---|---|---|
-//! | read of a guest | served | passes the cache | waits | refused |
+//! | read of a guest | served | bypasses the cache | waits | refused |
 //! | change of a guest | served | waits, and is reported | waits | refused |
 //! | flush of a guest | served | answered | waits | refused |
-//! | prefetch of a guest | served | answered, and not done | waits | refused |
+//! | prefetch of a guest | served | answered without effect | waits | refused |
 //! | `Pull` | served | served | refused | refused |
 //! | `Forget` | refused | served | refused | refused |
 //! | `Settle` | refused | refused | served | refused |
 //! | `ReadForPeer` | served | refused | served | served from flash only |
 //!
-//! In standby the owner takes the place of the backing: reads that bypass the cache, and pulled
-//! data, come from it; the code that performs the I/O arranges that. Waiting requests have no range
-//! lock, so no other request waits for them.
+//! In standby the owner takes the place of the backing: it serves reads that bypass the cache, and
+//! pulls. The code that performs the I/O arranges that. Waiting requests have no range lock, so no
+//! other request waits for them.
 
 use super::{Active, Engine};
 use crate::command::{CommandError, Event, Mode, Role};
@@ -27,15 +27,15 @@ use crate::units::{CommandId, DiskId, Instant};
 #[derive(Default)]
 pub(super) struct Ownership {
     pub(super) role: Role,
-    /// The command that freezes it, until nothing of a guest is in flight.
+    /// The command that freezes the disk, until no guest's request is in flight.
     freezing: Option<CommandId>,
-    /// Requests that wait for another role, with the time of their arrival.
+    /// Requests that wait for a change of role, with their arrival times.
     waiting: Vec<(Instant, Request)>,
-    /// It was said that a change waits.
+    /// True if the waiting change was already reported.
     reported: bool,
-    /// Requests of guests in flight.
+    /// Number of guests' requests in flight.
     pub(super) guests: u32,
-    /// Regions changed since the last query, if they are watched.
+    /// Regions of the disk that changed since the last query, if changes are watched.
     changed: Option<Box<Regions>>,
 }
 
@@ -57,14 +57,14 @@ impl Ownership {
 /// What to do with a new request.
 enum OwnershipDecision {
     Served,
-    /// Done without doing anything.
+    /// Answered with success and without effect.
     Answered,
     Waits,
     Refused,
 }
 
-/// The table of the module's text.
-fn passage(role: Role, op: Op) -> OwnershipDecision {
+/// Implements the table in the module's text.
+fn decide(role: Role, op: Op) -> OwnershipDecision {
     use OwnershipDecision::*;
     match (role, op) {
         (Role::Here, Op::Forget | Op::Settle) => Refused,
@@ -81,14 +81,14 @@ fn passage(role: Role, op: Op) -> OwnershipDecision {
 }
 
 impl Engine {
-    /// Admits a valid request, makes it wait, or answers it. It arrived at `arrived`.
+    /// Admits a valid request that arrived at `arrived`, makes it wait, or answers it.
     #[inline]
     pub(super) fn check_ownership(&mut self, now: Instant, arrived: Instant, request: Request) {
         let role = self.disk(request.disk).ownership.role;
         if role == Role::Here && !request.op.is_own() {
             return self.admit(now, arrived, request);
         }
-        match passage(role, request.op) {
+        match decide(role, request.op) {
             OwnershipDecision::Served => self.admit(now, arrived, request),
             OwnershipDecision::Answered => {
                 let disk = self.disk_mut(request.disk);
@@ -111,14 +111,15 @@ impl Engine {
         }
     }
 
-    /// Returns true if it would wait for another role, as other requests already do.
+    /// Returns true if a request would wait for a change of role, and other requests of its disk
+    /// already wait.
     pub(super) fn joins_waiting(&self, request: &Request) -> bool {
         let Some(Some(disk)) = self.disks.get(request.disk.0 as usize) else { return false };
         let Ownership { role, waiting, .. } = &disk.ownership;
-        !waiting.is_empty() && matches!(passage(*role, request.op), OwnershipDecision::Waits)
+        !waiting.is_empty() && matches!(decide(*role, request.op), OwnershipDecision::Waits)
     }
 
-    /// Gives a disk another role. `None`: that takes effect later.
+    /// Gives this host another role for a disk. Returns `None` if the change takes effect later.
     pub(super) fn set_role(
         &mut self,
         now: Instant,
@@ -137,7 +138,7 @@ impl Engine {
             (Role::Here, Role::Frozen) | (Role::Standby, Role::Here) => Ok(()),
             (Role::Frozen, Role::Here) => Ok(()),
             (Role::Frozen, Role::Away) if disk.ownership.freezing.is_none() => Ok(()),
-            // The host that had it meanwhile may have changed what the cache holds.
+            // The host that owned the disk meanwhile may have changed data that the cache holds.
             (Role::Away, Role::Here) if disk.cache.is_none() => Ok(()),
             _ => Err(CommandError::WrongRole),
         };
@@ -145,7 +146,7 @@ impl Engine {
             return Some(result);
         }
         if matches!((disk.ownership.role, role), (Role::Standby | Role::Away, Role::Here)) {
-            // The host that had it meanwhile may have changed anything.
+            // The host that owned the disk meanwhile may have changed any data.
             disk.note_everything();
         }
         let ownership = &mut disk.ownership;
@@ -166,7 +167,8 @@ impl Engine {
         None
     }
 
-    /// Somebody else has taken the disk's backing over: nothing of it is served from now on, whatever it was.
+    /// Handles a takeover of the disk's backing by another host: from now on the disk serves no
+    /// request, whatever its role was.
     pub fn revoke(&mut self, now: Instant, id: DiskId) {
         let Some(Some(disk)) = self.disks.get_mut(id.0 as usize) else { return };
         disk.ownership.role = Role::Away;
@@ -174,12 +176,12 @@ impl Engine {
             self.done(command, id, Err(CommandError::Stopped));
         }
         self.pass_waiting(now, id);
-        // Whoever waits for older data to be on the backing looks again, and waits no more.
+        // Requests that waited for older data to reach the backing are refused.
         self.end_order_wait(id);
         self.run(now);
     }
 
-    /// Those that waited for another role try again.
+    /// Retries the requests that waited for a change of role.
     pub(super) fn pass_waiting(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let waiting = std::mem::take(&mut disk.ownership.waiting);
@@ -194,7 +196,7 @@ impl Engine {
         }
     }
 
-    /// Ends the freezing of a disk if nothing of a guest is in flight any more.
+    /// Completes the freezing of a disk if no guest's request is in flight.
     pub(super) fn end_freezing(&mut self, id: DiskId) {
         let ownership = &mut self.disk_mut(id).ownership;
         if ownership.guests == 0
@@ -204,12 +206,12 @@ impl Engine {
         }
     }
 
-    /// The role of this host for a disk.
+    /// Returns the role of this host for a disk.
     pub fn role(&self, disk: DiskId) -> Option<Role> {
         self.disks.get(disk.0 as usize)?.as_ref().map(|disk| disk.ownership.role)
     }
 
-    /// Begins to note where a disk is changed, or ends it.
+    /// Starts or stops recording which regions of a disk change.
     pub(super) fn watch(&mut self, id: DiskId, watch: bool) {
         let disk = self.disk_mut(id);
         let size = disk.config.size_bytes;
@@ -217,7 +219,8 @@ impl Engine {
     }
 
     /// Returns the regions of a [watched](crate::command::Command::Watch) disk that changed since
-    /// the last call; data that a peer read before may be outdated. `None` if there are none.
+    /// the last call. Data that a peer read from these regions may be outdated. Returns `None` if
+    /// no region changed.
     pub fn take_changed(&mut self, disk: DiskId) -> Option<Regions> {
         let disk = self.disks.get_mut(disk.0 as usize)?.as_mut()?;
         let size = disk.config.size_bytes;
@@ -225,7 +228,7 @@ impl Engine {
         Some(std::mem::replace(changed, Regions::new(size)))
     }
 
-    /// Invalidates the cache for a range that is locked.
+    /// Invalidates cached data of a locked range.
     pub(super) fn start_forget(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk_mut(request.disk);
@@ -235,7 +238,7 @@ impl Engine {
         let result = if disk.ownership.role == Role::Standby { Ok(()) } else { Err(IoError::ShuttingDown) };
         if result.is_ok() {
             let dirty = disk.cache.as_ref().map_or(0, |cache| cache.index.dirty_sectors());
-            assert_eq!(dirty, 0, "a disk in standby has nothing dirty");
+            assert_eq!(dirty, 0, "a disk in standby has no dirty data");
             self.forget_in_memory(slot);
             self.drop_clean(now, request.disk, range.first, range.end);
         }
@@ -244,13 +247,13 @@ impl Engine {
         self.finish(slot);
     }
 
-    /// Forgets what the cache holds of these sectors and is not dirty.
+    /// Drops the clean cached data of these sectors.
     pub(super) fn drop_clean(&mut self, now: Instant, id: DiskId, first: u64, end: u64) {
         let disk = self.disk_mut(id);
         let Some(cache) = disk.cache.as_mut() else { return };
         let Some(journal) = &mut disk.journal else { return cache.invalidate(first, end) };
-        // Recovery would use the clean data: the flush before this host owns the disk waits for
-        // these records.
+        // A crash would bring back the clean data unless these records are durable, so the next
+        // flush must commit them.
         journal.urgent = true;
         let mut runs = cache.cached_runs(first, end);
         while let Some((sector, count)) = runs.next(cache) {
@@ -268,19 +271,20 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Flushes the backing of a frozen disk for the hand-over.
+    /// Flushes the backing of a frozen disk before the hand-over.
     pub(super) fn start_settle(&mut self, now: Instant, slot: u32) {
         self.flush_request(now, slot);
     }
 
-    /// Returns true if this read of another host must not go to the backing, because this host does
-    /// not own the disk any more.
+    /// Returns true if a peer's read must not go to the backing, because this host does not own the
+    /// disk any more.
     pub(super) fn is_cached_only(&self, slot: u32) -> bool {
         let request = &self.requests[slot].request;
         request.op == Op::ReadForPeer && self.disk(request.disk).ownership.role == Role::Away
     }
 
-    /// The blocks of a disk's cache, hottest first, for [`valid_extents`](Self::valid_extents).
+    /// Returns the blocks of a disk's cache, hottest first, for
+    /// [`valid_extents`](Self::valid_extents).
     pub fn hottest_blocks(&self, disk: DiskId) -> Vec<u64> {
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);
         let Some(cache) = disk.and_then(|disk| disk.cache.as_ref()) else { return Vec::new() };
@@ -290,7 +294,8 @@ impl Engine {
         blocks
     }
 
-    /// The valid sectors of some blocks of a disk's cache, as `(first, end)` on the disk, block by block.
+    /// Returns the valid sectors of some blocks of a disk's cache, as `(first, end)` on the disk,
+    /// block by block.
     pub fn valid_extents(&self, disk: DiskId, blocks: &[u64]) -> Vec<(u64, u64)> {
         let mut extents: Vec<(u64, u64)> = Vec::new();
         let disk = self.disks.get(disk.0 as usize).and_then(Option::as_ref);

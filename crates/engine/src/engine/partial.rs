@@ -1,20 +1,22 @@
-//! Writes that cover their first or last sector only partly: these sectors, the *edges* of the
+//! Writes that cover their first or last sector only partly. These sectors, the *edges* of the
 //! write, are read and merged.
 //!
-//! An edge is read into a buffer of the engine, and the bytes that the guest did not write are
-//! copied next to its own. The request's buffer then has whole sectors, and the write continues as
-//! if the guest had sent them (docs/decisions/0041). The request's range lock covers whole sectors
-//! from before the read until the end of the write, so no request changes an edge in between. A
-//! request that releases its range lock forgets the merged bytes.
+//! An edge is read into a buffer of the engine. Then the bytes that the guest did not write are
+//! copied next to the bytes that it wrote. The request's buffer then has whole sectors, and the
+//! write continues as if the guest had sent them (docs/decisions/0041). The request's range lock
+//! covers whole sectors from before the read until the end of the write, so no other request
+//! changes an edge in between. A request that releases its range lock forgets the merged bytes.
 //!
 //! | the edge | write-back | write-through |
 //! |---|---|---|
-//! | written in part a moment ago | in memory (`recent_edges.rs`) | the same |
+//! | partly written a short time ago | in memory (`recent_edges.rs`) | the same |
 //! | dirty, or cached and clean | read from flash | read from flash |
-//! | not cached, or flash fails | read from the backing | left as it is: the write drops it |
-//! | nothing can be read | the write goes past the cache | the same |
+//! | not cached, or unreadable on flash | read from the backing | not merged: the write invalidates
+//! the sector |
+//! | unreadable on flash and on the backing | the write bypasses the cache | the same |
 //!
-//! The last sector of a disk whose size is no multiple of a sector is never merged and never dirty (`growth.rs`).
+//! If a disk's size is not a multiple of a sector, its last sector is never merged and never dirty
+//! (`growth.rs`).
 
 use super::destage_buffers::DestageBuffer;
 use super::jobs::{Job, JobKind, Step};
@@ -26,44 +28,45 @@ use crate::io::{BufferCopy, BufferSlice, CopyEnd, IoError, IoOp, Op, Target};
 use crate::range_locks::Range;
 use crate::units::{Instant, SECTOR_BYTES};
 
-/// Possible sources of edges.
+/// Possible sources of a partly covered sector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EdgeSource {
-    /// The cache, if it holds them.
+    /// The cache, if it holds the sector.
     Flash,
     /// The cache, or else the backing.
     FlashOrBacking,
 }
 
-/// State of one edge of a write. An edge that is a whole sector needs nothing.
+/// State of the first or last sector of a write. A completely covered sector needs no merge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Edge {
-    /// It has not been read.
+    /// The sector has not been read.
     #[default]
     Unread,
-    /// The buffer holds the whole sector.
+    /// The request's buffer holds the whole sector.
     Merged,
-    /// It could not be read.
+    /// The sector could not be read.
     Unreadable,
 }
 
-/// The edges of one write.
+/// The first and the last sector of one write.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Edges {
     head: Edge,
     tail: Edge,
-    /// Jobs that read them.
+    /// Number of jobs that are reading these sectors.
     jobs: u8,
 }
 
 impl Active {
-    /// Whether the first and the last sector are partly covered.
+    /// Returns whether the first and the last sector are partly covered.
     fn partial_edges(&self) -> (bool, bool) {
         let end = self.request.offset + self.request.len;
         (!self.request.offset.is_multiple_of(SECTOR_BYTES), !end.is_multiple_of(SECTOR_BYTES))
     }
 
-    /// Sectors that the buffer of a write holds as a whole: first, and one past the last.
+    /// Returns the sectors that a write's buffer holds completely: the first, and one past the
+    /// last.
     pub(super) fn held_sectors(&self) -> (u64, u64) {
         let (first, end) = whole_sectors(self.request.offset, self.request.len);
         let first = if self.edges.head == Edge::Merged { self.range.first } else { first };
@@ -71,12 +74,13 @@ impl Active {
         (first, first.max(end))
     }
 
-    /// Returns true if the buffer of a write has all of its sectors completely.
+    /// Returns true if the write's buffer holds all of its sectors completely.
     pub(super) fn is_whole(&self) -> bool {
         self.held_sectors() == (self.range.first, self.range.end)
     }
 
-    /// Returns the sectors that a write covers in part, with the state of each; nothing for a request without a buffer.
+    /// Returns the sectors that a write covers partly, with the state of each. A request without a
+    /// buffer has none.
     pub(super) fn edges_by_sector(&self) -> impl Iterator<Item = (u64, Edge)> + use<> {
         let (head, tail) =
             if matches!(self.request.op, Op::Write(_)) { self.partial_edges() } else { (false, false) };
@@ -86,11 +90,11 @@ impl Active {
         head.into_iter().chain(tail)
     }
 
-    /// Notes that a sector is merged, and returns the copies of what the guest did not write of it. `from` is where a byte
-    /// of the whole sector is.
+    /// Records that a sector is merged. Returns the copies of the bytes that the guest did not
+    /// write. `from` returns the source of a byte of the whole sector.
     pub(super) fn merge_edge(&mut self, sector: Range, from: impl Fn(u64) -> CopyEnd) -> Vec<BufferCopy> {
         let (head, tail) = self.partial_edges();
-        let id = self.request.buffer.expect("writes have one");
+        let id = self.request.buffer.expect("writes have a buffer");
         let sector_at = (sector.first - self.range.first) * SECTOR_BYTES;
         let copy = |start: u64, end: u64| {
             let to = CopyEnd::Buffer { id, offset: (sector_at + start) as u32 };
@@ -108,15 +112,15 @@ impl Active {
         copies
     }
 
-    /// Returns true if a write sends more than the guest's bytes to the backing: the rest of its
-    /// edges is dirty, and flash may have lost it or the write replaces it.
+    /// Returns true if a write sends more than the guest's bytes to the backing. The other bytes of
+    /// its edges are dirty, and flash may have lost them or the write replaces them.
     pub(super) fn sends_edges(&self) -> bool {
         let is_merged = self.edges.head == Edge::Merged || self.edges.tail == Edge::Merged;
         is_merged && (self.failed || self.over_dirty)
     }
 
-    /// Forgets the edges because the range lock is released and they may change. Bytes that flash
-    /// may have lost are only in the buffer, and stay.
+    /// Forgets the merged edges, because the range lock is released and the sectors may change.
+    /// Bytes that flash may have lost stay, because only the buffer has them.
     pub(super) fn forget_edges(&mut self) {
         if !self.failed {
             self.edges = Edges::default();
@@ -132,8 +136,8 @@ impl Engine {
         is_readable && range.end * SECTOR_BYTES <= self.disk(request.disk).config.size_bytes
     }
 
-    /// Starts to read the edges of a write that were not read yet, as far as `source` has them. The
-    /// write starts again when they are read. Returns false if there is nothing to wait for.
+    /// Starts to read the unread edges of a write from `source`. The write starts again when its
+    /// edges are read. Returns false if there is nothing to wait for.
     pub(super) fn read_edges(&mut self, now: Instant, slot: u32, source: EdgeSource) -> bool {
         self.merge_recent_edges(slot);
         let active = &self.requests[slot];
@@ -145,7 +149,7 @@ impl Engine {
         let first = (head && edges.head == Edge::Unread).then_some(range.first);
         let last = (tail && edges.tail == Edge::Unread).then_some(range.end - 1);
         let mut is_waiting = false;
-        // One more than needed, so that a job that ends immediately does not resume the write.
+        // The count starts at one, so that a job that ends immediately does not resume the write.
         self.requests[slot].edges.jobs = 1;
         for sector in first.into_iter().chain(last.filter(|last| first != Some(*last))) {
             let edge = Range { disk: request.disk, first: sector, end: sector + 1 };
@@ -170,8 +174,8 @@ impl Engine {
         is_reading || is_waiting
     }
 
-    /// Returns true if flash has this sector of a disk, may be read there now, and the sector is
-    /// useful. A clean sector is not useful in a mode that does not copy writes to flash.
+    /// Returns true if reading this sector from flash is possible now and useful. A clean sector is
+    /// not useful in a mode that does not copy writes to flash.
     fn is_in_flash(&self, edge: Range) -> bool {
         let disk = self.disk(edge.disk);
         let Ok(cache) = disk.looked_up() else { return false };
@@ -185,10 +189,10 @@ impl Engine {
             })
     }
 
-    /// A job has a buffer for an edge: it is read from the best place that has it.
+    /// Reads a partly covered sector into the job's buffer, from flash or from the backing.
     pub(super) fn start_edge(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, kind, step, .. } = self.jobs[job];
-        let JobKind::ReadEdge(_, source) = kind else { panic!("{kind:?} reads no edge") };
+        let JobKind::ReadEdge(_, source) = kind else { panic!("{kind:?} does not read an edge") };
         let mut buffer = buffer.expect("a transfer has a buffer");
         self.destage_buffers.shorten(&mut buffer, SECTOR_BYTES);
         self.jobs[job].buffer = Some(buffer);
@@ -218,7 +222,7 @@ impl Engine {
         self.issue(now, Owner::Job(job), id, Target::Backing(id), IoOp::Read, at, slice, 0);
     }
 
-    /// An edge is there, or is not.
+    /// Handles the end of an I/O that reads a partly covered sector.
     pub(super) fn edge_io_done(
         &mut self,
         now: Instant,
@@ -239,7 +243,7 @@ impl Engine {
                     return self.end_job(now, job, Err(IoError::Failed));
                 }
                 if failed {
-                    // It became clean meanwhile, and its second copy went.
+                    // The sector became clean meanwhile, and its second copy was removed.
                     return self.start_edge(now, job);
                 }
             }
@@ -277,14 +281,14 @@ impl Engine {
     /// Copies the bytes of a sector that the guest did not write next to those that it wrote.
     fn merge_edge(&mut self, job: u32) {
         let Job { range, buffer, kind, .. } = self.jobs[job];
-        let JobKind::ReadEdge(slot, _) = kind else { panic!("{kind:?} reads no edge") };
+        let JobKind::ReadEdge(slot, _) = kind else { panic!("{kind:?} does not read an edge") };
         let DestageBuffer { id, offset, .. } = buffer.expect("a transfer has a buffer");
         let from = |inside: u64| CopyEnd::Buffer { id, offset: offset + inside as u32 };
         self.copy_out.extend(self.requests[slot].merge_edge(range, from));
     }
 
-    /// Handles the end of a job that read an edge of a request. After the last one the request
-    /// starts again.
+    /// Handles the end of a job that read an edge of a request. After the last such job, the
+    /// request starts again.
     pub(super) fn edge_done(&mut self, slot: u32, edge: Range) {
         let (head, tail) = self.requests[slot].partial_edges();
         let Active { range, edges, .. } = &mut self.requests[slot];

@@ -1,5 +1,5 @@
-//! Reads and prefetches: all from memory, or all from flash, when every sector is valid there, otherwise all from the
-//! backing.
+//! Reads and prefetches. Memory or flash serves a read if every sector of it is valid there;
+//! otherwise the backing serves all of it.
 
 use super::{Active, Engine, Pending, Phase};
 use crate::cache::push_run;
@@ -13,30 +13,30 @@ use crate::units::Instant;
 
 /// Source of a read.
 enum Source {
-    /// Memory holds all of it.
+    /// Memory holds all data of the read.
     Memory,
-    /// Every sector is valid; `Engine::runs` says where.
+    /// Flash holds every sector of the read; `Engine::runs` has the locations.
     Flash,
-    /// The backing; the outcome if all goes well.
+    /// The backing serves the read; the field is the outcome if no error occurs.
     Backing(Outcome),
 }
 
 impl Engine {
-    /// Locks a new read's sectors, and starts it if nothing conflicts. Only a read that would fill
-    /// delays other reads of its sectors. A read that bypasses the cache does not wait for a fill
-    /// on slow flash. A read that has to wait may find that its sectors were invalidated meanwhile,
-    /// so it waits as one that would fill.
+    /// Locks a new read's sectors, and starts the read if no other request conflicts. Only a read
+    /// that would fill delays other reads of its sectors. So a read that bypasses the cache does
+    /// not wait for a fill on slow flash. A read that has to wait may find its sectors invalid
+    /// later, so it waits as a read that would fill.
     pub(super) fn enter_read(&mut self, now: Instant, slot: u32) {
         let source = self.source(slot);
         let is_persistent = self.disk(self.requests[slot].request.disk).journal.is_some();
         let (kind, waiting) = match source {
-            // It never fills.
+            // A read into guest memory never fills flash.
             _ if self.is_direct(slot) => (Kind::Read, Kind::Read),
             Source::Memory | Source::Flash => (Kind::Read, Kind::Fill),
-            // It is being read already.
+            // Read-ahead is already reading this data.
             Source::Backing(_) if self.requests[slot].seen.expected => (Kind::Fill, Kind::Fill),
             Source::Backing(outcome) if outcome.would_fill() => (Kind::Fill, Kind::Fill),
-            // The destager writes to the backing.
+            // The lock must also exclude the destager, which writes to the backing.
             Source::Backing(_) if is_persistent => (Kind::Fill, Kind::Fill),
             Source::Backing(_) => (Kind::Read, Kind::Read),
         };
@@ -45,9 +45,9 @@ impl Engine {
         }
     }
 
-    /// Starts a read after it has got its range lock.
+    /// Starts a read after its range lock was granted.
     pub(super) fn start_read(&mut self, now: Instant, slot: u32) {
-        if self.requests[slot].phase == Phase::ClaimThenBacking {
+        if self.requests[slot].phase == Phase::LockThenBacking {
             if self.may_read(now, slot) {
                 self.read_backing(now, slot);
             }
@@ -57,7 +57,7 @@ impl Engine {
         self.serve_read(now, slot, source);
     }
 
-    /// Looks a read up, without side effects but on `runs`.
+    /// Finds the source of a read. The only side effect is on `runs`.
     fn source(&mut self, slot: u32) -> Source {
         if self.is_in_memory(slot) {
             return Source::Memory;
@@ -116,7 +116,8 @@ impl Engine {
                     self.verify_soon(request.disk, range.first);
                 }
                 if matches!(request.op, Op::Prefetch | Op::Pull) && !outcome.would_fill() {
-                    // A prefetch that cannot be done is answered anyway: it needs no data.
+                    // A prefetch that cannot fill is answered with success, because it delivers no
+                    // data.
                     self.reply(now, slot, Ok(()));
                     self.finish(slot);
                 } else {
@@ -126,21 +127,21 @@ impl Engine {
         }
     }
 
-    /// Reads the backing. The range lock keeps the destager from writing there meanwhile: data that
-    /// becomes clean during a read would be in neither source. It also keeps other reads from
-    /// fetching the same data: a read that was to bypass a cache, and waited, may find it in
-    /// service again.
+    /// Reads the backing under a range lock that excludes the destager and other reads. Data that
+    /// becomes clean during the read would be missing from both sources, so the destager has to
+    /// wait. Another read would fetch the same data again. A read that was to bypass the cache may
+    /// find the cache in service after the wait.
     fn enter_backing(&mut self, now: Instant, slot: u32) {
         let Active { request, range, outcome, .. } = self.requests[slot];
         if self.is_cached_only(slot) {
             self.reply(now, slot, Err(IoError::NotCached));
             return self.finish(slot);
         }
-        let needs_claim = outcome.would_fill() || self.disk(request.disk).journal.is_some();
-        if !needs_claim || !self.range_locks.only_reads(slot) {
+        let needs_lock = outcome.would_fill() || self.disk(request.disk).journal.is_some();
+        if !needs_lock || !self.range_locks.only_reads(slot) {
             return self.read_backing(now, slot);
         }
-        self.requests[slot].phase = Phase::ClaimThenBacking;
+        self.requests[slot].phase = Phase::LockThenBacking;
         let runnable = &mut self.runnable;
         self.range_locks.leave(slot, |granted| runnable.push_back(granted));
         if self.range_locks.acquire(slot, range, Kind::Fill, Kind::Fill) {
@@ -156,8 +157,8 @@ impl Engine {
         let Engine { disks, runs, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         active.doubts = disk.backed.doubts;
-        let cache = disk.cache.as_mut().expect("hits have a cache");
-        // The look-up found the blocks; they need not be searched again.
+        let cache = disk.cache.as_mut().expect("a hit has a cache");
+        // The lookup already found the blocks, so the index is not searched again.
         let used = if request.passes_by() { &[][..] } else { &runs[..] };
         for extent in used.iter().map(|run| run.extent) {
             cache.touch_all(extent.sector, extent.count);
@@ -176,8 +177,8 @@ impl Engine {
         self.issue_backing(now, slot, IoOp::Read);
     }
 
-    /// A wrong or missing sector turns the whole request into a read of the backing, which repairs
-    /// flash. The sectors are invalid from here on.
+    /// Handles the end of a flash read. A wrong or missing sector turns the whole request into a
+    /// read of the backing, which repairs flash. The affected clean sectors become invalid at once.
     pub(super) fn flash_read_done(
         &mut self,
         now: Instant,
@@ -197,8 +198,8 @@ impl Engine {
             Some(journal) => journal.drop_sector(now, index, sector),
             None => _ = index.clear_valid(sector, 1),
         };
-        // Dirty data stays, since the backing has older data. It is read once more over the data
-        // from the backing.
+        // Dirty sectors stay valid, since the backing has older data. They are read again over the
+        // data from the backing.
         if result.is_err() {
             (io.sector..io.sector + io.sectors).for_each(|sector| give_up(index, sector));
             self.requests[slot].outcome = Outcome::FlashFailed;
@@ -249,8 +250,8 @@ impl Engine {
         self.end_backing_read(now, slot);
     }
 
-    /// Puts the dirty sectors of a range into `runs`, for a buffer in which it begins at this
-    /// sector. Returns false if there are none.
+    /// Puts the dirty sectors of a range into `runs`. `buffer_sector` is the position of the range
+    /// in the buffer. Returns false if the range has no dirty sectors.
     pub(super) fn find_dirty(&mut self, range: Range, mut buffer_sector: u64) -> bool {
         let Engine { disks, runs, .. } = self;
         let disk = disks[range.disk.0 as usize].as_mut().expect("disks outlive their requests");
@@ -269,7 +270,7 @@ impl Engine {
         !runs.is_empty()
     }
 
-    /// Handles the end of reading dirty data over the data from the backing.
+    /// Handles the end of a flash read of dirty data over the data from the backing.
     pub(super) fn overlay_done(
         &mut self,
         now: Instant,
@@ -285,7 +286,8 @@ impl Engine {
             return;
         }
         if failed && !self.is_range_lost(slot) {
-            // It became clean meanwhile, and its second copy went: the backing has it now.
+            // The data became clean during the read and its second copy was removed, so the backing
+            // has the data now.
             self.requests[slot].failed = false;
             return self.read_backing(now, slot);
         }
@@ -312,7 +314,7 @@ impl Engine {
         let is_shared = self.is_all_shared(slot);
         let filled = if is_shared { Err(Outcome::BypassShared) } else { self.fill(now, slot) };
         if let Err(why) = filled {
-            // A flash error stays the reason even when the repair has to wait.
+            // A flash error stays the outcome even if the repair of flash has to wait.
             let outcome = &mut self.requests[slot].outcome;
             let is_uncached = is_shared && *outcome == Outcome::CacheOff;
             if is_uncached || matches!(outcome, Outcome::MissFilled | Outcome::PartialMiss) {

@@ -1,8 +1,10 @@
-//! Sectors that were merged and written to flash a moment ago, in memory: the next write into such a sector needs no read.
+//! Recently merged and written sectors, kept in memory. The next write into the same sector needs
+//! no read of flash.
 //!
-//! A log of writes below 4 KiB enters each sector several times in a row. Its sectors are kept in one buffer, the newest
-//! [`SECTORS_MAX`] of all disks of an engine. A sector is used only while flash holds it with the checksum that it had when it
-//! was kept. So whatever replaces, drops or invalidates the sector on flash makes it useless here too.
+//! A guest's log with writes below 4 KiB writes each sector several times in a row. The newest
+//! [`SECTORS_MAX`] such sectors of all disks of an engine are kept in one buffer. A kept sector is
+//! used only while flash holds it with the same checksum. So a change or invalidation of the sector
+//! on flash also makes the kept copy unusable.
 
 use std::collections::BTreeMap;
 
@@ -12,17 +14,17 @@ use crate::io::{BufferCopy, CopyEnd};
 use crate::range_locks::Range;
 use crate::units::{BufferId, DiskId, SECTOR_BYTES};
 
-/// Most sectors that are kept.
+/// Maximum number of sectors that are kept.
 const SECTORS_MAX: u32 = 256;
 
-/// See the module's text.
+/// Partly written sectors of all disks of an engine, in memory.
 #[derive(Debug, Default)]
 pub(super) struct RecentEdges {
     buffer: Option<BufferId>,
-    /// By place in the buffer.
+    /// Kept sectors by their position in the buffer.
     kept: Vec<Option<Kept>>,
     places: BTreeMap<(DiskId, u64), u32>,
-    /// The place that the next new sector takes.
+    /// Position in the buffer for the next new sector.
     next: u32,
 }
 
@@ -36,10 +38,11 @@ struct Kept {
 impl RecentEdges {
     fn find(&self, disk: DiskId, sector: u64) -> Option<(u32, u32)> {
         let place = *self.places.get(&(disk, sector))?;
-        Some((place, self.kept[place as usize].expect("each place in the map is in use").sum))
+        Some((place, self.kept[place as usize].expect("each position in the map is in use").sum))
     }
 
-    /// Takes a place for a sector; the oldest one goes. `None` if there is no buffer.
+    /// Returns a position in the buffer for a sector, in place of the oldest one. Returns `None` if
+    /// there is no buffer.
     fn keep(&mut self, disk: DiskId, sector: u64, sum: u32) -> Option<u32> {
         if self.kept.is_empty() {
             return None;
@@ -66,20 +69,21 @@ impl RecentEdges {
     }
 
     fn end(&self, place: u32, inside: u64) -> CopyEnd {
-        let id = self.buffer.expect("a place is in a buffer");
+        let id = self.buffer.expect("a position is in a buffer");
         CopyEnd::Buffer { id, offset: place * SECTOR_BYTES as u32 + inside as u32 }
     }
 }
 
 impl Engine {
-    /// Gives the engine a buffer for sectors that guests write in parts, `bytes` long. Without one, each such write reads flash.
+    /// Gives the engine a buffer of `bytes` bytes for partly written sectors. Without this buffer,
+    /// each partial write of a cached sector reads flash.
     pub fn lend_for_edges(&mut self, buffer: BufferId, bytes: u32) {
         let places = (bytes / SECTOR_BYTES as u32).min(SECTORS_MAX);
         self.recent_edges =
             RecentEdges { buffer: Some(buffer), kept: vec![None; places as usize], ..RecentEdges::default() };
     }
 
-    /// Merges the edges of a write that are in memory. Those are not read.
+    /// Merges those edges of a write that are in memory, so that they are not read from flash.
     pub(super) fn merge_recent_edges(&mut self, slot: u32) {
         let range = self.requests[slot].range;
         for (sector, edge) in self.requests[slot].edges_by_sector() {
@@ -98,7 +102,7 @@ impl Engine {
         }
     }
 
-    /// Flash has taken a write: the sectors that it covers in part are kept.
+    /// Keeps the sectors that a write covers partly, after flash has taken the write.
     pub(super) fn keep_recent_edges(&mut self, slot: u32) {
         let active = &self.requests[slot];
         let (range, request) = (active.range, active.request);
@@ -112,7 +116,7 @@ impl Engine {
         }
     }
 
-    /// The checksum of a sector of a disk that flash holds and that may be served.
+    /// Returns the checksum of a disk's sector if flash holds the sector and may serve it.
     fn flash_sum(&self, disk: DiskId, sector: u64) -> Option<u32> {
         let cache = self.disk(disk).looked_up().ok()?;
         let span = cache.spans(sector, sector + 1).next()?;

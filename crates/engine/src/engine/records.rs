@@ -1,4 +1,4 @@
-//! The records of one cache's journal, and how far they are durable. `commit.rs` makes them
+//! The records of one cache's journal, and which of them are durable. `commit.rs` makes records
 //! durable.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,93 +9,98 @@ use crate::index::Index;
 use crate::journal::{Change, PAGE_BYTES, Writer};
 use crate::units::{DeviceId, Instant};
 
-/// Pages in one I/O at most.
+/// Maximum number of journal pages in one I/O.
 const RUN_PAGES_MAX: u64 = 16;
 
-/// Maximum time until a record is durable without a waiting request.
+/// Maximum time until a record is durable if no request waits for it, nanoseconds.
 const COMMIT_NS_MAX: u64 = 1_000_000_000;
 
-/// See the module's text.
+/// The journal of one cache.
 pub(super) struct Journal {
     pub(super) writer: Writer,
     pub(super) ring: NewRing,
     pub(super) segment_bytes: u64,
-    /// Copies that cannot be written any more.
+    /// For each copy of the ring, true if the copy cannot be written any more.
     pub(super) lost: Vec<bool>,
-    /// Runs of pages being written, by their first page: how many copies are outstanding.
+    /// Page runs being written: for each first page, the number of copies in flight.
     pub(super) in_flight: BTreeMap<u64, u8>,
-    /// Devices written since they were flushed.
+    /// Devices written since their last flush.
     pub(super) written: BTreeSet<DeviceId>,
-    /// Devices among them whose last flush failed although nothing depended on them alone.
-    /// Overwritten dirty data has no checksum in the journal, and without one it is unknown which
-    /// copy is correct: meanwhile none is written.
+    /// Devices whose last flush failed although no data depended on them alone. Dirty data
+    /// overwritten in place has no checksum in the journal. Without a checksum, recovery cannot
+    /// tell which copy is correct. So no dirty data is overwritten while this set is not empty.
     pub(super) spared: BTreeSet<DeviceId>,
-    /// Something was recorded or written that a guest's flush must make durable.
+    /// True if a record or data was written that a guest's flush must make durable.
     pub(super) urgent: bool,
-    /// Marks of zones that no page has yet, and the page that has the newest.
+    /// True if some marks of zones are not in a page yet; `marks_in` is the page with the newest
+    /// mark.
     pub(super) unsealed_marks: bool,
     pub(super) marks_in: u64,
-    /// The last page known to be durable.
+    /// Number of the last durable page.
     pub(super) durable: u64,
     pub(super) waiting: Vec<u32>,
-    /// Unproven sectors that have been overwritten since the last proof, and are not being overwritten.
+    /// Unproven sectors that were overwritten since their last proof, and are not being overwritten
+    /// now.
     pub(super) rewritten: BTreeSet<u64>,
-    /// A request waits that is not among the waiters.
+    /// True if a request waits for a commit without being in `waiting`.
     pub(super) asked: bool,
-    /// Sectors that are not dirty any more, though the durable journal may say so.
+    /// Sectors that are no longer dirty, although the durable journal may record them as dirty.
     pub(super) releases: Vec<u64>,
     pub(super) round: Option<Commit>,
     pub(super) schedule: CommitSchedule,
-    /// When the oldest record that is not durable was made.
+    /// Time of the oldest record that is not durable.
     pub(super) oldest: Option<Instant>,
-    /// Nothing can be recorded any more.
+    /// True if the journal cannot record anything any more.
     pub(super) dead: bool,
-    /// A device that is spared flushes again: it is trusted when nothing is dirty any more.
+    /// True if a device whose flush failed now flushes successfully. The device is trusted again
+    /// when no data is dirty.
     pub(super) mends: bool,
-    /// A flush failed of a device that it depends on: dirty data there may not be durable, and goes to the backing before
-    /// another ring calls it so.
+    /// True if a flush failed on a device that holds the only copy of data. Dirty data there may
+    /// not be durable, so it is destaged before a new ring records it as dirty.
     pub(super) distrusted: bool,
-    /// Since when, if it was in service.
+    /// Time at which the journal was lost, if it had been in service.
     pub(super) lost_at: Option<Instant>,
 }
 
-/// A commit under way.
+/// A commit in progress.
 pub(super) struct Commit {
-    /// The last page it makes durable.
+    /// Last page that the commit makes durable.
     pub(super) upto: u64,
     pub(super) waiters: Vec<u32>,
     pub(super) releases: Vec<u64>,
-    /// Flushes in flight; `None` while pages are being written.
+    /// Number of flushes in flight; `None` while pages are being written.
     pub(super) flushes: Option<u32>,
-    /// A guest's flush would have to wait for it.
+    /// True if a guest's flush would have to wait for this commit.
     pub(super) urgent: bool,
 }
 
-/// Number of writes between a guest's flushes. If a guest flushes after as many writes as last
-/// time, its pages are already written, and it waits only for the device's flush.
+/// Number of writes between a guest's flushes. If a guest flushes again after the same number of
+/// writes, its pages are already written. Then the guest waits only for the device's flush.
 #[derive(Default)]
 pub(super) struct CommitSchedule {
-    /// Before the last flush; 0 if others waited with it, for then rounds follow one another anyway.
+    /// Number of writes before the last flush; 0 if other requests waited with that flush, because
+    /// then commits follow one another anyway.
     before: u32,
-    /// Since then.
+    /// Number of writes since the last flush.
     since: u32,
-    /// Pages have been written ahead of the next one: once, so that a wrong guess costs one page a flush.
+    /// True if pages were already written ahead of the next flush. This is done once per flush, so
+    /// a wrong guess costs one page.
     is_ahead: bool,
 }
 
 impl CommitSchedule {
-    /// A write to flash was recorded.
+    /// Records a write to flash.
     pub(super) fn wrote(&mut self) {
         self.since = self.since.saturating_add(1);
     }
 
-    /// A round begins.
+    /// Records the start of a commit.
     fn round(&mut self, waiters: usize) {
         let before = if waiters == 1 { self.since } else { 0 };
         *self = CommitSchedule { before, since: 0, is_ahead: false };
     }
 
-    /// Returns true if a flush is to be expected now.
+    /// Returns true if the guest is expected to flush now.
     fn is_due(&self) -> bool {
         self.before > 0 && self.since == self.before && !self.is_ahead
     }
@@ -129,12 +134,13 @@ impl Journal {
         }
     }
 
-    /// When it was lost, if it was.
+    /// Returns the time at which the journal was lost, if it was.
     pub(super) fn lost_at(&self) -> Option<Instant> {
         self.lost_at
     }
 
-    /// Adds a record. When it is durable, the sector `release` is held no longer, unless it is dirty then.
+    /// Adds a record. Once the record is durable, the sector `release` may be reused, unless it is
+    /// dirty then.
     pub(super) fn record(&mut self, now: Instant, change: Change, release: Option<u64>) {
         if self.dead {
             return;
@@ -170,7 +176,7 @@ impl Journal {
         self.round.is_some()
     }
 
-    /// Runs of pages being written.
+    /// Returns the number of page runs being written.
     pub(super) fn runs_in_flight(&self) -> usize {
         self.in_flight.len()
     }
@@ -191,7 +197,7 @@ impl Journal {
         }
     }
 
-    /// The backing durably has what a sector holds.
+    /// Records that the backing durably has a sector's data.
     pub(super) fn clean_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
         let (frame, block, first) = index.locate(sector);
         let change = if index.is_unproven(sector) {
@@ -204,23 +210,23 @@ impl Journal {
         index.clear_dirty(sector, 1);
     }
 
-    /// An unproven sector is being overwritten.
+    /// Records that the overwriting of an unproven sector begins.
     pub(super) fn overwrites(&mut self, sector: u64) {
         self.rewritten.remove(&sector);
     }
 
-    /// An unproven sector has been overwritten.
+    /// Records that an unproven sector has been overwritten.
     pub(super) fn overwrote(&mut self, sector: u64) {
         self.rewritten.insert(sector);
     }
 
-    /// Called before a commit with waiters: with two copies, a checksum must tell which of them is
-    /// correct.
+    /// Records the checksums of rewritten sectors. The caller does so before a commit that requests
+    /// wait for, because with two copies only a checksum tells which copy is correct.
     pub(super) fn prove_rewritten(&mut self, now: Instant, index: &mut Index) {
         let rewritten = std::mem::take(&mut self.rewritten);
         let is_first =
             |sector: &u64| index.of_second(*sector).is_none_or(|first| !rewritten.contains(&first));
-        // The two copies of a sector side by side: see `Writer`.
+        // The records of a sector's two copies must be next to each other, see `Writer`.
         let firsts: Vec<u64> = rewritten.iter().copied().filter(is_first).collect();
         for first in firsts {
             let second = index.second_sector(first).filter(|second| rewritten.contains(second));
@@ -232,16 +238,18 @@ impl Journal {
         }
     }
 
-    /// Records what evictions took out of frames: a crash must not bring it back when the backing has changed.
+    /// Records which blocks evictions removed from frames. Otherwise a crash would bring back their
+    /// data after the backing has changed.
     pub(super) fn record_gone(&mut self, now: Instant, cache: &mut Cache) {
         for (frame, block) in cache.take_gone() {
-            // Of the last block only the part inside the disk: a page that records more is refused.
+            // Of the last block only the part inside the disk is recorded, because recovery rejects
+            // a page that records more.
             let count = self.writer.sectors_of(block);
             self.record(now, Change::Drop { frame, block, first: 0, count }, None);
         }
     }
 
-    /// Records that sectors are invalid, whatever the index says.
+    /// Records that sectors are invalid, regardless of the index.
     pub(super) fn record_void(&mut self, now: Instant, index: &Index, sectors: std::ops::Range<u64>) {
         for sector in sectors {
             let (frame, block, first) = index.locate(sector);
@@ -249,13 +257,13 @@ impl Journal {
         }
     }
 
-    /// Returns true if the durable journal may record sectors as dirty that are not.
+    /// Returns true if the durable journal may record clean sectors as dirty.
     pub(super) fn has_releases(&self) -> bool {
         let in_round = self.round.as_ref().is_some_and(|round| !round.releases.is_empty());
         !self.dead && (in_round || !self.releases.is_empty())
     }
 
-    /// Requests that the next commit begins immediately.
+    /// Requests an immediate commit.
     pub(super) fn ask(&mut self) {
         self.asked = true;
     }
@@ -266,20 +274,20 @@ impl Journal {
         self.writer.is_committed(frame, inside)
     }
 
-    /// Records the checksum of a dirty sector of which the journal has none.
+    /// Records the checksum of a dirty sector that has none in the journal.
     pub(super) fn prove_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
         self.record_dirty(now, index, sector);
         index.set_unproven(sector, false);
     }
 
-    /// Records that a dirty sector has the checksum that the index knows.
+    /// Records a dirty sector with the checksum from the index.
     pub(super) fn record_dirty(&mut self, now: Instant, index: &Index, sector: u64) {
         let (frame, block, inside) = index.locate(sector);
         let (sum, second) = (index.sum(sector), index.first_of(frame).is_some());
         self.record(now, Change::Set { frame, block, sector: inside, sum, dirty: true, second }, None);
     }
 
-    /// Gives up what a sector holds, if anything.
+    /// Drops a sector's data if the sector is valid.
     pub(super) fn drop_sector(&mut self, now: Instant, index: &mut Index, sector: u64) {
         if !index.is_valid(sector) {
             return;
@@ -290,7 +298,7 @@ impl Journal {
         index.clear_valid(sector, 1);
     }
 
-    /// Data was written to a device.
+    /// Records that data was written to a device.
     pub(super) fn wrote(&mut self, device: DeviceId) {
         self.written.insert(device);
     }
@@ -300,7 +308,7 @@ impl Journal {
         self.round.is_none() && self.in_flight.is_empty() && self.waiting.is_empty()
     }
 
-    /// The segments of all copies of its ring.
+    /// Returns the segments of all copies of the journal's ring.
     pub(super) fn segments(&self) -> impl Iterator<Item = crate::command::Segment> {
         self.ring.copies.iter().flatten().copied()
     }
@@ -313,18 +321,19 @@ impl Journal {
             || self.deadline().is_some_and(|at| at <= now)
     }
 
-    /// Returns true if a guest's flush is expected, and records should be in pages before it
-    /// arrives.
+    /// Returns true if a guest's flush is expected soon, so that records should be in pages before
+    /// the flush arrives.
     pub(super) fn foresees_round(&self) -> bool {
         self.schedule.is_due() && self.in_flight.is_empty() && self.writer.pending() > 0
     }
 
-    /// The time at which it needs attention next.
+    /// Returns the time at which the next commit is due.
     pub(super) fn deadline(&self) -> Option<Instant> {
         if self.dead || self.round.is_some() { None } else { self.oldest.map(|at| at + COMMIT_NS_MAX) }
     }
 
-    /// Seals pages that go into one I/O: at most [`RUN_PAGES_MAX`], not past the end of the ring or of a segment.
+    /// Seals the pages of one I/O: at most [`RUN_PAGES_MAX`] pages, not beyond the end of the ring
+    /// or of a segment.
     pub(super) fn seal_run(
         &mut self,
         index: &Index,
@@ -347,21 +356,21 @@ impl Journal {
         first.map(|first| (first, bytes))
     }
 
-    /// Location of page number `number` of a copy.
+    /// Returns the location of a page in one copy of the ring.
     pub(super) fn place(&self, copy: usize, number: u64) -> (DeviceId, u64) {
         let at = number * PAGE_BYTES as u64;
         let segment = self.ring.copies[copy][(at / self.segment_bytes) as usize];
         (segment.device, segment.offset + at % self.segment_bytes)
     }
 
-    /// Seals what there is ahead of the round that is expected.
+    /// Seals pending records ahead of the expected commit.
     pub(super) fn seal_ahead(&mut self, index: &Index) -> Option<(u64, Vec<u8>)> {
         self.schedule.is_ahead = true;
         self.seal_run(index, |writer| writer.pending() > 0)
     }
 
-    /// Begins a commit: packs all records into pages. If the ring is full, the waiters keep
-    /// waiting.
+    /// Begins a commit, which packs all records into pages. If the ring is full, the waiting
+    /// requests keep waiting.
     pub(super) fn begin_round(&mut self) {
         let complete = self.writer.pending() == 0 && !self.unsealed_marks;
         let urgent = self.urgent;

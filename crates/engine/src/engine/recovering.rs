@@ -1,19 +1,20 @@
-//! Requests while a cache is being recovered: which may go to the backing, and which of them must
-//! be remembered.
+//! Requests during the recovery of a cache: which of them may go to the backing, and which changes
+//! must be recorded.
 //!
-//! | | some data may be dirty | no data is dirty | no data is dirty, and no ring is valid |
+//! | request | some data may be dirty | no data is dirty | no data is dirty, and no ring is valid |
 //! |---|---|---|---|
 //! | read of data that may be dirty | waits | | |
 //! | other read | passes | passes | passes |
-//! | change | waits | waits, and is reported | passes, and is remembered |
+//! | change | waits | waits, and is reported | passes, and is recorded |
 //! | flush | waits | passes | passes |
 //!
-//! When the cache is recovered and its new ring is being written, its index knows exactly what is
-//! dirty. Then reads of other data continue, and all other requests wait.
+//! While the new ring of a recovered cache is being written, its index has all dirty data. Then
+//! reads of clean data continue, and all other requests wait.
 //!
-//! A change that continued makes flash's copy of its range stale. Normally the recovered index
-//! drops this copy before the cache serves. After a crash before that, the rings must not be used
-//! any more. So the owner invalidates them first (docs/decisions/0008).
+//! A change that passes makes flash's copy of its range stale. Normally the recovered index drops
+//! this copy before the cache serves requests. If the host crashes before that, the rings must not
+//! be used any more. So the owner invalidates the rings first
+//! (docs/decisions/0008-requests-during-recovery.md).
 
 use super::Engine;
 use crate::cache::Cache;
@@ -24,17 +25,17 @@ use crate::outcome::Outcome;
 use crate::regions::Regions;
 use crate::units::{DiskId, Instant};
 
-/// A cache that is being recovered.
+/// State of a cache that is being recovered.
 pub(super) struct RecoveringCache {
     expect: Expect,
-    /// Regions of changes that went to the backing.
+    /// Regions that changes on the backing affected during the recovery.
     changed: Regions,
-    /// It was said that a change waits.
+    /// True if the engine reported that a change waits.
     reported: bool,
 }
 
 impl RecoveringCache {
-    /// Removes data from a recovered cache that was changed since.
+    /// Removes data from a recovered cache that changed on the backing during the recovery.
     pub(super) fn forget_changed(&self, recovered: &mut Recovered) {
         if !self.changed.is_empty() {
             recovered.drop_regions(&self.changed);
@@ -43,7 +44,7 @@ impl RecoveringCache {
 }
 
 impl Engine {
-    /// Hears more of a cache that is being recovered.
+    /// Updates the knowledge about dirty data of a cache that is being recovered.
     pub(super) fn expect(&mut self, id: DiskId, expect: Option<Box<Expect>>) -> Result<(), CommandError> {
         let disk = self.disk_mut(id);
         let size = disk.config.size_bytes;
@@ -70,14 +71,15 @@ impl Engine {
         Ok(())
     }
 
-    /// A disk with such a cache is removed: lets its waiting requests go.
+    /// Resumes the waiting requests of a disk that is being removed during the recovery of its
+    /// cache.
     pub(super) fn release_recovering(&mut self, id: DiskId) {
         if self.disk(id).recovering.is_some() {
             self.try_held_again(id);
         }
     }
 
-    /// Those that wait for a change of structure go on waiting.
+    /// Retries the held requests. Those that wait for a structural change keep waiting.
     fn try_held_again(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
         if !disk.holds {
@@ -86,13 +88,13 @@ impl Engine {
         }
     }
 
-    /// Regions of a disk's backing that were changed while its cache is being recovered.
+    /// Returns the regions of a disk's backing that changed during the recovery of its cache.
     pub fn changed_meanwhile(&self, disk: DiskId) -> Option<&Regions> {
         let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
         disk.recovering.as_ref().map(|recovering| &recovering.changed)
     }
 
-    /// Returns true if a read that has its range lock may continue. Otherwise it waits, or is
+    /// Returns true if a read that has its range lock may continue. Otherwise the read waits, or is
     /// refused.
     #[inline]
     pub(super) fn may_read(&mut self, now: Instant, slot: u32) -> bool {
@@ -106,8 +108,8 @@ impl Engine {
         passes
     }
 
-    /// While the new ring of a recovered cache is written, its index is known: data that is not
-    /// dirty is on the backing.
+    /// Returns true if a read has no dirty data while the new ring of a recovered cache is being
+    /// written. The index is known then, and the backing has all clean data.
     fn passes_opening(&self, slot: u32) -> bool {
         let range = self.requests[slot].range;
         let disk = self.disk(range.disk);
@@ -120,8 +122,8 @@ impl Engine {
         disk.recovering.is_some() && disk.opening.is_some() && !disk.cache.as_ref().is_some_and(is_dirty)
     }
 
-    /// Returns true if a request that has its range lock may continue. Otherwise it waits, or is
-    /// refused because its disk is being removed.
+    /// Returns true if a request that has its range lock may continue. Otherwise the request waits,
+    /// or is refused because its disk is being removed.
     #[inline]
     pub(super) fn passes_recovering(&mut self, now: Instant, slot: u32) -> bool {
         self.disk(self.requests[slot].request.disk).recovering.is_none()

@@ -1,5 +1,5 @@
 //! Admission, replies and end of all requests. `read.rs`, `write.rs` and the files that they name
-//! handle the rest.
+//! contain the other steps.
 
 use super::bulk::Bulk;
 use super::partial::Edges;
@@ -14,7 +14,7 @@ use crate::range_locks::{Kind, Range};
 use crate::units::{Instant, SECTOR_BYTES};
 
 impl Engine {
-    /// Begins a request that arrived at `arrived`.
+    /// Admits a request that arrived at `arrived`.
     #[inline]
     pub(super) fn admit(&mut self, now: Instant, arrived: Instant, request: Request) {
         self.slots.take(request.disk, 1);
@@ -72,7 +72,7 @@ impl Engine {
                 }
             }
         }
-        // The request has locked its range: it does not wait for the read-ahead behind it.
+        // The request has locked its range, so it does not wait for the read-ahead behind it.
         if let Some(ahead) = seen.wanted {
             self.read_ahead(now, request.disk, ahead);
         }
@@ -100,7 +100,7 @@ impl Engine {
     }
 
     /// Shows a new read or write to the cache's admission and to the memory tier. Returns the run
-    /// that it belongs to for each.
+    /// to which each of the two assigns the request.
     #[inline]
     fn observe(&mut self, request: &Request, range: Range) -> (Run, Seen) {
         let disk = self.disk_mut(request.disk);
@@ -131,7 +131,7 @@ impl Engine {
         self.release_out.extend(request.buffer);
     }
 
-    /// Answers a request. It stays in flight until `finish`.
+    /// Answers a request. The request stays in flight until `finish`.
     pub(super) fn reply(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         self.keep_in_memory(slot, result);
         let Active { request, arrived, outcome, .. } = &self.requests[slot];
@@ -152,7 +152,7 @@ impl Engine {
         self.reply_out.push_back(reply);
     }
 
-    /// Ends an answered request: releases its range lock and its buffer.
+    /// Ends an answered request, and releases its range lock and its buffer.
     pub(super) fn finish(&mut self, slot: u32) {
         let active = self.requests.remove(slot);
         assert_eq!(active.pending, 0, "a request ends with I/O in flight");

@@ -1,23 +1,24 @@
-//! Shared parents: reads of a clone's backing that the cache of its parent's disk serves
-//! (docs/decisions/0020).
+//! Shared parents: the cache of a parent's disk serves reads of its clones' backings
+//! (docs/decisions/0020-shared-parents.md).
 //!
 //! The code that performs I/O knows which parts of a backing belong to its parent. It sends reads
 //! of these parts to the parent's disk, as separate requests. The clone promotes none of that data,
-//! so data that clones share is in flash once. If only a part of a read was served this way, the
-//! clone promotes the rest.
+//! so flash has data that clones share only once. If the parent's disk served only a part of a
+//! read, the clone promotes the rest.
 
 use super::{Active, Engine, Owner};
 use crate::io::Promote;
 use crate::units::{Instant, IoId};
 
 impl Engine {
-    /// This read of a backing, or a part of it, is with another disk. What bounds its datastore counts it no more: the other disk's own
-    /// I/O would wait for it there, and it for that.
+    /// Records that another disk serves all or part of a read of a backing. The limit of the
+    /// datastore stops counting the read. Otherwise this read and the other disk's own I/O could
+    /// wait for each other.
     pub fn pass_on(&mut self, now: Instant, id: IoId) {
         self.leave_gate(now, id);
     }
 
-    /// What a request to the parent's disk on behalf of this read may promote there.
+    /// Returns what the parent's disk may promote when it serves this read.
     pub fn promote_of(&self, id: IoId) -> Promote {
         match self.ios[id.0].owner {
             Owner::Request(slot) if self.requests[slot].request.passes_by() => Promote::Never,
@@ -25,15 +26,15 @@ impl Engine {
         }
     }
 
-    /// Like [`handle_completion`](Self::handle_completion), for a successful read of which another
-    /// disk served these sectors: ranges `first..end` of the disk, inside the read and without
-    /// overlaps.
+    /// Handles the completion of a successful read of which another disk served the sectors
+    /// `shared`. These are ranges `first..end` of the disk, inside the read and without overlaps.
+    /// The effect is otherwise that of [`handle_completion`](Self::handle_completion).
     pub fn handle_shared(&mut self, now: Instant, id: IoId, shared: &[(u64, u64)], sums: &[u32]) {
         let io = &mut self.ios[id.0];
-        assert!(!io.is_write, "only reads are shared");
+        assert!(!io.is_write, "another disk serves only reads");
         let sectors: u64 = shared.iter().map(|(first, end)| end - first).sum();
         let bytes = (sectors * crate::units::SECTOR_BYTES).min(io.bytes);
-        // The rest is the backing's work.
+        // Only the other bytes count as I/O of the backing.
         io.bytes -= bytes;
         let (disk, owner) = (io.disk, io.owner);
         self.disk_mut(disk).stats.shared_read_bytes += bytes;

@@ -1,16 +1,17 @@
 //! Structural changes of a persistent cache, which involve its journal: a new ring, a clean close,
-//! a discard, an end for good.
+//! a discard of dirty data, and a final end.
 //!
-//! All of them begin when the cache is quiesced, and requests wait until they are complete. Before
-//! all but a discard the backing is flushed, so that no zone needs its mark any more. Then
-//! - a *new ring* is written: a complete dump, a flush, and a page that names the ring. Until that
-//!   page is durable, the old ring is valid; if writing fails, the cache stays as it was;
-//! - a *clean close* records the current state and ends with a closing page. If the disk is being
-//!   removed and its backing cannot be flushed, the closing page is left out: the next recovery is
-//!   that after a crash;
-//! - a *discard* records that dirty data is dropped. It does not use the backing, which may be
-//!   dead: zones keep their marks;
-//! - an *end for good* marks all zones: no clean data will be used although the ring still exists.
+//! Every structural change begins when the cache is quiesced, and requests wait until the change is
+//! complete. Except before a discard, the backing is flushed first, so that no zone needs its mark
+//! any more. The changes are:
+//! - A *new ring* is written: a complete dump, a flush, and a page that names the ring. Until that
+//!   page is durable, the old ring is valid. If writing fails, the cache stays as it was.
+//! - A *clean close* records the current state and ends with a closing page. If the disk is being
+//!   removed and its backing cannot be flushed, the closing page is left out. The next recovery
+//!   then works as after a crash.
+//! - A *discard* records that dirty data is dropped. It does not use the backing, which may have
+//!   failed, so zones keep their marks.
+//! - A *final end* marks all zones: recovery will use no clean data although the ring still exists.
 //!   It succeeds even if the backing cannot be flushed.
 
 use super::Engine;
@@ -29,31 +30,33 @@ use crate::units::{BlockNo, CommandId, DiskId, Instant};
 /// Maximum number of runs of dump pages in flight.
 const RUNS_MAX: usize = 4;
 
-/// The backing's flush is tried so often.
+/// Number of attempts to flush the backing.
 const FLUSHES_MAX: u8 = 5;
 
-/// A change under way.
+/// A structural change in progress.
 pub(super) struct Opening {
     command: Option<CommandId>,
     kind: Kind,
     stage: Stage,
-    /// The previous cache.
+    /// The cache before the change, and its journal.
     old: Option<(Cache, Option<Box<Journal>>)>,
-    /// Segments that are free if all goes well.
+    /// Segments that are released if the change succeeds.
     released: Vec<Segment>,
-    /// A flush of flash failed meanwhile: the old ring is not believed either.
+    /// True if a flush of flash failed during the change, so that the old ring is not trusted
+    /// either.
     pub(super) distrusted: bool,
     /// Sectors of the disk whose clean copies the old cache must drop if it is restored.
     forget: Vec<(u64, u64)>,
 }
 
 impl Opening {
-    /// Returns true if it writes a new ring, which is valid only when it is complete.
+    /// Returns true if the change writes a new ring, which is valid only when it is complete.
     pub(super) fn makes_ring(&self) -> bool {
         self.kind == Kind::Ring
     }
 
-    /// Clean copies of these sectors are wrong, in the old cache too.
+    /// Records sectors whose clean copies are wrong. The old cache drops them too if the change
+    /// fails.
     pub(super) fn forget_if_abandoned(&mut self, ranges: &[(u64, u64)]) {
         self.forget.extend_from_slice(ranges);
     }
@@ -68,9 +71,9 @@ enum Kind {
 }
 
 impl Kind {
-    /// Returns true if the backing must be flushed first, after `tries` attempts. A ring and a
-    /// clean close record what is clean, so they need the flush. A dropped cache has no dirty data:
-    /// a failed flush is no reason to keep it, and the backing of another host's disk is not
+    /// Returns true if the backing must be flushed first, after `tries` attempts. A new ring and a
+    /// clean close record which data is clean, so they need the flush. A cache that ends has no
+    /// dirty data, so a failed flush does not keep it. The backing of another host's disk is not
     /// flushed. A discard does not need the backing.
     fn flushes(self, tries: u8, role: Role) -> bool {
         match self {
@@ -83,21 +86,24 @@ impl Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The backing is flushed up to this count of writes, for the n-th time.
+    /// The backing is being flushed up to this number of writes; the second field counts the
+    /// attempts.
     FlushBacking(u64, u8),
-    /// The dump of a new ring is written.
+    /// The dump of a new ring is being written.
     Dump,
-    /// The dump is made durable.
+    /// The dump is being made durable.
     DumpCommit,
-    /// Before a clean end, everything else is made durable: a page that says that nothing follows it is believed as it is.
+    /// All records before a clean close are being made durable. Recovery trusts a closing page
+    /// without checking the pages before it.
     CloseCommit,
-    /// The last page is made durable.
+    /// The last page is being made durable.
     LastCommit,
 }
 
 impl Engine {
-    /// Carries the first of a disk's changes out, if it concerns a persistent cache and the cache is at rest. False: it is for
-    /// a volatile one, or none, and can be carried out.
+    /// Starts the first pending change of a disk if it concerns a persistent cache and the cache is
+    /// quiesced. Returns false if the change concerns a volatile cache or no cache, and can be
+    /// carried out.
     pub(super) fn settle_persistent(&mut self, now: Instant, id: DiskId) -> bool {
         let disk = self.disk_mut(id);
         if disk.opening.is_some() {
@@ -114,7 +120,7 @@ impl Engine {
             return !disk.is_at_rest();
         }
         if disk.is_at_rest() {
-            let (command, change) = disk.changes.pop_front().expect("looked at");
+            let (command, change) = disk.changes.pop_front().expect("checked above");
             if change.empties_memory() {
                 disk.empty_memory();
             }
@@ -122,7 +128,7 @@ impl Engine {
                 self.end_change_of_structure(id, command, Err(error));
             }
         } else if disk.journal.as_ref().is_some_and(|journal| journal.dead) {
-            self.apply_due(now, id);
+            self.apply_entitlement(now, id);
         }
         true
     }
@@ -138,7 +144,7 @@ impl Engine {
             return Err(CommandError::Unworkable);
         }
         let Engine { disks, devices, .. } = self;
-        let disk = disks[id.0 as usize].as_mut().expect("looked at");
+        let disk = disks[id.0 as usize].as_mut().expect("checked above");
         let mut size = disk.config.size_bytes;
         let Some(cache) = &disk.cache else {
             let CacheChange::Enable(enable) = change else { return Err(CommandError::NoCache) };
@@ -207,14 +213,14 @@ impl Engine {
                 (same, ring)
             }
             CacheChange::Close | CacheChange::DiscardDirty(_) | CacheChange::Disable => {
-                panic!("these bring no ring")
+                panic!("these changes have no ring")
             }
             CacheChange::Expect(_)
             | CacheChange::Tune(..)
             | CacheChange::Replace(..)
             | CacheChange::Drain
             | CacheChange::StopDrain
-            | CacheChange::Vacate(_) => panic!("these do not wait"),
+            | CacheChange::Vacate(_) => panic!("these commands take effect at once"),
         };
         let distrusted = disk.journal.as_ref().is_some_and(|journal| journal.distrusted);
         if distrusted && cache.index.dirty_sectors() > 0 {
@@ -224,7 +230,7 @@ impl Engine {
         let journal = new_journal(&new, size, ring)?;
         let kept: Vec<Segment> = new.segments.iter().map(|segment| segment.place).collect();
         let before = cache.segments.iter().map(|segment| segment.place).filter(|place| !kept.contains(place));
-        let old_ring = disk.journal.as_ref().expect("it is persistent").segments();
+        let old_ring = disk.journal.as_ref().expect("the cache is persistent").segments();
         let released = before.chain(old_ring).collect();
         self.begin_opening(now, id, command, Kind::Ring, Some((new, journal)), released);
         Ok(())
@@ -240,7 +246,7 @@ impl Engine {
         let disk = self.disk_mut(id);
         let size = disk.config.size_bytes;
         let Enable { config, segments, journal, recovered } = enable;
-        let ring = journal.expect("it is persistent");
+        let ring = journal.expect("the cache is persistent");
         let mut cache = persistent(config, segments, size)?;
         if let Some(mut recovered) = recovered {
             if let Some(recovering) = &disk.recovering {
@@ -283,7 +289,7 @@ impl Engine {
         self.pump_structure(now, id);
     }
 
-    /// Takes a change as far as it goes now.
+    /// Continues a structural change as far as possible now.
     pub(super) fn pump_structure(&mut self, now: Instant, id: DiskId) {
         loop {
             let disk = self.disk_mut(id);
@@ -295,9 +301,9 @@ impl Engine {
                     return;
                 }
                 return match kind {
-                    // Nothing is dirty, and the owner records that the cache is gone.
+                    // No data is dirty, and the owner records that the cache has ended.
                     Kind::Void => self.complete(now, id, kind),
-                    // Its owner does not believe what the ring says any more.
+                    // The owner does not trust the ring any more.
                     Kind::Discard(discard) => {
                         disk.discard(now, discard);
                         self.complete(now, id, kind)
@@ -310,8 +316,8 @@ impl Engine {
                     if disk.backed.flushed >= upto
                         || !kind.flushes(tries, disk.ownership.role) && !disk.destager.is_flushing() =>
                 {
-                    // While the backing was flushed, a commit may have become necessary.
-                    if !disk.journal.as_ref().expect("it has one").is_idle() {
+                    // A commit may have become necessary during the flush of the backing.
+                    if !disk.journal.as_ref().expect("a persistent cache has a journal").is_idle() {
                         return self.pump_journal(now, id);
                     }
                     if disk.backed.flushed >= upto || kind == Kind::Void {
@@ -324,11 +330,18 @@ impl Engine {
                         return;
                     }
                     let leaves = kind == Kind::Close && disk.removing.is_some();
-                    // Another host's backing is not worth a try.
+                    // A backing that another host owns is not flushed.
                     let is_in_vain = tries == FLUSHES_MAX || leaves && disk.ownership.role == Role::Away;
                     match (is_in_vain, leaves) {
-                        // A flush that failed made the cache forget clean sectors, and its journal record that.
-                        (true, _) if !disk.journal.as_ref().expect("it has one").is_idle() => {
+                        // A failed flush made the cache drop clean sectors, and these records must
+                        // be written first.
+                        (true, _)
+                            if !disk
+                                .journal
+                                .as_ref()
+                                .expect("a persistent cache has a journal")
+                                .is_idle() =>
+                        {
                             return self.pump_journal(now, id);
                         }
                         (true, false) => return self.abandon(now, id, CommandError::BackingFailed),
@@ -346,14 +359,14 @@ impl Engine {
                     false => return,
                 },
                 Stage::DumpCommit => {
-                    if !disk.journal.as_ref().expect("it is being made").is_idle() {
+                    if !disk.journal.as_ref().expect("the journal is being created").is_idle() {
                         return self.pump_journal(now, id);
                     }
                     self.finish_last(now, id);
                     Stage::LastCommit
                 }
                 Stage::CloseCommit | Stage::LastCommit => {
-                    let journal = disk.journal.as_mut().expect("it is being closed");
+                    let journal = disk.journal.as_mut().expect("the journal is being closed");
                     if !journal.is_idle() {
                         return self.pump_journal(now, id);
                     }
@@ -374,13 +387,13 @@ impl Engine {
         }
     }
 
-    /// The backing has everything that was written to it, as far as that matters.
+    /// Starts the change after the backing was flushed, or needs no flush.
     fn prepare(&mut self, now: Instant, id: DiskId, kind: Kind) -> Stage {
         let disk = self.disk_mut(id);
         if let Kind::Discard(discard) = kind {
             disk.discard(now, discard);
         }
-        let (journal, index) = disk.journal_and_index().expect("it has one");
+        let (journal, index) = disk.journal_and_index().expect("a persistent cache has a journal");
         if kind == Kind::Ring {
             return Stage::Dump;
         }
@@ -396,21 +409,23 @@ impl Engine {
         if kind == Kind::Close { Stage::CloseCommit } else { Stage::LastCommit }
     }
 
-    /// Closes without knowing what the backing has. The disk is removed anyway, because otherwise
-    /// its removal would never end. The current state is recorded without a closing page, so zones
-    /// keep their marks and the next recovery checks them.
+    /// Closes a cache whose backing could not be flushed. The disk is removed anyway, because
+    /// otherwise its removal would never end. The current state is recorded without a closing page.
+    /// So zones keep their marks, and the next recovery checks them.
     fn leave_unclean(&mut self, now: Instant, id: DiskId) -> Stage {
-        let (journal, index) = self.disk_mut(id).journal_and_index().expect("it has one");
+        let (journal, index) =
+            self.disk_mut(id).journal_and_index().expect("a persistent cache has a journal");
         prove(now, journal, index);
         self.finish_last(now, id);
         Stage::LastCommit
     }
 
-    /// Writes the remaining records, at least one page, and begins to make them durable.
+    /// Writes the remaining records as at least one page, and starts a commit.
     fn finish_last(&mut self, now: Instant, id: DiskId) {
         let mut one = true;
         loop {
-            let (journal, index) = self.disk_mut(id).journal_and_index().expect("it has one");
+            let (journal, index) =
+                self.disk_mut(id).journal_and_index().expect("a persistent cache has a journal");
             if !one && journal.writer.pending() == 0 {
                 break;
             }
@@ -418,24 +433,24 @@ impl Engine {
             let Some((first, bytes)) = journal.seal_run(index, more) else { break };
             self.write_pages(now, id, first, bytes);
         }
-        self.journal_mut(id).expect("it has one").begin_round();
+        self.journal_mut(id).expect("a persistent cache has a journal").begin_round();
         self.pump_journal(now, id);
     }
 
-    /// Writes dump pages. True when all are written, and their commit has begun.
+    /// Writes dump pages. Returns true when all of them are written and their commit has begun.
     fn dump(&mut self, now: Instant, id: DiskId) -> bool {
         loop {
             let disk = self.disk_mut(id);
             let done = disk.journal.as_ref().is_some_and(|journal| journal.writer.first_dump_done());
             let devices = disk.cache.as_ref().filter(|_| done).map(Cache::dirty_devices).unwrap_or_default();
-            let (journal, index) = disk.journal_and_index().expect("it is being made");
+            let (journal, index) = disk.journal_and_index().expect("the journal is being created");
             if journal.has_round() {
                 self.pump_journal(now, id);
                 return false;
             }
             if journal.writer.first_dump_done() {
-                // Data that the dump records as dirty becomes durable with it; for clean data a
-                // checksum tells whether flash has it.
+                // The commit makes the data durable that the dump records as dirty. Checksums tell
+                // later whether flash has the clean data.
                 devices.into_iter().for_each(|device| journal.wrote(device));
                 journal.begin_round();
                 self.pump_journal(now, id);
@@ -451,18 +466,18 @@ impl Engine {
         }
     }
 
-    /// It is done.
+    /// Completes a structural change.
     fn complete(&mut self, now: Instant, id: DiskId, kind: Kind) {
         let disk = self.disk_mut(id);
-        let opening = disk.opening.take().expect("it is complete");
+        let opening = disk.opening.take().expect("a complete change is in progress");
         let mut released = opening.released;
         match kind {
             Kind::Ring => {
-                let cache = disk.cache.as_mut().expect("it was made");
+                let cache = disk.cache.as_mut().expect("the new cache exists");
                 cache.index.hold_dirty();
-                let size_bytes = disk.journal.as_ref().expect("it was made").writer.disk_bytes();
+                let size_bytes = disk.journal.as_ref().expect("the new journal exists").writer.disk_bytes();
                 disk.grow(size_bytes);
-                let cache = disk.cache.as_mut().expect("it was made");
+                let cache = disk.cache.as_mut().expect("the new cache exists");
                 disk.recovering = None;
                 if cache.config.copies != Copies::One {
                     disk.maintenance.look_for_missing(cache.index.frames());
@@ -473,9 +488,9 @@ impl Engine {
             Kind::Close => disk.closed = true,
             Kind::Discard(_) => disk.restart_destager(),
             Kind::Void => {
-                let cache = disk.cache.take().expect("it was there");
+                let cache = disk.cache.take().expect("the ended cache exists");
                 released.extend(cache.segments.iter().map(|segment| segment.place));
-                released.extend(disk.journal.take().expect("it was there").segments());
+                released.extend(disk.journal.take().expect("the ended journal exists").segments());
                 disk.restart_destager();
                 if let Some(drain) = self.disk_mut(id).draining.take() {
                     self.done(drain, id, Err(CommandError::Stopped));
@@ -484,7 +499,7 @@ impl Engine {
         }
         match kind {
             Kind::Ring | Kind::Void => {
-                // The cache whose segments were to leave is no more.
+                // The cache whose segments were to be vacated does not exist any more.
                 self.end_vacating(id, Err(CommandError::Stopped));
                 self.resume_awaiting_journal(now, id);
             }
@@ -497,7 +512,7 @@ impl Engine {
         self.end_change_of_structure(id, opening.command, Ok(released));
     }
 
-    /// It failed: restores the previous cache.
+    /// Ends a failed structural change and restores the previous cache.
     fn abandon(&mut self, now: Instant, id: DiskId, error: CommandError) {
         let disk = self.disk_mut(id);
         let opening = disk.opening.take().expect("it fails");
@@ -506,9 +521,10 @@ impl Engine {
                 Some((cache, journal)) => (Some(cache), journal),
                 None => (None, None),
             };
-            // Sectors that the destager made clean meanwhile were clean only in the new cache.
+            // Sectors that the destager made clean during the change were clean only in the new
+            // cache.
             disk.restart_destager();
-            // The command that removes its segments will be repeated.
+            // The command that removes these segments will be repeated.
             let leaving = disk.cache.as_mut().filter(|_| disk.vacating.is_none());
             if let Some(cache) = leaving.filter(|cache| !cache.leaving().is_empty()) {
                 cache.set_leaving(Vec::new());
@@ -524,7 +540,7 @@ impl Engine {
             self.lose_journal(now, id);
         }
         let disk = self.disk_mut(id);
-        // A drain that was asked for meanwhile has nothing to drain.
+        // A drain that was requested during the change has nothing to drain any more.
         if let Some(drain) = disk.draining.take_if(|_| disk.journal.is_none()) {
             self.done(drain, id, Err(CommandError::Stopped));
         }
@@ -540,7 +556,7 @@ impl Engine {
         if let Some(command) = command {
             self.done(command, id, result);
         }
-        // The data that they waited for may be gone, and the destager with it.
+        // The data for which these requests waited may have been dropped with the cache.
         self.end_order_wait(id);
         self.unhold(id);
         self.unsettled.push(id);
@@ -549,7 +565,7 @@ impl Engine {
         }
     }
 
-    /// Lets those go on that waited for changes, if there are none any more.
+    /// Resumes the requests that waited for changes of the cache, if no change is left.
     pub(super) fn unhold(&mut self, id: DiskId) {
         let disk = self.disk_mut(id);
         if disk.holds && disk.changes.is_empty() && disk.opening.is_none() && !disk.closed {
@@ -560,18 +576,18 @@ impl Engine {
         }
     }
 
-    /// Lets a request wait until the change of its disk's cache is complete.
+    /// Makes a request wait until the change of its disk's cache is complete.
     pub(super) fn hold(&mut self, slot: u32) {
         self.requests[slot].forget_edges();
         let disk = self.requests[slot].request.disk;
         self.disk_mut(disk).held.push(slot);
-        // Perhaps its flash I/O was the last that the change waited for.
+        // The request's flash I/O may have been the last one for which the change waited.
         self.unsettled.push(disk);
     }
 }
 
 impl Disk {
-    /// Discards dirty data.
+    /// Discards the cache's dirty data.
     fn discard(&mut self, now: Instant, discard: Discard) {
         self.note_everything();
         let (journal, index) = self.journal_and_index().expect("only a persistent cache has dirty data");
@@ -583,7 +599,8 @@ impl Disk {
         }
     }
 
-    /// Restarts the destager with the dirty data. It retries data that flash did not deliver.
+    /// Restarts the destager with the current dirty data. Sectors that flash failed to deliver are
+    /// retried.
     fn restart_destager(&mut self) {
         self.lost.clear();
         let epochs = self.cache.as_ref().map_or(Epochs::One, |cache| Epochs::of(&cache.config.destage));
@@ -591,8 +608,9 @@ impl Disk {
         self.destager.restart(epochs, dirty.into_iter());
     }
 
-    /// Nothing of a persistent cache is under way, so that it may change. Changes of the backing neither: a new ring has
-    /// no marks for them.
+    /// Returns true if the cache is quiesced, so that its structure may change. No flash I/O or
+    /// journal I/O may be in flight. No change of the backing may be in flight either, because a
+    /// new ring has no marks for it.
     pub(super) fn is_at_rest(&self) -> bool {
         let journal = self.journal.as_ref().is_none_or(|journal| journal.is_idle());
         journal
@@ -603,7 +621,7 @@ impl Disk {
     }
 }
 
-/// Returns true if there can be dirty data after this change. Destaging needs a buffer.
+/// Returns true if the cache can have dirty data after this change. Destaging needs a buffer.
 fn makes_dirty(change: &CacheChange) -> bool {
     match change {
         CacheChange::Enable(enable) => {
@@ -616,7 +634,7 @@ fn makes_dirty(change: &CacheChange) -> bool {
     }
 }
 
-/// An empty cache that can have a journal.
+/// Creates an empty cache that can have a journal.
 fn persistent(
     config: CacheConfig,
     segments: Vec<DataSegment>,
@@ -627,7 +645,7 @@ fn persistent(
     Ok(cache)
 }
 
-/// Records the checksums that the journal does not have.
+/// Records the checksums that are missing from the journal.
 fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
     for sector in index.unproven_sectors() {
         if !index.is_sum_unknown(sector) {
@@ -636,7 +654,7 @@ fn prove(now: Instant, journal: &mut Journal, index: &mut Index) {
     }
 }
 
-/// Drops all dirty sectors. Returns where on the disk they are.
+/// Drops all dirty sectors. Returns their positions on the disk.
 fn drop_dirty(now: Instant, journal: &mut Journal, index: &mut Index) -> Vec<u64> {
     let dirty = index.all_dirty();
     let shift = index.block_shift();
@@ -680,9 +698,9 @@ fn new_journal(cache: &Cache, disk_bytes: u64, ring: NewRing) -> Result<Journal,
 }
 
 impl Cache {
-    /// The segments whose content this change drops. Their dirty data is destaged first, even if
-    /// there is another copy, which may turn out unreadable. Data of a fenced device cannot be
-    /// destaged.
+    /// Returns the segments whose content this change drops. Their dirty data is destaged first,
+    /// even if there is a second copy, because that copy may turn out unreadable. Data of a fenced
+    /// device cannot be destaged.
     fn given_up_by(&self, change: &CacheChange) -> Vec<DataSegment> {
         match change {
             CacheChange::Tune(..)
@@ -703,7 +721,7 @@ impl Cache {
         }
     }
 
-    /// Takes the contents of a recovered cache, which has the same segments.
+    /// Takes over the contents of a recovered cache that has the same segments.
     fn take_over(&mut self, recovered: Recovered, disk_bytes: u64) -> Result<(), CommandError> {
         let fits = recovered.summary.disk_bytes == disk_bytes
             && recovered.summary.block_bytes == self.config.block_bytes

@@ -1,9 +1,10 @@
-//! The order in which successes of operations that make a backing's data durable are believed.
+//! Order in which the engine handles successful flushes and durable writes of a backing.
 //!
-//! Flushes and durable writes of one backing may overlap, and a backing reports a failure to only one of them.
-//! The success of another operation, which found nothing left to write, may arrive before the failure. So the
-//! engine handles a success only when all operations have ended that were in flight when it arrived. If one of
-//! them fails, the doubt (see [`backed`](super::backed)) comes first.
+//! Flushes and durable writes of one backing may overlap, and a backing may report a failure to
+//! only one of them. Another operation found no data left to write, and its success may arrive
+//! before the failure. So the engine handles a success only after all operations have ended that
+//! were in flight when the success arrived. If one of these operations fails, the engine handles
+//! that failure first (see [`backed`](super::backed)).
 
 use std::collections::VecDeque;
 
@@ -11,32 +12,33 @@ use super::{Engine, Pending};
 use crate::io::{Durability, IoError, IoOp, Target};
 use crate::units::{DiskId, Instant, IoId};
 
-/// The operations of one disk.
+/// Flushes and durable writes of one disk's backing.
 #[derive(Default)]
 pub(super) struct SyncOrder {
     /// Serial numbers of the operations in flight.
     in_flight: Vec<u64>,
-    /// Successes that wait, in the order of arrival.
+    /// Successful operations that wait for others, in the order of arrival.
     waiting: VecDeque<Waiting>,
 }
 
-/// A success that waits for other operations.
+/// A successful operation that waits for other operations.
 struct Waiting {
     id: IoId,
     io: Pending,
-    /// The last serial number in flight when the success arrived.
+    /// Largest serial number in flight when the success arrived.
     upto: u64,
 }
 
 impl SyncOrder {
     /// Records the end of an operation. Returns true if other operations are in flight.
     fn end(&mut self, serial: u64) -> bool {
-        let at = self.in_flight.iter().position(|other| *other == serial).expect("it began");
+        let at =
+            self.in_flight.iter().position(|other| *other == serial).expect("the operation was in flight");
         self.in_flight.swap_remove(at);
         !self.in_flight.is_empty()
     }
 
-    /// Returns the next success that waits for no operation any more.
+    /// Returns the next successful operation whose wait is over.
     fn release(&mut self) -> Option<Waiting> {
         let oldest = self.in_flight.iter().min();
         let first = self.waiting.front()?;
@@ -51,12 +53,12 @@ pub(super) fn is_sync(target: Target, op: IoOp) -> bool {
 }
 
 impl Engine {
-    /// Records the start of an operation.
+    /// Records the start of a flush or durable write.
     pub(super) fn begin_sync(&mut self, disk: DiskId, serial: u64) {
         self.disk_mut(disk).sync_order.in_flight.push(serial);
     }
 
-    /// Handles the end of an operation, and the successes that waited for it.
+    /// Handles the end of a flush or durable write, and of operations that waited for it.
     pub(super) fn sync_done(&mut self, now: Instant, id: IoId, io: Pending, result: Result<(), IoError>) {
         let disk = io.disk;
         let order = &mut self.disk_mut(disk).sync_order;

@@ -1,9 +1,8 @@
-//! The memory tier above a disk's cache in the path of a request: what it serves, keeps, and
-//! forgets.
+//! The memory tier above a disk's cache during requests: which data it serves, keeps and forgets.
 //!
-//! Everything happens under the request's range lock. So no request reads sectors between the start
-//! of a change, when memory forgets them, and its successful end, when existing pages take the
-//! written data. docs/decisions/0007 has the reasons.
+//! The memory tier acts only under the request's range lock. Memory forgets the sectors of a change
+//! when the change starts, and existing pages take the written data after its success. No request
+//! reads these sectors in between. docs/decisions/0007-memory-tier.md has the reasons.
 
 use super::disk::Disk;
 use super::{Active, Engine};
@@ -13,26 +12,26 @@ use crate::memory::{Memory, PageRange};
 use crate::outcome::Outcome;
 use crate::units::{BufferId, DiskId, Instant, SECTOR_BYTES};
 
-/// What memory does with data of requests.
+/// Uses of the memory tier for data of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Uses {
-    /// It serves reads.
+    /// The memory tier serves reads.
     pub(super) serves: bool,
-    /// It keeps what reads returned, and reads ahead.
+    /// The memory tier keeps data that reads returned, and reads ahead.
     pub(super) keeps_reads: bool,
     /// Existing pages take written data.
     pub(super) keeps_writes: bool,
 }
 
-/// Both ends of a copy between a piece of a disk's memory and a buffer, in this order. The buffer begins at the sector from which the
-/// piece counts.
+/// Returns the two ends and the length of a copy between a page range in memory and a buffer. The
+/// start of the buffer is the sector from which the page range counts.
 fn ends(disk: DiskId, id: BufferId, piece: PageRange) -> (CopyEnd, CopyEnd, u32) {
     let memory = CopyEnd::Memory { disk, offset: piece.offset };
     let buffer = CopyEnd::Buffer { id, offset: (piece.at * SECTOR_BYTES) as u32 };
     (memory, buffer, (piece.count * SECTOR_BYTES) as u32)
 }
 
-/// The copy of a piece into memory.
+/// Returns the copy of a page range into memory.
 pub(super) fn into_memory(disk: DiskId, id: BufferId, piece: PageRange) -> BufferCopy {
     let (to, from, len) = ends(disk, id, piece);
     BufferCopy { from, to, len }
@@ -44,21 +43,21 @@ fn out_of_memory(disk: DiskId, id: BufferId, piece: PageRange) -> BufferCopy {
 }
 
 impl Disk {
-    /// Gives it memory, empty, or none.
+    /// Gives the disk an empty memory tier, or removes the memory tier.
     pub(super) fn set_memory(&mut self, config: Option<MemoryConfig>) -> Result<(), CommandError> {
         let size = self.config.size_bytes;
         self.memory = config.map(|config| Memory::new(config, size).map(Box::new)).transpose()?;
         Ok(())
     }
 
-    /// Forgets what memory holds.
+    /// Empties the disk's memory tier.
     pub(super) fn empty_memory(&mut self) {
         if let Some(memory) = &mut self.memory {
             memory.clear();
         }
     }
 
-    /// According to the cache's mode.
+    /// Returns the uses of the memory tier in the cache's current mode.
     pub(super) fn memory_uses(&self) -> Uses {
         let mode = self.cache.as_ref().map_or(Mode::default(), |cache| cache.config.mode);
         Uses {
@@ -81,13 +80,13 @@ impl Engine {
             && memory.holds(range.first, range.end)
     }
 
-    /// Answers a read with what memory holds.
+    /// Answers a read from the memory tier.
     pub(super) fn serve_from_memory(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
-        let id = request.buffer.expect("reads have one");
+        let id = request.buffer.expect("reads have a buffer");
         let Engine { disks, copy_out, .. } = self;
         let disk = disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
-        let memory = disk.memory.as_mut().expect("it has been looked at");
+        let memory = disk.memory.as_mut().expect("memory holds the data");
         let copy = |piece| copy_out.push_back(out_of_memory(request.disk, id, piece));
         let was_ahead = memory.read(range.first, range.end, request.promote, copy);
         self.requests[slot].outcome = if was_ahead { Outcome::HitPrefetched } else { Outcome::HitMemory };
@@ -95,7 +94,7 @@ impl Engine {
         self.finish(slot);
     }
 
-    /// A change begins: memory forgets its sectors.
+    /// Removes the sectors of a change from the memory tier when the change begins.
     pub(super) fn forget_in_memory(&mut self, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         if let Some(memory) = &mut self.disk_mut(request.disk).memory {
@@ -103,7 +102,8 @@ impl Engine {
         }
     }
 
-    /// A request ends: memory keeps what a read has returned, and pages that are there take over what a write wrote.
+    /// Updates the memory tier when a request is answered. It keeps the data of a read, and
+    /// existing pages take the data of a write.
     #[inline]
     pub(super) fn keep_in_memory(&mut self, slot: u32, result: Result<(), IoError>) {
         let held = self.requests[slot].held_sectors();
@@ -114,10 +114,10 @@ impl Engine {
             return;
         }
         let uses = disk.memory_uses();
-        let memory = disk.memory.as_mut().expect("looked at");
+        let memory = disk.memory.as_mut().expect("checked above");
         let Some(id) = request.buffer else { return };
         match request.op {
-            // Behind the checksum a guest's memory may have become anything.
+            // The guest may have changed its memory after the checksum was computed.
             Op::Read if request.memory == PayloadMemory::Guest => {}
             Op::Read
                 if uses.keeps_reads

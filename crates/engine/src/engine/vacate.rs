@@ -1,14 +1,15 @@
-//! Segments of a write-back cache are emptied of dirty data while writes go on to the others.
+//! Vacating: destages the dirty data of some segments of a write-back cache while writes continue
+//! to the others.
 //!
 //! The segments are selected once. No new data becomes dirty there: their free frames are not
 //! allocated, and a clean block that is written moves to another segment. A block that is already
-//! dirty is written in place and destaged before all others. The command ends when nothing is dirty
-//! there and a flush of the backing has succeeded since the command. The change that removes the
-//! segments then needs the backing only briefly.
+//! dirty is written in place and destaged before all others. The command ends when the segments
+//! have no dirty data and a flush of the backing has succeeded since the command. So the change
+//! that removes the segments needs the backing only briefly.
 //!
 //! A block that is written again and again may never be clean after a flush of the backing. When
-//! few blocks are left and the backing has just been flushed, writes to them wait for the next
-//! flush, [`INSIST_NS`] at most.
+//! few blocks are left and the backing has just been flushed, writes to these blocks wait for the
+//! next flush. The wait takes [`INSIST_NS`] at most.
 
 use super::Engine;
 use super::disk::Disk;
@@ -16,25 +17,25 @@ use crate::command::{CommandError, DataSegment, Vacate};
 use crate::range_locks::Kind;
 use crate::units::{CommandId, DiskId, Instant};
 
-/// A write waits for so long at most, nanoseconds.
+/// Maximum time that a write waits for the next flush of the backing, nanoseconds.
 const INSIST_NS: u64 = 1_000_000_000;
 
-/// Writes wait if at most this many blocks are left.
+/// Writes wait for the flush only if at most this many blocks are left.
 const INSIST_BLOCKS_MAX: usize = 256;
 
-/// The command under way.
+/// The vacating command in progress.
 pub(super) struct Vacating {
     command: CommandId,
-    /// The backing was flushed since it began.
+    /// True if the backing was flushed since the command began.
     is_proved: bool,
-    /// Until then writes to dirty blocks that leave wait.
+    /// Time until which writes to dirty blocks in the vacated segments wait.
     insists_until: Option<Instant>,
     waiters: Vec<u32>,
 }
 
 impl Engine {
-    /// Begins to remove dirty data from segments of a disk's cache. `None`: the end is reported
-    /// later.
+    /// Starts to destage the dirty data of some segments of a disk's cache. `None` means that the
+    /// end is reported later.
     pub(super) fn vacate(
         &mut self,
         id: DiskId,
@@ -56,7 +57,7 @@ impl Engine {
                 cache.segments.iter().filter(is_there).copied().collect()
             }
         };
-        // An operation in progress would end with another cache.
+        // A structural change in progress replaces the cache.
         if disk.journal.is_none() || disk.opening.is_some() || leaving.is_empty() {
             return Some(Ok(()));
         }
@@ -68,7 +69,7 @@ impl Engine {
         None
     }
 
-    /// All segments stay. Ends the command, if there is one, with this error.
+    /// Stops vacating and keeps all segments. A command in progress ends with this error.
     pub(super) fn stop_vacating(&mut self, id: DiskId, error: CommandError) {
         let disk = self.disk_mut(id);
         disk.destager.leaving.clear();
@@ -78,7 +79,7 @@ impl Engine {
         self.end_vacating(id, Err(error));
     }
 
-    /// Ends the command, if there is one. Segments that leave go on doing so.
+    /// Ends the command in progress, if there is one. The segments stay marked as being vacated.
     pub(super) fn end_vacating(&mut self, id: DiskId, result: Result<(), CommandError>) {
         self.end_insisting(id);
         if let Some(vacating) = self.disk_mut(id).vacating.take() {
@@ -86,19 +87,19 @@ impl Engine {
         }
     }
 
-    /// Returns true if a write to a dirty block in a leaving segment has to wait now.
+    /// Returns true if a write to a dirty block in a segment that is being vacated has to wait now.
     pub(super) fn insists(&self, now: Instant, id: DiskId) -> bool {
         let vacating = self.disk(id).vacating.as_ref();
         vacating.and_then(|vacating| vacating.insists_until).is_some_and(|until| now < until)
     }
 
-    /// Lets a write wait for the next flush of the backing, without its range lock.
+    /// Makes a write wait for the next flush of the backing, without its range lock.
     pub(super) fn wait_for_vacating(&mut self, slot: u32) {
         let id = self.requests[slot].request.disk;
         self.requests[slot].forget_edges();
         let runnable = &mut self.runnable;
         self.range_locks.leave(slot, |granted| runnable.push_back(granted));
-        let vacating = self.disk_mut(id).vacating.as_mut().expect("it insists");
+        let vacating = self.disk_mut(id).vacating.as_mut().expect("writes wait for the flush");
         vacating.waiters.push(slot);
         self.wake(id);
     }
@@ -114,7 +115,7 @@ impl Engine {
         }
     }
 
-    /// Handles the end of a flush of the backing; the data that it covered is clean.
+    /// Handles the end of a flush of the backing; the data that the flush covered is clean.
     pub(super) fn vacating_flushed(&mut self, now: Instant, id: DiskId, is_durable: bool) {
         self.end_insisting(id);
         let disk = self.disk_mut(id);
@@ -128,7 +129,7 @@ impl Engine {
         }
     }
 
-    /// Ends a command that is complete, or that cannot complete.
+    /// Ends a vacating command that is complete or cannot be completed.
     pub(super) fn check_vacated(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         let Some(vacating) = &disk.vacating else { return };
@@ -154,7 +155,7 @@ impl Engine {
         self.end_vacating(id, if is_lost { Err(CommandError::Lost) } else { Ok(()) });
     }
 
-    /// Lets writes go on that have waited for long enough.
+    /// Resumes writes that have waited for the maximum time.
     pub(super) fn end_late_insisting(&mut self, now: Instant, id: DiskId) {
         let vacating = self.disk(id).vacating.as_ref();
         if vacating.and_then(|vacating| vacating.insists_until).is_some_and(|until| until <= now) {
@@ -170,13 +171,15 @@ impl Vacating {
 }
 
 impl Disk {
-    /// Blocks that leave are destaged before all others? Where write order is kept, everything older goes first.
+    /// Returns true if blocks in vacated segments are destaged before all others. If write order is
+    /// kept, older data is destaged first.
     pub(super) fn destages_leaving(&self) -> bool {
         let ordered = self.cache.as_ref().is_some_and(|cache| cache.config.destage.ordered);
         self.vacating.is_some() && !ordered && !self.destager.leaving.is_empty()
     }
 
-    /// Forgets blocks that need not be destaged any more for segments to leave. Returns whether there are none left.
+    /// Removes blocks from the vacating set that need not be destaged any more. Returns true if
+    /// none is left.
     fn forget_vacated(&mut self) -> bool {
         let Some(cache) = &self.cache else { return false };
         let leaving = &mut self.destager.leaving;

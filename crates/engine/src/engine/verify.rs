@@ -1,10 +1,10 @@
-//! Comparison of a recovered cache with its backing if there is no evidence that the backing is
-//! unchanged (docs/decisions/0033).
+//! Comparison of a recovered cache with its backing, if there is no evidence that the backing is
+//! unchanged (docs/decisions/0033-unverified-blocks.md).
 //!
-//! Guests' reads of unverified sectors go to the backing, and the result is compared. In the
-//! background a job reads the rest, one range at a time for each disk: first near guests' requests,
-//! then in the order of the frames. It locks its range like a read that fills, so that changes and
-//! the destager are ordered with it.
+//! Guests' reads of unverified sectors go to the backing, and the result is compared with the
+//! cached checksums. In the background, a job reads the other unverified sectors, one range at a
+//! time for each disk. It starts near guests' requests, and continues in the order of the frames.
+//! The job locks its range like a read that fills, so that changes and the destager wait for it.
 
 use std::collections::VecDeque;
 
@@ -17,19 +17,19 @@ use crate::io::{BufferSlice, IoError, IoOp, Target};
 use crate::range_locks::Range;
 use crate::units::{DiskId, Instant, IoId, SECTOR_BYTES};
 
-/// Most sectors of one read.
+/// Maximum number of sectors in one verification read.
 const PIECE_SECTORS: u64 = 256;
 
-/// Sectors between unverified ones that are read along.
+/// Maximum number of verified sectors between unverified ones that are read along.
 const GAP_SECTORS: u64 = 16;
 
-/// Places that guests asked for and that are verified next, at most.
+/// Maximum number of positions near guests' requests that are queued for verification.
 const WANTED_MAX: usize = 64;
 
-/// Time until the next attempt when there is no buffer or job, nanoseconds.
+/// Time until the next attempt if no buffer or job slot is free, nanoseconds.
 const BUSY_NS: u64 = 10_000_000;
 
-/// Time until the next look at a disk that is being changed or moved, nanoseconds.
+/// Time until the next attempt for a disk that is being changed or moved, nanoseconds.
 const UNSETTLED_NS: u64 = 100_000_000;
 
 /// Time until the next attempt after an error of the backing, nanoseconds.
@@ -38,19 +38,19 @@ const ERROR_NS: u64 = 1_000_000_000;
 /// Factor by which verification slows down while guests wait for the backing.
 const YIELD_TIMES: u64 = 4;
 
-/// How far the verification of one cache is.
+/// Progress of the verification of one cache.
 #[derive(Debug, Default)]
 pub(super) struct Verify {
-    /// The sector of the cache from which the next unverified one is looked for.
+    /// Cache sector at which the search for the next unverified one starts.
     cursor: u64,
-    /// First sectors, on the disk, of pieces near which guests have read.
+    /// First disk sectors of ranges near guests' reads, to be verified next.
     wanted: VecDeque<u64>,
-    /// When the next piece may be read; `None`: at the next look.
+    /// Earliest time of the next verification read; `None` means immediately.
     due: Option<Instant>,
     is_busy: bool,
-    /// Unverified sectors when it began.
+    /// Number of unverified sectors when the verification began.
     total: u64,
-    /// Stale sectors were dropped, and the durable journal may not say so yet.
+    /// True if stale sectors were dropped and the durable journal may still have them.
     has_dropped: bool,
 }
 
@@ -59,7 +59,8 @@ impl Verify {
         if self.is_busy { None } else { self.due }
     }
 
-    /// Unverified sectors when it began, `left` of which are left.
+    /// Returns the number of unverified sectors when the verification began, of which `left` are
+    /// left.
     pub(super) fn total(&self, left: u64) -> u64 {
         if left == 0 { 0 } else { self.total.max(left) }
     }
@@ -70,7 +71,7 @@ impl Verify {
         self.has_dropped && !journal.is_all_durable()
     }
 
-    /// The next piece to read: from one unverified sector to another, with small gaps.
+    /// Returns the next range to verify: from one unverified sector to another, with small gaps.
     fn next_piece(&mut self, cache: &Cache) -> Option<(u64, u64)> {
         while let Some(first) = self.wanted.pop_front() {
             if let Some(piece) = piece(cache, first, first + PIECE_SECTORS) {
@@ -86,7 +87,7 @@ impl Verify {
     }
 }
 
-/// The first unverified sectors of the disk in `first..end` that one read can serve.
+/// Returns the first unverified disk sectors in `first..end` that one read can cover.
 fn piece(cache: &Cache, first: u64, end: u64) -> Option<(u64, u64)> {
     let mut found: Option<(u64, u64)> = None;
     for span in cache.spans(first, end) {
@@ -104,18 +105,18 @@ fn piece(cache: &Cache, first: u64, end: u64) -> Option<(u64, u64)> {
 }
 
 impl Engine {
-    /// The buffer of a successful backing read, if `handle_completion` needs the checksums of its
-    /// sectors.
+    /// Returns the buffer of a completed backing read, if `handle_completion` needs the checksums
+    /// of its sectors.
     pub fn wants_sums(&self, id: IoId) -> Option<BufferSlice> {
         let io = &self.ios[id.0];
         let cache = self.disk(io.disk).cache.as_ref()?;
         let is_read = !io.is_write && matches!(io.target, Target::Backing(_));
         let slice = io.slice.filter(|_| is_read && cache.index.unverified_sectors() > 0)?;
-        // The tail of the disk's last sector reads as zeroes.
+        // The part of the last sector beyond the end of the disk reads as zeroes.
         Some(BufferSlice { len: slice.len.next_multiple_of(SECTOR_BYTES as u32), ..slice })
     }
 
-    /// A guest reads unverified sectors here: their neighbours are next.
+    /// Queues the sectors near a guest's read of unverified data for verification.
     pub(super) fn verify_soon(&mut self, disk: DiskId, sector: u64) {
         let first = sector / PIECE_SECTORS * PIECE_SECTORS;
         let wanted = &mut self.disk_mut(disk).verify.wanted;
@@ -124,7 +125,7 @@ impl Engine {
         }
     }
 
-    /// Reads the next piece, if it is time.
+    /// Reads the next unverified range, if it is time.
     pub(super) fn pump_verify(&mut self, now: Instant, id: DiskId) {
         let rate = self.limits.verify_bytes_per_s;
         let has_buffer = self.has_buffer_to_spare();
@@ -166,7 +167,7 @@ impl Engine {
         }
     }
 
-    /// Starts a job that has its range lock and a buffer: reads the backing.
+    /// Starts a verification job that has its range lock and a buffer: reads the backing.
     pub(super) fn start_verify(&mut self, now: Instant, job: u32) {
         let Job { disk: id, range, buffer, .. } = self.jobs[job];
         let mut buffer = buffer.expect("a transfer has a buffer");
@@ -190,14 +191,14 @@ impl Engine {
         sums: &[u32],
     ) {
         let Job { disk, range, doubts, .. } = self.jobs[job];
-        // The backing may have lost the data that it delivered.
+        // The backing may have lost the data that it returned.
         if result.is_ok() && doubts == self.disk(disk).backed.doubts {
             self.compare_with_backing(now, range, sums);
         }
         self.end_job(now, job, result);
     }
 
-    /// A piece has been compared, or could not be read.
+    /// Handles the end of a verification job.
     pub(super) fn verify_done(&mut self, now: Instant, job: u32, id: DiskId, result: Result<(), IoError>) {
         let runnable = &mut self.runnable;
         self.range_locks.leave(self.limits.requests_max + job, |granted| runnable.push_back(granted));
@@ -209,8 +210,9 @@ impl Engine {
         self.wake(id);
     }
 
-    /// Compares unverified sectors of a range with the checksums of what the backing holds: equal ones are verified, others are
-    /// dropped. The range is claimed, so that nothing has changed there since the backing was read.
+    /// Compares unverified sectors of a range with checksums of the backing's data. Equal sectors
+    /// become verified, and others are dropped. The range is locked, so the backing's data has not
+    /// changed since the read.
     pub(super) fn compare_with_backing(&mut self, now: Instant, range: Range, sums: &[u32]) {
         let disk = self.disk_mut(range.disk);
         let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) else { return };

@@ -1,5 +1,5 @@
-//! Changes: they reach the backing before they are acknowledged, and flash never has data that they
-//! replace.
+//! Writes, discards and zeroing. The backing has a change before it is acknowledged, and flash
+//! never keeps valid data that the change replaces.
 
 use super::partial::EdgeSource;
 use super::{Active, Engine, Phase};
@@ -8,10 +8,11 @@ use crate::outcome::Outcome;
 use crate::units::Instant;
 
 impl Engine {
-    /// Starts a change that has its range lock. From here on flash's data of the range is invalid;
-    /// no request reads it meanwhile, because the lock is exclusive.
+    /// Starts a write, discard or zeroing after its range lock was granted. From now on flash's
+    /// data of the range is invalid. The lock is exclusive, so no request reads that data
+    /// meanwhile.
     pub(super) fn start_change(&mut self, now: Instant, slot: u32) {
-        // It may start again after the cache with the data that it replaces is gone.
+        // This may be a second start, after the cache with the dirty data was removed.
         self.requests[slot].over_dirty = false;
         self.end_bulk(now, slot, Ok(()));
         let disk = self.disk(self.requests[slot].request.disk);
@@ -28,7 +29,7 @@ impl Engine {
         let (doubts, is_persistent) = (disk.backed.doubts, disk.journal.is_some());
         let active = &mut self.requests[slot];
         if std::mem::replace(&mut active.doubts, doubts) != doubts {
-            // The backing may have lost edges that were read before.
+            // The backing may have lost the partly covered sectors that were read before.
             active.forget_edges();
         }
         if is_persistent {
@@ -41,7 +42,7 @@ impl Engine {
         self.change_backing(now, slot);
     }
 
-    /// Sends a change to the backing, perhaps together with others.
+    /// Sends a write, discard or zeroing to the backing, possibly merged with adjacent writes.
     pub(super) fn change_backing(&mut self, now: Instant, slot: u32) {
         self.requests[slot].phase = Phase::BackingChange;
         if self.follows_another(slot) {
@@ -51,7 +52,7 @@ impl Engine {
             Op::Write(_) => return self.write_alone(now, slot),
             Op::Discard(_) => IoOp::Discard,
             Op::WriteZeroes(_, zeroing) => IoOp::WriteZeroes(zeroing),
-            other => panic!("{other:?} changes nothing"),
+            other => panic!("{other:?} is not a change"),
         };
         self.issue_backing(now, slot, op);
     }
@@ -76,8 +77,8 @@ impl Engine {
         self.flush_committed(now, slot, Ok(()));
     }
 
-    /// Handles the commit of a flush: flash's data is durable. The backing is flushed if a guest's
-    /// change bypassed flash since its last flush.
+    /// Handles the end of a flush's commit: flash's data is durable. The backing is flushed too if
+    /// a guest's write bypassed flash since the backing's last flush.
     pub(super) fn flush_committed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let disk = self.disk(self.requests[slot].request.disk);
         if result.is_err() {
@@ -89,7 +90,7 @@ impl Engine {
         self.end_flush(now, slot, Outcome::FlushCommitted, Ok(()));
     }
 
-    /// Answers a flush. It fails if its session was not told of a loss before.
+    /// Answers a flush. The flush fails if its session has not yet been told about lost data.
     fn end_flush(&mut self, now: Instant, slot: u32, outcome: Outcome, result: Result<(), IoError>) {
         let request = self.requests[slot].request;
         let is_owed = self.disk_mut(request.disk).backed.tell(request.id.session());
@@ -161,9 +162,9 @@ impl Engine {
         }
     }
 
-    /// Returns true if the journal must record something before a change of the backing may be
-    /// acknowledged. Otherwise dirty data that it replaced durably would return after a crash, and
-    /// so would any data after the journal was lost.
+    /// Returns true if the journal must record a change of the backing before the change may be
+    /// acknowledged. Without that record, a crash would bring back dirty data that the change
+    /// replaced durably. After the loss of a journal, a crash would bring back any replaced data.
     fn must_commit_answer(&self, slot: u32, durability: Durability) -> bool {
         let disk = self.disk(self.requests[slot].request.disk);
         let durable = durability == Durability::Durable;
@@ -185,13 +186,13 @@ impl Engine {
         }
         let Active { range, over_dirty, .. } = self.requests[slot];
         if over_dirty {
-            // The data that it was to replace is still valid, and was perhaps being destaged.
+            // The old dirty data is still valid, and may have been taken out of the destage queue.
             self.put_back(range.disk, range);
             self.wake(range.disk);
         }
         let active = &mut self.requests[slot];
         active.outcome = match (active.request.op, result) {
-            // "Cannot do that fast" is an answer, not a failure of the backing.
+            // The reply "cannot do that fast" is not a failure of the backing.
             (Op::Discard(_) | Op::WriteZeroes(..), Ok(()) | Err(IoError::Unsupported)) => {
                 Outcome::BypassZeroing
             }

@@ -1,14 +1,18 @@
-//! Changes to a disk with a persistent cache: written to flash, or to the backing with a record in
-//! the journal.
+//! Writes, discards and zeroing on a disk with a persistent cache. They go to flash, or to the
+//! backing with a record in the journal.
 //!
-//! | the range | what happens |
+//! | the range of the request | action |
 //! |---|---|
-//! | whole sectors, mode write-back, free frames | to flash; first a commit if the journal vouches for data there |
-//! | the same, but some sectors in part | these are read and merged first (`partial.rs`) |
-//! | dirty sectors, partly covered and not merged | these are destaged first, under the same range lock |
-//! | of a long run while too much is dirty | past the cache (`bulk.rs`) |
-//! | over dirty sectors | backing change, backing flush, `Drop` records, answer |
-//! | others | a mark of its zones is committed, then as in a volatile cache |
+//! | whole sectors, mode write-back, free frames | written to flash; first a commit if the durable
+//! journal describes data there |
+//! | the same, but some sectors only partly covered | these sectors are read and merged first
+//! (`partial.rs`) |
+//! | partly covered dirty sectors that cannot be merged | these sectors are destaged first, under
+//! the same range lock |
+//! | part of a long sequential run while too much data is dirty | written to the backing
+//! (`bulk.rs`) |
+//! | over dirty sectors | backing change, backing flush, `Drop` records, reply |
+//! | all others | the zones' marks are committed, then as in a volatile cache |
 
 use super::bulk::Bulk;
 use super::disk::Disk;
@@ -25,16 +29,16 @@ use crate::outcome::Outcome;
 use crate::range_locks::Range;
 use crate::units::{DiskId, FrameNo, Instant, SECTOR_BYTES};
 
-/// A zone's mark goes away after so long without writes, nanoseconds.
+/// Time without writes after which a zone's mark is removed, nanoseconds.
 const ZONE_QUIET_NS: u64 = 5_000_000_000;
 
 impl Disk {
-    /// Returns what the cache does with writes now. Writes to a write-back cache go through while it is drained, has no
-    /// sound journal, or lacks the peer for its second copies.
+    /// Returns the mode that currently applies to writes. A write-back cache writes through while
+    /// it is drained, has no working journal, or lacks the peer for its second copies.
     pub(super) fn mode_in_effect(&self) -> Option<Mode> {
         let cache = self.cache.as_ref()?;
         let journal = self.journal.as_deref().filter(|journal| !journal.dead && journal.spared.is_empty());
-        // A peer's copy needs a journal there that describes it.
+        // A second copy on a peer requires a journal on that peer that describes it.
         let is_mirrored = journal.is_some_and(|journal| journal.ring.copies.len() > 1);
         let has_seconds = cache.config.copies != Copies::Peer || is_mirrored && cache.second_sectors() > 0;
         Some(match cache.config.mode {
@@ -54,7 +58,7 @@ impl Engine {
             if self.breaks_order(request.disk, range.first, range.end, false) {
                 return self.wait_for_order(now, slot);
             }
-            if self.takes_bulk_way(now, slot) {
+            if self.bypasses_as_bulk(now, slot) {
                 return self.change_past_cache(now, slot);
             }
             if self.leave_segments(now, slot) || self.write_to_flash(now, slot) {
@@ -72,8 +76,8 @@ impl Engine {
         mode == Some(Mode::WriteBack) && is_write && self.may_be_whole(slot)
     }
 
-    /// Lets a change wait, without its range lock, until older data is on the backing. That never
-    /// happens while another host owns the backing.
+    /// Makes a change wait, without its range lock, until older data is on the backing. This data
+    /// never reaches the backing while another host owns it.
     fn wait_for_order(&mut self, now: Instant, slot: u32) {
         let disk = self.requests[slot].request.disk;
         if self.disk(disk).ownership.role == Role::Away {
@@ -86,7 +90,8 @@ impl Engine {
         self.wake(disk);
     }
 
-    /// Brings the blocks of a write out of segments that leave, without their contents. True if the write has to wait.
+    /// Moves the blocks of a write out of segments that are being vacated, without copying their
+    /// contents. Returns true if the write has to wait.
     fn leave_segments(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         let insists = self.insists(now, request.disk);
@@ -128,8 +133,8 @@ impl Engine {
         waits || commits
     }
 
-    /// Begins to write to flash, or to wait for the commit that must be first. Returns false if
-    /// there are not enough free frames.
+    /// Starts a write to flash, or the commit that must precede it. Returns false if there are not
+    /// enough free frames.
     fn write_to_flash(&mut self, now: Instant, slot: u32) -> bool {
         let Active { request, range, run, .. } = self.requests[slot];
         let Engine { disks, range_locks, runs, requests, .. } = self;
@@ -143,8 +148,8 @@ impl Engine {
         let mut seconds = Vec::new();
         for span in cache.spans(range.first, range.end) {
             let found = cache.find(span);
-            // The write buffer of a split cache has frames of its own: writing to blocks of the
-            // read cache frees none.
+            // The write buffer of a split cache has its own frames, so writing to blocks of the
+            // read cache frees none of them.
             let is_new = |sector| is_split && cache.index.count_dirty(sector, span.count) < span.count;
             if is_full && found.is_none_or(is_new) {
                 return false;
@@ -155,7 +160,7 @@ impl Engine {
             };
             evicted += placed.evicted;
             push_run(runs, cache.extent(placed.sector, span.count), buffer_sector);
-            // A second copy that is there already must not fall behind.
+            // An existing second copy must be updated together with the first copy.
             if cache.config.copies != Copies::One || cache.index.second_sector(placed.sector).is_some() {
                 let (second, gone) = cache.double(placed.sector, is_busy);
                 evicted += gone;
@@ -187,7 +192,7 @@ impl Engine {
         }
         let disk = self.disks[request.disk.0 as usize].as_mut().expect("disks outlive their requests");
         disk.destager.cut(range.first, range.end);
-        let (journal, index) = disk.journal_and_index().expect("just written to");
+        let (journal, index) = disk.journal_and_index().expect("the cache was just written");
         for extent in self.runs.iter().map(|run| run.extent) {
             for sector in extent.sector..extent.sector + extent.count {
                 if index.is_unproven(sector) {
@@ -205,7 +210,7 @@ impl Engine {
         true
     }
 
-    /// Tells the journal what has been evicted.
+    /// Records evictions in the journal.
     fn record_gone(&mut self, now: Instant, disk: DiskId) {
         let disk = self.disk_mut(disk);
         if let (Some(cache), Some(journal)) = (&mut disk.cache, &mut disk.journal) {
@@ -213,12 +218,12 @@ impl Engine {
         }
     }
 
-    /// Returns true if the durable journal vouches for data that `runs` overwrites. Then first
-    /// records what recovery needs.
+    /// Returns true if the durable journal describes data that `runs` overwrites. In that case it
+    /// first records the information that recovery needs.
     fn must_commit_first(&mut self, now: Instant, slot: u32) -> bool {
         let disk = self.requests[slot].request.disk;
         let runs = std::mem::take(&mut self.runs);
-        let (journal, index) = self.disk_mut(disk).journal_and_index().expect("it is persistent");
+        let (journal, index) = self.disk_mut(disk).journal_and_index().expect("the cache is persistent");
         let mut must = false;
         for extent in runs.iter().map(|run| run.extent) {
             for sector in extent.sector..extent.sector + extent.count {
@@ -226,10 +231,11 @@ impl Engine {
                     continue;
                 }
                 must = true;
-                // It must be committed before it is recorded as unproven.
+                // A sector must be committed before it is recorded as unproven.
                 if index.is_dirty(sector) && journal.is_committed(index, sector) {
                     let (frame, block, first) = index.locate(sector);
-                    // From now on no dump says otherwise; it is overwritten when that is durable.
+                    // The frame is overwritten only after this record is durable. From now on no
+                    // dump contradicts it.
                     index.set_unproven(sector, true);
                     let change = Change::Unproven { frame, block, first, count: 1 };
                     journal.record(now, change, None);
@@ -240,7 +246,7 @@ impl Engine {
         must
     }
 
-    /// Part of a write is in flash, or is not.
+    /// Handles the end of one flash write of a request.
     pub(super) fn flash_write_done(
         &mut self,
         now: Instant,
@@ -250,7 +256,7 @@ impl Engine {
         sums: &[u32],
     ) {
         let Active { request, range, pending, .. } = self.requests[slot];
-        let Target::Flash(device) = io.target else { panic!("a flash write") };
+        let Target::Flash(device) = io.target else { panic!("a flash write has a flash target") };
         let journal = self.journal_mut(request.disk).expect("changes wait for flash I/O");
         journal.wrote(device);
         if result.is_ok() {
@@ -282,8 +288,9 @@ impl Engine {
         }
     }
 
-    /// All parts of a write have ended. Its records are made only now, those of a sector's two copies side by side: a
-    /// crash must not find one copy whose twin was not written yet, for that one may be the bad one.
+    /// Handles the end of all flash writes of a request. The records of a sector's two copies are
+    /// made only now, next to each other. A crash must not leave a record of one copy whose twin
+    /// was not written, because that copy may be the bad one.
     fn record_written(&mut self, now: Instant, slot: u32) {
         let Active { request, failed, .. } = self.requests[slot];
         let mut written = std::mem::take(&mut self.requests[slot].written);
@@ -298,8 +305,8 @@ impl Engine {
             (block, inside, is_second(frame))
         });
         if failed {
-            // A copy that was overwritten in place and differs from the intended data: its checksum
-            // must tell.
+            // This copy was overwritten in place and differs from the intended data, so its
+            // checksum is needed to identify it.
             let is_written = |sector: u64| written.iter().any(|(other, _)| *other == sector);
             for (sector, sum) in &written {
                 let twin = index.second_sector(*sector).or(index.of_second(*sector));
@@ -323,14 +330,14 @@ impl Engine {
         }
     }
 
-    /// Flash was not written: records that sectors that were clean there are unknown now.
+    /// Records that clean sectors have unknown content after a failed flash write.
     fn record_lapsed(&mut self, now: Instant, disk: DiskId, sectors: std::ops::Range<u64>) {
         let (journal, index) = self.disk_mut(disk).journal_and_index().expect("changes wait for flash I/O");
         let void = sectors.filter(|sector| !index.is_valid(*sector));
         void.for_each(|sector| journal.record_void(now, index, sector..sector + 1));
     }
 
-    /// Answers a change of which everything is where it is to be.
+    /// Answers a change whose data has reached its destination.
     pub(super) fn end_written(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         if result.is_err() {
             self.requests[slot].outcome = Outcome::DirtyLost;
@@ -339,7 +346,7 @@ impl Engine {
         self.finish(slot);
     }
 
-    /// A change goes to the backing, whatever flash holds of its range.
+    /// Sends a change to the backing, even if flash has valid data of the range.
     pub(super) fn change_past_cache(&mut self, now: Instant, slot: u32) {
         let Active { request, range, failed, .. } = self.requests[slot];
         if self.disk(request.disk).holds {
@@ -349,8 +356,8 @@ impl Engine {
             return;
         }
         self.requests[slot].doubts = self.disk(request.disk).backed.doubts;
-        // Data that flash took partly must not be read: such a write continues immediately, even
-        // before older data.
+        // A partly completed flash write must not be readable, so the write continues immediately,
+        // even before older data.
         if !failed && self.breaks_order(request.disk, range.first, range.end, true) {
             return self.wait_for_order(now, slot);
         }
@@ -359,7 +366,7 @@ impl Engine {
         }
         let (whole_first, whole_end) = self.requests[slot].held_sectors();
         let disk = self.disk_mut(request.disk);
-        let cache = disk.cache.as_ref().expect("it is persistent");
+        let cache = disk.cache.as_ref().expect("the cache is persistent");
         let mut dirty_edge = None;
         let mut over_dirty = false;
         for span in cache.spans(range.first, range.end) {
@@ -399,8 +406,9 @@ impl Engine {
         self.go_through(now, slot);
     }
 
-    /// Handles the end of destaging a request's dirty edges: they are on the backing, or flash
-    /// could not be read, or the backing not be written.
+    /// Handles the end of destaging a request's partly covered dirty sectors. On success they are
+    /// on the backing; an error means that flash could not be read or the backing could not be
+    /// written.
     pub(super) fn edges_destaged(
         &mut self,
         now: Instant,
@@ -419,7 +427,7 @@ impl Engine {
         }
     }
 
-    /// The journal knows: the backing may be written.
+    /// Sends a change to the backing after its record in the journal is durable.
     pub(super) fn go_through(&mut self, now: Instant, slot: u32) {
         let Active { request, range, .. } = self.requests[slot];
         self.recent_edges.forget(request.disk, range.first, range.end);
@@ -428,7 +436,7 @@ impl Engine {
         self.change_backing(now, slot);
     }
 
-    /// The backing durably has what replaces dirty data.
+    /// Handles the durability of a change that replaces dirty data on the backing.
     pub(super) fn dirty_replaced(&mut self, now: Instant, slot: u32) {
         self.drop_sectors(now, slot, |_| true);
         let active = &mut self.requests[slot];
@@ -451,7 +459,7 @@ impl Engine {
         }
     }
 
-    /// Gives up what flash holds of a request's range, where `which` says so of dirty and clean sectors.
+    /// Drops flash's sectors of a request's range for which `which(is_dirty)` is true.
     fn drop_sectors(&mut self, now: Instant, slot: u32, which: impl Fn(bool) -> bool) {
         let Active { request, range, .. } = self.requests[slot];
         let disk = self.disk_mut(request.disk);
@@ -471,12 +479,13 @@ impl Engine {
         }
     }
 
-    /// Notes that the zones of a request are being written. True if some of them had no mark, which is to be durable first.
+    /// Records that the zones of a request are being written. Returns true if one of them had no
+    /// mark, because the mark must be durable first.
     fn mark_zones(&mut self, slot: u32) -> bool {
         let Active { request, .. } = self.requests[slot];
         let zones = self.zones_of(slot);
         let disk = self.disk_mut(request.disk);
-        let journal = disk.journal.as_mut().expect("it is persistent");
+        let journal = disk.journal.as_mut().expect("the cache is persistent");
         let mut new = false;
         for zone in zones {
             disk.zones.entry(zone).or_default().0 += 1;
@@ -485,19 +494,19 @@ impl Engine {
                 new = true;
             }
         }
-        // One that has just been marked by another is not durable yet either.
+        // A mark that another request has just made is not durable yet either.
         let waits = new || !journal.dead && journal.marks_pending();
         self.requests[slot].zoned = true;
         waits
     }
 
-    /// The zones of a request are not being written after all.
+    /// Records that the request does not write to its zones after all.
     pub(super) fn leave_zones(&mut self, slot: u32) {
         self.requests[slot].zoned = false;
         let (zones, disk) = (self.zones_of(slot), self.requests[slot].request.disk);
         let disk = self.disk_mut(disk);
         for zone in zones {
-            disk.zones.get_mut(&zone).expect("it was entered").0 -= 1;
+            disk.zones.get_mut(&zone).expect("the zone was counted before").0 -= 1;
         }
     }
 
@@ -508,12 +517,12 @@ impl Engine {
         zone(range.first)..=zone(range.end - 1)
     }
 
-    /// A change of the backing ended, well or not.
+    /// Handles the end of a change of the backing, with success or an error.
     pub(super) fn backing_changed(&mut self, now: Instant, slot: u32, result: Result<(), IoError>) {
         let Active { request, range, zoned, bulk, .. } = self.requests[slot];
         let needs_flush = match result {
             Ok(()) => request.op != Op::Write(Durability::Durable),
-            // Flash takes a bulk write that failed.
+            // A failed bulk write is written to flash instead.
             Err(_) => bulk != Bulk::Sent,
         };
         let disk = self.disk_mut(request.disk);
@@ -525,14 +534,15 @@ impl Engine {
         let zones = self.zones_of(slot);
         let disk = self.disk_mut(request.disk);
         for zone in zones {
-            let (in_flight, writes, since) = disk.zones.get_mut(&zone).expect("it was entered");
+            let (in_flight, writes, since) = disk.zones.get_mut(&zone).expect("the zone was counted before");
             *in_flight -= 1;
             (*writes, *since) = (disk.backed.writes, now);
         }
         disk.zones_due.get_or_insert(now + ZONE_QUIET_NS);
     }
 
-    /// Takes marks away from zones that are quiet, and of which the backing has everything.
+    /// Removes the marks of zones that had no recent writes and whose data is durable on the
+    /// backing.
     pub(super) fn pump_zones(&mut self, now: Instant, id: DiskId) {
         let disk = self.disk_mut(id);
         if disk.holds || disk.zones_due.is_none_or(|due| due > now) {

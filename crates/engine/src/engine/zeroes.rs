@@ -1,18 +1,19 @@
-//! Small zero writes under write-back: they are written to flash from a buffer of the engine, like
-//! a guest's own zeroes.
+//! Small zero writes under write-back, which are written to flash from a buffer of the engine.
 //!
-//! Longer ones go to the backing, which can deallocate the range: [`ZEROES_BYTES_MAX`]. So do
-//! zeroes that cover a sector partly, and zeroes when no buffer is available.
+//! Zero writes of more than [`ZEROES_BYTES_MAX`] bytes go to the backing, which can deallocate the
+//! range. Zero writes that cover a sector partly also go to the backing, and so do all zero writes
+//! when no buffer is free.
 
 use super::{Active, Engine};
 use crate::io::{BufferCopy, CopyEnd, Op, Request};
 use crate::units::SECTOR_BYTES;
 
-/// Longest request for zeroes that flash takes, bytes. Longer ones are worth a request to the backing, and flash is not worn for them.
+/// Maximum length of a zero write that goes to flash, bytes. A longer one is worth a request to the
+/// backing and saves wear of flash.
 const ZEROES_BYTES_MAX: u64 = 64 << 10;
 
 impl Active {
-    /// Returns true if it is a request for zeroes that flash may take.
+    /// Returns true if the request is a zero write that flash may take.
     pub(super) fn is_small_zeroes(&self) -> bool {
         let Request { op, offset, len, .. } = self.request;
         let is_whole = (offset | len).is_multiple_of(SECTOR_BYTES);
@@ -21,8 +22,8 @@ impl Active {
 }
 
 impl Engine {
-    /// Gives a request for zeroes a buffer that holds them, and lets `runs` begin there. False if there is none to spare. Nothing
-    /// is to be done for other requests.
+    /// Gives a zero write a buffer of zeroes, and sets the start of `runs` in it. Returns false if
+    /// no buffer is free. Does nothing for other requests.
     pub(super) fn take_zeroes(&mut self, slot: u32) -> bool {
         let Active { request, range, .. } = self.requests[slot];
         if request.op.has_buffer() {
@@ -42,7 +43,7 @@ impl Engine {
         true
     }
 
-    /// Flash has taken a request's zeroes, or has not: others may have the buffer.
+    /// Releases the buffer of a zero write after its flash I/O ended.
     pub(super) fn give_back_zeroes(&mut self, slot: u32) {
         if let Some(piece) = self.requests[slot].zeroes.take() {
             self.destage_buffers.give_back(&piece);

@@ -1,6 +1,6 @@
 //! A bitmap with one bit for each sector.
 
-/// Bits 0 … n − 1.
+/// Bits numbered from 0.
 #[derive(Clone, Debug)]
 pub(super) struct Bitmap(Vec<u64>);
 

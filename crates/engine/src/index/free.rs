@@ -1,8 +1,10 @@
-//! Free frames: a list for each *place*, linked through the unused block numbers of free frames.
+//! Free frames of a cache, in one list for each *place*, linked through the unused block numbers of
+//! free frames.
 //!
-//! Frames of one place are on one device. Only a cache with second copies, on other devices, has
-//! more than one place. Some places may be for second copies only; they come after the others. The
-//! last list has the frames of leaving segments, which are never allocated.
+//! All frames of one place are on one device. Only a cache with second copies, on other devices,
+//! has more than one place. Some places may be for second copies only; these have the highest
+//! numbers. The last list has the free frames of segments that are being vacated, which are never
+//! allocated.
 
 use std::ops::Range;
 
@@ -10,15 +12,15 @@ use super::Leaving;
 
 const NONE: u32 = u32::MAX;
 
-/// Allocation moves to another place if that has this many more free frames: enough for adjacent blocks to
-/// stay together.
+/// Allocation moves to another place if that place has at least this many more free frames. A large
+/// number keeps adjacent blocks together.
 const STAY: u32 = 256;
 
 /// The free frames of an index. The index stores the links.
 #[derive(Clone, Debug)]
 pub(super) struct FreeFrames {
     lists: Vec<List>,
-    /// The place of each segment; without places, one entry for all.
+    /// The place of each segment. Without second copies, there is one entry for all segments.
     places: Vec<u8>,
     frame_shift: u32,
     /// Number of places for first copies.
@@ -26,7 +28,7 @@ pub(super) struct FreeFrames {
     /// The places for second copies.
     seconds: Range<usize>,
     turn: usize,
-    /// Its free frames are in the last list.
+    /// Segments that are being vacated; their free frames are in the last list.
     leaving: Option<Leaving>,
 }
 
@@ -35,13 +37,14 @@ pub(super) struct FreeFrames {
 pub(crate) struct SegmentPlaces {
     /// The place of each segment.
     pub(crate) of_segments: Vec<u8>,
-    /// log2 of the frames in a segment.
+    /// Base-2 logarithm of the number of frames in a segment.
     pub(crate) frame_shift: u32,
     /// Number of places.
     pub(crate) count: usize,
-    /// Number of places for first copies, which come first. The others are for second copies only.
+    /// Number of places for first copies, which have the lowest numbers. The other places are for
+    /// second copies only.
     pub(crate) firsts: usize,
-    /// Second copies go only to those other places.
+    /// True if second copies are only in places of their own.
     pub(crate) apart: bool,
 }
 
@@ -85,18 +88,18 @@ impl FreeFrames {
         }
     }
 
-    /// Returns true if second copies have places of their own.
+    /// Returns true if second copies are only in places of their own.
     pub(super) fn are_seconds_apart(&self) -> bool {
         self.seconds.start > 0 || self.seconds.is_empty()
     }
 
-    /// From now on frames of these segments are not handed out. There are no free ones now.
+    /// Excludes the frames of these segments from allocation. The lists must be empty.
     pub(super) fn park(&mut self, leaving: Option<Leaving>) {
         debug_assert!(self.lists.iter().all(|list| list.head == NONE));
         self.leaving = leaving;
     }
 
-    /// The list that a free frame is in.
+    /// Returns the list of a free frame.
     #[inline]
     fn list_of(&self, frame: u32) -> usize {
         match &self.leaving {

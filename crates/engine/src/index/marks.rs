@@ -1,5 +1,5 @@
-//! Marks of sectors in a cache with a journal, besides validity: which are dirty, what the durable journal
-//! records of them, and which have an unknown checksum.
+//! Marks of sectors in a persistent cache: whether they are dirty, what the durable journal
+//! records, and whether the checksum is unknown.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,20 +10,20 @@ use crate::units::{BlockNo, FrameNo};
 /// Marks of the sectors of a cache with a journal.
 #[derive(Clone, Debug)]
 pub(super) struct Marks {
-    /// Valid, and not on the backing.
+    /// Valid sectors whose data the backing does not have.
     pub(super) dirty: Bitmap,
-    /// The durable journal may record them as dirty. Another block's data must not replace them, and they
-    /// may be overwritten only if they are unproven.
+    /// Sectors that the durable journal may record as dirty. Data of another block must not replace
+    /// them, and only unproven ones may be overwritten.
     pub(super) held: Bitmap,
-    /// Dirty in the durable journal, without a checksum.
+    /// Sectors that the durable journal records as dirty without a checksum.
     pub(super) unproven: Bitmap,
     /// Frames used since the last query.
     pub(super) used: Bitmap,
     pub(super) dirty_sectors: u64,
-    /// Dirty sectors in leaving segments, part of the above.
+    /// Number of dirty sectors in segments that are being vacated, included in `dirty_sectors`.
     pub(super) dirty_leaving: u64,
-    /// Sectors whose checksum is unknown until they are read: they were unproven when the cache was
-    /// recovered.
+    /// Sectors whose checksum is unknown until they are read, because they were unproven when the
+    /// cache was recovered.
     pub(super) unknown: BTreeSet<u64>,
     /// The second copy's frame of each first copy's frame, and the reverse.
     pub(super) second_of: BTreeMap<FrameNo, FrameNo>,
@@ -31,7 +31,7 @@ pub(super) struct Marks {
 }
 
 impl Marks {
-    /// Returns the memory used; for trees, one and a half times the size of their entries.
+    /// Returns the memory use in bytes. Trees count as 1.5 times the size of their entries.
     pub(super) fn bytes(&self) -> u64 {
         let frames = (self.second_of.len() + self.first_of.len()) * size_of::<(FrameNo, FrameNo)>();
         let trees = (frames + self.unknown.len() * size_of::<u64>()) * 3 / 2;
@@ -116,7 +116,7 @@ impl Index {
         before
     }
 
-    /// Returns true if this sector is dirty without a checksum in the durable journal.
+    /// Returns true if the durable journal records this sector as dirty without a checksum.
     #[inline]
     pub(crate) fn is_unproven(&self, sector: u64) -> bool {
         self.marks.as_ref().is_some_and(|marks| marks.unproven.get(sector))
@@ -141,7 +141,7 @@ impl Index {
         self.marks.as_ref().is_some_and(|marks| marks.unknown.contains(&sector))
     }
 
-    /// Returns true if a sector has this checksum. An unknown checksum matches, and is set to this one.
+    /// Returns true if a sector has this checksum. An unknown checksum is set to `sum` and matches.
     #[inline]
     pub(crate) fn matches(&mut self, sector: u64, sum: u32) -> bool {
         if let Some(marks) = &mut self.marks
@@ -153,7 +153,7 @@ impl Index {
         self.sum(sector) == sum
     }
 
-    /// Returns true if this is known to be a sector's checksum. Does not set an unknown one.
+    /// Returns true if a sector's checksum is known and equals `sum`.
     #[inline]
     pub(crate) fn is_known_as(&self, sector: u64, sum: u32) -> bool {
         !self.is_sum_unknown(sector) && self.sum(sector) == sum
@@ -186,13 +186,13 @@ impl Index {
         was_used
     }
 
-    /// Returns true if any of these sectors is held.
+    /// Returns true if the durable journal may record any of these sectors as dirty.
     #[inline]
     pub(crate) fn any_held(&self, first: u64, count: u64) -> bool {
         self.marks.as_ref().is_some_and(|marks| marks.held.any(first, count))
     }
 
-    /// Sets whether the durable journal records a sector as dirty.
+    /// Sets whether the durable journal may record a sector as dirty.
     pub(crate) fn set_held(&mut self, sector: u64, held: bool) {
         let marks = self.marks.as_mut().expect("only a persistent cache holds sectors");
         match held {
@@ -211,7 +211,7 @@ impl Index {
         self.marks.as_ref().map_or_else(Vec::new, |marks| marks.dirty.ones().collect())
     }
 
-    /// The dirty sectors of `first..end`.
+    /// Returns the dirty sectors of `first..end`.
     pub(crate) fn dirty_in(&self, first: u64, end: u64) -> impl Iterator<Item = u64> {
         let mut at = first;
         std::iter::from_fn(move || {
@@ -221,7 +221,7 @@ impl Index {
         })
     }
 
-    /// The journal is new: it says of all that is dirty, and of nothing else, that it is dirty.
+    /// Adjusts the marks to a new journal, which records exactly the dirty sectors as dirty.
     pub(crate) fn hold_dirty(&mut self) {
         let marks = self.marks.as_mut().expect("only a persistent cache has a journal");
         marks.held = marks.dirty.clone();
@@ -255,7 +255,8 @@ impl Index {
         }
     }
 
-    /// Returns true if this frame must not be changed because it may hold dirty data.
+    /// Returns true if this frame must not be reused, because the durable journal may record it as
+    /// dirty.
     #[inline]
     pub(crate) fn is_pinned(&self, frame: FrameNo) -> bool {
         let Some(marks) = &self.marks else { return false };
@@ -266,7 +267,7 @@ impl Index {
         pins(frame) || marks.second_of.get(&frame).is_some_and(|second| pins(*second))
     }
 
-    /// Recounts dirty sectors after pairs of copies have become known.
+    /// Counts dirty sectors again after pairs of copies have become known.
     pub(crate) fn recount_dirty(&mut self) {
         let Some(marks) = &mut self.marks else { return };
         let shift = self.block_shift;

@@ -1,15 +1,15 @@
-//! Builds an index from journal records, in any order, and can remove parts of it again.
+//! Builds an index from journal records that arrive in any order.
 //!
-//! Unlike an index in use, a [`Restoring`] may have two frames for one block, the first and the second
-//! copy, in the same table, and it has no list of free frames. [`Restoring::finish`] creates the final form
-//! of both.
+//! A [`Restoring`] may have two frames for one block, the first and the second copy, in the same
+//! table. It has no list of free frames. [`Restoring::finish`] converts both to the form of an
+//! index in use.
 
 use super::bitmap::Bitmap;
 use super::free::FreeFrames;
 use super::{Index, hash};
 use crate::units::{BlockNo, FrameNo};
 
-/// Marks a frame without a block. Blocks of a cache with a journal have smaller numbers.
+/// Block number of an empty frame. Blocks of a cache with a journal have smaller numbers.
 const NO_BLOCK: u32 = u32::MAX;
 
 /// First or second copy of a block.
@@ -19,7 +19,7 @@ pub(crate) enum Copy {
     Second,
 }
 
-/// An index under construction; see the module documentation.
+/// An index that is being restored from journal records.
 #[derive(Clone, Debug)]
 pub(crate) struct Restoring {
     index: Index,
@@ -36,7 +36,7 @@ impl Restoring {
         Restoring { index, second: Bitmap::new(u64::from(frames)) }
     }
 
-    /// Returns the present state; only its sectors are meaningful.
+    /// Returns the current state. Only the state of its sectors is meaningful.
     pub(crate) fn index(&self) -> &Index {
         &self.index
     }
@@ -47,19 +47,19 @@ impl Restoring {
         Some(self.index.block(frame)).filter(|block| block.0 != NO_BLOCK)
     }
 
-    /// Returns which copy a used frame holds.
+    /// Returns whether a used frame holds the first or the second copy of its block.
     #[inline]
     pub(crate) fn copy(&self, frame: FrameNo) -> Copy {
         if self.second.get(u64::from(frame.0)) { Copy::Second } else { Copy::First }
     }
 
-    /// Returns a word from the look-up of a block, to prefetch the cache line.
+    /// Reads a word of the lookup of a block, so that the CPU caches it.
     #[inline]
     pub(crate) fn touch_block(&self, block: BlockNo) -> u32 {
         self.index.peek(block)
     }
 
-    /// Returns words of a frame's state, to prefetch the cache lines.
+    /// Reads words of a frame's state, so that the CPU caches them.
     #[inline]
     pub(crate) fn touch_frame(&self, frame: FrameNo) -> u32 {
         let sector = self.index.first_sector(frame);
@@ -75,7 +75,8 @@ impl Restoring {
             .find(hash(block), |frame| self.index.block(frame) == block && self.copy(frame) == copy)
     }
 
-    /// Returns the frame of the other copy of this sector's block, and the corresponding sector there.
+    /// Returns the frame of the other copy of this sector's block, and the corresponding sector in
+    /// that frame.
     pub(crate) fn twin(&self, sector: u64) -> Option<(FrameNo, u64)> {
         let frame = FrameNo((sector >> self.index.block_shift) as u32);
         let others = if self.copy(frame) == Copy::First { Copy::Second } else { Copy::First };
@@ -83,8 +84,8 @@ impl Restoring {
         Some((other, self.index.first_sector(other) + (sector - self.index.first_sector(frame))))
     }
 
-    /// Assigns a frame to this copy of a block. Another frame that held the copy becomes empty. The frame
-    /// itself is emptied too, unless it held the same copy.
+    /// Assigns a frame to a copy of a block. Another frame that held the copy becomes empty. The
+    /// new frame is emptied too, unless it already held the same copy.
     #[inline]
     pub(crate) fn place(&mut self, frame: FrameNo, block: BlockNo, copy: Copy) {
         if self.block(frame) == Some(block) && self.copy(frame) == copy {
@@ -100,8 +101,8 @@ impl Restoring {
         }
     }
 
-    /// Exchanges the two copies of a block, if the second has all dirty sectors of the first. Clean sectors
-    /// of the first are dropped.
+    /// Exchanges the two copies of a block if the second copy has all dirty sectors of the first.
+    /// Clean sectors of the first copy are dropped.
     pub(crate) fn swap(&mut self, first: FrameNo, second: FrameNo) -> bool {
         let (one, two) = (self.index.first_sector(first), self.index.first_sector(second));
         let sectors = 1 << self.index.block_shift;
@@ -127,7 +128,7 @@ impl Restoring {
         self.second.clear(u64::from(frame.0), 1);
     }
 
-    /// Marks a sector valid, and either dirty or clean.
+    /// Marks a sector as valid, and as dirty or clean.
     #[inline]
     pub(crate) fn set(&mut self, sector: u64, sum: u32, dirty: bool) {
         self.index.clear_dirty(sector, 1);
@@ -159,8 +160,8 @@ impl Restoring {
         self.second.clear(u64::from(frame.0), 1);
     }
 
-    /// Returns the index of the first `frames` frames; all others are empty. Frames without valid sectors
-    /// are free; dirty sectors are held.
+    /// Returns an index of the first `frames` frames; all others must be empty. Frames without
+    /// valid sectors become free. The durable journal may record the dirty sectors as dirty.
     pub(crate) fn finish(mut self, frames: u32) -> Index {
         if frames < self.index.frames() {
             self = self.shortened(frames);
@@ -221,9 +222,10 @@ impl Restoring {
 }
 
 impl Index {
-    /// Invalidates every sector of used frames for which `is_wanted` is false, given its sector on the disk
-    /// and whether it is dirty. Frames without valid sectors are freed. Afterwards only dirty sectors are
-    /// held.
+    /// Invalidates every sector of used frames for which `is_wanted` is false. The arguments of
+    /// `is_wanted` are the sector on the disk and whether it is dirty. Frames without valid sectors
+    /// become free. Afterwards only dirty sectors are marked as recorded dirty in the durable
+    /// journal.
     pub(crate) fn retain(&mut self, is_wanted: impl Fn(u64, bool) -> bool) {
         let sectors = 1 << self.block_shift;
         for frame in (0..self.frames()).map(FrameNo) {
@@ -256,7 +258,7 @@ impl Index {
             if let Some(second) = second {
                 marks.first_of.remove(&second);
                 self.table.insert(hash(block), second);
-                // It becomes the first copy.
+                // The second copy becomes the first one.
                 let first = u64::from(second.0) << self.block_shift;
                 marks.dirty_sectors += marks.dirty.count(first, 1 << self.block_shift);
             }

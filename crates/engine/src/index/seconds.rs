@@ -1,16 +1,17 @@
-//! Second copies: blocks with two frames at different places.
+//! Second copies of blocks, which are in another frame on another device.
 
 use super::Index;
 use crate::units::FrameNo;
 
 impl Index {
-    /// Returns true if second copies have places of their own. Then no eviction makes room for one.
+    /// Returns true if second copies have places of their own. Then evictions of first copies make
+    /// no room for them.
     pub(crate) fn are_seconds_apart(&self) -> bool {
         self.free.are_seconds_apart()
     }
 
-    /// Allocates a second frame, at another place, for the block in this frame. `None` if none is free
-    /// there.
+    /// Allocates a second frame, at another place, for the block in this frame. Returns `None` if
+    /// no such frame is free.
     pub(crate) fn insert_second(&mut self, first: FrameNo) -> Option<FrameNo> {
         let second = FrameNo(self.free.pop_apart(&self.block_of, first.0)?);
         self.block_of[second.0 as usize] = self.block_of[first.0 as usize];
@@ -34,10 +35,10 @@ impl Index {
     /// Frees the second frame of a block. Its sectors must be invalid.
     pub(crate) fn remove_second(&mut self, second: FrameNo) {
         let marks = self.marks.as_mut().expect("only a persistent cache has second copies");
-        let first = marks.first_of.remove(&second).expect("it is a second copy");
+        let first = marks.first_of.remove(&second).expect("the frame has a second copy");
         marks.second_of.remove(&first);
-        // Second copies are created in the order of their blocks, and freed in that order: the next ones
-        // get adjacent frames.
+        // Second copies are created and freed in the order of their blocks. So the next second
+        // copies get adjacent frames.
         self.free.push_last(&mut self.block_of, second.0);
     }
 
@@ -61,7 +62,7 @@ impl Index {
         Some(self.first_sector(second) + (sector - self.first_sector(frame)))
     }
 
-    /// Returns the sector whose second copy this is.
+    /// Returns the sector of the first copy, if this sector is in a second copy.
     pub(crate) fn of_second(&self, sector: u64) -> Option<u64> {
         let frame = FrameNo((sector >> self.block_shift) as u32);
         let first = self.first_of(frame)?;
@@ -74,7 +75,7 @@ impl Index {
         self.marks.as_ref()?.second_of.get(&frame).copied()
     }
 
-    /// Returns the frame whose second copy this frame holds.
+    /// Returns the frame of the first copy, if this frame has a second copy.
     pub(crate) fn first_of(&self, frame: FrameNo) -> Option<FrameNo> {
         self.marks.as_ref()?.first_of.get(&frame).copied()
     }

@@ -1,17 +1,17 @@
-//! Finds the frame of a block: a hash table over frame numbers, 5.3 bytes per frame.
+//! A hash table that finds the frame of a block, with 5.3 bytes per frame.
 //!
-//! Each bucket is a cache line: 15 entries and a count. An entry is a frame number. The bits that frame
-//! numbers do not need hold a tag of the block's hash, so that a search seldom reads another block's
-//! number. If an entry's home bucket is full, it goes to the next bucket with room. Each full bucket on the
-//! way counts it, and a search continues only past buckets with a count above 0. So an entry is removed
-//! without moving others, and most searches read one cache line.
+//! Each bucket is a cache line: 15 entries and a count. An entry is a frame number. The bits that
+//! frame numbers do not need hold a tag of the block's hash, so that a search seldom reads another
+//! block's number. An entry whose home bucket is full goes to the next bucket with room, and each
+//! full bucket on the way increments its count. A search continues only past buckets with a count
+//! above 0. So an entry is removed without moving others, and most searches read one cache line.
 
 use crate::units::{BlockNo, FrameNo};
 
 const EMPTY: u32 = u32::MAX;
 const ENTRIES: usize = 15;
 
-/// 15 entries, and the number of entries that were placed in later buckets.
+/// A bucket: 15 entries, and the number of entries that were placed in later buckets instead.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Bucket([u32; ENTRIES + 1]);
@@ -38,7 +38,7 @@ impl Bucket {
     }
 }
 
-/// The hash table; see the module documentation. Its owner knows the block of each frame.
+/// The hash table of an index. The index knows the block of each frame.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
     buckets: Vec<Bucket>,
@@ -55,12 +55,12 @@ impl Table {
         Table { buckets: vec![VACANT; buckets as usize], frame_mask: ((1u64 << frame_bits) - 1) as u32 }
     }
 
-    /// Returns the frame of the block with this hash for which `is_it` returns true.
+    /// Returns the frame with this hash for which `is_it` returns true.
     #[inline]
     pub(super) fn find(&self, hash: u64, is_it: impl Fn(FrameNo) -> bool) -> Option<FrameNo> {
         let tag = self.tag(hash);
         let mut at = self.home(hash);
-        // In a small table every bucket may have a count, so a search ends where it started.
+        // In a small table every bucket may have a count, so the search ends where it started.
         for _ in 0..self.buckets.len() {
             let bucket = &self.buckets[at];
             let mut bits = bucket.matching(!self.frame_mask, tag);
@@ -115,7 +115,7 @@ impl Table {
         }
     }
 
-    /// Returns a word of the bucket where a search starts.
+    /// Reads a word of the bucket where a search starts.
     #[inline]
     pub(super) fn peek(&self, hash: u64) -> u32 {
         self.buckets[self.home(hash)].0[0]

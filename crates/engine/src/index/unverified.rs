@@ -1,12 +1,13 @@
 //! Clean sectors of a recovered cache that were not compared with the backing yet (docs/decisions/0033).
 //!
-//! Memory: one bit for each sector while any is unverified, nothing otherwise.
+//! Memory use: one bit for each sector while any sector is unverified, and nothing otherwise.
 
 use super::Index;
 use super::bitmap::Bitmap;
 use crate::units::FrameNo;
 
-/// The unverified sectors, and their number, at least one. All of them are valid and clean.
+/// The unverified sectors, and their number, which is at least one. All of these sectors are valid
+/// and clean.
 #[derive(Clone, Debug)]
 pub(super) struct Unverified {
     bits: Bitmap,
@@ -20,7 +21,7 @@ impl Unverified {
 }
 
 impl Index {
-    /// Number of unverified sectors.
+    /// Returns the number of unverified sectors.
     #[inline]
     pub(crate) fn unverified_sectors(&self) -> u64 {
         self.unverified.as_ref().map_or(0, |unverified| unverified.count)

@@ -1,5 +1,5 @@
-//! Reconciles the two copies of each block when a cache is recovered, sector by sector. If only one copy is
-//! correct, it is used. `proof.rs` decides where the journal does not.
+//! Reconciles the two copies of each block, sector by sector, when a cache is recovered. If only
+//! one copy is correct, recovery uses that copy. `proof.rs` decides if the journal does not.
 
 use super::Replay;
 use super::proof::Proof;
@@ -7,8 +7,8 @@ use crate::index::restore::Copy;
 use crate::units::FrameNo;
 
 impl Replay {
-    /// If one copy of a dirty sector is correct and the other is not, drops the other. If the second copy
-    /// is the correct one, the copies are exchanged first.
+    /// Drops the wrong copy of a dirty sector if the other copy is correct. If the second copy is
+    /// the correct one, the copies are exchanged first.
     pub(super) fn prefer_what_is_there(&mut self, proof: &Proof<'_>) {
         for (sector, sum) in proof.all() {
             let index = self.restoring.index();
@@ -30,8 +30,8 @@ impl Replay {
         }
     }
 
-    /// Makes the copies of each block agree, and empties frames on missing devices. Returns how many
-    /// sectors were dirty only in those.
+    /// Makes the copies of each block agree, and empties frames on missing devices. Returns the
+    /// number of sectors that were dirty only in these frames.
     pub(super) fn reconcile(&mut self, proof: &Proof<'_>) -> u64 {
         let all = self.restoring.index().frames();
         for second in (0..all).map(FrameNo) {
@@ -44,7 +44,7 @@ impl Replay {
                     self.agree(first, second, proof)
                 }
                 Some(first) if first.0 >= self.frames => {
-                    // The second copy, present or missing, has all dirty data of it.
+                    // The second copy, present or missing, has all dirty data of the first.
                     self.forget_common(first, second);
                 }
                 Some(first) => self.forget_common(second, first),
@@ -60,8 +60,8 @@ impl Replay {
         missing
     }
 
-    /// Makes the second copy hold no sector of which the first has another version. If only one has a known
-    /// checksum, both get it; if neither has, the content of flash decides.
+    /// Drops sectors of the second copy that differ from the first. If only one copy has a known
+    /// checksum, both get it. If neither copy has one, the content of flash decides.
     fn agree(&mut self, first: FrameNo, second: FrameNo, proof: &Proof<'_>) {
         for i in 0..1 << self.plan.block_shift {
             let index = self.restoring.index();

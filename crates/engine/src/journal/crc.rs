@@ -1,9 +1,9 @@
-//! CRC-32C of a page (Castagnoli, reflected, as in iSCSI), eight bytes at a time. The method with tables is
-//! also in S. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32 Instruction" (Intel,
-//! 2011).
+//! CRC-32C of a journal page (Castagnoli, reflected, as in iSCSI), eight bytes at a time. The
+//! method with tables is also in S. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using
+//! CRC32 Instruction" (Intel, 2011).
 //!
-//! Storage computes checksums of data with the CPU's instruction. The engine computes those of journal
-//! pages only, without `unsafe` or a dependency, and tables are fast enough for that.
+//! Storage computes checksums of data with the CPU's instruction. The engine computes checksums of
+//! journal pages only, without `unsafe` or a dependency. Tables are fast enough for that.
 
 const POLYNOMIAL: u32 = 0x82F6_3B78;
 

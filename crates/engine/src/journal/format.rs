@@ -26,7 +26,7 @@ const SEGMENT_FRAMES_AT: usize = 0x60;
 const DUMP_RUNS_AT: usize = 0x64;
 const DUMP_END_AT: usize = 0x68;
 const ZONES_AT: usize = 0x80;
-/// Offset of the change records.
+/// Offset of the change records in a page, bytes.
 const RECORDS_AT: usize = 0x280;
 
 pub(super) const RECORD_BYTES: usize = 16;
@@ -44,15 +44,15 @@ const FRAME_DIRTY: u8 = 2;
 const FRAME_UNPROVEN: u8 = 4;
 const FRAME_SECOND: u8 = 0x80;
 
-/// log2 of the sectors in the largest block.
+/// Base-2 logarithm of the number of sectors in the largest block.
 pub(super) const BLOCK_SHIFT_MAX: u32 = 8;
 /// Sectors in the largest block.
 pub(super) const SECTORS_MAX: usize = 1 << BLOCK_SHIFT_MAX;
 
-/// A bit for each zone.
+/// A set of zones, one bit each.
 pub(super) type Zones = [u8; ZONES / 8];
 
-/// log2 of a zone's bytes.
+/// Returns the base-2 logarithm of a zone's length in bytes.
 pub(super) fn zone_shift(disk_bytes: u64) -> u32 {
     disk_bytes.div_ceil(ZONES as u64).max(1 << 20).next_power_of_two().trailing_zeros()
 }
@@ -64,7 +64,7 @@ pub(super) fn frame_bytes_max(block_shift: u32) -> usize {
     4 + 1 + state + 4 * sectors
 }
 
-/// Content of a page besides records and dump.
+/// Content of a journal page besides its records and its dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) sequence: u64,
@@ -90,13 +90,13 @@ pub(super) enum Kind {
     Unproven,
 }
 
-/// A change record. Frames are numbered by ordinals.
+/// A change record. Frame numbers count through the segments by their ordinals.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) kind: Kind,
     /// First sector inside the block.
     pub(super) first: u8,
-    /// Number of sectors, 1 to 256; 1 for *set*.
+    /// Number of sectors, 1 to 256; always 1 for a *set* record.
     pub(super) count: u16,
     pub(super) frame: u32,
     pub(super) block: u32,
@@ -146,7 +146,7 @@ pub(super) struct FrameState {
     pub(super) valid: SectorBits,
     pub(super) dirty: SectorBits,
     pub(super) unproven: SectorBits,
-    /// Checksums by sector; undefined for invalid sectors.
+    /// Checksums of the sectors; undefined for invalid sectors.
     pub(super) sums: [u32; SECTORS_MAX],
 }
 
@@ -180,7 +180,7 @@ impl FrameState {
         !self.dirty.is_empty()
     }
 
-    /// Returns true if no sector from this one on is valid.
+    /// Returns true if all valid sectors are below `sectors`.
     fn ends_within(&self, sectors: u16) -> bool {
         let word = |at: u16| match sectors.saturating_sub(64 * at) {
             0 => 0,
@@ -214,7 +214,7 @@ impl FrameState {
         }
     }
 
-    /// Decodes a frame and returns its length in bytes; `None` if it is malformed.
+    /// Decodes a frame. Returns its length in bytes, or `None` if it is malformed.
     fn read(&mut self, bytes: &[u8], block_shift: u32) -> Option<usize> {
         let block = u32::from_le_bytes(*bytes.first_chunk()?);
         self.clear(block, false);
@@ -245,7 +245,8 @@ impl FrameState {
         Some(at)
     }
 
-    /// Decodes the rest of a frame of one sector: a fast path, since there are millions of them.
+    /// Decodes the rest of a frame that has one sector. This is a fast path, because a dump can
+    /// have millions of such frames.
     fn read_single(&mut self, flags: u8, rest: &[u8]) -> Option<usize> {
         let bit = |mask| u64::from(flags & mask != 0);
         let (valid, dirty, unproven) = (bit(FRAME_VALID), bit(FRAME_DIRTY), bit(FRAME_UNPROVEN));
@@ -261,7 +262,7 @@ impl FrameState {
     }
 }
 
-/// A page that passed all checks.
+/// A journal page that passed all checks.
 #[derive(Debug)]
 pub(super) struct Page<'a> {
     pub(super) header: Header,
@@ -272,9 +273,9 @@ pub(super) struct Page<'a> {
 }
 
 impl<'a> Page<'a> {
-    /// Decodes a page; `None` if it is malformed. During the checks it reports the segments whose frames
-    /// are dumped, by the first frame of each run, and all frames. The page may turn out to be invalid
-    /// afterwards.
+    /// Decodes a page. Returns `None` if the page is malformed. During the checks, callbacks report
+    /// the first frame of each run, and all frames of the dump. The page may turn out to be invalid
+    /// after these reports.
     pub(super) fn read(
         bytes: &'a [u8],
         run: impl FnMut(u32),
@@ -304,12 +305,12 @@ impl<'a> Page<'a> {
 
     /// Calls `each` with the change records, in order.
     pub(super) fn records(&self, each: impl FnMut(Record)) {
-        self.walk_records(each).expect("judged before");
+        self.walk_records(each).expect("`Page::read` checked the records");
     }
 
     /// Calls `each` with the dumped frames, in order.
     pub(super) fn dump(&self, state: &mut FrameState, each: impl FnMut(u32, &FrameState)) {
-        self.walk_dump(state, |_| (), each).expect("judged before");
+        self.walk_dump(state, |_| (), each).expect("`Page::read` checked the dump");
     }
 
     fn walk_records(&self, mut each: impl FnMut(Record)) -> Option<()> {
@@ -386,7 +387,7 @@ impl Header {
             segment_frames: u32_at(bytes, SEGMENT_FRAMES_AT),
             zones: *bytes[ZONES_AT..].first_chunk()?,
         };
-        // Either a dump is named, and lies before the committed sequence number, or none is.
+        // A page names no dump, or a dump that ends at or before the committed sequence number.
         let in_order = match header.dump_begin {
             0 => header.dump_end == 0 && header.committed == 0 && header.sequence > 0,
             begin => begin <= header.dump_end && header.dump_end <= header.committed,
@@ -420,14 +421,14 @@ fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(bytes[at..][..8].try_into().expect("eight bytes"))
 }
 
-/// A page under construction at the end of a vector.
+/// A page that is being written at the end of a vector.
 pub(super) struct PageBuilder<'a> {
     out: &'a mut Vec<u8>,
     start: usize,
     block_shift: u32,
     changes: u16,
     runs: u16,
-    /// Start of the run that is being written, its next frame, and its length.
+    /// Run of frames that is being written: start in the page, next frame, and length.
     run: Option<(usize, u32, u32)>,
     segment_frames: u32,
 }
@@ -467,7 +468,7 @@ impl<'a> PageBuilder<'a> {
             Kind::Drop => (3, 0, 0),
             Kind::Unproven => (4, 0, 0),
         };
-        let count = record.count.checked_sub(1).expect("a record speaks of sectors") as u8;
+        let count = record.count.checked_sub(1).expect("a record has sectors") as u8;
         self.out.extend([kind, flags, record.first, count]);
         self.out.extend(record.frame.to_le_bytes());
         self.out.extend(record.block.to_le_bytes());
@@ -511,7 +512,8 @@ impl<'a> PageBuilder<'a> {
     }
 }
 
-/// Makes a valid page from a fuzzer's bytes: of this cache and ring 3, with the right magic and checksum.
+/// Turns a fuzzer's bytes into a valid page of this cache and ring 3, with correct magic and
+/// checksum.
 pub(super) fn seal_bytes(page: &mut [u8; PAGE_BYTES], cache: &[u8; 16]) {
     page[MAGIC_AT..][..4].copy_from_slice(&MAGIC);
     page[CACHE_AT..][..16].copy_from_slice(cache);
@@ -520,7 +522,7 @@ pub(super) fn seal_bytes(page: &mut [u8; PAGE_BYTES], cache: &[u8; 16]) {
     page[CRC_AT..][..4].copy_from_slice(&crc.to_le_bytes());
 }
 
-/// Returns the checksum of a page, with its own four bytes taken as zeroes.
+/// Returns the checksum of a page. The bytes of the checksum field count as zeroes.
 fn checksum(page: &[u8]) -> u32 {
     Crc::new().add(&page[..CRC_AT]).add(&[0; 4]).add(&page[CRC_AT + 4..]).finish()
 }

@@ -1,9 +1,9 @@
-//! The journal of a persistent cache: its pages, and recovery of the index from them.
+//! The journal of a persistent cache: its pages, and the recovery of the index from them.
 //!
-//! docs/FORMAT.md specifies the bytes, docs/decisions/0006 gives the reasons. No I/O: pages come in and go
-//! out as bytes. Writing: [`Writer`]. Reading: [`Survey`] reads every page of a ring and determines which
-//! are valid. [`Replay`] applies those, and lists the sectors whose checksums must be verified. The result
-//! is a [`Recovered`].
+//! docs/FORMAT.md specifies the bytes, and docs/decisions/0006-write-back.md gives the reasons. The
+//! module does no I/O: its pages are bytes in memory. [`Writer`] writes pages. [`Survey`] reads
+//! every page of a ring and determines which pages are valid. [`Replay`] applies the valid pages,
+//! and lists the sectors whose checksums must be verified. The result is a [`Recovered`].
 
 mod copies;
 mod crc;
@@ -26,14 +26,15 @@ pub(crate) use writer::{Change, Descriptor, Writer};
 /// Size of a page in bytes.
 pub const PAGE_BYTES: usize = 4096;
 
-/// Maximum number of change records per page; the rest of the page continues the dump.
+/// Maximum number of change records per page. The rest of the page continues the dump.
 pub const CHANGES_MAX: usize = 54;
 
 /// Maximum number of zones of a disk.
 pub const ZONES: usize = 4096;
 
-/// Recovers from a ring of arbitrary bytes, 4096 per page; for fuzzers. With `sealed`, each page gets the
-/// correct magic, checksum and position first. Returns the summary, if recovery succeeded.
+/// Recovers from a ring of arbitrary bytes, 4096 per page, for fuzzers. With `sealed`, each page
+/// gets the correct magic, checksum and position first. Returns the summary of a successful
+/// recovery.
 #[doc(hidden)]
 pub fn replay_bytes(bytes: &[u8], sealed: bool) -> Option<Summary> {
     let (pages, _) = bytes.as_chunks::<PAGE_BYTES>();

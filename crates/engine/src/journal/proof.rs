@@ -1,19 +1,22 @@
-//! Decides, from the content of flash, about sectors that the journal leaves in doubt.
+//! Decides, from the content of flash, about sectors whose state the journal does not determine.
 //!
-//! A dirty sector that is overwritten in place has no checksum until the next commit. If it has two copies,
-//! they may differ after a crash, and the journal does not say which is right. Both are read then:
+//! A dirty sector that is overwritten in place has no checksum until the next commit. If it has two
+//! copies, they may differ after a crash, and the journal does not say which one is right. Recovery
+//! then reads both copies:
 //!
-//! | the copies | decision |
+//! | the copies | chosen content |
 //! |---|---|
-//! | are equal | their content |
-//! | one cannot be read | the other |
-//! | differ, and one's segment is worse | the other: more of its segment's sectors with known checksums are right |
-//! | differ, and one matches the last commit | that one: the change after it was never answered, or is lost with the other device |
-//! | differ otherwise | the first: neither was ever reported durable |
+//! | are equal | that of both |
+//! | one cannot be read | that of the other copy |
+//! | differ, and one copy's segment has more wrong checksums | that of the other copy |
+//! | differ, and one copy matches the last commit | that of this copy: the later write was never
+//! acknowledged, or is lost with the other device |
+//! | differ otherwise | that of the first copy: neither was ever acknowledged as durable |
 
 use crate::index::Index;
 
-/// Number of sectors with known checksums that are read per segment, to estimate its reliability.
+/// Number of sectors with known checksums that recovery reads per segment, to estimate the
+/// segment's reliability.
 const PROBES: usize = 32;
 
 /// Sectors that were read from flash, and their content.
@@ -23,7 +26,7 @@ pub(super) struct Proof<'a> {
     /// The checksum of each sector; `None` if it is unreadable.
     sums: &'a [Option<u32>],
     sectors_in_segment: u64,
-    /// By segment: the number of wrong sectors, and of all compared ones.
+    /// For each segment, the number of wrong sectors and the number of compared sectors.
     wrong: Vec<(u64, u64)>,
 }
 
@@ -69,14 +72,16 @@ impl<'a> Proof<'a> {
             self.wrong.get(segment).copied().unwrap_or((0, 0))
         };
         let ((wrong_one, all_one), (wrong_two, all_two)) = (wrong(first), wrong(second));
-        // Compares the fractions without division; no compared sector counts as no error.
+        // The fractions are compared without division. A segment without compared sectors counts as
+        // correct.
         let badness = (wrong_one * all_two.max(1)).cmp(&(wrong_two * all_one.max(1)));
         let is_second = badness.then_with(|| (two == last).cmp(&(one == last))).is_gt();
         Some(if is_second { two } else { one })
     }
 }
 
-/// Returns sectors with known checksums, a few in each segment that holds one of `doubtful`.
+/// Returns some sectors with known checksums in each segment that has one of the `doubtful`
+/// sectors.
 pub(super) fn probes(index: &Index, doubtful: &[u64], sectors_in_segment: u64) -> Vec<u64> {
     let mut segments: Vec<u64> = doubtful.iter().map(|sector| sector / sectors_in_segment).collect();
     segments.sort_unstable();

@@ -1,4 +1,4 @@
-//! A cache recovered from its journal, and queries and changes before it is used.
+//! A cache that was recovered from its journal, with queries and changes before its use.
 
 use super::format::SECTORS_MAX;
 use crate::index::Index;
@@ -18,31 +18,33 @@ pub struct Recovered {
 /// Counts of a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Summary {
-    /// The cache was closed cleanly.
+    /// True if the cache was closed cleanly.
     pub clean: bool,
     /// Number of valid sectors.
     pub sectors_valid: u64,
-    /// Number of dirty sectors among them.
+    /// Number of dirty sectors.
     pub sectors_dirty: u64,
-    /// Number of sectors whose last write before the crash did not reach flash completely, and was not
-    /// flushed.
+    /// Number of sectors whose last write before the crash did not completely reach flash, and was
+    /// not flushed.
     pub sectors_undone: u64,
-    /// Number of sectors whose two copies differed where no commit decided: one of them was chosen.
+    /// Number of sectors whose two copies differed and were not decided by a commit. Recovery chose
+    /// one of the copies.
     pub sectors_parted: u64,
-    /// Number of clean sectors that were dropped because writes to the backing near them were in progress.
+    /// Number of clean sectors that were dropped, because writes to the backing near them may have
+    /// been in progress.
     pub sectors_distrusted: u64,
-    /// Number of dirty sectors in missing segments: acknowledged writes that are lost unless those segments
-    /// return.
+    /// Number of dirty sectors in missing segments. These are acknowledged writes that are lost
+    /// unless the segments return.
     pub sectors_missing: u64,
     /// Size of the cached disk in bytes.
     pub disk_bytes: u64,
-    /// The daemon's identity of the backing.
+    /// The daemon's identifier of the backing.
     pub identity: [u8; 32],
     /// Size of a cache block in bytes.
     pub block_bytes: u32,
 }
 
-/// A dirty sector.
+/// A dirty sector of a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirtySector {
     /// Sector of the disk.
@@ -56,11 +58,11 @@ pub struct DirtySector {
 /// Position of a sector on flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlashSector {
-    /// The segment, as an index into the ordinals that [`Replay`](super::Replay) was given.
+    /// Segment, as an index into the ordinals that [`Replay`](super::Replay) was given.
     pub segment: u32,
     /// Sector in the segment.
     pub sector: u64,
-    /// CRC-32C, if it is known.
+    /// CRC-32C of the sector, if it is known.
     pub sum: Option<u32>,
 }
 
@@ -75,7 +77,7 @@ impl Recovered {
         };
         let total = clean().count();
         let wanted = count.min(total);
-        // True at each position that starts a new one of `wanted` equal parts.
+        // Returns true at the first position of each of `wanted` equal parts.
         let begins_part = |i: usize| (i as u128 * wanted as u128) / total as u128;
         clean()
             .enumerate()
@@ -84,7 +86,7 @@ impl Recovered {
             .collect()
     }
 
-    /// Returns the dirty sectors, in the order of the disk.
+    /// Returns the dirty sectors, in the order of their positions on the disk.
     pub fn dirty(&self) -> impl Iterator<Item = DirtySector> + use<'_> {
         let is_dirty =
             |frame: &FrameNo| self.index.count_dirty(self.index.first_sector(*frame), self.per_block()) > 0;
@@ -112,7 +114,8 @@ impl Recovered {
         self.count();
     }
 
-    /// The backing may have changed: clean sectors are served only after they were compared with it.
+    /// Marks clean sectors as unverified, because the backing may have changed. They are served
+    /// only after a comparison with the backing.
     pub fn distrust_clean(&mut self) {
         self.index.distrust_clean();
         self.count();
@@ -129,8 +132,8 @@ impl Recovered {
         self.count();
     }
 
-    /// Adapts to a disk that has grown to `disk_bytes`, so that a cache for the new size can use this
-    /// index. A partial sector at the old end is dropped; it is on the backing.
+    /// Adapts the index to a disk that has grown to `disk_bytes`, so that a cache of the new size
+    /// can use it. A partial sector at the old end is dropped, because the backing has its data.
     pub fn grow(&mut self, disk_bytes: u64) {
         let before = std::mem::replace(&mut self.summary.disk_bytes, disk_bytes);
         assert!(before <= disk_bytes, "disks do not shrink");
@@ -141,7 +144,7 @@ impl Recovered {
         }
     }
 
-    /// Drops all dirty sectors: acknowledged writes are lost.
+    /// Drops all dirty sectors, so that acknowledged writes are lost.
     pub fn discard_dirty(&mut self) {
         self.index.retain(|_, dirty| !dirty);
         self.count();

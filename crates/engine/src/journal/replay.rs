@@ -1,20 +1,24 @@
-//! Second reading of a ring: builds an index from its records and its dump.
+//! Second reading of a ring: builds an index from the records and the dump of its pages.
 //!
-//! Records up to the last known commit are all valid. The records after it are the *tail*: their pages may
-//! have reached flash before the data that they describe, or after that data had been overwritten.
+//! Records up to the last known commit are all valid. Later records are the *tail*: their pages may
+//! have reached flash before the data that they describe. That data may also have been overwritten
+//! since.
 //!
-//! | record in the tail | condition | outcome |
+//! | record in the tail | condition | effect |
 //! |---|---|---|
-//! | *set*, dirty | flash has its checksum | as before a commit |
-//! | | it has not | the sector stays as it was: *undone* |
+//! | *set*, dirty | flash has the record's checksum | as before a commit |
+//! | *set*, dirty | flash has another checksum | the sector stays as it was, and is called *undone*
+//! |
 //! | *set*, clean | the frame holds the block | as before a commit |
-//! | *clean* | the frame holds the block | as before a commit; a sector that is undone there holds nothing |
+//! | *clean* | the frame holds the block | as before a commit; an undone sector in that frame
+//! becomes invalid |
 //! | *drop* | the frame holds the block | as before a commit |
 //! | *unproven* | the frame holds the block, and the sector is dirty | as before a commit |
-//! | *set* clean, *clean*, *drop* | the sector of the block is undone in that frame | an older frame's copy of it is invalid too |
+//! | *set* clean, *clean*, *drop* | the sector of the block is undone in that frame | an older
+//! frame's copy of the sector becomes invalid too |
 //!
-//! The last row removes an old copy that a *set* had replaced: the record shows that the backing has newer
-//! data.
+//! The last row removes an old copy that a *set* record had replaced. Its record shows that the
+//! backing has newer data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -25,24 +29,24 @@ use super::{Plan, Recovered, Summary, ZONES};
 use crate::index::restore::{Copy, Restoring};
 use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
 
-/// Why a ring cannot be replayed.
+/// Reason why a ring cannot be replayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplayError {
-    /// A page differs from the first reading.
+    /// A page changed between the two readings.
     Changed {
-        /// Its sequence number.
+        /// Sequence number of the page.
         sequence: u64,
     },
-    /// The journal is of segments of another size.
+    /// The journal describes segments of another size.
     SegmentBytes {
         /// Segment size in the journal, bytes.
         expected: u64,
     },
-    /// There is no data segment.
+    /// No data segment is present.
     NoSegments,
-    /// Two segments have this ordinal.
+    /// Two segments have the same ordinal.
     SegmentTwice(u32),
-    /// The journal has more frames than possible, or frames in no segment.
+    /// The journal describes more frames than possible, or frames in no segment.
     Senseless,
 }
 
@@ -53,46 +57,47 @@ impl fmt::Display for ReplayError {
                 write!(f, "journal page {sequence} changed while it was read")
             }
             ReplayError::SegmentBytes { expected } => {
-                write!(f, "the journal is of segments of {expected} bytes")
+                write!(f, "the journal describes segments of {expected} bytes")
             }
-            ReplayError::NoSegments => write!(f, "none of the cache's data segments is there"),
+            ReplayError::NoSegments => write!(f, "none of the cache's data segments is present"),
             ReplayError::SegmentTwice(ordinal) => write!(f, "two data segments have the ordinal {ordinal}"),
-            ReplayError::Senseless => write!(f, "the journal speaks of frames that cannot be"),
+            ReplayError::Senseless => write!(f, "the journal describes impossible frames"),
         }
     }
 }
 
 impl std::error::Error for ReplayError {}
 
-/// The replay of a ring; see the module documentation. First [`page`](Replay::page) for each of
-/// [`Plan::reads`], then [`to_prove`](Replay::to_prove), then [`finish`](Replay::finish).
+/// The replay of a ring. Call [`page`](Replay::page) for each of [`Plan::reads`], then
+/// [`to_prove`](Replay::to_prove), then [`finish`](Replay::finish).
 #[derive(Debug)]
 pub struct Replay {
     pub(super) plan: Plan,
-    /// Ordinal and first frame in memory of each segment; missing segments come last.
+    /// Ordinal and first memory frame of each segment; missing segments are last.
     segments: Vec<(u32, u32)>,
     /// Number of frames in present segments.
     pub(super) frames: u32,
     pub(super) restoring: Restoring,
-    /// The sequence number of the next page.
+    /// Sequence number of the next page.
     next: u64,
-    /// Number of frames described by the dump, and its required minimum.
+    /// Number of frames that the dump describes, and the required minimum.
     dumped: u64,
     dumped_min: u64,
-    /// Records of the tail, with frames as in memory.
+    /// Records of the tail, with frame numbers as in memory.
     tail: Vec<Record>,
     zones: Zones,
     scratch: Box<FrameState>,
-    /// Cache sectors whose checksums must be verified, in order.
+    /// Cache sectors whose checksums must be verified, in ascending order.
     doubtful: Vec<u64>,
-    /// Number of sectors without a checksum whose copies differ.
+    /// Number of sectors without a checksum whose two copies differ.
     pub(super) parted: u64,
     /// Blocks of the current page, and frames of its records.
     ahead: (Vec<BlockNo>, Vec<FrameNo>),
 }
 
 impl Replay {
-    /// `ordinals` are those of all present data segments, in the order of memory.
+    /// Creates the replay of a plan. `ordinals` are those of all present data segments, in the
+    /// order of memory.
     pub fn new(plan: Plan, segment_bytes: u64, ordinals: &[u32]) -> Result<Replay, ReplayError> {
         let segment_frames = plan.segment_frames;
         let expected = u64::from(segment_frames) * u64::from(plan.block_bytes);
@@ -109,7 +114,7 @@ impl Replay {
         }
         let absent: Vec<u32> =
             plan.ordinals.iter().copied().filter(|ordinal| sorted.binary_search(ordinal).is_err()).collect();
-        // A dump describes every frame. So a page that invents segments causes no large allocation.
+        // A dump describes every frame, so a page with false segments causes no large allocation.
         let dumped_min = absent.len() as u64 * u64::from(segment_frames);
         let entries_max = plan.chosen.len() as u64 * (super::PAGE_BYTES / 4) as u64;
         let all = (ordinals.len() + absent.len()) as u64 * u64::from(segment_frames);
@@ -139,7 +144,7 @@ impl Replay {
     /// Applies the next page.
     pub fn page(&mut self, bytes: &[u8]) -> Result<(), ReplayError> {
         let sequence = self.next;
-        assert!(sequence <= self.plan.end, "no more pages than were asked for");
+        assert!(sequence <= self.plan.end, "the plan has no further page");
         let (_, crc) = self.plan.chosen[(sequence - self.plan.begin) as usize];
         let is_dumped = sequence <= self.plan.dump_end;
         let (blocks, frames) = &mut self.ahead;
@@ -188,8 +193,9 @@ impl Replay {
         if all_known { Ok(()) } else { Err(ReplayError::Senseless) }
     }
 
-    /// Reads all index entries that a page is about to change. In a large index each of them is a cache
-    /// miss; these reads are independent, so that the misses overlap. Saves a third of a replay.
+    /// Reads all index entries that a page is about to change. In a large index each of them is a
+    /// cache miss. These reads are independent, so the cache misses overlap, which saves a third of
+    /// a replay.
     fn look_ahead(&mut self, page: &Page<'_>) {
         let (blocks, frames) = &mut self.ahead;
         page.records(|record| {
@@ -201,8 +207,8 @@ impl Replay {
         std::hint::black_box(seen);
     }
 
-    /// Returns cache sectors to read, in order: those of dirty *sets* in the tail, those whose two copies
-    /// may differ, and samples of their segments.
+    /// Returns the cache sectors to read, in ascending order. These are the dirty *set* records in
+    /// the tail, sectors whose two copies may differ, and samples of their segments.
     fn find_doubtful(&self) -> Vec<u64> {
         let index = self.restoring.index();
         let unproven = self.tail.iter().filter(|record| record.kind == Kind::Unproven);
@@ -220,28 +226,28 @@ impl Replay {
         sectors
     }
 
-    /// Returns true if the other copy of its block has this sector too.
+    /// Returns true if the other copy of the block also has this sector.
     fn has_twin(&self, sector: u64) -> bool {
         self.restoring.twin(sector).is_some_and(|(_, twin)| self.restoring.index().is_valid(twin))
     }
 
-    /// Returns sectors to read from flash, whose checksums decide about the tail: the segment, as an index
-    /// into the ordinals, and the sector in the segment.
+    /// Returns the sectors to read from flash, whose checksums decide about the tail. Each entry is
+    /// the segment, as an index into the ordinals, and the sector in that segment.
     pub fn to_prove(&mut self) -> Vec<(u32, u64)> {
         let per_segment = self.sectors_in_segment();
         self.doubtful = self.find_doubtful();
         self.doubtful.iter().map(|sector| ((sector / per_segment) as u32, sector % per_segment)).collect()
     }
 
-    /// `sums`: the CRC-32C of the flash content of each of [`to_prove`](Replay::to_prove); `None` if it is
-    /// unreadable.
+    /// Finishes the replay. `sums` has the CRC-32C of the flash content of each sector of
+    /// [`to_prove`](Replay::to_prove), or `None` if a sector is unreadable.
     pub fn finish(mut self, sums: &[Option<u32>]) -> Recovered {
         assert!(self.next > self.plan.end, "all pages were read");
         let mut proof = Proof::new(std::mem::take(&mut self.doubtful), sums, self.sectors_in_segment());
         let sectors_undone = self.apply_tail(|sector| proof.sum(sector));
         proof.judge(self.restoring.index());
-        // A clean sector with another checksum on flash is dropped now; later verification would find it
-        // too.
+        // A clean sector that has another checksum on flash is dropped now, and would otherwise be
+        // dropped by a later read.
         for (sector, sum) in proof.all() {
             let index = self.restoring.index();
             if index.is_valid(sector) && !index.is_dirty(sector) && sum != Some(index.sum(sector)) {
@@ -251,7 +257,7 @@ impl Replay {
         self.prefer_what_is_there(&proof);
         let sectors_distrusted = if self.plan.clean { 0 } else { self.distrust() };
         let sectors_missing = self.reconcile(&proof);
-        // Again, for sectors whose checksum is known only now.
+        // The second call handles sectors whose checksum has just become known.
         self.prefer_what_is_there(&proof);
         let index = self.restoring.finish(self.frames);
         let summary = Summary {
@@ -274,14 +280,14 @@ impl Replay {
         }
     }
 
-    /// Applies the tail. Returns the number of undone sectors.
+    /// Applies the tail's records. Returns the number of undone sectors.
     fn apply_tail(&mut self, on_flash: impl Fn(u64) -> Option<u32>) -> u64 {
-        // By disk sector and copy: the frame of the undone *set*.
+        // Frame of the undone *set* record, keyed by disk sector and copy.
         let mut undone: BTreeMap<(u64, bool), u32> = BTreeMap::new();
         let shift = self.plan.block_shift;
         let disk_sector = |record: &Record, i: u16| (u64::from(record.block) << shift) + u64::from(i);
         let tail = std::mem::take(&mut self.tail);
-        // If one copy reached flash, it proves the content of the other, which may be damaged.
+        // A copy that reached flash proves the content of the other copy, which may be damaged.
         let proofs = tail.iter().filter_map(|record| match record.kind {
             Kind::Set { sum, dirty: true, .. } if on_flash(self.sector(record)) == Some(sum) => {
                 Some((disk_sector(record, u16::from(record.first)), sum))
@@ -319,7 +325,7 @@ impl Replay {
         undone.len() as u64
     }
 
-    /// Invalidates this sector of this copy of a block.
+    /// Invalidates a sector in one copy of a block.
     fn forget(&mut self, block: BlockNo, copy: Copy, sector: u16) {
         if let Some(frame) = self.restoring.find(block, copy) {
             let first = self.restoring.index().first_sector(frame);
@@ -327,7 +333,7 @@ impl Replay {
         }
     }
 
-    /// Drops clean sectors in marked zones. Returns their number.
+    /// Drops clean sectors in marked zones. Returns the number of dropped sectors.
     fn distrust(&mut self) -> u64 {
         if self.zones == [0; ZONES / 8] {
             return 0;
@@ -366,7 +372,7 @@ impl Replay {
     }
 }
 
-/// Returns the frame in memory of a frame on flash.
+/// Returns the memory frame of a frame on flash.
 fn place(segments: &[(u32, u32)], segment_frames: u32, number: u32) -> Option<u32> {
     let at = segments.binary_search_by_key(&(number / segment_frames), |(ordinal, _)| *ordinal).ok()?;
     Some(segments[at].1 + number % segment_frames)
@@ -389,8 +395,8 @@ fn apply(restoring: &mut Restoring, record: &Record) {
     if restoring.block(frame) != Some(block) {
         return;
     }
-    // The state of the first copy applies to the second, whose record may have been lost; the reverse does
-    // not hold.
+    // The state of the first copy applies to the second too, whose record may have been lost. The
+    // reverse does not hold.
     let second = Some(block).filter(|_| restoring.copy(frame) == Copy::First);
     let second = second.and_then(|block| restoring.find(block, Copy::Second));
     let too = second.map(|second| restoring.index().first_sector(second) + u64::from(record.first));

@@ -1,17 +1,19 @@
-//! First reading of a ring: finds the valid pages, the end of the journal, and where the second reading
-//! starts.
+//! First reading of a ring: finds the valid pages, the end of the journal, and the start of the
+//! second reading.
 //!
-//! | pages | outcome |
+//! | pages | result |
 //! |---|---|
-//! | an end, and no page that records a commit after it | [`Ring::Whole`] up to the end |
-//! | a page that records a commit after the end, or a commit without an end | [`Ring::Damaged`] |
-//! | neither | [`Ring::Unfinished`] |
+//! | a last page, and no page records a later commit | [`Ring::Whole`] up to the last page |
+//! | a page that records a commit after the last valid page, or a commit without a last page |
+//! [`Ring::Damaged`] |
+//! | no last page and no commit | [`Ring::Unfinished`] |
 //!
-//! Pages come in any order and from both copies; invalid pages are ignored. Takes 40 bytes for each page of
-//! each copy.
+//! Pages may arrive in any order and from both copies, and invalid pages are ignored. The survey
+//! needs 40 bytes for each page of each copy.
 //!
-//! It also collects the regions of the disk that may be dirty: all that any page records as dirty. They
-//! include everything that the second reading finds dirty, as it reads the same pages again.
+//! The survey also collects the regions of the disk that may be dirty, which are all that any page
+//! records as dirty. The second reading reads the same pages, so it finds no dirty data outside
+//! these regions.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +24,7 @@ use crate::units::SECTOR_BYTES;
 /// State of a page.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
-    /// 0: no page.
+    /// Sequence number; 0 if there is no page.
     sequence: u64,
     committed: u64,
     dump_begin: u64,
@@ -31,16 +33,16 @@ struct Seen {
     clean: bool,
 }
 
-/// The survey of a ring; see the module documentation. First [`page`](Survey::page) for each page, then
+/// The first reading of a ring. Call [`page`](Survey::page) for each page, then
 /// [`finish`](Survey::finish).
 #[derive(Clone, Debug)]
 pub struct Survey {
     cache: [u8; 16],
     ring: u32,
     pages: u64,
-    /// By copy and page number.
+    /// State of the pages, by copy and page number.
     seen: Vec<Vec<Seen>>,
-    /// Header of the newest page, whose fields that are equal in all pages are used.
+    /// Header of the newest page. Only fields that are equal in all pages are used.
     newest: Option<Box<Header>>,
     ordinals: BTreeSet<u32>,
     /// Regions that may be dirty; `None` before the first page.
@@ -52,41 +54,41 @@ pub struct Survey {
 /// State of a ring.
 #[derive(Clone, Debug)]
 pub enum Ring {
-    /// It was never completed: the ring with the next lower number is valid.
+    /// The ring was never completed, so the ring with the next lower number is valid.
     Unfinished,
     /// A durable page is missing.
     Damaged {
         /// Sequence number of a missing page.
         missing: u64,
     },
-    /// It is readable.
+    /// The ring is readable.
     Whole(Plan),
 }
 
-/// The pages to read again, and facts known before that.
+/// Pages of a ring to read again, and the facts known from the first reading.
 #[derive(Clone, Debug)]
 pub struct Plan {
     /// Size of a cache block in bytes.
     pub block_bytes: u32,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// The daemon's identity of the backing.
+    /// The daemon's identifier of the backing.
     pub identity: [u8; 32],
-    /// The cache was closed cleanly.
+    /// True if the cache was closed cleanly.
     pub clean: bool,
     /// Regions that include all dirty data.
     pub doubtful: Regions,
     pub(super) block_shift: u32,
     pub(super) segment_frames: u32,
-    /// Sequence numbers: first and last page to read, last page known to be durable, and last page of the
-    /// dump.
+    /// Sequence numbers of the first and last page to read, the last durable page, and the last
+    /// page of the dump.
     pub(super) begin: u64,
     pub(super) end: u64,
     pub(super) committed: u64,
     pub(super) dump_end: u64,
     /// Number of pages of the ring.
     pages: u64,
-    /// For each page from `begin` on: the copy to read, and its checksum.
+    /// Copy to read and checksum of each page from `begin` on.
     pub(super) chosen: Vec<(u8, u32)>,
     /// Ordinals of all segments in dumps.
     pub(super) ordinals: Vec<u32>,
@@ -110,10 +112,10 @@ impl Survey {
         }
     }
 
-    /// Adds a page of a copy. Unreadable pages are not added.
+    /// Adds a page of one copy. Unreadable pages are not added.
     pub fn page(&mut self, copy: usize, number: u64, bytes: &[u8]) {
         if let Some(twin) = self.twin(copy, number, bytes) {
-            // The other copy has the same bytes, so nothing new is in this one.
+            // The other copy has the same bytes, so this copy adds no information.
             self.seen[copy][number as usize] = twin;
             return;
         }
@@ -154,12 +156,12 @@ impl Survey {
         (Page::sound_checksum(bytes) == Some(twin.crc)).then_some(*twin)
     }
 
-    /// Records what a valid page describes as dirty, or possibly dirty.
+    /// Records regions that a valid page describes as dirty.
     fn note_doubtful(&mut self, page: &Page<'_>) {
         let header = &page.header;
         let doubtful = self.doubtful.get_or_insert_with(|| Regions::new(header.disk_bytes));
         if doubtful.disk_bytes() != header.disk_bytes {
-            // The pages are of different disks: the second reading refuses them.
+            // Pages with different disk sizes are rejected by the second reading.
             doubtful.insert_all();
             return;
         }
@@ -175,7 +177,8 @@ impl Survey {
         });
     }
 
-    /// Merges the result of another survey of the same ring: two can share the work.
+    /// Merges the result of another survey of the same ring, so that two threads can share the
+    /// work.
     pub fn merge(&mut self, other: Survey) {
         assert!((self.cache, self.ring, self.pages) == (other.cache, other.ring, other.pages), "one ring");
         for (seen, others) in self.seen.iter_mut().flatten().zip(other.seen.into_iter().flatten()) {
@@ -241,7 +244,7 @@ fn missing(found: &[(u8, Seen)], durable: u64) -> u64 {
 }
 
 impl Plan {
-    /// `found` ends with the last valid page.
+    /// Creates the plan of a readable ring. `found` ends with the last valid page.
     fn new(found: &[(u8, Seen)], header: &Header, pages: u64, ordinals: Vec<u32>, doubtful: Regions) -> Plan {
         let (_, last) = found[found.len() - 1];
         let count = (last.sequence - last.dump_begin + 1) as usize;
@@ -264,7 +267,8 @@ impl Plan {
         }
     }
 
-    /// Returns the pages that [`Replay`](super::Replay) needs, in its order: copy and page number.
+    /// Returns the pages that [`Replay`](super::Replay) needs, in the required order: copy and page
+    /// number.
     pub fn reads(&self) -> impl Iterator<Item = (usize, u64)> + use<'_> {
         let sequences = self.begin..=self.end;
         sequences.zip(&self.chosen).map(|(sequence, (copy, _))| (usize::from(*copy), sequence % self.pages))

@@ -1,26 +1,30 @@
-//! Writes a journal: takes changes, produces pages, and keeps in the ring everything that recovery needs.
+//! Writes a journal: turns changes into pages, and keeps all data in the ring that recovery needs.
 //!
 //! # Duties of the owner
 //!
-//! - A change is pushed after the index shows it, and a *set* after its data was written (not flushed).
-//! - [`Writer::committed`] is called for a page when it, all pages before it, and all data written before
-//!   it was sealed are durable.
-//! - A dirty sector is *held* from the push of its *set* on: a dump may include it before its record is in
-//!   a page. It is released when a record that makes it clean or drops it is committed.
+//! - A change is pushed after the index shows it. A *set* is pushed after its data was written, but
+//!   not necessarily flushed.
+//! - [`Writer::committed`] is called for a page when the page, all earlier pages, and all data
+//!   written before it was sealed are durable.
+//! - A dirty sector is *held* from the push of its *set* on, because a dump may include the sector
+//!   before its record is in a page. The hold ends when a record that makes the sector clean or
+//!   drops it is committed.
 //! - The *sets* of a dirty sector's two copies are pushed one after the other, first copy first.
-//! - Dirty data stays in its frame. Dumps include pushed changes that no page has yet. If a block moved
-//!   between frames, the pages that survive a crash could show it in neither.
+//! - Dirty data stays in its frame, because dumps include pushed changes that no page has yet. If a
+//!   block moved between frames, the pages that survive a crash could show it in neither.
 //! - Dirty data is destaged, and *unproven* is pushed, only when the *set* is committed
-//!   ([`Writer::is_committed`]). Otherwise a crash could leave pages with a checksum that flash does not
-//!   match any more, or a backing that is newer than data that the journal takes for clean.
-//! - Dropped clean data is recorded before the mark of its zone is removed; this includes evictions.
+//!   ([`Writer::is_committed`]). Otherwise a crash could leave pages with a checksum that does not
+//!   match flash any more. Or the backing could be newer than data that the journal records as
+//!   clean.
+//! - Dropped clean data, including evictions, is recorded before the mark of its zone is removed.
 //!
 //! # Why the ring is long enough
 //!
-//! Let a dump take at most P pages, and let at most U pages be sealed and not committed. A committed page
-//! *C* names the newest dump that had ended by the commit that *C* knew, at most U pages before it. The
-//! next dump had not ended then, so the named one began less than 2P pages before that. The page to be
-//! sealed is at most U after *C*. So recovery never needs pages more than 2P + 2U back.
+//! Let a dump take at most P pages, and let at most U pages be sealed and not committed. A
+//! committed page *C* names the newest dump that had ended by the commit that *C* knew. That commit
+//! is at most U pages before *C*. The next dump had not ended then, so the named dump began less
+//! than 2P pages before that commit. The page to be sealed next is at most U pages after *C*. So
+//! recovery never needs pages more than 2P + 2U back.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -35,25 +39,25 @@ use crate::units::{BlockNo, FrameNo, SECTOR_BYTES};
 /// Maximum number of sealed pages that are not committed, in any ring; small rings allow fewer.
 const UNCOMMITTED_MAX: u64 = 256;
 
-/// A change to record. Frames are numbered as in memory.
+/// A change to record. Frame numbers are those in memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Change {
-    /// A sector has this checksum.
+    /// A sector is valid with this checksum.
     Set {
         frame: FrameNo,
         block: BlockNo,
-        /// Sector inside the block.
+        /// Position of the sector inside the block.
         sector: u8,
         sum: u32,
         dirty: bool,
         /// True for the second copy.
         second: bool,
     },
-    /// Sectors are clean now.
+    /// The sectors became clean.
     Clean { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
-    /// Sectors are invalid now.
+    /// The sectors became invalid.
     Drop { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
-    /// Sectors stay dirty, and their checksums become invalid.
+    /// The sectors stay dirty, and their checksums become unknown.
     Unproven { frame: FrameNo, block: BlockNo, first: u8, count: u16 },
 }
 
@@ -62,57 +66,57 @@ pub(crate) enum Change {
 pub(crate) struct Descriptor {
     pub(crate) cache: [u8; 16],
     pub(crate) ring: u32,
-    /// log2 of the sectors in a block.
+    /// Base-2 logarithm of the number of sectors in a block.
     pub(crate) block_shift: u32,
     pub(crate) disk_bytes: u64,
     pub(crate) identity: [u8; 32],
-    /// Frames per segment, a power of two.
+    /// Number of frames per segment, a power of two.
     pub(crate) segment_frames: u32,
-    /// Ordinals by position of the segment in memory.
+    /// Ordinals of the segments, in the order of memory.
     pub(crate) ordinals: Vec<u32>,
 }
 
-/// The journal writer of one ring; see the module documentation.
+/// The writer of one ring of a journal.
 #[derive(Debug)]
 pub(crate) struct Writer {
     of: Descriptor,
     pages: u64,
     pub(super) limits: Limits,
     pending: VecDeque<Change>,
-    /// Sectors that became dirty, by the number of the change, until that is committed; and the newest such
-    /// change of each sector.
+    /// Sectors that became dirty, with the number of the change, until that change is committed.
+    /// `newest` has the last such change of each sector.
     fresh: VecDeque<(u64, (FrameNo, u8))>,
     newest: BTreeMap<(FrameNo, u8), u64>,
-    /// Number of changes pushed, and of those in sealed pages.
+    /// Number of pushed changes, and of those in sealed pages.
     pushed: u64,
     recorded: u64,
     sealed: u64,
     committed: u64,
-    /// For each sealed page that is not committed: the `dump_begin` it names, and the last change recorded
-    /// by then.
+    /// For each sealed page that is not committed: the `dump_begin` that the page names, and the
+    /// number of changes recorded up to the page.
     uncommitted: VecDeque<(u64, u64)>,
-    /// The `dump_begin` that the newest committed page names; 0: none, the ring is not valid yet.
+    /// The `dump_begin` that the newest committed page names; 0 while the ring is not valid yet.
     keep_from: u64,
-    /// The next frame to dump, and the page in which this dump began.
+    /// Next frame to dump, and the page in which this dump began.
     cursor: u32,
     dump_begin: u64,
-    /// Dumps (first and last page) that are complete and not committed.
+    /// First and last pages of dumps that are complete and not committed.
     complete: VecDeque<(u64, u64)>,
-    /// The newest committed dump, or zeroes.
+    /// First and last page of the newest committed dump, or zeroes.
     named: (u64, u64),
     zones: Zones,
-    /// Marks to remove once this many changes are recorded.
+    /// Zones whose marks are removed after this number of changes is recorded.
     unmarks: VecDeque<(u64, usize)>,
     closing: bool,
     scratch: Box<FrameState>,
 }
 
-/// Limits of a page and a ring.
+/// Limits of the pages and of the ring.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Limits {
     /// Maximum number of changes in a page.
     pub(super) changes: usize,
-    /// Maximum number of frames in a page; tests use small values to get dumps of many pages.
+    /// Maximum number of frames in a page. Tests use small values to get dumps of many pages.
     pub(super) frames: u32,
     /// Maximum number of sealed pages that are not committed.
     pub(super) uncommitted: u64,
@@ -120,8 +124,8 @@ pub(super) struct Limits {
 
 /// Returns the maximum number of pages of a dump.
 fn dump_pages_max(frames: u64, block_shift: u32, segment_frames: u64) -> u64 {
-    // The number of frames that fit into any page depends on segment borders: n consecutive frames lie in
-    // at most this many segments.
+    // The number of frames that fit into any page depends on segment borders. `n` consecutive
+    // frames are in at most `runs(n)` segments.
     let runs = |n: u64| if n < 2 { n } else { n.min((n - 2) / segment_frames + 2) };
     let bytes = |n: u64| n * frame_bytes_max(block_shift) as u64 + runs(n) * RUN_BYTES as u64;
     let mut n = DUMP_BYTES_MIN as u64 / frame_bytes_max(block_shift) as u64;
@@ -132,8 +136,9 @@ fn dump_pages_max(frames: u64, block_shift: u32, segment_frames: u64) -> u64 {
     frames.div_ceil(n)
 }
 
-/// Returns the number of pages that each copy of a ring needs for this many frames, so that it always holds
-/// a complete dump. `block_bytes` and `segment_bytes` are powers of two.
+/// Returns the number of pages that each copy of a ring needs for this many frames. With that
+/// number, the ring always holds a complete dump. `block_bytes` and `segment_bytes` are powers of
+/// two.
 pub fn ring_pages_min(frames: u64, block_bytes: u32, segment_bytes: u64) -> u64 {
     let block_shift = (block_bytes / crate::units::SECTOR_BYTES as u32).trailing_zeros();
     let dump = dump_pages_max(frames, block_shift, (segment_bytes / u64::from(block_bytes)).max(1));
@@ -196,7 +201,7 @@ impl Writer {
         !self.newest.contains_key(&(frame, sector))
     }
 
-    /// Returns the number of changes that are in no page yet.
+    /// Returns the number of changes that are not in a page yet.
     pub(crate) fn pending(&self) -> usize {
         self.pending.len()
     }
@@ -212,8 +217,8 @@ impl Writer {
         self.pushed
     }
 
-    /// Returns the number of the last change in a sealed page. All changes before it are in sealed pages
-    /// too.
+    /// Returns the number of the last change in a sealed page. All earlier changes are in sealed
+    /// pages too.
     #[cfg(test)]
     pub(crate) fn recorded(&self) -> u64 {
         self.recorded
@@ -234,7 +239,7 @@ impl Writer {
         self.named.1 > 0 || !self.complete.is_empty()
     }
 
-    /// Returns true if recovery would find this ring. Once true, it stays so.
+    /// Returns true if recovery would find this ring. The result never changes back to false.
     pub(crate) fn exists(&self) -> bool {
         self.keep_from > 0
     }
@@ -244,26 +249,26 @@ impl Writer {
         let uncommitted = self.sealed - self.committed;
         match (self.first_dump_done(), self.exists()) {
             (false, _) => false,
-            // The page that names the first dump is sealed only when the dump is durable, and later pages
-            // when that page is. If it were lost and a later page kept, the ring would look damaged.
+            // The page that names the first dump is sealed only when that dump is durable, and
+            // later pages only when this page is durable. If the page were lost and a later one
+            // kept, the ring would look damaged.
             (true, false) => uncommitted > 0,
             (true, true) => uncommitted >= self.limits.uncommitted,
         }
     }
 
-    /// Returns true if a commit should start now, before requests must wait for it.
+    /// Returns true if a commit should start now, so that requests will not have to wait for it.
     pub(crate) fn wants_commit(&self) -> bool {
         self.first_dump_done() && self.sealed - self.committed >= self.limits.uncommitted / 2
     }
 
-    /// Appends one page to `out`, with as many pending changes and as much of the dump as fit. Returns its
-    /// sequence number.
+    /// Appends one page to `out`, with as many pending changes and as much of the dump as fit.
+    /// Returns the page's sequence number.
     pub(crate) fn seal(&mut self, index: &Index, out: &mut Vec<u8>) -> u64 {
         assert!(!self.must_wait(), "a page is sealed before others are committed");
         assert_eq!(u64::from(index.frames()), self.frames());
         let sequence = self.sealed + 1;
-        // Page numbers repeat: recovery never needs the overwritten page, whatever the result of this
-        // write.
+        // Page numbers repeat. Recovery never needs the overwritten page, even if this write fails.
         let overwritten = sequence.saturating_sub(self.pages);
         assert!(overwritten < self.keep_from.max(1), "page {overwritten} is overwritten, and needed");
 
@@ -299,8 +304,9 @@ impl Writer {
         sequence
     }
 
-    /// Returns the number of changes in the next page. The *sets* of a dirty sector's two copies stay
-    /// together: a crash that leaves one of two pages must not leave one of two copies.
+    /// Returns the number of changes in the next page. The *sets* of a dirty sector's two copies
+    /// stay in one page, because a crash that leaves one of two pages must not leave one of two
+    /// copies.
     fn changes_in_page(&self) -> usize {
         let most = self.pending.len().min(self.limits.changes);
         let splits = most > 1
@@ -316,7 +322,7 @@ impl Writer {
             ring: self.of.ring,
             block_shift: self.of.block_shift,
             clean: self.closing && nothing_left,
-            // A ring that is not valid yet cannot miss a page.
+            // A ring that is not valid yet has no durable pages that could be missing.
             committed: if self.named.0 > 0 { self.committed } else { 0 },
             dump_begin: self.named.0,
             dump_end: self.named.1,
@@ -331,8 +337,8 @@ impl Writer {
         self.of.ordinals.len() as u64 * u64::from(self.of.segment_frames)
     }
 
-    /// Records that every page up to this one is durable, with the data that was written before it was
-    /// sealed.
+    /// Records that every page up to this one is durable, and so is the data that was written
+    /// before the page was sealed.
     pub(crate) fn committed(&mut self, sequence: u64) {
         assert!(sequence <= self.sealed);
         while self.committed < sequence {
@@ -369,7 +375,8 @@ impl Writer {
         (offset >> zone_shift(disk_bytes)) as usize
     }
 
-    /// Marks a zone from the next page on: a crash drops clean data in it.
+    /// Marks a zone from the next page on. After a crash, recovery drops clean data in marked
+    /// zones.
     pub(crate) fn mark(&mut self, zone: usize) {
         self.unmarks.retain(|(_, unmarked)| *unmarked != zone);
         self.zones[zone / 8] |= 1 << (zone % 8);
@@ -381,14 +388,14 @@ impl Writer {
             && self.unmarks.iter().all(|(_, unmarked)| *unmarked != zone)
     }
 
-    /// Removes the mark in the first page by which everything pushed until now is recorded.
+    /// Removes a zone's mark in the first page after all changes pushed until now are recorded.
     pub(crate) fn unmark(&mut self, zone: usize) {
         if self.is_marked(zone) {
             self.unmarks.push_back((self.pushed, zone));
         }
     }
 
-    /// Marks the journal as closed cleanly in the next page by which everything is recorded.
+    /// Marks the journal as closed cleanly in the next page after which no change is pending.
     pub(crate) fn set_clean(&mut self) {
         self.closing = true;
     }

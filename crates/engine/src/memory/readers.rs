@@ -1,39 +1,39 @@
 //! Detects sequential readers of one disk, and decides how far to read ahead.
 //!
-//! After Linux's on-demand readahead (Fengguang Wu et al., "On the Design of a New Linux Readahead
-//! Framework", ACM SIGOPS Operating Systems Review 42(5), 2008): no timers and no settings. A run is
-//! detected by its requests. Its window doubles while the reader continues, and shrinks if pages were
-//! evicted before they were read.
+//! The design follows Linux's on-demand readahead (Fengguang Wu et al., "On the Design of a New
+//! Linux Readahead Framework", ACM SIGOPS Operating Systems Review 42(5), 2008). It needs no timers
+//! and no settings. Sequential requests make a run, whose read-ahead window doubles while the
+//! reader continues. The window shrinks if pages were evicted before they were read.
 
-/// Number of runs that are tracked.
+/// Number of sequential runs that are tracked.
 const RUNS: usize = 16;
 
-/// Consecutive requests that make a run: two adjacent requests may be chance.
+/// Number of consecutive requests that make a run, because two adjacent requests may be chance.
 const REQUESTS_MIN: u32 = 3;
 
-/// Minimum of the first window, sectors; four requests if that is more.
+/// Minimum length of the first read-ahead window, sectors; four requests if that is more.
 const WINDOW_MIN: u64 = 16;
 
-/// Maximum window, sectors: the size of a transfer's buffer.
+/// Maximum length of a read-ahead window, sectors: the size of a transfer's buffer.
 const WINDOW_MAX: u64 = 256;
 
-/// A window is at most this part of the whole area.
+/// A window is at most one in this number of the memory area.
 const SHARE_MAX: u64 = 8;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
-    /// The sector after its last.
+    /// The sector after the last one of the run.
     end: u64,
     requests: u32,
-    /// Request number of its last continuation.
+    /// Number of the request that last continued the run.
     used: u64,
-    /// Sector up to which data was, or is being, read ahead.
+    /// Sector up to which data was read ahead or is being read ahead.
     ahead: u64,
-    /// Number of sectors of the last read-ahead; 0 before the first.
+    /// Number of sectors in the last read-ahead window; 0 before the first.
     window: u64,
 }
 
-/// Sectors to read ahead, or sectors of a read that should have found them.
+/// Sectors to read ahead, or sectors of a read that read-ahead should have fetched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ahead {
     pub(crate) first: u64,
@@ -43,15 +43,15 @@ pub(crate) struct Ahead {
 /// Result of the detection for one read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Seen {
-    /// The read belongs to a run.
+    /// True if the read belongs to a sequential run.
     pub(crate) is_run: bool,
-    /// Its data should have been in memory.
+    /// True if read-ahead should have fetched the data of the read.
     pub(crate) expected: bool,
     /// Sectors to read ahead now.
     pub(crate) wanted: Option<Ahead>,
 }
 
-/// The readers of one disk; see the module documentation.
+/// The sequential readers of one disk.
 #[derive(Debug)]
 pub(crate) struct Readers {
     runs: [Run; RUNS],
@@ -71,7 +71,8 @@ impl Readers {
     /// Records a read of the sectors `first..end`.
     pub(crate) fn observe(&mut self, first: u64, end: u64) -> Seen {
         self.requests += 1;
-        // Requests smaller than a sector, or not aligned to one, touch the run's last sector again.
+        // Requests that are smaller than a sector, or not aligned to one, touch the run's last
+        // sector again.
         let continues =
             |run: &&mut Run| run.requests > 0 && (run.end == first || run.end == first + 1 && end >= run.end);
         let Some(run) = self.runs.iter_mut().find(continues) else {
@@ -97,8 +98,8 @@ impl Readers {
         Seen { is_run: true, expected, wanted }
     }
 
-    /// Records that these sectors were not read ahead in time, or were evicted: the read-ahead for their
-    /// reader shrinks.
+    /// Records that sectors were not read ahead in time, or were evicted before they were read. The
+    /// window of their reader shrinks.
     pub(crate) fn missed(&mut self, what: Ahead) {
         let reads_there = |run: &&mut Run| {
             let behind = run.ahead.saturating_sub(2 * self.window_max);

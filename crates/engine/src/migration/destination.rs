@@ -1,91 +1,94 @@
-//! The destination of a migration: it prepares for the disk, invalidates cached ranges that change, and
-//! serves the disk once the source has handed it over.
+//! The destination of a migration: prepares for the disk, invalidates cached ranges that change,
+//! and serves the disk after the hand-over.
 //!
-//! The destination records that it awaits an unknown disk before it answers so. After a restart it
-//! therefore knows, trusts nothing in flash, and answers the source's calls as before. Cached data of an
-//! awaited disk was read from the owner since this state machine was created. Ranges that the owner changed
-//! after that are invalidated before `changed` is answered.
+//! The destination records that it awaits an unknown disk before it answers the source. So after a
+//! restart it still awaits the disk, trusts no cached data, and answers the source's calls as
+//! before. Cached data of an awaited disk was read from the owner since this state machine was
+//! created. Ranges that the owner changed after that are invalidated before `changed` is answered.
 //!
-//! If the disk was given up here, and is handed over in the same attempt nevertheless, it is taken: a
-//! source that has sent `yours` never serves it again.
+//! The destination takes a disk that is handed over even if it had given up waiting in the same
+//! attempt. A source that has sent `yours` never serves the disk again.
 //!
-//! Call order: any `handle_*`; then `poll_act` and `poll_answer` until they return nothing. At most one act
-//! is in progress, besides any number of `Forget`s, which end in any order.
+//! After any `handle_*`, call `poll_act` and `poll_answer` until they return nothing. At most one
+//! act is in progress, besides any number of `Forget` acts, which end in any order.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket, View};
 use crate::units::Instant;
 
-/// A question without a new answer is held for this time, nanoseconds.
+/// Maximum delay of the answer to a call that has no news, nanoseconds.
 const HOLD_NS: u64 = 1_000_000_000;
 
-/// Maximum number of calls that wait for answers. Above it, the oldest is refused.
+/// Maximum number of calls that wait for answers. Beyond this number, the oldest call is refused.
 const CALLS_MAX: usize = 16;
 
-/// An act for the destination's owner. Each ends with [`Destination::handle_done`].
+/// An act that the destination requests from its owner. Each act ends with
+/// [`Destination::handle_done`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DestinationAct {
     /// Store this record durably.
     Record(Record),
-    /// Add the disk in `Role::Standby`, with an empty cache into which it may pull. If it exists already
-    /// for an earlier session, nothing more is pulled for that session, and its data is dropped. In a
-    /// process that started with the record `Awaiting`, the backing is flushed first: the process before
-    /// may have served the disk and acknowledged changes, and a flush in standby is answered immediately.
+    /// Add the disk in `Role::Standby`, with an empty cache that can pull data. If the disk exists
+    /// already for an earlier session, stop pulling for that session and drop its data. In a
+    /// process that started with the record `Awaiting`, flush the backing first. The previous
+    /// process may have served the disk and acknowledged changes, and a flush in standby is
+    /// answered immediately.
     Prepare,
-    /// Run `Op::Forget` on these ranges of sectors, and pull them again later if they were cached. An error
-    /// means that not all was invalidated.
+    /// Run `Op::Forget` on these ranges of sectors, and pull them again later if they were cached.
+    /// An error means that some data was not invalidated.
     Forget(Vec<(u64, u64)>),
-    /// This host owns the backing: set `Role::Here`.
+    /// Set `Role::Here`, because this host owns the backing now.
     Activate,
     /// Make all invalidations durable.
     Commit,
-    /// Set the cache's mode, and pull what is to be pulled after a hand-over. It cannot fail.
+    /// Set the cache's mode, and pull the data that is pulled after a hand-over. This act cannot
+    /// fail.
     Settle,
-    /// Remove the disk: it is not handed over.
+    /// Remove the disk, because it is not handed over.
     Remove,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The disk is unknown, or another host's, according to the record.
+    /// The record says that the disk is unknown or belongs to another host.
     Not,
-    /// Awaited; the disk is being prepared.
+    /// The disk is awaited and is being prepared.
     Preparing(Session),
-    /// Awaited, and in standby.
+    /// The disk is awaited, and is in standby.
     Ready(Session),
-    /// Owned and served; that is not durable yet.
+    /// The disk is owned and served, but the record of that is not durable yet.
     Serving(Session),
-    /// Owned, with this generation.
+    /// The disk is owned, with this generation.
     Owner(u64),
 }
 
-/// The destination's state; see the module documentation.
+/// The state machine of a migration's destination.
 pub struct Destination {
     state: State,
     record: Option<Record>,
     /// The session that this process was the first to await.
     begun: Option<Session>,
-    /// The record may say that the disk did not arrive, though it is awaited.
+    /// True if the record may say that the disk did not arrive, although the disk is awaited.
     doubtful: bool,
-    /// The disk is to be given up once the act in progress has ended.
+    /// True if the destination gives the disk up once the act in progress has ended.
     gives_up: bool,
-    /// The latest session whose `Awaiting` record was written, or may have been.
+    /// The latest session whose `Awaiting` record was written, or may have been written.
     tried: Option<Session>,
     act: Option<(Ticket, DestinationAct)>,
-    /// Acts to be polled.
+    /// Acts that the owner has not polled yet.
     acts_out: Vec<(Ticket, DestinationAct)>,
     answers_out: Vec<(Ticket, Answer)>,
-    /// `Forget`s in progress, each with the call that it serves.
+    /// The `Forget` acts in progress, each with the call that it serves.
     forgetting: Vec<(Ticket, Ticket)>,
     /// Calls that wait for the act in progress.
     calls: Vec<(Ticket, Message)>,
-    /// A call that is held until that instant.
+    /// A call whose answer is delayed, and the time until which it is delayed.
     held: Option<(Ticket, Instant)>,
     next: u64,
     view: View,
 }
 
 impl Destination {
-    /// Creates the state for a stored record. An awaited disk is prepared again.
+    /// Creates the state machine from a stored record. An awaited disk is prepared again.
     pub fn new(record: Option<Record>) -> Destination {
         let mut destination = Destination {
             state: State::Not,
@@ -110,8 +113,8 @@ impl Destination {
             }
             Some(Record::Owner { generation, .. } | Record::Leaving(Session { generation, .. })) => {
                 destination.state = State::Owner(generation);
-                // Changes here since the hand-over are unknown now, so nothing is read from the former
-                // owner.
+                // Changes on this host since the hand-over are not known any more, so nothing is
+                // read from the former owner.
                 destination.view.done = true;
             }
             Some(Record::Away { .. } | Record::Gone(_)) | None => {}
@@ -119,7 +122,7 @@ impl Destination {
         destination
     }
 
-    /// Returns the next act; its result goes to `handle_done`.
+    /// Returns the next act. Its result goes to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, DestinationAct)> {
         if self.acts_out.is_empty() { None } else { Some(self.acts_out.remove(0)) }
     }
@@ -129,14 +132,14 @@ impl Destination {
         self.answers_out.pop()
     }
 
-    /// Returns when to call `handle_timeout`.
+    /// Returns the time for `handle_timeout`.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.held.map(|(_, at)| at)
     }
 
-    /// For a disk that is about to be served: returns true if all changes here since the hand-over are
-    /// known. An earlier process may have served it, and crashed before that was recorded; then the former
-    /// owner's flash may be older than the backing.
+    /// Returns true if all changes on this host since the hand-over are known, for a disk that will
+    /// be served next. An earlier process may have served the disk, and crashed before it recorded
+    /// that. Then the former owner's flash may be older than the backing.
     pub fn knows_changes(&self) -> bool {
         matches!((self.record, self.begun), (Some(Record::Awaiting(now)), Some(begun)) if now == begun)
     }
@@ -149,8 +152,8 @@ impl Destination {
         }
     }
 
-    /// Returns true if this host has no part in the disk, as far as it knows, and no act is in progress. A
-    /// call may change that.
+    /// Returns true if this host has no part in the disk, as far as known, and no act is in
+    /// progress. A later call may change that.
     pub fn is_idle(&self) -> bool {
         self.state == State::Not && self.act.is_none()
     }
@@ -160,7 +163,7 @@ impl Destination {
         matches!(self.state, State::Owner(_))
     }
 
-    /// Handles the first guest change that waits for the disk.
+    /// Handles the first guest change that waits for the disk at this host.
     pub fn handle_wanted(&mut self) {
         self.view.wants = self.awaits().is_some();
         self.answer_held();
@@ -171,7 +174,8 @@ impl Destination {
         self.view = View { pulled_bytes, left_bytes, done, ..self.view };
     }
 
-    /// Handles the removal of the disk here, or the operator's decision that it will not arrive.
+    /// Handles the removal of the disk on this host, or the operator's decision that the disk will
+    /// not arrive.
     pub fn handle_give_up(&mut self) {
         self.gives_up = self.awaits().is_some();
         self.go_on_giving_up();
@@ -184,15 +188,15 @@ impl Destination {
         }
     }
 
-    /// Handles the passing of time.
+    /// Handles due timeouts.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.held.is_some_and(|(_, at)| at <= now) {
             self.answer_held();
         }
     }
 
-    /// Handles a call of the source. `ticket` identifies the call in its answer; it is unique in this
-    /// process.
+    /// Handles a call of the source. `ticket` identifies the call in its answer, and is unique in
+    /// this process.
     pub fn handle_call(&mut self, now: Instant, ticket: Ticket, message: Message) {
         match self.immediately(now, ticket, &message) {
             Some(answer) => self.answers_out.push((ticket, answer)),
@@ -207,7 +211,7 @@ impl Destination {
         }
     }
 
-    /// Returns the answer to a call if it is known already; otherwise starts the necessary act.
+    /// Returns the answer to a call if it is already known, or else starts the necessary act.
     fn immediately(&mut self, now: Instant, ticket: Ticket, message: &Message) -> Option<Answer> {
         let session = message.session;
         if let State::Owner(generation) = self.state {
@@ -221,7 +225,8 @@ impl Destination {
         if let Some(generation) = self.record.map(Record::generation).max(tried)
             && session.generation < generation
         {
-            // The caller is outdated: its disk was taken, and perhaps handed on, without its knowledge.
+            // The caller is outdated: its disk was taken, and perhaps handed on, without its
+            // knowledge.
             return Some(Err(Refusal::Owner(generation)));
         }
         match (&message.call, self.state) {
@@ -260,7 +265,8 @@ impl Destination {
                 } else if self.view.wants {
                     return Some(Ok(self.view));
                 } else if !self.is_held(ticket) {
-                    // A call of an earlier attempt, or a repeated one: its caller waits for it no longer.
+                    // The delayed call is of an earlier attempt or was repeated, so its caller does
+                    // not wait any more.
                     self.answer_held();
                     self.held = Some((ticket, now + HOLD_NS));
                 }
@@ -268,9 +274,9 @@ impl Destination {
             }
             (Call::Look, State::Ready(awaited)) if awaited == session => Some(Ok(self.view)),
             (Call::Yours, State::Ready(awaited)) if awaited == session => {
-                // The source was told that all ranges are invalidated. A `Forget` still in progress belongs
-                // to a repeated call. It may wait for a read that is answered only when the disk is this
-                // host's.
+                // The source was told that all ranges are invalidated. A `Forget` still in progress
+                // belongs to a repeated call. That `Forget` may wait for a read that is answered
+                // only when this host owns the disk.
                 if self.act.is_none() {
                     self.answer_held();
                     self.act(DestinationAct::Activate);
@@ -283,7 +289,7 @@ impl Destination {
                 }
                 None
             }
-            // The disk is about to be awaited.
+            // The disk will be awaited when the act in progress ends.
             (Call::Cancel, State::Not) if self.act.is_some() => None,
             (Call::Cancel, State::Not) => Some(Ok(self.view)),
             (_, State::Serving(taken)) => Some(Err(Refusal::Owner(taken.generation + 1))),
@@ -293,11 +299,11 @@ impl Destination {
 
     fn await_first(&mut self, session: Session) -> Option<Answer> {
         match self.record {
-            // A delayed call: the present owner is past that session.
+            // The call is delayed: the current owner has already left that session.
             Some(Record::Away { session: past, .. } | Record::Gone(past)) if session <= past => {
                 Some(Err(Refusal::NotAwaited))
             }
-            // A later session may be on record, though writing it failed.
+            // A later session may have been recorded, although its write failed.
             _ if self.tried > Some(session) => Some(Err(Refusal::NotAwaited)),
             _ => {
                 if self.act.is_none() {
@@ -328,8 +334,8 @@ impl Destination {
         let Some((_, act)) = self.act.take_if(|(under_way, _)| *under_way == ticket) else { return };
         match (act, result) {
             (DestinationAct::Record(record @ Record::Awaiting(session)), Ok(())) => {
-                // The source had the disk when it first called. That is not certain if the disk was awaited
-                // before, and perhaps given up.
+                // The source had the disk when it first called. That is not certain if the disk was
+                // awaited before, and perhaps given up.
                 if !matches!(self.record, Some(Record::Awaiting(past) | Record::Gone(past)) if past == session)
                 {
                     self.begun = Some(session);
@@ -368,7 +374,7 @@ impl Destination {
                 if let Some(session) = self.awaits() {
                     self.state = State::Preparing(session);
                     self.doubtful = true;
-                    // A record is never replaced by one of an earlier session.
+                    // A record of a later session is never replaced by one of an earlier session.
                     let latest = self.tried.map_or(session, |tried| tried.max(session));
                     self.act(DestinationAct::Record(Record::Gone(latest)));
                 }
@@ -380,14 +386,14 @@ impl Destination {
                 self.view = View::default();
             }
             (DestinationAct::Settle, _) => {}
-            // The caller gets an error, and calls again.
+            // The caller gets an error, and repeats the call.
             (_, Err(())) => self.refuse_all(),
             (DestinationAct::Forget(_), Ok(())) => {}
         }
         self.resume(now);
     }
 
-    /// Retries the calls that wait.
+    /// Retries the calls that wait for an act.
     fn resume(&mut self, now: Instant) {
         for (ticket, message) in std::mem::take(&mut self.calls) {
             let is_forgetting = self.forgetting.iter().any(|(_, call)| *call == ticket);

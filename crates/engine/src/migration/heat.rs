@@ -1,26 +1,27 @@
 //! A compact list of a cache's content, hottest first.
 //!
-//! A list is a sequence of *pages*. Inside a page, ranges are in the order of the disk, so that they can be
-//! joined and the distances between them are short. A page has no length field; the sender transmits its
-//! length:
+//! A list is a sequence of *pages*. Inside a page, ranges are in the order of the disk, so that
+//! they can be joined and the distances between them are short. A page has no length field, so the
+//! sender transmits its length:
 //!
 //! | bytes | content |
 //! |---|---|
-//! | varint | ranges in the page, at most [`RANGES_MAX`] |
-//! | for each: varint, varint | sectors from the end of the range before it (from 0 for the first) to its first; its sectors, at least 1 |
+//! | varint | number of ranges in the page, at most [`RANGES_MAX`] |
+//! | two varints for each range | sectors from the end of the previous range (from 0 for the first
+//! range) to the start of this one; length in sectors, at least 1 |
 //!
-//! A varint is little-endian, seven bits per byte, with the highest bit set in all bytes but the last, at
-//! most ten bytes.
+//! A varint is little-endian with seven bits per byte. The highest bit is set in all bytes but the
+//! last. A varint has at most ten bytes.
 
 /// Maximum number of ranges per page.
 pub const RANGES_MAX: usize = 4096;
 
-/// Error: a malformed page.
+/// Error for a malformed page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonsense;
 
-/// Encodes one page of ranges `first..end` of sectors, in any order; overlapping and adjacent ranges are
-/// joined. Panics if there are more than [`RANGES_MAX`].
+/// Encodes one page of sector ranges `first..end`, in any order. Overlapping and adjacent ranges
+/// are joined. Panics if there are more than [`RANGES_MAX`] ranges.
 pub fn encode(ranges: &[(u64, u64)]) -> Vec<u8> {
     assert!(ranges.len() <= RANGES_MAX);
     let mut sorted: Vec<(u64, u64)> = ranges.iter().copied().filter(|(first, end)| first < end).collect();

@@ -1,31 +1,31 @@
-//! The ranges that may still be read from the former owner after a hand-over: those that it listed, without
-//! those changed since.
+//! Ranges that the new owner may still read from the former owner after a hand-over: the listed
+//! ranges, without those that changed since.
 //!
-//! The list arrives page by page, perhaps mostly after the hand-over, and starts again when its connection
-//! breaks. A page lists the other host's flash content and ignores changes made here. So changed ranges
-//! stay excluded, whatever is listed later. No change is made here before the hand-over, so it is
-//! sufficient to record each change before it is issued.
+//! The list arrives page by page, perhaps mostly after the hand-over, and starts again after a
+//! broken connection. A page lists the former owner's flash content and ignores changes by the new
+//! owner. So changed ranges stay excluded even if they are listed later. The new owner makes no
+//! change before the hand-over, so it suffices to record each change before it is issued.
 //!
-//! Takes up to 1 MiB. On a large disk, ranges are rounded out to regions of equal length, at most 2²². An
-//! added range may include neighbours, which the other host reports as not cached. A changed range excludes
-//! neighbours.
+//! The set takes up to 1 MiB. On a large disk, ranges are extended to regions of equal length, at
+//! most 2²². So an added range may include neighbouring sectors, which the former owner reports as
+//! not cached. A changed range excludes neighbouring sectors.
 
 use crate::units::SECTOR_BYTES;
 
 /// Maximum number of regions per disk.
 const REGIONS_MAX: u64 = 1 << 22;
 
-/// The readable ranges; see the module documentation. The default is empty and stays so.
+/// Ranges that the former owner may be asked for. The default is empty and stays empty.
 #[derive(Debug, Default)]
 pub struct LeftBehind {
-    /// log2 of the sectors in a region.
+    /// Base-2 logarithm of the number of sectors in a region.
     shift: u32,
     listed: Vec<u64>,
     changed: Vec<u64>,
 }
 
 impl LeftBehind {
-    /// Creates an empty set for a disk of `disk_bytes`. Parts by which the disk grows later are never
+    /// Creates an empty set for a disk of `disk_bytes`. Parts that the disk gains later are never
     /// included.
     pub fn new(disk_bytes: u64) -> LeftBehind {
         let sectors = disk_bytes.div_ceil(SECTOR_BYTES).max(1);
@@ -34,19 +34,19 @@ impl LeftBehind {
         LeftBehind { shift, listed: vec![0; words], changed: vec![0; words] }
     }
 
-    /// Adds the sectors `first..end`, which the other host has listed.
+    /// Adds the sectors `first..end`, which the former owner has listed.
     pub fn listed(&mut self, first: u64, end: u64) {
         let regions = self.regions(first, end);
         set(&mut self.listed, regions);
     }
 
-    /// Excludes sectors that are about to be changed here.
+    /// Excludes sectors that this host will change next.
     pub fn changed(&mut self, first: u64, end: u64) {
         let regions = self.regions(first, end);
         set(&mut self.changed, regions);
     }
 
-    /// Returns true if the other host may be asked for all of these sectors.
+    /// Returns true if the former owner may be asked for all of these sectors.
     pub fn has_all(&self, first: u64, end: u64) -> bool {
         let is_known = end.div_ceil(1 << self.shift) <= self.listed.len() as u64 * 64;
         let has = |region: u64| {

@@ -1,14 +1,15 @@
-//! The hand-over of a disk with its cache from one host to another: the two state machines that decide it
-//! (docs/decisions/0013).
+//! Hand-over of a disk with its cache from one host to another: the state machines of the source
+//! and the destination (docs/decisions/0013-migration.md).
 //!
-//! [`Source`] runs on the host that has the disk, [`Destination`] on the one that will get it. The source
-//! calls, the destination answers; calls and answers may be lost, repeated, late and reordered. Both
-//! request acts of their owner ([`Source::poll_act`], [`Destination::poll_act`]) and get the results. Each
-//! side trusts only what the other host has said. A host says something on which the other relies only
-//! after it is durable.
+//! [`Source`] runs on the host that has the disk, [`Destination`] on the host that will get it. The
+//! source calls, and the destination answers. Calls and answers may be lost, repeated, late and
+//! reordered. Both request acts of their owner ([`Source::poll_act`], [`Destination::poll_act`])
+//! and get the results. Each side relies only on statements of the other host, and a host makes a
+//! statement only after it is durable.
 //!
-//! [`Puller`] selects what the destination reads from the source next, [`heat`] is the list that it starts
-//! with, and [`LeftBehind`] is what it may still read there after the hand-over.
+//! [`Puller`] selects the data that the destination reads from the source next, and [`heat`] is the
+//! list that it starts with. [`LeftBehind`] is the cached data that the destination may still read
+//! there after the hand-over.
 
 mod destination;
 pub mod heat;
@@ -23,39 +24,39 @@ pub use left_behind::LeftBehind;
 pub use puller::{Pull, Pulled, Puller};
 pub use source::{Order, Phase, Source, SourceAct, SourceOptions};
 
-/// One attempt to hand a disk over. Later attempts of the same owner are greater, and so are those of later
-/// owners.
+/// One attempt to hand a disk over. A later attempt of the same owner compares greater, and so does
+/// any attempt of a later owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Session {
-    /// The owner's generation: it grows by one with each hand-over.
+    /// The owner's generation, which grows by one with each hand-over.
     pub generation: u64,
-    /// Number of the owner's attempt.
+    /// Number of the owner's attempt to hand the disk over.
     pub attempt: u32,
 }
 
-/// A host's durable record of a disk. Without a record, the host has no such disk.
+/// A host's durable record of a disk. A host without a record has no such disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// This host owns it.
+    /// This host owns the disk.
     Owner {
         /// Number of hand-overs so far.
         generation: u64,
-        /// Number of attempts to hand it over so far.
+        /// Number of attempts to hand the disk over so far.
         attempts: u32,
     },
-    /// This host owns it and is handing it over: a restart begins the next attempt.
+    /// This host owns the disk and is handing it over. After a restart, the next attempt begins.
     Leaving(Session),
-    /// It was handed over, or may have been: this host never serves it again by itself.
+    /// The disk was handed over, or may have been, and this host never serves it again by itself.
     Away {
-        /// The session; the other host has the next generation.
+        /// The session of the hand-over. The other host has the next generation.
         session: Session,
-        /// The other host confirmed that it has it.
+        /// True if the other host confirmed that it has the disk.
         taken: bool,
     },
-    /// It will arrive: this host serves it if the session's owner hands it over, and trusts nothing in
-    /// flash after a restart.
+    /// The disk will arrive. This host serves the disk if the session's owner hands it over, and
+    /// trusts no cached data after a restart.
     Awaiting(Session),
-    /// It was awaited in this session, and did not arrive.
+    /// The disk did not arrive in this session.
     Gone(Session),
 }
 
@@ -75,9 +76,10 @@ impl Record {
 /// A call of the source to the destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// Prepare for the disk.
+    /// Prepare for the arrival of the disk.
     Arrive,
-    /// Invalidate cached data of these ranges of sectors, `first..end`: they were changed.
+    /// Invalidate cached data of these ranges of sectors, `first..end`, because the source changed
+    /// them.
     Changed(Vec<(u64, u64)>),
     /// The disk is handed over.
     Yours,
@@ -87,39 +89,40 @@ pub enum Call {
     Look,
 }
 
-/// A call in transit.
+/// A call of the source, with its attempt.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// The attempt.
+    /// The attempt of the source.
     pub session: Session,
-    /// The call.
+    /// The call of the source.
     pub call: Call,
 }
 
-/// Progress of the destination.
+/// Progress of the destination, as reported to the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// A change waits for the disk: its guest runs there now.
+    /// True if a change waits for the disk at the destination, because the guest runs there now.
     pub wants: bool,
-    /// Everything that it intends to pull, for now, is pulled.
+    /// True if the destination has pulled all data that it wants for now.
     pub done: bool,
-    /// Bytes pulled.
+    /// Number of bytes pulled.
     pub pulled_bytes: u64,
-    /// Bytes left to pull.
+    /// Number of bytes left to pull.
     pub left_bytes: u64,
 }
 
-/// Why the destination refuses a call.
+/// Reason why the destination refuses a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// It awaits the disk in another session, or not at all.
+    /// The destination awaits the disk in another session, or not at all.
     NotAwaited,
-    /// It owns the disk, with this generation; or it knows of an owner with a later generation than the
-    /// caller's.
+    /// The destination owns the disk, with this generation. Or the destination knows of an owner
+    /// with a later generation than the caller's.
     Owner(u64),
-    /// An act failed; the same call may succeed later.
+    /// An act of the destination failed; the same call may succeed later.
     Failed,
-    /// It has another disk of that name, or cannot take this one. A repetition is pointless.
+    /// The destination has another disk of that name, or cannot take this one. The source need not
+    /// repeat the call.
     Never,
 }
 

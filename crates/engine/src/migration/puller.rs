@@ -1,18 +1,19 @@
-//! Selects what to read from the owner next: a list, hottest first, and ranges changed since.
+//! Selects the ranges that the destination reads from the owner next: first a list, hottest first,
+//! then ranges that changed since.
 //!
-//! It moves no data. The caller asks for the [`next`](Puller::next) range whenever another read may be in
-//! flight, and reports how each [ended](Puller::ended).
+//! The puller moves no data. The caller asks for the [`next`](Puller::next) range whenever another
+//! read may be in flight, and reports the end of each read with [`ended`](Puller::ended).
 
 use std::collections::{BTreeMap, VecDeque};
 
 use crate::units::SECTOR_BYTES;
 
-/// A range of sectors to be pulled, `first..end`.
+/// A range of sectors to pull, `first..end`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pull {
-    /// Its first sector.
+    /// First sector of the range.
     pub first: u64,
-    /// One past its last.
+    /// One past the last sector of the range.
     pub end: u64,
 }
 
@@ -25,42 +26,44 @@ impl Pull {
 /// Result of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pulled {
-    /// It is in flash, or will never be.
+    /// The data is in flash, or will never be.
     Done,
-    /// Flash is busy, or the owner did not answer: try again later.
+    /// Flash is busy, or the owner did not answer, so the range must be pulled again later.
     Again,
 }
 
-/// The state of pulling one disk; see the module documentation.
+/// Progress of pulling one disk's cached data.
 #[derive(Debug, Default)]
 pub struct Puller {
     /// Maximum number of sectors per pull.
     sectors_max: u64,
-    /// Ranges still to be read, in order.
+    /// Ranges to read, in order.
     list: VecDeque<Pull>,
-    /// Changed after they had been pulled or requested; read after the list. By first sector, disjoint.
+    /// Ranges that changed after they were pulled or requested, which are read after the list. The
+    /// ranges are disjoint and keyed by their first sector.
     again: BTreeMap<u64, u64>,
-    /// Requested ranges, and whether each has been changed since.
+    /// Requested ranges, and whether each has changed since the request.
     in_flight: BTreeMap<Pull, bool>,
-    /// Pulled and not changed since. By first sector, disjoint.
+    /// Ranges that were pulled and have not changed since. The ranges are disjoint and keyed by
+    /// their first sector.
     pulled: BTreeMap<u64, u64>,
     pulled_sectors: u64,
 }
 
 impl Puller {
-    /// Creates an empty list; pulls have at most `bytes_max` bytes.
+    /// Creates an empty list. Each pull has at most `bytes_max` bytes.
     pub fn new(bytes_max: u64) -> Puller {
         Puller { sectors_max: (bytes_max / SECTOR_BYTES).max(1), ..Puller::default() }
     }
 
-    /// Appends to the list.
+    /// Appends ranges to the list.
     pub fn add(&mut self, ranges: impl IntoIterator<Item = (u64, u64)>) {
         self.list.extend(
             ranges.into_iter().filter(|(first, end)| first < end).map(|(first, end)| Pull { first, end }),
         );
     }
 
-    /// Handles a change by the owner; the pulled data of the range was invalidated.
+    /// Handles a change by the owner. The caller has invalidated the pulled data of the range.
     pub fn changed(&mut self, first: u64, end: u64) {
         for gone in take_out(&mut self.pulled, first, end) {
             put_in(&mut self.again, gone.0, gone.1);
@@ -70,8 +73,11 @@ impl Puller {
         }
     }
 
-    /// The next range to be pulled.
-    #[expect(clippy::should_implement_trait, reason = "it is no iterator: more may come after a `None`")]
+    /// Returns the next range to pull.
+    #[expect(
+        clippy::should_implement_trait,
+        reason = "not an iterator, because more ranges may follow a `None`"
+    )]
     pub fn next(&mut self) -> Option<Pull> {
         let pull = match self.list.pop_front() {
             Some(pull) => self.cut(pull, |this, rest| this.list.push_front(rest)),
@@ -102,22 +108,22 @@ impl Puller {
         put_in(&mut self.pulled, pull.first, pull.end);
     }
 
-    /// Returns the bytes that have been pulled, repeated pulls included.
+    /// Returns the number of pulled bytes, including repeated pulls.
     pub fn pulled_bytes(&self) -> u64 {
         self.pulled_sectors * SECTOR_BYTES
     }
 
-    /// Returns the bytes that have been pulled and not been changed since.
+    /// Returns the number of bytes that were pulled and have not changed since.
     pub fn valid_bytes(&self) -> u64 {
         self.pulled.iter().map(|(first, end)| end - first).sum::<u64>() * SECTOR_BYTES
     }
 
-    /// Returns the number of ranges still to be requested.
+    /// Returns the number of ranges that were not requested yet.
     pub fn ranges(&self) -> usize {
         self.list.len() + self.again.len()
     }
 
-    /// Returns the bytes still to be pulled, as far as is known.
+    /// Returns the number of bytes to pull, as far as known.
     pub fn left_bytes(&self) -> u64 {
         let listed: u64 = self.list.iter().map(Pull::sectors).sum();
         let again: u64 = self.again.iter().map(|(first, end)| end - first).sum();
@@ -125,13 +131,13 @@ impl Puller {
         (listed + again + in_flight) * SECTOR_BYTES
     }
 
-    /// Returns true if nothing is left.
+    /// Returns true if no range is left to pull.
     pub fn is_done(&self) -> bool {
         self.list.is_empty() && self.again.is_empty() && self.in_flight.is_empty()
     }
 }
 
-/// Removes `first..end` from disjoint ranges; returns the removed ones.
+/// Removes `first..end` from disjoint ranges. Returns the removed ranges.
 fn take_out(ranges: &mut BTreeMap<u64, u64>, first: u64, end: u64) -> Vec<(u64, u64)> {
     let before = ranges.range(..first).next_back().filter(|(_, until)| **until > first);
     let start = before.map_or(first, |(at, _)| *at);
@@ -151,7 +157,7 @@ fn take_out(ranges: &mut BTreeMap<u64, u64>, first: u64, end: u64) -> Vec<(u64, 
     taken
 }
 
-/// Adds `first..end` to disjoint ranges, joined with overlapping and adjacent ones.
+/// Adds `first..end` to disjoint ranges, and joins it with overlapping and adjacent ones.
 fn put_in(ranges: &mut BTreeMap<u64, u64>, mut first: u64, mut end: u64) {
     if let Some((at, until)) = ranges.range(..=first).next_back().map(|(at, until)| (*at, *until))
         && until >= first

@@ -1,5 +1,5 @@
-//! The source of a migration: when the disk is frozen, when it is handed over, and how lost calls are
-//! handled.
+//! The source of a migration: decides when the disk is frozen and handed over, and handles lost
+//! calls.
 //!
 //! ```text
 //! record "leaving" → prepare (write through, drain, watch) → arrive ┐
@@ -9,61 +9,62 @@
 //! freeze → settle → take changes → changed ┬→ record "away" → leave → yours … → serve what is cached → give up
 //!                                          └→ (no answer in time) thaw, and go on as before
 //! ```
-//! Before the record "away", every failure ends in "this host owns the disk and serves it". After it, this
-//! host never serves the disk again.
+//! Until the record "away" is written, the source keeps the disk after any failure. From then on,
+//! this host never serves the disk again.
 //!
-//! Call order: any `handle_*`; then `poll_act` and `poll_call` until they return nothing; then wait for an
-//! answer, the end of an act, or `poll_timeout`. At most one act and one call are in progress; results of
-//! abandoned ones are ignored.
+//! After any `handle_*`, call `poll_act` and `poll_call` until they return nothing. Then wait for
+//! an answer, the end of an act, or `poll_timeout`. At most one act and one call are in progress,
+//! and results of abandoned ones are ignored.
 
 use super::{Answer, Call, Message, Record, Refusal, Session, Ticket};
 use crate::regions::Regions;
 use crate::units::Instant;
 
-/// First pause after a call that was lost, nanoseconds. It doubles each time.
+/// First pause after a lost call, nanoseconds. The pause doubles each time.
 const PAUSE_NS_MIN: u64 = 50_000_000;
 
-/// Longest pause after a call that was lost, nanoseconds.
+/// Maximum pause after a lost call, nanoseconds.
 const PAUSE_NS_MAX: u64 = 2_000_000_000;
 
 /// Interval of progress calls to a destination that still reads this host's cache, nanoseconds.
 const LOOK_NS: u64 = 500_000_000;
 
-/// Changes are collected for this time before the destination is notified, nanoseconds.
+/// Time during which changes are collected before the destination is notified, nanoseconds.
 const GATHER_NS: u64 = 50_000_000;
 
-/// The call that cancels the hand-over is repeated for this time, nanoseconds.
+/// Time during which the call that cancels the hand-over is repeated, nanoseconds.
 const CANCEL_NS_MAX: u64 = 30_000_000_000;
 
 /// Options of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceOptions {
-    /// A change that waits at the destination triggers the hand-over.
+    /// True if a change that waits at the destination triggers the hand-over.
     pub on_demand: bool,
     /// Maximum time that the guest waits for a destination that does not answer, nanoseconds.
     pub freeze_ns_max: u64,
-    /// After the hand-over, this host's cache is served to the destination until that has pulled all it
-    /// wants.
+    /// True if this host's cache stays readable for the destination after the hand-over, until the
+    /// destination has pulled all data that it wants.
     pub serves_after: bool,
 }
 
-/// An operator's order.
+/// An order of the operator about a migration in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Hand over now.
+    /// Hand the disk over now.
     Finish,
     /// Keep the disk.
     Cancel,
 }
 
-/// An act for the source's owner. Each ends with [`Source::handle_done`].
+/// An act that the source requests from its owner. Each act ends with [`Source::handle_done`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceAct {
     /// Store this record durably.
     Record(Record),
-    /// Write through and drain; then record where the disk is changed.
+    /// Write through and drain the cache; then record which regions of the disk change.
     Prepare,
-    /// Report the changes since the last report: [`Source::handle_changes`], then `handle_done`.
+    /// Report the changes since the last report with [`Source::handle_changes`], then call
+    /// `handle_done`.
     TakeChanges,
     /// `Role::Frozen`.
     Freeze,
@@ -79,28 +80,28 @@ pub enum SourceAct {
     GiveUp,
 }
 
-/// Phase of the migration.
+/// Phase of the migration at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// The record is being written.
+    /// The record is being written to stable storage.
     Recording,
     /// Dirty data is being destaged.
     Preparing,
-    /// The destination prepares.
+    /// The destination is preparing for the disk.
     Announcing,
-    /// The destination pulls.
+    /// The destination is pulling cached data.
     Copying,
-    /// The guest's requests wait.
+    /// The guest's requests wait for the hand-over.
     Frozen,
-    /// The other host owns the disk, and may not know yet.
+    /// The other host owns the disk, but may not know that yet.
     HandingOver,
-    /// The other host has it, and reads this host's cache.
+    /// The other host has the disk, and reads this host's cache.
     Serving,
-    /// Ended: handed over.
+    /// The migration has ended, and the disk was handed over.
     Over,
-    /// The disk stays; the destination is being notified.
+    /// The disk stays here, and the destination is being notified.
     Cancelling,
-    /// Ended: the disk stays.
+    /// The migration has ended, and the disk stays here.
     Kept,
 }
 
@@ -108,7 +109,7 @@ pub enum Phase {
 enum Step {
     Act(SourceAct),
     Call(Kind),
-    /// Waiting until `due`.
+    /// The source waits until `due`.
     Pause(Kind),
     Nothing,
 }
@@ -122,7 +123,7 @@ enum Kind {
     Look,
 }
 
-/// The source's state; see the module documentation.
+/// The state machine of a migration's source.
 pub struct Source {
     session: Session,
     options: SourceOptions,
@@ -133,33 +134,33 @@ pub struct Source {
     act_out: Option<(Ticket, SourceAct)>,
     call_out: Option<(Ticket, Message)>,
     next: u64,
-    /// When to continue.
+    /// Time at which the source continues.
     due: Option<Instant>,
     pause_ns: u64,
-    /// When the freeze times out, or the repetition of a cancel ends.
+    /// Time at which the freeze times out, or the repetition of a cancel ends.
     limit: Option<Instant>,
     order: Option<Order>,
-    /// The destination wants the disk.
+    /// True if the destination wants the disk.
     wanted: bool,
-    /// Changed, and the destination was not notified yet.
+    /// Changed regions of which the destination was not notified yet.
     changed: Option<Regions>,
-    /// The destination was notified, and has not confirmed the invalidation.
+    /// Regions of which the destination was notified without having confirmed their invalidation.
     told: Option<Regions>,
-    /// The refusal because of which the disk was kept.
+    /// The refusal that made this host keep the disk.
     refused: Option<Refusal>,
     view: super::View,
 }
 
 impl Source {
-    /// Begins an attempt; `session.attempt` is greater than in any earlier record.
+    /// Begins an attempt. `session.attempt` must be greater than in any earlier record.
     pub fn start(session: Session, options: SourceOptions) -> Source {
         let mut source = Source::new(session, options, Phase::Recording);
         source.act(SourceAct::Record(Record::Leaving(session)));
         source
     }
 
-    /// Continues after a restart with the record [`Record::Away`], not confirmed. The disk is away already,
-    /// and nothing is cached.
+    /// Continues after a restart with an unconfirmed [`Record::Away`]. The disk has already left,
+    /// and this host caches nothing of it.
     pub fn resume_away(session: Session) -> Source {
         let options = SourceOptions { on_demand: false, freeze_ns_max: 0, serves_after: false };
         let mut source = Source::new(session, options, Phase::HandingOver);
@@ -204,7 +205,7 @@ impl Source {
         self.view
     }
 
-    /// Returns the destination's refusal, if the disk was kept because of it.
+    /// Returns the destination's refusal that made this host keep the disk, if any.
     pub fn refused(&self) -> Option<Refusal> {
         self.refused
     }
@@ -214,22 +215,22 @@ impl Source {
         matches!(self.phase, Phase::Over | Phase::Kept) && self.step == Step::Nothing
     }
 
-    /// Returns the next act; its result goes to `handle_done`.
+    /// Returns the next act. Its result goes to `handle_done`.
     pub fn poll_act(&mut self) -> Option<(Ticket, SourceAct)> {
         self.act_out.take()
     }
 
-    /// Returns the next call; its answer, or its loss, goes to `handle_answer`.
+    /// Returns the next call. Its answer or its loss goes to `handle_answer`.
     pub fn poll_call(&mut self) -> Option<(Ticket, Message)> {
         self.call_out.take()
     }
 
-    /// Returns when to call `handle_timeout`.
+    /// Returns the time for `handle_timeout`.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.due.into_iter().chain(self.limit).min()
     }
 
-    /// Handles an operator's order. Returns false if it is too late.
+    /// Handles an operator's order. Returns false if the order is too late.
     pub fn handle_order(&mut self, now: Instant, order: Order) -> bool {
         use Phase::*;
         match (order, self.phase) {
@@ -240,7 +241,7 @@ impl Source {
             _ => self.order = Some(order),
         }
         match (order, self.step) {
-            // Acts of the engine or the state must end first; calls need not.
+            // Acts of the engine and writes of the record must end first, but calls need not.
             (Order::Cancel, Step::Act(_)) => {}
             (Order::Cancel, _) => self.keep(),
             (Order::Finish, Step::Pause(_) | Step::Call(Kind::Changed)) if self.phase == Copying => {
@@ -251,7 +252,7 @@ impl Source {
         true
     }
 
-    /// Handles the passing of time.
+    /// Handles due timeouts.
     pub fn handle_timeout(&mut self, now: Instant) {
         if self.limit.is_some_and(|at| at <= now) {
             self.limit = None;
@@ -272,12 +273,13 @@ impl Source {
         }
     }
 
-    /// Handles the changes that [`SourceAct::TakeChanges`] asked for; `None` if there are none.
+    /// Handles the changes that [`SourceAct::TakeChanges`] requested. `None` means that nothing
+    /// changed.
     pub fn handle_changes(&mut self, changes: Option<Regions>) {
         self.changed = joined(self.changed.take(), changes);
     }
 
-    /// Handles the end of an act. `Err`: it had no effect.
+    /// Handles the end of an act. `Err` means that the act had no effect.
     pub fn handle_done(&mut self, now: Instant, ticket: Ticket, result: Result<(), ()>) {
         if self.under_way != Some(ticket) {
             return;
@@ -292,8 +294,8 @@ impl Source {
                 self.limit = None;
                 self.act(SourceAct::Leave);
             }
-            // The record may have been written nevertheless. The guest may continue only when the state
-            // certainly says otherwise.
+            // The record may have been written nevertheless. The guest may continue only when the
+            // record certainly has another content.
             (SourceAct::Record(Record::Away { .. } | Record::Leaving(_)), Err(()))
                 if self.phase == Phase::Frozen =>
             {
@@ -301,7 +303,8 @@ impl Source {
             }
             (SourceAct::Record(Record::Leaving(_)), Ok(())) if self.phase == Phase::Frozen => self.thaw(),
             (SourceAct::Record(Record::Owner { .. }), Err(())) => {
-                // The record says "leaving", which is still true: a restart would try again.
+                // The record "leaving" is still correct: after a restart, the source would try
+                // again.
                 self.act(SourceAct::Restore);
             }
             (SourceAct::Record(Record::Owner { .. }), Ok(())) => self.act(SourceAct::Restore),
@@ -339,7 +342,8 @@ impl Source {
         }
     }
 
-    /// Handles the answer to a call; `None`: there was no answer, and the call may or may not have arrived.
+    /// Handles the answer to a call. `None` means that no answer arrived, and the call may or may
+    /// not have arrived.
     pub fn handle_answer(&mut self, now: Instant, ticket: Ticket, answer: Option<Answer>) {
         if self.under_way != Some(ticket) {
             return;
@@ -363,7 +367,7 @@ impl Source {
             }
             (Kind::Look, Some(Ok(view))) if view.done => self.end_handed_over(),
             (Kind::Look, Some(Ok(_))) => self.look_later(now),
-            // The destination has the disk, and needs nothing more of this session.
+            // The destination has the disk, and does not need this session any more.
             (Kind::Look, Some(Err(_))) => self.end_handed_over(),
             (Kind::Arrive, Some(Ok(_))) => {
                 self.phase = Phase::Copying;
@@ -373,8 +377,8 @@ impl Source {
                 let had_some = self.told.take().is_some();
                 self.step(now, had_some);
             }
-            // This host's state is outdated: the disk was handed over, and the record of that is lost. It
-            // must not be served here.
+            // This host's state is outdated: the disk was handed over, and the record of that was
+            // lost. This host must not serve the disk.
             (Kind::Arrive | Kind::Changed, Some(Err(Refusal::Owner(generation))))
                 if generation > self.session.generation =>
             {
@@ -384,7 +388,7 @@ impl Source {
                     _ => self.act(SourceAct::Freeze),
                 }
             }
-            // The destination restarted, or another attempt was made from elsewhere.
+            // The destination was restarted, or the disk was offered from another host.
             (Kind::Arrive | Kind::Changed, Some(Err(refusal)))
                 if self.phase != Phase::Frozen && refusal != Refusal::Failed =>
             {
@@ -395,8 +399,8 @@ impl Source {
         }
     }
 
-    /// Continues after the destination has confirmed all reported changes; `had_some` says whether there
-    /// were any.
+    /// Continues after the destination has confirmed all reported changes. `had_some` is true if
+    /// there were any.
     fn step(&mut self, now: Instant, had_some: bool) {
         if self.phase == Phase::Frozen {
             let record = Record::Away { session: self.session, taken: false };
@@ -408,7 +412,8 @@ impl Source {
             self.limit = Some(now + self.options.freeze_ns_max);
             return self.act(SourceAct::Freeze);
         }
-        // A destination without new ranges delays its answer, unless it wants the disk.
+        // The answer of a destination without new ranges is delayed, unless the destination wants
+        // the disk.
         match (had_some, self.wanted) {
             (true, _) => self.pause_for(now, Kind::Changed, GATHER_NS),
             (false, true) => self.pause_for(now, Kind::Changed, LOOK_NS),
@@ -418,12 +423,12 @@ impl Source {
 
     fn thaw(&mut self) {
         self.limit = None;
-        // Calls in flight and acts in progress count as unfinished.
+        // Calls in flight and acts in progress count as not done.
         self.wanted = false;
         if let Step::Act(SourceAct::Record(_)) = self.step
             && self.under_way.is_some()
         {
-            // The result decides.
+            // The result of the record's write decides.
             return;
         }
         self.act(SourceAct::Thaw);
@@ -491,7 +496,7 @@ impl Source {
             Kind::Changed => {
                 self.told = joined(self.told.take(), self.changed.take());
                 match &self.told {
-                    // The guest waits, and the answer to an empty list would be delayed.
+                    // The guest waits, and the answer to an empty list of changes would be delayed.
                     None if self.phase == Phase::Frozen => Call::Look,
                     told => Call::Changed(told.iter().flat_map(Regions::ranges).collect()),
                 }

@@ -1,20 +1,22 @@
-//! Sizes with the highest total value: greedy on concave hulls, then lookahead for the remainder.
+//! Computes the sizes with the highest total value: greedy on concave hulls, then lookahead for the
+//! remainder.
 //!
-//! The value of a cache's size is read between the points of a fixed grid. Greedy on the upper hulls is
-//! optimal for concave values. The last hull edge may not fit, and inside an edge the true value is lower
-//! (a loop hits only when all of it fits). The remainder therefore goes to the steps with the highest true
-//! gain per segment (Qureshi and Patt, "Utility-based cache partitioning", MICRO 2006: lookahead).
+//! The value of a cache's size is interpolated between the points of a fixed grid. Greedy
+//! allocation on the upper hulls is optimal for concave values. The last hull edge may not fit, and
+//! inside an edge the true value is lower (a loop of reads hits only when all of it fits). So the
+//! remainder goes to the steps with the highest true gain per segment (lookahead: Qureshi and Patt,
+//! "Utility-based cache partitioning", MICRO 2006).
 
 use std::sync::LazyLock;
 
-/// Sizes up to here are grid points each, segments.
+/// Size up to which every number of segments is a grid point.
 const FINE: u64 = 64;
 /// Largest grid point, segments.
 const LARGEST: u64 = 1 << 30;
-/// Steps of the remainder; each leaves less of it.
+/// Maximum number of steps in which the remainder is assigned.
 const REMAINDER_STEPS_MAX: usize = 32;
 
-/// The grid: sizes in segments, rising. Steps above [`FINE`] are 1/32.
+/// Sizes of the grid, in segments, ascending. Steps above [`FINE`] are 1/32 of the size.
 pub(super) static GRID: LazyLock<Vec<u64>> = LazyLock::new(|| {
     let coarse = std::iter::successors(Some(FINE), |size| Some(size + size / 32));
     (0..FINE).chain(coarse.take_while(|size| *size < LARGEST)).chain([LARGEST]).collect()
@@ -27,12 +29,12 @@ pub struct Bidder {
     pub least: u64,
     /// Largest size, segments; at least `least`.
     pub most: u64,
-    /// Value at each grid point; never falls. Empty for a cache without value.
+    /// Value at each grid point, which never falls. Empty for a cache without value.
     pub(super) values: Vec<f64>,
 }
 
 impl Bidder {
-    /// Creates a bidder whose value of each size is given by a function that never falls.
+    /// Creates a bidder. `value` gives the value of each size, and never falls.
     pub fn new(least: u64, most: u64, value: impl Fn(u64) -> f64) -> Bidder {
         Bidder { least, most, values: GRID.iter().map(|size| value(*size)).collect() }
     }
@@ -42,7 +44,7 @@ impl Bidder {
         interpolate(&self.values, size)
     }
 
-    /// Returns sizes from `from` to `to`: both, and the grid points between them.
+    /// Returns `from`, `to`, and the grid points between them.
     fn sizes(from: u64, to: u64) -> impl Iterator<Item = u64> {
         let first = GRID.partition_point(|size| *size <= from);
         let end = GRID.partition_point(|size| *size < to).max(first);
@@ -79,8 +81,9 @@ fn slope(a: (u64, f64), b: (u64, f64)) -> f64 {
     (b.1 - a.1) / (b.0 - a.0) as f64
 }
 
-/// Returns a size for each bidder. Their sum is at most `capacity`; what has no value for any bidder is
-/// left over. If not even the smallest sizes fit, they are cut in proportion.
+/// Returns a size for each bidder. The sum of the sizes is at most `capacity`, and capacity without
+/// value for any bidder stays free. If not even the smallest sizes fit, they are reduced in
+/// proportion.
 pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
     let least: u64 = bidders.iter().fold(0, |sum, bidder| sum.saturating_add(bidder.least));
     if least > capacity {
@@ -94,7 +97,7 @@ pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
         let hull = bidder.hull();
         edges.extend(hull.windows(2).map(|pair| (slope(pair[0], pair[1]), i, pair[1].0)));
     }
-    // Slopes of one bidder fall, so that its edges stay in their order.
+    // The slopes of one bidder fall, so its edges stay in their order.
     edges.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)).then(a.2.cmp(&b.2)));
     for (slope, i, to) in edges {
         let width = to - sizes[i];
@@ -114,7 +117,8 @@ pub fn allocate(capacity: u64, bidders: &[Bidder]) -> Vec<u64> {
     sizes
 }
 
-/// Returns the step with the highest gain per segment that fits: gain, bidder, new size.
+/// Returns the step with the highest gain per segment that fits: the gain, the bidder, and the new
+/// size.
 fn best_step(bidder: &Bidder, i: usize, from: u64, spare: u64) -> Option<(f64, usize, u64)> {
     let most = bidder.most.min(from.saturating_add(spare));
     let present = (from, bidder.value_at(from));

@@ -1,41 +1,44 @@
-//! A disk's recent demand: how many reads per second, and what share of them each size would serve.
+//! A disk's recent demand: the reads per second, and the share of them that each cache size would
+//! serve.
 //!
-//! The rate follows the load within seconds. The shape of the curve has a longer memory, because few
-//! accesses say little about it, and it keeps what it knows while the disk is idle.
+//! The rate follows the load within seconds. The shape of the curve has a longer memory, because
+//! few accesses contain little information about it. While the disk is idle, the curve does not
+//! change.
 
 use super::allocate::{Bidder, GRID, interpolate};
 use super::{CHANGE_MIN_PART, Member, Status};
 
-/// Half-life of the rate, nanoseconds.
+/// Half-life of the rate of reads, nanoseconds.
 const RATE_HALF_NS: f64 = 10e9;
 /// Half-life of the curve while the disk is busy, nanoseconds.
 const CURVE_HALF_NS: f64 = 60e9;
-/// Accesses below which a curve is not cut by age.
+/// Number of accesses below which a curve does not age.
 const ACCESSES_MIN: f64 = 4096.0;
 
 /// Recent demand of one disk.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demand {
-    /// Counts at the previous round: reads, accesses, and hits at each grid point. Empty before the first.
+    /// Counts at the previous round: reads, accesses, and hits at each grid point. `seen_hits` is
+    /// empty before the first round.
     seen_reads: u64,
     seen_accesses: u64,
     seen_hits: Vec<f64>,
-    /// Reads per second, averaged.
+    /// Mean rate of reads per second.
     rate: f64,
-    /// Recent accesses, and their hits at each grid point.
+    /// Number of recent accesses, and their hits at each grid point.
     accesses: f64,
     hits: Vec<f64>,
 }
 
 impl Demand {
-    /// Takes in the counts of a round.
+    /// Updates the demand with the counts of a round.
     pub(super) fn update(&mut self, elapsed_ns: u64, segment_bytes: u64, member: &Member<'_>) {
         let blocks = |segments: u64| segments.saturating_mul(segment_bytes) / member.block_bytes;
         let total = member.accesses as f64;
         let hits: Vec<f64> =
             GRID.iter().map(|size| total * (1.0 - member.curve.miss_ratio_at(blocks(*size)))).collect();
         if member.accesses < self.seen_accesses || self.seen_hits.is_empty() {
-            // Counting began again; what was learnt stays.
+            // The disk's counters were reset; the learnt demand stays.
             (self.seen_reads, self.seen_accesses) = (0, 0);
             self.seen_hits = vec![0.0; GRID.len()];
         }
@@ -51,7 +54,8 @@ impl Demand {
             self.accesses = self.accesses * keeps + accesses;
             let mut below = 0.0;
             for (i, hits_now) in hits.iter().enumerate() {
-                // Estimates of the past change a little as the sample does: the curve stays monotone.
+                // Estimates of past hits change a little when the sample changes, so the curve is
+                // kept monotone.
                 let more = (hits_now - self.seen_hits[i]).clamp(0.0, accesses);
                 below = f64::max(self.hits[i] * keeps + more, below).min(self.accesses);
                 self.hits[i] = below;
@@ -61,7 +65,8 @@ impl Demand {
         self.seen_hits = hits;
     }
 
-    /// Returns the bid in an allocation of `capacity`. `cost` is that of a miss whose own is unknown.
+    /// Returns the bid of a cache in an allocation of `capacity`. `cost` applies if the cache's own
+    /// cost of a miss is unknown.
     pub(super) fn bidder(&self, member: &Member<'_>, capacity: u64, cost: f64) -> Bidder {
         let cost = if member.miss_cost_ns == 0 { cost } else { member.miss_cost_ns as f64 };
         let weight = self.rate * cost * f64::from(member.limits.shares) / self.accesses.max(1.0);
@@ -76,7 +81,7 @@ impl Demand {
         Bidder { least, most, values: self.hits.iter().map(|hits| hits * weight).collect() }
     }
 
-    /// Returns the misses per second of a size.
+    /// Returns the misses per second of a cache of this size.
     pub(super) fn misses(&self, segments: u64) -> f64 {
         self.rate * (1.0 - self.hit_ratio(segments))
     }
@@ -85,7 +90,7 @@ impl Demand {
         interpolate(&self.hits, segments) / self.accesses.max(1.0)
     }
 
-    /// Returns what is known of a cache of this size; `part` is an equal part of the capacity.
+    /// Returns the findings about a cache of this size. `part` is an equal part of the capacity.
     pub(super) fn status(&self, segments: u64, target: u64, part: u64) -> Status {
         let hit_ratio = self.hit_ratio(segments);
         let larger = segments + (segments / CHANGE_MIN_PART).max(1);

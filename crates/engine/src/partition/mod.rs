@@ -1,19 +1,19 @@
 //! Divides a pool's shared segments among caches by the hits that each would gain or lose.
 //!
-//! [`Partitioner::round`] runs every [`PERIOD_NS`]. Its inputs are each disk's counts and miss-ratio curve
-//! since counting began ([`crate::sizing`]). From the differences between rounds it keeps a recent curve
-//! and a recent rate of reads per disk. The value of a size is
-//! rate × hit ratio × cost of a miss × shares. [`allocate`] finds the sizes with the highest total value;
-//! the round returns the changes towards these sizes.
+//! [`Partitioner::round`] runs every [`PERIOD_NS`]. Its inputs are each disk's counts and
+//! miss-ratio curve since counting began ([`crate::sizing`]). From the differences between rounds
+//! it derives a recent curve and a recent rate of reads per disk. The value of a cache size is rate
+//! × hit ratio × cost of a miss × shares. [`allocate`] finds the sizes with the highest total
+//! value, and the round returns the changes towards these sizes.
 //!
 //! Changes are bounded, because each one drops cached data and rebuilds an index:
-//! - free segments are handed out at once;
+//! - free segments are assigned at once;
 //! - other segments move only if the total value rises by more than [`GAIN_MIN`];
 //! - a cache changes by at least 1/[`CHANGE_MIN_PART`] of its size;
 //! - a round moves at most 1/[`MOVE_MAX_PART`] of the capacity between caches.
 //!
-//! Sizes are segments. Limits of one cache go before values: `min` and the room of its dirty data, `max`,
-//! `pinned`. See `docs/decisions/0056-shared-capacity.md`.
+//! Sizes are in segments. A cache's limits (`min`, the size of its dirty data, `max`, and `pinned`)
+//! take precedence over values. See `docs/decisions/0056-shared-capacity.md`.
 
 mod allocate;
 mod demand;
@@ -31,22 +31,23 @@ use crate::units::{DiskId, Instant};
 /// Time between two rounds, nanoseconds.
 pub const PERIOD_NS: u64 = 2_000_000_000;
 
-/// Segments move only for a larger rise of the total value, as a share of the present value.
+/// Minimum rise of the total value for which segments move, as a share of the current value.
 pub const GAIN_MIN: f64 = 0.02;
 
-/// The same if the caches that give lose nearly nothing: at most [`IDLE_LOSS_MAX`] of the gain.
+/// Minimum rise of the total value if the caches that release segments lose at most
+/// [`IDLE_LOSS_MAX`] of the gain.
 const IDLE_GAIN_MIN: f64 = 0.001;
 
-/// Caches that lose at most this share of what others gain are idle.
+/// Maximum loss of a cache that counts as idle, as a share of what other caches gain.
 const IDLE_LOSS_MAX: f64 = 0.05;
 
-/// A cache changes by at least this part of its size.
+/// Minimum change of a cache, as a part of its size: one in this number.
 pub const CHANGE_MIN_PART: u64 = 16;
 
-/// A round takes at most this part of the capacity from caches.
+/// Maximum capacity that a round takes from caches, as a part of the whole: one in this number.
 pub const MOVE_MAX_PART: u64 = 12;
 
-/// Shares of a cache that names none, as in QoS.
+/// Shares of a cache whose settings specify none, as in QoS.
 pub const SHARES_DEFAULT: u32 = 1000;
 
 /// Limits of one cache.
@@ -56,9 +57,9 @@ pub struct Limits {
     pub min: u64,
     /// Largest size, segments.
     pub max: u64,
-    /// Weight of its hits; at least 1.
+    /// Weight of the cache's hits; at least 1.
     pub shares: u32,
-    /// True if its size must not change.
+    /// True if the cache's size must not change.
     pub pinned: bool,
 }
 
@@ -71,21 +72,22 @@ impl Default for Limits {
 /// A cache that shares the capacity.
 #[derive(Clone, Copy, Debug)]
 pub struct Member<'a> {
-    /// Its disk.
+    /// Disk of the cache.
     pub disk: DiskId,
-    /// Segments that it has.
+    /// Number of segments that the cache has.
     pub segments: u64,
-    /// Segments that its dirty data needs.
+    /// Number of segments that the cache's dirty data needs.
     pub dirty_segments: u64,
-    /// Its limits.
+    /// Limits of the cache.
     pub limits: Limits,
     /// Time that a hit saves: latency of the backing minus that of flash, nanoseconds. 0 if unknown.
     pub miss_cost_ns: u64,
-    /// Reads since counting began. They give the rate: a miss costs the latency of a request.
+    /// Reads since counting began. They give the rate of reads, because a miss costs the latency of
+    /// a request.
     pub reads: u64,
-    /// Accesses of the curve: reads, counted once for each block that they touch.
+    /// Number of accesses in the curve. A read counts once for each block that it touches.
     pub accesses: u64,
-    /// Their miss ratio.
+    /// Miss-ratio curve of these accesses.
     pub curve: &'a Curve,
     /// Size of the curve's blocks, bytes.
     pub block_bytes: u64,
@@ -96,37 +98,39 @@ pub struct Member<'a> {
 pub struct Change {
     /// The disk.
     pub disk: DiskId,
-    /// Segments before.
+    /// Number of segments before the change.
     pub from: u64,
-    /// Segments after.
+    /// Number of segments after the change.
     pub to: u64,
 }
 
-/// What a round found out about a member.
+/// Findings of a round about one cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Status {
     /// The size with the highest total value, segments.
     pub target: u64,
     /// Recent reads per second.
     pub rate: f64,
-    /// Estimated recent hit ratio at its size.
+    /// Estimated recent hit ratio at the current size.
     pub hit_ratio: f64,
-    /// Estimated additional hits per second with 1/[`CHANGE_MIN_PART`] more capacity, at least a segment.
+    /// Estimated additional hits per second with 1/[`CHANGE_MIN_PART`] more capacity, but at least
+    /// one more segment.
     pub more_hits: f64,
-    /// Estimated hits per second at its size minus those with an equal part of the capacity.
+    /// Estimated hits per second at the current size, minus those with an equal part of the
+    /// capacity.
     pub gained_hits: f64,
 }
 
 /// Result of a round.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Repartition {
-    /// Changes: first the caches that give segments, then those that receive some.
+    /// Changes of sizes: first the caches that release segments, then those that receive segments.
     pub changes: Vec<Change>,
-    /// One entry per member, in their order.
+    /// Findings about each cache, in the order of the members.
     pub members: Vec<Status>,
 }
 
-/// Divides the shared capacity of one pool; see the module documentation.
+/// Divides the shared capacity of one pool among its caches.
 #[derive(Clone, Debug)]
 pub struct Partitioner {
     segment_bytes: u64,
@@ -140,7 +144,8 @@ impl Partitioner {
         Partitioner { segment_bytes, last: None, demands: BTreeMap::new() }
     }
 
-    /// Decides on the next changes. `capacity`: free segments plus those of all members.
+    /// Decides on the next changes. `capacity` is the number of free segments plus the segments of
+    /// all members.
     pub fn round(&mut self, now: Instant, capacity: u64, members: &[Member<'_>]) -> Repartition {
         let elapsed_ns = self.last.map_or(PERIOD_NS, |last| now - last).max(1);
         self.last = Some(now);
@@ -170,8 +175,8 @@ impl Partitioner {
         Repartition { changes, members: statuses }
     }
 
-    /// Hands out segments that no curve has a use for to caches with misses, by their misses and shares:
-    /// a new working set shows in no curve before it is read again.
+    /// Assigns segments without use for any curve to caches with misses, in proportion to misses
+    /// and shares. A new working set is not in any curve before it is read again.
     fn share_spare(&self, capacity: u64, members: &[Member<'_>], bidders: &[Bidder], targets: &mut [u64]) {
         let mut spare = capacity.saturating_sub(targets.iter().sum());
         let weight = |i: usize, target: u64| {
@@ -199,7 +204,8 @@ impl Partitioner {
     }
 }
 
-/// Mean cost of a miss of the members whose cost is known; those that have no backing I/O yet count so.
+/// Returns the mean cost of a miss, over the members whose cost is known. Members without backing
+/// I/O so far get this cost.
 fn typical_cost(members: &[Member<'_>]) -> f64 {
     let known: Vec<u64> = members.iter().map(|member| member.miss_cost_ns).filter(|cost| *cost > 0).collect();
     match known.len() {
@@ -208,7 +214,7 @@ fn typical_cost(members: &[Member<'_>]) -> f64 {
     }
 }
 
-/// Lets caches keep capacity that is worth nothing to the others.
+/// Lets caches keep capacity that has no value for the other caches.
 fn keep_what_nobody_values(capacity: u64, have: &[u64], bidders: &[Bidder], targets: &mut [u64]) {
     let mut spare = capacity.saturating_sub(targets.iter().sum());
     for (i, target) in targets.iter_mut().enumerate() {
@@ -218,7 +224,7 @@ fn keep_what_nobody_values(capacity: u64, have: &[u64], bidders: &[Bidder], targ
     }
 }
 
-/// Returns the sizes after this round: on the way from `have` to `targets`, within the bounds.
+/// Returns the sizes after this round, which lead from `have` towards `targets` within the bounds.
 fn steps(capacity: u64, have: &[u64], targets: &[u64], bidders: &[Bidder]) -> Vec<u64> {
     let total = |sizes: &[u64]| -> f64 {
         bidders.iter().zip(sizes).map(|(bidder, size)| bidder.value_at(*size)).sum()

@@ -1,15 +1,16 @@
-//! Placement advice: finds disks that other hosts would serve better, from miss-ratio curves. All hosts
-//! must reach the backings.
+//! Placement advice: finds disks that other hosts would serve better, based on miss-ratio curves.
+//! All hosts must be able to reach the backings.
 //!
-//! The value of a host's flash is the rate of reads that it serves when divided optimally among the host's
-//! disks. A disk that moves takes its reads along; the value of the move is the difference for the two
-//! hosts. The search is greedy: it repeats the most valuable move, and exchanges two disks where no single
-//! move has a value. The price of flash (the gain of one more byte at either host) gives an estimate for
-//! each move, which selects the few that are computed exactly.
+//! The value of a host's flash is the rate of reads that it serves, if it is divided optimally
+//! among the host's disks. A disk that moves takes its reads along. The gain of a move is the sum
+//! of the changes in value at both hosts. The search is greedy: it repeats the move with the
+//! largest gain, and exchanges two disks if no single move has a gain. The price of flash (the gain
+//! of one more byte at a host) gives an estimate for each move. The estimate selects the few moves
+//! that are computed exactly.
 //!
-//! Sizes are bytes. Reads are per second, each of one block. Networks, processors and users of disks are
-//! not considered: a host's load only decides between hosts that are equally good for the flash. The curves
-//! are of LRU caches, and of the past.
+//! Sizes are in bytes. Read rates are per second, and each read is of one block. Networks,
+//! processors and users of disks are not considered. A host's load decides only between hosts that
+//! are equally good for the flash. The curves describe LRU caches and past requests.
 
 mod share;
 #[cfg(test)]
@@ -21,44 +22,44 @@ use share::{Share, hull, share};
 /// Number of moves that are computed exactly before one is chosen.
 const SHORTLIST: usize = 24;
 
-/// Number of disks for which exchanges are tried.
+/// Maximum number of disks for which exchanges are tried.
 const EXCHANGED: usize = 24;
 
-/// Two hosts are equally good if they differ by no more than this part of a disk's reads.
+/// Two hosts count as equally good if they differ by at most this part of a disk's reads.
 const AS_GOOD: f64 = 0.005;
 
 /// A host.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Host {
-    /// Flash for caches, used or not, bytes.
+    /// Size of the host's flash for caches, used or not, bytes.
     pub flash_bytes: u64,
-    /// Requests a second that it serves.
+    /// Number of requests per second that the host serves.
     pub load: f64,
-    /// True if disks may move to it.
+    /// True if disks may move to the host.
     pub takes: bool,
-    /// True if every disk is to leave it.
+    /// True if every disk must leave the host.
     pub empties: bool,
 }
 
 /// A disk.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Disk {
-    /// Its host, as an index.
+    /// Index of the disk's host.
     pub host: usize,
-    /// Reads a second.
+    /// Reads per second.
     pub reads: f64,
-    /// Requests a second, writes too.
+    /// Requests per second, including writes.
     pub load: f64,
-    /// Miss ratio of its reads by cache size.
+    /// Miss ratio of the disk's reads by cache size.
     pub curve: Curve,
-    /// Block size of the curve in bytes.
+    /// Block size of the curve, bytes.
     pub block_bytes: u64,
-    /// True if it can move.
+    /// True if the disk can move.
     pub moves: bool,
 }
 
 impl Disk {
-    /// Returns the hit ratio of a cache of that size, 0 … 1.
+    /// Returns the hit ratio of a cache of that size, from 0 to 1.
     pub fn hit_ratio(&self, cache_bytes: u64) -> f64 {
         1.0 - self.curve.miss_ratio_at(cache_bytes / self.block_bytes.max(1))
     }
@@ -71,9 +72,9 @@ impl Disk {
 /// Limits of the advice.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bounds {
-    /// Maximum number of moves, besides those from hosts that are to be emptied.
+    /// Maximum number of moves, not counting moves from hosts that every disk must leave.
     pub moves_max: usize,
-    /// Minimum gain of a move as a part of all reads, 0 … 1.
+    /// Minimum gain of a move as a part of all reads, from 0 to 1.
     pub gain_min: f64,
 }
 
@@ -82,27 +83,28 @@ pub struct Bounds {
 pub struct Move {
     /// The disk.
     pub disk: usize,
-    /// The destination host.
+    /// Index of the destination host.
     pub to: usize,
-    /// Gain in reads a second served from flash, over all hosts, if the moves before it are done.
+    /// Gain in reads per second that flash serves on all hosts, if the earlier moves are made
+    /// first.
     pub gain: f64,
 }
 
 /// The proposed placement.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Placement {
-    /// Moves in the order in which they should be done.
+    /// Proposed moves, in the order in which they should be made.
     pub moves: Vec<Move>,
-    /// Best cache size of each disk on its present host.
+    /// Best cache size of each disk on its current host, bytes.
     pub sizes_here: Vec<u64>,
     /// Host of each disk after the moves.
     pub hosts: Vec<usize>,
-    /// Best cache size of each disk after the moves.
+    /// Best cache size of each disk after the moves, bytes.
     pub sizes: Vec<u64>,
 }
 
 impl Placement {
-    /// Returns the reads a second that flash serves with those caches.
+    /// Returns the reads per second that flash serves with these cache sizes.
     pub fn hits(disks: &[Disk], sizes: &[u64]) -> f64 {
         disks.iter().zip(sizes).map(|(disk, size)| disk.hits(*size)).sum()
     }
@@ -140,7 +142,7 @@ pub fn place(hosts: &[Host], disks: &[Disk], bounds: Bounds) -> Placement {
     Placement { moves: without_detours(moves, disks), sizes_here, hosts, sizes }
 }
 
-/// Replaces several moves of a disk by one to its last host.
+/// Replaces several moves of a disk by one move to its last host.
 fn without_detours(moves: Vec<Move>, disks: &[Disk]) -> Vec<Move> {
     let mut kept: Vec<Move> = Vec::with_capacity(moves.len());
     for one in moves {
@@ -160,9 +162,9 @@ struct Search<'a> {
     hosts: &'a [Host],
     disks: &'a [Disk],
     hulls: Vec<Vec<share::Step>>,
-    /// Present host of each disk.
+    /// Current host of each disk.
     at: Vec<usize>,
-    /// Present division of each host's flash.
+    /// Current division of each host's flash.
     shares: Vec<Share>,
     loads: Vec<f64>,
 }
@@ -214,13 +216,14 @@ impl<'a> Search<'a> {
         after - self.shares[from].hits - self.shares[to].hits
     }
 
-    /// Returns the value of a disk beyond the cost of its flash, at that price.
+    /// Returns the value of a disk minus the cost of its flash at that price.
     fn surplus(&self, disk: usize, price: f64) -> f64 {
         let steps = self.hulls[disk].iter().take_while(|step| step.slope() > price);
         self.disks[disk].hits(0) + steps.map(|step| step.hits - price * step.bytes as f64).sum::<f64>()
     }
 
-    /// Estimates the gain of a move from prices; accurate if the move changes them little.
+    /// Estimates the gain of a move from the prices of flash. The estimate is accurate if the move
+    /// changes the prices little.
     fn estimate(&self, disk: usize, to: usize) -> f64 {
         let price =
             |host: usize| if self.hosts[host].flash_bytes == 0 { f64::MAX } else { self.shares[host].price };
@@ -231,8 +234,8 @@ impl<'a> Search<'a> {
         self.hosts[host].takes && !self.hosts[host].empties
     }
 
-    /// Returns the best of some moves by exact gain; among equally good ones, the one to the host with the
-    /// least load.
+    /// Returns the move with the largest exact gain. Among equally good moves, returns the one to
+    /// the host with the least load.
     fn best_of(&self, some: impl IntoIterator<Item = (usize, usize)>) -> Option<Move> {
         let moves = some.into_iter().map(|(disk, to)| Move { disk, to, gain: self.gain(disk, to) });
         moves.reduce(|best, next| {
@@ -260,12 +263,12 @@ impl<'a> Search<'a> {
         self.best_of(all.into_iter().map(|(_, disk, to)| (disk, to))).filter(|best| best.gain >= gain_min)
     }
 
-    /// Returns two disks that should exchange their hosts.
+    /// Returns two disks that should exchange hosts.
     fn best_exchange(&self, gain_min: f64) -> Option<(Move, Move)> {
         let can = |disk: &usize| {
             self.disks[*disk].moves && self.disks[*disk].reads > 0.0 && self.may_take(self.at[*disk])
         };
-        // Candidates: disks that miss most of their possible hits, and disks with most flash.
+        // Candidates are disks that miss most of their possible hits, and disks with most flash.
         let sizes = self.sizes();
         let misses = |disk: usize| self.disks[disk].hits(u64::MAX) - self.disks[disk].hits(sizes[disk]);
         let mut wanting: Vec<(f64, usize, usize)> =
@@ -298,7 +301,8 @@ impl<'a> Search<'a> {
         best
     }
 
-    /// Moves every disk off hosts that are to be emptied, starting with those that lose most elsewhere.
+    /// Moves every disk off hosts that must be emptied. Disks that lose most on other hosts are
+    /// moved first.
     fn empty_hosts(&mut self) -> Vec<Move> {
         let goes = |disk: &usize| self.hosts[self.at[*disk]].empties && self.disks[*disk].moves;
         let mut going: Vec<usize> = (0..self.disks.len()).filter(goes).collect();

@@ -1,10 +1,10 @@
-//! Divides one host's flash among its disks: by falling gain per byte, along the upper hulls of their
-//! curves.
+//! Divides one host's flash among its disks by falling gain per byte, along the upper hulls of
+//! their hit curves.
 //!
-//! On hulls that is optimal except for steps that do not fit: a curve below its hull (a cliff) gains
-//! nothing from half of a step. For each step that does not fit there are two alternatives: the rest of the
-//! flash goes there, or the step is left out for those that follow. A further attempt places the most
-//! valuable step that did not fit before all others. The best result is used.
+//! On hulls this division is optimal except for steps that do not fit. A curve that is below its
+//! hull (a cliff) gains nothing from half of a step. For each step that does not fit, there are two
+//! alternatives: the step gets the rest of the flash, or later steps get it. A further attempt
+//! places the most valuable step that did not fit before all others. The best result is used.
 
 use super::Disk;
 
@@ -18,7 +18,7 @@ pub(super) struct Step {
 }
 
 impl Step {
-    /// Returns the hits per byte.
+    /// Returns the additional hits per byte.
     pub(super) fn slope(&self) -> f64 {
         self.hits / self.bytes as f64
     }
@@ -29,9 +29,9 @@ impl Step {
 pub(super) struct Share {
     /// Disks and their cache sizes in bytes.
     pub(super) sizes: Vec<(usize, u64)>,
-    /// Reads a second that they serve.
+    /// Reads per second that this division serves from flash.
     pub(super) hits: f64,
-    /// Gain of one more byte; 0 if there is enough.
+    /// Gain of one more byte of flash; 0 if the flash suffices.
     pub(super) price: f64,
 }
 
@@ -65,11 +65,11 @@ pub(super) fn share(flash_bytes: u64, disks: &[Disk], hulls: &[Vec<Step>], on: &
         .enumerate()
         .flat_map(|(place, disk)| hulls[*disk].iter().map(move |step| (place, *step)))
         .collect();
-    // The steps of one disk are in order already.
+    // The steps of one disk are already in order, so a stable sort keeps their order.
     steps.sort_by(|one, other| other.1.slope().total_cmp(&one.1.slope()));
     let problem = Problem { flash_bytes, disks, on, steps };
     let filled = problem.fill(None);
-    // A cliff that just does not fit after steeper steps may be worth more than they.
+    // A cliff that just does not fit after steeper steps may be worth more than these steps.
     let cliff = filled.cliff.map(|cliff| problem.fill(Some(cliff)));
     let price = filled.price;
     let best = cliff.filter(|other| other.hits > filled.hits).unwrap_or(filled);
@@ -88,7 +88,7 @@ struct Filled {
     sizes: Vec<u64>,
     hits: f64,
     price: f64,
-    /// The most valuable step that did not fit: its disk, and the size after it.
+    /// The most valuable step that did not fit: its disk, and the disk's cache size after the step.
     cliff: Option<(usize, u64)>,
 }
 
@@ -97,7 +97,7 @@ impl Problem<'_> {
         self.disks[self.on[place]].hits(size)
     }
 
-    /// Fills by steepest step; one disk may get its cache first.
+    /// Fills the flash, steepest step first. One disk may get its cache before all others.
     fn fill(&self, first: Option<(usize, u64)>) -> Filled {
         let mut sizes = vec![0; self.on.len()];
         let mut is_full = vec![false; self.on.len()];
@@ -106,7 +106,7 @@ impl Problem<'_> {
             (sizes[place], is_full[place]) = (size, true);
             left -= size;
         }
-        // Corners of hulls lie on their curves, so hits can be added up on the way.
+        // Corners of hulls are on their curves, so hits can be summed on the way.
         let mut sum: f64 = (0..self.on.len()).map(|place| self.hits(place, sizes[place])).sum();
         let mut best = (f64::NEG_INFINITY, Vec::new());
         let mut cliff = (0.0, None);
@@ -124,7 +124,7 @@ impl Problem<'_> {
                 price = step.slope();
             }
             is_full[place] = true;
-            // Either the rest goes to this step, or to those that follow.
+            // The rest of the flash goes to this step or to the following ones.
             let with = sum + self.hits(place, sizes[place] + left) - self.hits(place, sizes[place]);
             if with > best.0 {
                 let mut sizes = sizes.clone();
@@ -144,7 +144,7 @@ impl Problem<'_> {
     }
 }
 
-/// Gives the rest to the disk with the largest gain.
+/// Gives the remaining flash to the disk with the largest gain.
 fn give_rest(left: u64, disks: &[Disk], on: &[usize], sizes: &mut [u64]) {
     let gain = |place: usize, sizes: &[u64]| {
         let disk = &disks[on[place]];

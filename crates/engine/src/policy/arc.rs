@@ -1,13 +1,15 @@
-//! ARC: adapts how much of the cache goes to blocks used once and how much to blocks used more often, by
-//! which of them are missed. Megiddo and Modha: "ARC: a self-tuning, low overhead replacement cache", FAST
-//! 2003.
+//! ARC (adaptive replacement cache): divides the cache between blocks used once and blocks used
+//! more often. The division adapts to which of these blocks are missed. Megiddo and Modha: "ARC: a
+//! self-tuning, low overhead replacement cache", FAST 2003.
 //!
-//! Four lists by recency: frames used once (the paper's T1) and more often (T2), and the blocks that left
-//! each of them last (B1, B2), as many as the cache has frames. A block that returns from B1 shows that T1
-//! is too small, one from B2 that it is too large. Each moves the target for T1, by more the shorter its
-//! own list is. The side above its target loses a block.
+//! The policy has four lists by recency: frames used once (T1 in the paper), frames used more often
+//! (T2), and the blocks last evicted from each (B1 and B2). B1 and B2 remember as many blocks as
+//! the cache has frames. A miss of a block in B1 shows that T1 is too small, and a miss of a block
+//! in B2 that T1 is too large. Each such miss moves the target length of T1; the shorter the list,
+//! the larger the move. The list above its target loses a block.
 //!
-//! The remembered blocks are exact and in order, which takes 30 bytes a frame: too many for the daemon.
+//! The remembered blocks are exact and in order, which takes 30 bytes per frame: too many for the
+//! daemon.
 
 use super::list::{self, Links, List};
 use super::remembered::{self, Remembered};
@@ -22,33 +24,34 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(Arc::new(frames)),
 };
 
-/// Places in the pairs of lists: used once, or more often.
+/// Indexes in the pairs of lists: used once, or more often.
 const ONCE: usize = 0;
 const OFTEN: usize = 1;
 
 struct Arc {
     /// Nodes: the frames, then the remembered blocks by their number in the directory.
     links: Links,
-    /// `ONCE` or `OFTEN`, per node.
+    /// For each node, `ONCE` or `OFTEN`.
     side: Vec<u8>,
-    /// T1 and T2.
+    /// The paper's lists T1 and T2.
     held: [List; 2],
-    /// B1 and B2.
+    /// The paper's lists B1 and B2.
     left: [List; 2],
     remembered: Remembered,
     remembered_max: u32,
     frames: u32,
-    /// Target for the length of T1.
+    /// Target length of T1.
     target: f64,
-    /// The last admitted block was in B2.
+    /// True if the last admitted block was in B2.
     returns_to_often: bool,
-    /// The last admitted block was in neither B1 nor B2.
+    /// True if the last admitted block was in neither B1 nor B2.
     is_stranger: bool,
 }
 
 impl Arc {
     fn new(frames: u32) -> Self {
-        // One more: a returning block keeps its entry until the block it displaces has got one.
+        // One more entry is needed, because a returning block keeps its entry until the block that
+        // it displaces has one.
         let remembered_max = remembered::room(frames, frames.saturating_add(1));
         let nodes = frames as usize + remembered_max as usize;
         Arc {
@@ -72,9 +75,9 @@ impl Arc {
         if once > 0.0 && above { ONCE } else { OFTEN }
     }
 
-    /// Called before a block in neither B1 nor B2 causes an eviction: keeps |T1| + |B1| within the cache's
-    /// size and all four lists within twice of it. Returns false if the block that leaves T1 is not to be
-    /// remembered.
+    /// Prepares an eviction for a block in neither B1 nor B2: keeps |T1| + |B1| within the cache's
+    /// size, and all four lists within twice that size. Returns false if the block that leaves T1
+    /// must not be remembered.
     fn make_room_for_a_stranger(&mut self) -> bool {
         let side = |side: usize| u64::from(self.held[side].len()) + u64::from(self.left[side].len());
         let (once, often, frames) = (side(ONCE), side(OFTEN), u64::from(self.frames));
@@ -168,7 +171,7 @@ impl Policy for Arc {
         side(ONCE).chain(side(OFTEN)).collect()
     }
 
-    /// The target is not restored: the length that T1 had under it is used instead.
+    /// The target is not restored; the former length of T1 takes its place.
     fn restore(&mut self, frame: FrameNo, heat: u8) {
         let side = usize::from(heat).min(OFTEN);
         self.side[frame.0 as usize] = side as u8;

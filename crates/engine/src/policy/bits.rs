@@ -1,4 +1,4 @@
-//! One bit for each frame: an eighth of a byte.
+//! A bit for each frame of a cache.
 
 use crate::units::FrameNo;
 
@@ -6,7 +6,7 @@ use crate::units::FrameNo;
 pub(crate) struct Bits(Vec<u64>);
 
 impl Bits {
-    /// All clear.
+    /// Creates bits that are all clear.
     pub(crate) fn new(frames: u32) -> Self {
         Bits(vec![0; (frames as usize).div_ceil(64)])
     }
@@ -25,7 +25,7 @@ impl Bits {
         self.0[word] |= bit;
     }
 
-    /// Clears the bit. Returns true if it was set.
+    /// Clears a frame's bit. Returns true if the bit was set.
     pub(crate) fn take(&mut self, frame: FrameNo) -> bool {
         let (word, bit) = Self::place(frame);
         let was_set = self.0[word] & bit != 0;

@@ -1,9 +1,10 @@
-//! Clock, also known as second chance: FIFO that spares, once, a block used since the hand last saw
-//! it. Corbató: "A paging experiment with the Multics system", 1969. One bit for each frame, clear
-//! when a block comes in.
+//! Clock, also known as second chance: a FIFO that spares a used block once. Corbató: "A paging
+//! experiment with the Multics system", 1969. Each frame has one bit, which is clear when a block
+//! is inserted.
 //!
-//! The frames stand in a ring. The hand is at the oldest; a block that is spared becomes the youngest
-//! by the hand moving on, a newcomer by being put just behind the hand. Memory: 4⅛ bytes a frame.
+//! The frames form a ring, and the hand is at the oldest frame. When the hand advances past a
+//! spared block, that block becomes the youngest. A new block is inserted just behind the hand.
+//! Memory use is 4⅛ bytes per frame.
 
 use super::bits::Bits;
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -18,9 +19,9 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 };
 
 struct Clock {
-    /// For each frame in the ring, the next younger one; for the youngest, the oldest.
+    /// For each frame in the ring, the next younger frame; for the youngest frame, the oldest.
     next: Vec<u32>,
-    /// Means nothing while the ring is empty.
+    /// Youngest frame; undefined while the ring is empty.
     youngest: u32,
     len: u32,
     used: Bits,
@@ -53,7 +54,8 @@ impl Policy for Clock {
 
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
         let mut busy = 0;
-        // Two rounds: the first may clear the bit of the only frame that is not busy.
+        // Two rounds are needed, because the first may only clear the bit of the only frame that is
+        // not busy.
         while busy < BUSY_MAX.min(2 * self.len) {
             let oldest = FrameNo(self.next[self.youngest as usize]);
             match look(oldest) {

@@ -1,18 +1,19 @@
-//! Clock2Q+: S3-FIFO's three queues, one reference bit, and a *correlation window*. Zhai et al.:
-//! "Clock2Q+: a simple and efficient replacement algorithm for metadata cache in VMware vSAN",
-//! arXiv 2511.21958, 2025 (VLDB 2026).
+//! Clock2Q+: a policy with the three queues of S3-FIFO, one reference bit, and a *correlation
+//! window*. Zhai et al.: "Clock2Q+: a simple and efficient replacement algorithm for metadata cache
+//! in VMware vSAN", arXiv 2511.21958, 2025 (VLDB 2026).
 //!
-//! A newcomer enters the small queue, a tenth of the cache. Uses soon after the first one are often
-//! part of the same piece of work and say nothing about popularity: while a block is among the newest
-//! half of the small queue, a hit does not set its reference bit. At the end of the small queue, a
-//! block with its bit set moves to the main clock; any other leaves and its number is remembered, half
-//! as many as the cache has frames. A block that comes back while it is remembered enters the main
-//! clock at once. The main clock spares, once, a block used since its last turn.
+//! A new block enters the small queue, which is a tenth of the cache. Uses soon after the first one
+//! are often part of the same operation and do not show popularity. So a hit does not set the
+//! reference bit while the block is among the newest half of the small queue. At the end of the
+//! small queue, a block with its bit set moves to the main clock. Any other block is evicted and
+//! its number is remembered; half as many numbers as frames are remembered. A remembered block that
+//! is missed enters the main clock at once. The main clock spares a used block once.
 //!
-//! Where the paper is silent this follows S3-FIFO: victims come from the small queue while it holds its
-//! tenth, otherwise from the main clock; a block enters the main clock with its bit clear, behind the
-//! hand; the small queue may outgrow its tenth while the cache fills. A busy frame goes to the young
-//! end of its queue without re-entering the window. Memory: 7½ bytes a frame.
+//! Where the paper gives no details, this policy follows S3-FIFO. Victims come from the small queue
+//! while it has its full tenth, otherwise from the main clock. A block enters the main clock behind
+//! the hand, with its bit clear. The small queue may exceed its tenth while the cache fills. A busy
+//! frame moves to the young end of its queue without entering the window again. Memory use is 7½
+//! bytes per frame.
 
 use super::ghost::Ghost;
 use super::queue::{self, Links, Queue};
@@ -27,11 +28,12 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(Clock2QPlus::new(frames, Ghost::new(frames / 2))),
 };
 
-/// Used since it came into its queue, or since the main clock's hand last passed.
+/// Flag of a block that was used since it entered its queue, or since the main clock's hand last
+/// passed.
 const USED: u8 = 1;
-/// Among the newest of the small queue: a use does not count.
+/// Flag of a block among the newest of the small queue, whose uses do not count.
 const IN_WINDOW: u8 = 2;
-/// In a heat: in the main clock.
+/// Flag in a heat value: the block is in the main clock.
 const HEAT_MAIN: u8 = 4;
 
 pub(super) struct Clock2QPlus {
@@ -42,7 +44,8 @@ pub(super) struct Clock2QPlus {
     ghost: Ghost,
     small_max: u32,
     window_max: u32,
-    /// Frames at the young end of the small queue that the window covers, and the oldest of them.
+    /// Number of frames at the young end of the small queue that the window covers, and the oldest
+    /// of them.
     window_len: u32,
     window_end: u32,
 }
@@ -63,7 +66,7 @@ impl Clock2QPlus {
         }
     }
 
-    /// Adds a frame to the small queue; the window moves along by one place.
+    /// Adds a frame to the small queue, and advances the window by one frame.
     fn push_small(&mut self, frame: FrameNo, flags: u8) {
         self.flags[frame.0 as usize] = flags;
         self.small.push(&mut self.links, frame);
@@ -89,7 +92,8 @@ impl Clock2QPlus {
         self.small.pop(&self.links)
     }
 
-    /// The end of the small queue: out, on to the main clock, or back when busy.
+    /// Handles the oldest frame of the small queue: evicts it, moves it to the main clock, or
+    /// requeues a busy frame.
     fn evict_small(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
         let flags = self.flags[frame.0 as usize];
         match candidate {
@@ -107,7 +111,7 @@ impl Clock2QPlus {
         false
     }
 
-    /// At the main clock's hand: out, or round again.
+    /// Handles the frame at the main clock's hand: evicts or spares it.
     fn evict_main(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
         let flags = &mut self.flags[frame.0 as usize];
         match candidate {
@@ -138,7 +142,7 @@ impl Policy for Clock2QPlus {
 
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
         let mut busy = 0;
-        // When all that one queue holds is busy, the other has its turn.
+        // If all frames of one queue are busy, the other queue is searched.
         let mut busy_in_small = 0;
         while busy < BUSY_MAX.min(2 * (self.small.len() + self.main.len())) {
             let small_is_full = self.small.len() >= self.small_max && busy_in_small < self.small.len();

@@ -1,4 +1,4 @@
-//! First in, first out.
+//! FIFO: evicts the block that was inserted first.
 
 use super::queue::{self, Links, Queue};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};

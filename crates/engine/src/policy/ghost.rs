@@ -1,8 +1,9 @@
-//! Blocks that left recently, remembered by fingerprint: about 5 bytes for each remembered block.
+//! Recently evicted blocks, remembered by fingerprint: about 5 bytes for each remembered block.
 //!
-//! A table of 16-entry sets, a cache line each. An entry is 20 bits of fingerprint and a 12-bit stamp
-//! that counts insertions coarsely; an entry is alive for as many insertions as the ghost's capacity.
-//! A set that overflows forgets its oldest entry. A wrong "yes" has a chance of 16 / 2²⁰.
+//! The table has sets of 16 entries; each set is a cache line. An entry is 20 bits of fingerprint
+//! and a 12-bit stamp that counts insertions coarsely. An entry is valid for as many insertions as
+//! the ghost's capacity. A set that overflows forgets its oldest entry. The probability of a false
+//! positive is 16 / 2²⁰.
 
 use crate::index::hash;
 use crate::units::BlockNo;
@@ -10,8 +11,8 @@ use crate::units::BlockNo;
 const WAYS: usize = 16;
 const STAMP_BITS: u32 = 12;
 const STAMP_MASK: u32 = (1 << STAMP_BITS) - 1;
-/// Number of stamps that one capacity of insertions spans: a quarter of the stamp's range, so that an entry
-/// is overwritten long before its stamp could be mistaken for a recent one.
+/// Number of stamps that one capacity of insertions spans. It is a quarter of the stamp's range, so
+/// that an entry is overwritten long before its stamp could be mistaken for a recent one.
 const SPAN: u32 = 1 << (STAMP_BITS - 2);
 
 #[derive(Debug)]
@@ -25,14 +26,14 @@ pub(crate) struct Ghost {
 }
 
 impl Ghost {
-    /// Remembers the last `capacity` blocks.
+    /// Creates a memory of the last `capacity` blocks.
     pub(crate) fn new(capacity: u32) -> Self {
-        // Five quarters of the capacity: sets fill unevenly.
+        // The table has 5/4 of the capacity, because sets fill unevenly.
         Self::with_sets(capacity, (capacity as usize * 5).div_ceil(4 * WAYS).max(1))
     }
 
-    /// The same with a table of `sets` sets. If there are far more than needed, up to 1023 blocks are
-    /// remembered exactly, for some 4000 insertions.
+    /// Creates a memory with a table of `sets` sets. If there are many more sets than needed, up to
+    /// 1023 blocks are remembered exactly, for some 4000 insertions.
     pub(super) fn with_sets(capacity: u32, sets: usize) -> Self {
         let per_stamp = u64::from(capacity).div_ceil(u64::from(SPAN)).max(1);
         Ghost {
@@ -67,7 +68,7 @@ impl Ghost {
         self.insertions += 1;
     }
 
-    /// Returns true if the block was evicted recently enough, and forgets it.
+    /// Returns true if the block was evicted recently, and forgets it.
     pub(crate) fn take(&mut self, block: BlockNo) -> bool {
         let (set, print) = self.locate(block);
         let (now, life) = (self.stamp(), self.life);

@@ -1,14 +1,14 @@
-//! LARC: an LRU that a block enters only on its second miss within a short memory, which spares the
-//! flash most of the writes. Huang, Wei, Chen, Chen, Feng: "Improving flash-based disk cache with lazy
+//! LARC: an LRU that admits a block only on its second miss within a short time, which avoids most
+//! writes to flash. Huang, Wei, Chen, Chen, Feng: "Improving flash-based disk cache with lazy
 //! adaptive replacement", MSST 2013.
 //!
-//! Missed blocks enter a queue of remembered blocks (the paper's Qr). The target for its length (Cr)
-//! grows with each miss, the faster the shorter it is, and shrinks with each hit, between a tenth and
-//! nine tenths of the cache: when hits are few, newcomers are given more time to come back. The
-//! paper does not say how a queue above its target gets back to it; here the next newcomer pushes as
-//! many out as it takes.
+//! Missed blocks enter a queue of remembered blocks (Qr in the paper). The target for the queue's
+//! length (Cr) is between a tenth and nine tenths of the cache. Each miss raises the target, the
+//! more the shorter the queue is, and each hit lowers it. So when hits are few, new blocks have
+//! more time to be missed again. The paper does not say how a queue above its target shrinks. Here
+//! the next new block removes as many entries as necessary.
 //!
-//! The remembered blocks are exact, which takes 26 bytes a frame: too many for the daemon.
+//! The remembered blocks are exact, which takes 26 bytes per frame: too many for the daemon.
 
 use super::list::{self, Links, List};
 use super::remembered::Remembered;
@@ -39,10 +39,10 @@ struct Larc {
 impl Larc {
     fn new(frames: u32) -> Self {
         let all = f64::from(frames);
-        // Below ten frames a tenth of the cache would be a memory of nothing.
+        // With fewer than ten frames, a tenth of the cache would be less than one block.
         let target_min = (0.1 * all).max(1.0);
         let target_max = (0.9 * all).max(1.0);
-        // One more: a newcomer comes in before the oldest leaves.
+        // One more entry is needed, because a new block is added before the oldest is removed.
         let remembered_max = target_max as u32 + 1;
         Larc {
             frame_links: list::links(frames as usize),
@@ -86,7 +86,8 @@ impl Policy for Larc {
     }
 
     fn insert(&mut self, frame: FrameNo, block: BlockNo) {
-        // Only now: had every candidate been busy, the block would still be remembered.
+        // The block is forgotten only now, because it must stay remembered if every candidate was
+        // busy.
         if let Some(number) = self.remembered.find(block) {
             self.forget(number);
         }

@@ -2,16 +2,17 @@
 //! Jin: "Evaluating content management techniques for web proxy caches", ACM SIGMETRICS Performance
 //! Evaluation Review 27(4), 2000.
 //!
-//! A block's value is the number of its uses (the one that brought it included) plus the cache's age
-//! at its last use. The block of the least value leaves, and the cache's age becomes that value. So a
-//! block that was used a hundred times long ago gives way as soon as the age has risen by a hundred.
-//! Uses are counted up to 255, which bounds how long an old favourite can stay.
+//! A block's value is the number of its uses, including the first one, plus the cache's age at its
+//! last use. The block with the least value is evicted, and the cache's age becomes that value. So
+//! a block that was used a hundred times long ago is evicted when the age has risen by a hundred.
+//! Uses are counted up to 255, which limits how long a formerly popular block can stay.
 //!
-//! No value is below the age or more than 255 above it: values modulo 256 number a ring of queues, and
-//! a byte is enough for one. A hit writes the new value and leaves the frame where it is; a frame
-//! found in the queue of an old value moves when the search for a victim reaches it. Each hit causes
-//! one such move at most, so an operation is O(1) on average. Of equal values, the frame that came
-//! first to its queue leaves first. Memory: 6 bytes a frame.
+//! No value is below the age or more than 255 above it. So values modulo 256 number a ring of
+//! queues, and one byte is enough for a value. A hit writes the new value and leaves the frame in
+//! its queue. The search for a victim moves a frame that it finds in the queue of an old value.
+//! Each hit causes at most one such move, so an operation takes O(1) on average. Among equal
+//! values, the frame that entered its queue first is evicted first. Memory use is 6 bytes per
+//! frame.
 
 use super::queue::{self, Links, Queue};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -25,23 +26,23 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(Lfu::new(frames)),
 };
 
-/// Values there may be at one time: from the cache's age to 255 above it.
+/// Number of different values at one time: from the cache's age to 255 above it.
 const VALUES: usize = 256;
 
 #[derive(Clone, Copy, Default)]
 struct Worth {
-    /// Uses, 255 at most.
+    /// Number of uses, at most 255.
     uses: u8,
-    /// Uses plus the age at the last use, modulo [`VALUES`].
+    /// Number of uses plus the age at the last use, modulo [`VALUES`].
     value: u8,
 }
 
 struct Lfu {
     links: Links,
     worth: Vec<Worth>,
-    /// By value. A frame may stand in the queue of a value it has outgrown.
+    /// Queues by value. A frame may be in the queue of an old value.
     queues: Vec<Queue>,
-    /// The value of the last victim, modulo [`VALUES`].
+    /// Value of the last victim, modulo [`VALUES`].
     age: u8,
 }
 
@@ -76,7 +77,7 @@ impl Policy for Lfu {
         let mut busy = 0;
         for above_age in 0..=u8::MAX {
             let value = self.age.wrapping_add(above_age);
-            // A busy frame returns to this queue: nothing is looked at twice here.
+            // A busy frame returns to this queue, so each frame is examined at most once.
             for _ in 0..self.queues[value as usize].len() {
                 let frame = self.queues[value as usize].pop(&self.links)?;
                 let candidate = look(frame);
@@ -98,7 +99,7 @@ impl Policy for Lfu {
         None
     }
 
-    /// A heat is a value, counted from the age.
+    /// A heat is a value above the age.
     fn order(&self) -> Vec<(FrameNo, u8)> {
         let queues = (0..=u8::MAX).map(|above| &self.queues[self.age.wrapping_add(above) as usize]);
         let mut order: Vec<_> = queues
@@ -109,7 +110,7 @@ impl Policy for Lfu {
         order
     }
 
-    /// What a block was worth above the age becomes its uses.
+    /// The block's value above the age becomes its number of uses.
     fn restore(&mut self, frame: FrameNo, heat: u8) {
         self.push(frame, Worth { uses: heat.max(1), value: self.age.wrapping_add(heat) });
     }

@@ -1,15 +1,15 @@
-//! LIRS: blocks are kept not by when they were used last but by how many others were used between
-//! their last two uses. Jiang and Zhang: "LIRS: an efficient low inter-reference recency set
-//! replacement policy to improve buffer cache performance", SIGMETRICS 2002.
+//! LIRS: ranks blocks by how many other blocks were used between their last two uses. Jiang and
+//! Zhang: "LIRS: an efficient low inter-reference recency set replacement policy to improve buffer
+//! cache performance", SIGMETRICS 2002.
 //!
-//! Most frames hold blocks that came back soon (LIR). The others, a hundredth of the cache but two at
-//! least, hold newcomers and blocks that came back late (HIR) and leave in the order of a queue (Q). A
-//! stack by recency (S) ends in the least recent LIR block; an HIR block that is used while it is still
-//! in S came back sooner than that one, and takes its place. HIR blocks stay in S when they leave the
-//! cache, until they fall off its end.
+//! Most frames hold blocks that were reused soon (LIR). The other frames, a hundredth of the cache
+//! but at least two, hold new blocks and blocks that were reused late (HIR). HIR blocks are evicted
+//! in the order of a queue (Q). A stack by recency (S) ends at the least recent LIR block. An HIR
+//! block that is used while it is still in S was reused sooner than that LIR block, and takes its
+//! place. HIR blocks stay in S after their eviction, until they reach its end.
 //!
-//! The paper does not bound S. Here it remembers as many blocks that left as the cache has frames;
-//! those that left first are forgotten first. That takes 45 bytes a frame: too many for the daemon.
+//! The paper does not limit S. Here S remembers as many evicted blocks as the cache has frames, and
+//! forgets the earliest first. This takes 45 bytes per frame: too many for the daemon.
 
 use super::list::{self, Links, List};
 use super::remembered::{self, Remembered};
@@ -24,32 +24,32 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(Lirs::new(frames)),
 };
 
-/// One of this many frames is HIR …
+/// One in this number of frames is HIR.
 const FRAMES_PER_HIR: u32 = 100;
-/// … and this many at least, if the cache has twice as many.
+/// Minimum number of HIR frames, if the cache has at least twice as many frames.
 const HIR_MIN: u32 = 2;
-/// Nodes of S that are looked at, beyond its end, when every frame of Q is busy.
+/// Maximum number of nodes of S that are examined, beyond its end, when every frame of Q is busy.
 const STACK_STEPS_MAX: usize = 8 * BUSY_MAX as usize;
 const HEAT_LIR: u8 = 1;
 
 /// State of a frame.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// A LIR block: in S, not in Q.
+    /// A LIR block, which is in S and not in Q.
     Lir,
-    /// A HIR block in S and Q.
+    /// A HIR block that is in S and Q.
     HirInStack,
-    /// A HIR block in Q alone.
+    /// A HIR block that is only in Q.
     Hir,
 }
 
 struct Lirs {
-    /// Per frame.
+    /// State of each frame.
     state: Vec<State>,
     /// Nodes: the frames, then the remembered blocks by their number in the directory.
     stack_links: Links,
     stack: List,
-    /// Links of the frames in Q, and of the remembered blocks in the order in which they left.
+    /// Links of the frames in Q, and of the remembered blocks in the order of their eviction.
     queue_links: Links,
     queue: List,
     left: List,
@@ -62,7 +62,8 @@ struct Lirs {
 impl Lirs {
     fn new(frames: u32) -> Self {
         let hirs = (frames / FRAMES_PER_HIR).max(HIR_MIN).min(frames.div_ceil(2));
-        // One more: a returning block keeps its entry until the block it displaces has got one.
+        // One more entry is needed, because a returning block keeps its entry until the block that
+        // it displaces has one.
         let capacity = remembered::room(frames, frames.saturating_add(1));
         let nodes = frames as usize + capacity as usize;
         Lirs {
@@ -83,7 +84,7 @@ impl Lirs {
         self.state.len() as u32
     }
 
-    /// A frame that is in neither S nor Q becomes LIR, on top of S.
+    /// Makes a frame LIR, on top of S. The frame must be in neither S nor Q.
     fn push_lir(&mut self, frame: u32) {
         self.state[frame as usize] = State::Lir;
         self.stack.push(&mut self.stack_links, frame);
@@ -93,7 +94,7 @@ impl Lirs {
         }
     }
 
-    /// A frame that is in neither S nor Q becomes HIR, on top of S and last in Q.
+    /// Makes a frame HIR, on top of S and last in Q. The frame must be in neither S nor Q.
     fn push_hir(&mut self, frame: u32) {
         self.queue.push(&mut self.queue_links, frame);
         if self.lirs == 0 {
@@ -105,7 +106,7 @@ impl Lirs {
         }
     }
 
-    /// The least recent LIR block moves from the end of S to that of Q.
+    /// Moves the least recent LIR block from the end of S to the end of Q.
     fn demote_oldest(&mut self) {
         let frame = self.stack.oldest().expect("LIR blocks are in S");
         debug_assert!(self.is_lir(frame));
@@ -140,7 +141,7 @@ impl Lirs {
         self.remembered.remove(node - self.frames());
     }
 
-    /// Forgets the block that left first if one too many is remembered.
+    /// Forgets the block that was evicted first if one too many is remembered.
     fn forget_surplus(&mut self) {
         if self.remembered.len() > self.remembered_max
             && let Some(oldest) = self.left.oldest()
@@ -149,7 +150,7 @@ impl Lirs {
         }
     }
 
-    /// The frame's block leaves the cache and stays in S.
+    /// Evicts the frame's block, which stays in S.
     fn remember(&mut self, frame: u32, block: BlockNo) {
         self.forget_surplus();
         let node = self.frames() + self.remembered.insert(block);
@@ -166,7 +167,7 @@ impl Lirs {
         }
     }
 
-    /// When all of Q is busy: the least recent LIR block that is not.
+    /// Returns the least recent LIR block that is not busy, for use when all of Q is busy.
     fn evict_lir(&mut self, patience: u32, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
         let near_the_end = self.stack.iter(&self.stack_links).take(STACK_STEPS_MAX);
         let frame = near_the_end
@@ -200,8 +201,7 @@ impl Policy for Lirs {
         }
     }
 
-    /// A block enters as LIR if it returns while it is in S, and as long as there are too few LIR
-    /// blocks.
+    /// Inserts a block. It becomes LIR if it was still in S, or while there are too few LIR blocks.
     fn insert(&mut self, frame: FrameNo, block: BlockNo) {
         let returning = self.remembered.find(block);
         if let Some(number) = returning {
@@ -232,7 +232,7 @@ impl Policy for Lirs {
         hirs.chain(lirs.map(|frame| (FrameNo(frame), HEAT_LIR))).collect()
     }
 
-    /// HIR blocks are restored without their position in S, the lists without the blocks that left.
+    /// HIR blocks are restored without their position in S. Remembered blocks are not restored.
     fn restore(&mut self, frame: FrameNo, heat: u8) {
         match heat {
             HEAT_LIR => self.push_lir(frame.0),

@@ -1,7 +1,7 @@
-//! A doubly linked list of nodes: 8 bytes a node, in one array that the lists of a policy share.
+//! A doubly linked list of nodes. The lists of a policy share one array, with 8 bytes per node.
 //!
-//! Nodes are small numbers. A policy gives the first of them to its frames, and the rest to remembered
-//! blocks, if it has any. A node is in at most one list of its array.
+//! Nodes are small numbers. A policy uses the first numbers for its frames, and the others for
+//! remembered blocks, if it has any. A node is in at most one list of its array.
 
 use super::Candidate;
 use crate::units::FrameNo;
@@ -21,7 +21,7 @@ pub(super) fn bytes(links: &Links) -> u64 {
     8 * links.capacity() as u64
 }
 
-/// Nodes in order of age: they are added as the youngest.
+/// Nodes in order of age, with new nodes at the young end.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct List {
     oldest: u32,
@@ -42,7 +42,7 @@ impl List {
         (self.oldest != NONE).then_some(self.oldest)
     }
 
-    /// Adds a node that is in no list, as the youngest.
+    /// Adds a node that is in no list, as the youngest one.
     #[inline]
     pub(super) fn push(&mut self, links: &mut Links, node: u32) {
         links[node as usize] = (self.youngest, NONE);
@@ -62,7 +62,7 @@ impl List {
         self.len -= 1;
     }
 
-    /// Moves a node of this list to the young end.
+    /// Moves a node of this list to its young end.
     #[inline]
     pub(super) fn renew(&mut self, links: &mut Links, node: u32) {
         if self.youngest != node {
@@ -71,7 +71,7 @@ impl List {
         }
     }
 
-    /// Replaces `old`, which leaves, by `new`, which is in no list.
+    /// Replaces `old` by `new`, which is in no list. `old` is then in no list.
     pub(super) fn replace(&mut self, links: &mut Links, old: u32, new: u32) {
         let (older, younger) = links[old as usize];
         links[new as usize] = (older, younger);
@@ -79,7 +79,7 @@ impl List {
         self.join(links, new, younger);
     }
 
-    /// Moves all of `other` after the youngest of this list.
+    /// Appends all nodes of `other` after the youngest node of this list.
     pub(super) fn append(&mut self, links: &mut Links, other: &mut List) {
         let other = std::mem::replace(other, List::new());
         if other.len == 0 {
@@ -96,7 +96,7 @@ impl List {
         self.len += other.len;
     }
 
-    /// Makes two nodes neighbours; `NONE` means the list's end.
+    /// Makes two nodes neighbours. `NONE` stands for the end of the list.
     #[inline]
     fn join(&mut self, links: &mut Links, older: u32, younger: u32) {
         match older {
@@ -109,7 +109,7 @@ impl List {
         }
     }
 
-    /// Iterates from oldest to youngest.
+    /// Returns the nodes from oldest to youngest.
     pub(super) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = u32> + use<'a> {
         let mut at = self.oldest;
         std::iter::from_fn(move || {
@@ -121,8 +121,8 @@ impl List {
         })
     }
 
-    /// Returns the oldest frame that may be evicted. Skips at most `patience` busy ones, and reduces
-    /// `patience` by them.
+    /// Returns the oldest frame that may be evicted. Skips at most `patience` busy frames, and
+    /// reduces `patience` by their number.
     pub(super) fn victim(
         &self,
         links: &Links,

@@ -1,4 +1,4 @@
-//! Least recently used.
+//! LRU: evicts the least recently used block.
 
 use super::list::{self, Links, List};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};

@@ -1,7 +1,7 @@
 //! Replacement policies. Each policy is one file and one line in [`POLICIES`].
 //!
-//! A policy orders frames. The caller reports insertions and hits, and asks for victims; it also tells the
-//! policy what a candidate frame holds, and whether it may be evicted now.
+//! A policy orders frames. The caller reports insertions and hits, and asks for victims. The caller
+//! also tells the policy what a candidate frame holds, and whether it may be evicted now.
 
 mod arc;
 mod bits;
@@ -45,7 +45,8 @@ pub const POLICIES: &[PolicyInfo] = &[
     two_level_lru::INFO,
 ];
 
-/// Starts as the default policy; a cache with it has a [`chooser`](crate::chooser).
+/// An automatic policy, which starts as the default policy. A cache that uses it has a
+/// [`chooser`](crate::chooser).
 const AUTO: PolicyInfo = PolicyInfo {
     name: "auto",
     summary: "simulations of several policies beside the cache choose one",
@@ -61,16 +62,16 @@ pub struct PolicyInfo {
     pub name: &'static str,
     /// A one-line summary.
     pub summary: &'static str,
-    /// The publication.
+    /// The publication that describes the policy.
     pub source: &'static str,
-    /// True if the daemon may use it: with the index, it takes at most the promised 24 bytes per 4 KiB
-    /// block.
+    /// True if the daemon may use the policy. With the index, such a policy takes at most the
+    /// promised 24 bytes per 4 KiB block.
     pub serves: bool,
     /// Creates the policy for a cache of `frames` frames.
     pub build: fn(frames: u32) -> Box<dyn Policy>,
 }
 
-/// Names a policy: a row of [`POLICIES`].
+/// Name of a policy: a row of [`POLICIES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PolicyKind(u8);
 
@@ -90,8 +91,8 @@ impl PolicyKind {
         self.info().name == AUTO.name
     }
 
-    /// Creates the policy for a cache of `frames` frames whose admission remembers blocks too: `s3-fifo` remembers fewer
-    /// then, so that both stay within 24 bytes per block.
+    /// Creates the policy for a cache of `frames` frames whose admission remembers blocks too. The
+    /// policy `s3-fifo` then remembers fewer blocks, so that both stay within 24 bytes per block.
     pub(crate) fn build_beside_admission(self, frames: u32) -> Box<dyn Policy> {
         if self.info().name == s3_fifo::INFO.name {
             s3_fifo::lean(frames)
@@ -107,36 +108,37 @@ impl PolicyKind {
     }
 }
 
-/// The caller's information on a frame that a policy would evict.
+/// State of a frame that a policy would evict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Candidate {
-    /// It may be evicted. It holds this block.
+    /// The frame may be evicted, and holds this block.
     Block(BlockNo),
-    /// It may be evicted without loss: no sector of it is valid.
+    /// The frame may be evicted without loss, because it has no valid sector.
     Empty,
-    /// I/O on it is in flight: it must stay.
+    /// The frame must stay, because I/O on it is in flight.
     Busy,
 }
 
-/// One cache's replacement order.
+/// The replacement order of one cache.
 pub trait Policy: Send {
     /// Records that a request used the block in this frame.
     fn hit(&mut self, frame: FrameNo);
 
-    /// Records an access to a block that is not in the cache, and returns true if it is admitted. The
-    /// caller then calls `evict` if no frame is free, and `insert`, unless every candidate was busy.
-    /// Policies that learn from misses learn here.
+    /// Records an access to a block that is not in the cache, and returns true if the block is
+    /// admitted. The caller then calls `evict` if no frame is free, and `insert`, unless every
+    /// candidate was busy. Policies that learn from misses do so here.
     fn admit(&mut self, _block: BlockNo) -> bool {
         true
     }
 
-    /// Adds a frame with this block; the policy does not have the frame, or evicted it before.
+    /// Adds a frame with this block. The frame is new to the policy, or was evicted before.
     fn insert(&mut self, frame: FrameNo, block: BlockNo);
 
-    /// Chooses a frame and removes it. `None` if all candidates are busy.
+    /// Chooses a frame to evict and removes it. Returns `None` if all candidates are busy.
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo>;
 
-    /// Returns true if this frame is in a protected class: all others are evicted before it.
+    /// Returns true if the frame is in a protected class. All other frames are evicted before
+    /// protected ones.
     fn is_hot(&self, _frame: FrameNo) -> bool {
         false
     }
@@ -144,12 +146,13 @@ pub trait Policy: Send {
     /// Returns every frame with its heat (the policy's own measure), coldest first.
     fn order(&self) -> Vec<(FrameNo, u8)>;
 
-    /// Adds a frame from another instance of the same policy. Called coldest first.
+    /// Adds a frame from another instance of the same policy. The caller adds the coldest frame
+    /// first.
     fn restore(&mut self, frame: FrameNo, heat: u8);
 
-    /// Returns the memory used, in bytes.
+    /// Returns the memory use, bytes.
     fn bytes(&self) -> u64;
 }
 
-/// Maximum number of busy frames that a policy skips before it fails.
+/// Maximum number of busy frames that a policy skips before an eviction fails.
 const BUSY_MAX: u32 = 128;

@@ -1,4 +1,5 @@
-//! A FIFO queue of frames, linked through an array that queues of one policy share: 4 bytes a frame.
+//! A FIFO queue of frames. The queues of one policy share an array of links, with 4 bytes per
+//! frame.
 
 use crate::units::FrameNo;
 
@@ -7,12 +8,12 @@ const NONE: u32 = u32::MAX;
 /// For each frame, the next younger one in its queue.
 pub(crate) type Links = Vec<u32>;
 
-/// Links for that many frames.
+/// Creates links for this number of frames.
 pub(crate) fn links(frames: u32) -> Links {
     vec![NONE; frames as usize]
 }
 
-/// Oldest at the front.
+/// A queue with the oldest frame at its front.
 #[derive(Debug)]
 pub(crate) struct Queue {
     oldest: u32,
@@ -29,7 +30,7 @@ impl Queue {
         self.len
     }
 
-    /// Adds a frame that is in no queue, as the youngest.
+    /// Adds a frame that is in no queue, as the youngest one.
     pub(crate) fn push(&mut self, links: &mut Links, frame: FrameNo) {
         links[frame.0 as usize] = NONE;
         if self.len == 0 {
@@ -41,7 +42,7 @@ impl Queue {
         self.len += 1;
     }
 
-    /// Takes the oldest.
+    /// Removes and returns the oldest frame.
     pub(crate) fn pop(&mut self, links: &Links) -> Option<FrameNo> {
         if self.len == 0 {
             return None;
@@ -52,7 +53,7 @@ impl Queue {
         Some(FrameNo(frame))
     }
 
-    /// Oldest to youngest.
+    /// Returns the frames from oldest to youngest.
     pub(crate) fn iter<'a>(&self, links: &'a Links) -> impl Iterator<Item = FrameNo> + 'a {
         let mut at = self.oldest;
         (0..self.len).map(move |_| {

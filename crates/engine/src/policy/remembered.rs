@@ -1,8 +1,8 @@
-//! Blocks that are not in the cache but remembered exactly. Each has a small number, by which a policy
-//! keeps it in its own lists. 12 bytes for each block of the capacity.
+//! Exactly remembered blocks that are not in the cache. Each has a small number, by which a policy
+//! keeps it in lists of its own. Memory use is 12 bytes for each block of the capacity.
 //!
-//! A hash table with chains. [`Ghost`](super::ghost::Ghost) takes less than half of that, but keeps only
-//! the order of arrival, and forgets a little early or late.
+//! The structure is a hash table with chains. A [`Ghost`](super::ghost::Ghost) takes less than half
+//! of the memory, but keeps only the order of arrival, and forgets a little early or late.
 
 use super::list::NONE;
 use crate::index::hash;
@@ -11,17 +11,17 @@ use crate::units::BlockNo;
 #[derive(Debug)]
 struct Entry {
     block: BlockNo,
-    /// Next in the chain, or in the list of unused entries.
+    /// Next entry in the chain, or in the list of unused entries.
     next: u32,
 }
 
-/// Returns how many of the wanted blocks can be remembered beside `frames` frames: both share one
-/// numbering. Fewer than wanted only for caches near the maximum size.
+/// Returns how many of the wanted blocks can be remembered beside `frames` frames, because both
+/// share one numbering. The result is less than `wanted` only for caches near the maximum size.
 pub(super) fn room(frames: u32, wanted: u32) -> u32 {
     wanted.min(NONE - 1 - frames)
 }
 
-/// The remembered blocks; entries are numbered from 0.
+/// The remembered blocks. Their entries are numbered from 0.
 #[derive(Debug)]
 pub(super) struct Remembered {
     /// First entry of each chain.

@@ -1,12 +1,13 @@
-//! S3-FIFO: a small queue for newcomers, a main queue for blocks that proved popular, and a memory
-//! of what left the small queue. Yang, Zhang, Qiu, Yue, Vinayak: "FIFO queues are all you need for
+//! S3-FIFO: a small queue for new blocks, a main queue for popular blocks, and a memory of blocks
+//! evicted from the small queue. Yang, Zhang, Qiu, Yue, Vinayak: "FIFO queues are all you need for
 //! cache eviction", SOSP 2023.
 //!
-//! A newcomer enters the small queue (a tenth of the cache). At its end, a block used more than once
-//! moves to the main queue, any other leaves and is remembered. A block that comes back while it is
-//! remembered enters the main queue at once. At the end of the main queue, a block goes round again
-//! as often as it was used (three times at most) before it leaves. The memory is what adapts: when
-//! the workload changes, returning blocks reach the main queue without the long way.
+//! A new block enters the small queue (a tenth of the cache). At the end of the small queue, a
+//! block that was used more than once moves to the main queue; any other block is evicted and
+//! remembered. A remembered block that is missed enters the main queue at once. At the end of the
+//! main queue, a block is requeued as often as it was used (at most three times) before it is
+//! evicted. The memory makes the policy adaptive: after a change of the workload, returning blocks
+//! reach the main queue directly.
 
 use super::ghost::Ghost;
 use super::queue::{self, Links, Queue};
@@ -22,9 +23,10 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 };
 
 const USES_MAX: u8 = 3;
-/// Uses that a block in the small queue needs to stay, beyond the one that brought it.
+/// Number of uses, beyond the first one, that a block in the small queue needs to stay in the
+/// cache.
 const USES_TO_STAY: u8 = 2;
-/// In a heat value: the block was in the main queue.
+/// Flag in a heat value: the block was in the main queue.
 const HEAT_MAIN: u8 = 4;
 
 struct S3Fifo {
@@ -36,7 +38,7 @@ struct S3Fifo {
     small_max: u32,
 }
 
-/// The policy with a ghost of half the size.
+/// Creates the policy with a ghost of half the size.
 pub(super) fn lean(frames: u32) -> Box<dyn Policy> {
     let ghosts = (frames - small_max(frames)).div_ceil(2);
     Box::new(S3Fifo::with_ghost(frames, Ghost::new(ghosts)))
@@ -63,7 +65,8 @@ impl S3Fifo {
         }
     }
 
-    /// The end of the small queue: out, on to the main queue, or back when busy.
+    /// Handles the oldest frame of the small queue: evicts it, moves it to the main queue, or
+    /// requeues a busy frame.
     fn evict_small(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
         match candidate {
             Candidate::Empty => return true,
@@ -80,7 +83,7 @@ impl S3Fifo {
         false
     }
 
-    /// The end of the main queue: out, or round again.
+    /// Handles the oldest frame of the main queue: evicts or requeues it.
     fn evict_main(&mut self, frame: FrameNo, candidate: Candidate) -> bool {
         let uses = &mut self.uses[frame.0 as usize];
         match candidate {
@@ -109,7 +112,7 @@ impl Policy for S3Fifo {
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
         let (mut busy, mut busy_small) = (0, 0);
         while busy < BUSY_MAX.min(self.small.len() + self.main.len()) {
-            // Blocks that go round busy must not keep the main queue from being asked.
+            // If all frames of the small queue are busy, the main queue is searched.
             let small_is_due = self.small.len() >= self.small_max && busy_small < self.small.len();
             let from_small = small_is_due || self.main.len() == 0;
             let queue = if from_small { &mut self.small } else { &mut self.main };

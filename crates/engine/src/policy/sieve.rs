@@ -1,13 +1,13 @@
-//! SIEVE: a FIFO queue with a hand that moves from its old end to its young end, sparing what was
-//! used and leaving it where it is. Zhang, Yang, Yue, Vigfusson, Rashmi: "SIEVE is simpler than LRU:
-//! an efficient turn-key eviction algorithm for web caches", NSDI 2024.
+//! SIEVE: a FIFO queue with a hand that moves from the old end to the young end. The hand spares
+//! used blocks and leaves them at their position. Zhang, Yang, Yue, Vigfusson, Rashmi: "SIEVE is
+//! simpler than LRU: an efficient turn-key eviction algorithm for web caches", NSDI 2024.
 //!
-//! Newcomers join the young end, ahead of the hand, so the survivors of a round are not mixed with
-//! them: that is what clock does differently. When the hand has passed the youngest, the next eviction
-//! starts at the oldest.
+//! New blocks join the young end, ahead of the hand. So spared blocks of a round are not mixed with
+//! new ones, unlike in clock. When the hand has passed the youngest block, the next eviction starts
+//! at the oldest.
 //!
-//! The queue is linked in one direction only: frames leave at the hand alone, and the hand knows the
-//! frame it passed last. Memory: 4⅛ bytes a frame.
+//! The queue is linked in one direction only, because frames are removed only at the hand, and the
+//! hand knows the frame that it passed last. Memory use is 4⅛ bytes per frame.
 
 use super::bits::Bits;
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -22,9 +22,9 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
 };
 
 const NONE: u32 = u32::MAX;
-/// In a heat: used since the hand last passed.
+/// Flag in a heat value: the block was used since the hand last passed.
 const HEAT_USED: u8 = 1;
-/// In a heat: the hand passed it in this round.
+/// Flag in a heat value: the hand passed the block in this round.
 const HEAT_PASSED: u8 = 2;
 
 struct Sieve {
@@ -32,7 +32,7 @@ struct Sieve {
     younger: Vec<u32>,
     oldest: u32,
     youngest: u32,
-    /// `NONE`: the next eviction starts at the oldest.
+    /// Frame at the hand. With `NONE`, the next eviction starts at the oldest frame.
     hand: u32,
     /// The frame just older than the hand's, if the hand has a frame.
     passed: u32,
@@ -53,7 +53,7 @@ impl Sieve {
         }
     }
 
-    /// Adds a frame next to an older one; `NONE`: as the oldest.
+    /// Adds a frame next to an older one, or as the oldest frame if `older` is `NONE`.
     fn link_after(&mut self, older: u32, frame: FrameNo) {
         let next = match older {
             NONE => &mut self.oldest,
@@ -67,7 +67,7 @@ impl Sieve {
         self.len += 1;
     }
 
-    /// Takes the frame at the hand out. The hand is then at the next younger one.
+    /// Removes the frame at the hand. The hand is then at the next younger frame.
     fn unlink_at_hand(&mut self) {
         let younger = self.younger[self.hand as usize];
         match self.passed {
@@ -99,7 +99,8 @@ impl Policy for Sieve {
 
     fn evict(&mut self, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Option<FrameNo> {
         let mut busy = 0;
-        // Two rounds: the first may clear the bit of the only frame that is not busy.
+        // Two rounds are needed, because the first may only clear the bit of the only frame that is
+        // not busy.
         while busy < BUSY_MAX.min(2 * self.len) {
             if self.hand == NONE {
                 (self.hand, self.passed) = (self.oldest, NONE);
@@ -118,7 +119,8 @@ impl Policy for Sieve {
         None
     }
 
-    /// In the order of the hand: first the frames ahead of it, then those that it has passed.
+    /// Frames are returned in the order of the hand: first those ahead of it, then those that it
+    /// has passed.
     fn order(&self) -> Vec<(FrameNo, u8)> {
         let used = |frame| if self.used.get(frame) { HEAT_USED } else { 0 };
         let heat = |frame, passed| (frame, used(frame) | passed);

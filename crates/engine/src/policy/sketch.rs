@@ -3,24 +3,25 @@
 //! stream summary: the count-min sketch and its applications", J. Algorithms 55, 2005; Estan, Varghese:
 //! "New directions in traffic measurement and accounting", SIGCOMM 2002.
 //!
-//! A block's four counters lie in one cache line, one in each of its four rows of 32. Halving all counters
-//! only increments a number; a line halves its counters when it is next accessed. A line that was not
-//! accessed during 256 halvings appears to have missed none. Hashes of different blocks may collide: an
-//! estimate can be too high, never too low.
+//! A block's four counters are in one cache line, one in each of the line's four rows of 32
+//! counters. To halve all counters, the sketch only increments a number. A line halves its counters
+//! when it is next accessed. A line that is accessed after exactly 256 halvings appears to have
+//! missed none. Hashes of different blocks may collide, so an estimate can be too high, but never
+//! too low.
 
 use crate::index::hash;
 use crate::units::BlockNo;
 
-/// Bits of a counter, and so halvings after which any count is zero.
+/// Bits of a counter. After as many halvings, any count is zero.
 pub(crate) const COUNT_BITS: u32 = 4;
-/// The largest count.
+/// The largest value of a counter.
 pub(crate) const COUNT_MAX: u8 = (1 << COUNT_BITS) - 1;
 const ROWS: usize = 4;
 const WORDS: usize = 8;
 /// For each 4-bit counter, the bits that stay when it is shifted right by one.
 const HALVES: u64 = 0x7777_7777_7777_7777;
 
-/// Two words for each row.
+/// Number of words in a line: two for each row.
 #[derive(Clone, Copy, Debug)]
 #[repr(align(64))]
 struct Line([u64; WORDS]);
@@ -28,7 +29,7 @@ struct Line([u64; WORDS]);
 #[derive(Debug)]
 pub(crate) struct Sketch {
     lines: Vec<Line>,
-    /// Per line: number of halvings applied, modulo 256.
+    /// For each line, the number of halvings that were applied, modulo 256.
     halvings_done: Vec<u8>,
     halvings: u8,
 }
@@ -83,7 +84,8 @@ impl Sketch {
             self.halvings_done[number] = self.halvings;
         }
         let places = std::array::from_fn(|row| {
-            // Five bits of the hash for each row: a word of two, a counter of 16.
+            // Each row uses five bits of the hash: one of two words, and one of 16 counters in the
+            // word.
             let bits = (hash >> (5 * row)) as u32 & 31;
             Place { word: 2 * row + (bits / 16) as usize, shift: 4 * (bits % 16) }
         });

@@ -1,18 +1,19 @@
-//! Two-level LRU: SYSTEMS §4, the part of it that is replacement. Blocks come into Inactive; used
-//! again, they become Active. When Active has grown larger than Inactive, the least used of Active go
-//! back until both are equal. The victim is the earliest of Inactive.
+//! Two-level LRU: the replacement part of the system in SYSTEMS §4. New blocks are Inactive, and
+//! become Active when they are used again. When there are more Active than Inactive blocks, the
+//! least used Active blocks become Inactive until the numbers are equal. The earliest Inactive
+//! block is evicted.
 //!
-//! The source's other two states are places of the write-back cache: Clean is an Inactive block whose
-//! data is on the backing, Free a frame without a block. As long as every write goes through, all
-//! blocks are clean, and the earliest Inactive is what Clean would give up first. Once data can be
-//! dirty, the blocks that may leave are the clean ones: that is for the caller's `look` to say.
+//! The source has two more states, which concern the write-back cache. Clean is an Inactive block
+//! whose data is on the backing, and Free is a frame without a block. While every write is written
+//! through, all blocks are clean, and the earliest Inactive block is the first one to evict. When
+//! data can be dirty, only clean blocks may be evicted, which the caller's `look` decides.
 //!
-//! "Least used" is counted: uses since the block came, 15 at most, halved each time that ten times as
-//! many requests have come by as the cache has frames; of equals, the one used longest ago. An Active
-//! block whose count falls to nothing so "was not accessed for a while" and goes back too, or a loop
-//! that fits into the cache but not into half of it would never find room beside what was popular
-//! once. A list for each count makes the ranking: no use costs more than a few steps, but for the
-//! halving, which is a pass over a byte for each frame. 9 bytes a frame.
+//! A block counts its uses since its insertion, at most 15. All counts are halved after ten
+//! requests for each frame of the cache. The block with the lowest count is the least used, and the
+//! one used longest ago among equals. An Active block whose count falls to zero becomes Inactive
+//! too. Otherwise a loop that fits into the cache but not into half of it would not displace
+//! formerly popular blocks. A list for each count gives the ranking, so each use takes a few steps.
+//! Only the halving passes over a byte for each frame. Memory use is 9 bytes per frame.
 
 use super::list::{self, Links, List};
 use super::{BUSY_MAX, Candidate, Policy, PolicyInfo};
@@ -26,28 +27,28 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(TwoLevelLru::new(frames)),
 };
 
-/// Counts of blocks in Active begin at 1: list 0 is Inactive.
+/// Number of lists. List 0 is Inactive, and counts of Active blocks begin at 1.
 const LISTS: usize = 16;
 const COUNT_MAX: u8 = LISTS as u8 - 1;
-/// In a heat, beside the count.
+/// Flag in a heat value, beside the count: the block is Active.
 const ACTIVE: u8 = 1 << 7;
-/// Requests, for each frame of the cache, after which counts are halved.
+/// Number of requests, for each frame of the cache, after which counts are halved.
 const REQUESTS_PER_FRAME: u64 = 10;
 
 struct TwoLevelLru {
     links: Links,
-    /// Per frame: its count, and whether it is in Active.
+    /// For each frame, its count and whether it is Active.
     heats: Vec<u8>,
-    /// Inactive, then Active by count.
+    /// The Inactive list, then the Active lists by count.
     lists: [List; LISTS],
-    /// A bit for each list of Active that has frames.
+    /// One bit for each Active list that has frames.
     occupied: u16,
     active: u32,
-    /// Requests since counts were halved.
+    /// Number of requests since counts were last halved.
     requests: u64,
 }
 
-/// The list in which a frame of that heat is.
+/// Returns the list of a frame with this heat.
 fn list_of(heat: u8) -> usize {
     if heat & ACTIVE == 0 { 0 } else { usize::from(heat & !ACTIVE) }
 }
@@ -86,7 +87,7 @@ impl TwoLevelLru {
         heat
     }
 
-    /// The lists of Active that have frames, least used first.
+    /// Returns the Active lists that have frames, least used first.
     fn active_lists(&self) -> impl Iterator<Item = usize> + use<> {
         let mut left = self.occupied;
         std::iter::from_fn(move || {
@@ -98,7 +99,7 @@ impl TwoLevelLru {
         })
     }
 
-    /// Active keeps to half.
+    /// Makes blocks Inactive until at most half of all blocks are Active.
     fn balance(&mut self) {
         while self.active > self.lists[0].len() {
             let least = self.active_lists().next().expect("Active is not empty");
@@ -108,7 +109,8 @@ impl TwoLevelLru {
         }
     }
 
-    /// Counts a request. When it is time, halves all counts; Active blocks left with none go back.
+    /// Counts a request. When counts are halved, Active blocks whose count falls to zero become
+    /// Inactive.
     fn tick(&mut self) {
         self.requests += 1;
         if self.requests < REQUESTS_PER_FRAME * self.heats.len() as u64 {

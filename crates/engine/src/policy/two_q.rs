@@ -1,16 +1,16 @@
-//! 2Q: newcomers wait in a FIFO; what is asked for again soon after it left there has proved itself
-//! and comes back into an LRU. Johnson and Shasha: "2Q: a low overhead high performance buffer
-//! management replacement algorithm", VLDB 1994; the full version.
+//! 2Q: new blocks enter a FIFO, and a block that is missed again soon after it left the FIFO enters
+//! an LRU. Johnson and Shasha: "2Q: a low overhead high performance buffer management replacement
+//! algorithm", VLDB 1994; this is the full version.
 //!
-//! The FIFO (the paper's A1in) keeps to a quarter of the cache once it has reached it. Uses in it
-//! count for nothing: they are most often the same request going on. Blocks that leave it are
-//! remembered (A1out), blocks that leave the LRU (Am) are not.
+//! The FIFO (A1in in the paper) is limited to a quarter of the cache. Uses of a block in the FIFO
+//! do not count, because they are mostly part of the same request. Blocks that leave the FIFO are
+//! remembered (A1out), and blocks that leave the LRU (Am) are not.
 //!
-//! Three liberties, for a memory of 10.4 bytes a frame, which the daemon can afford. A1out has as many
-//! identifiers as 48 % of the cache has frames, where the paper has 50 %. It goes by fingerprint
-//! ([`Ghost`]): an identifier lives there for that many departures, whether others were called back
-//! meanwhile or not. And it lives for one more, because a returning block is looked up after the
-//! departure that makes room for it.
+//! The implementation differs from the paper in three ways, so that 10.4 bytes per frame suffice,
+//! which the daemon can use. A1out has as many identifiers as 48 % of the cache has frames, instead
+//! of 50 %. It stores fingerprints ([`Ghost`]), so an identifier stays for that number of
+//! evictions, even if other identifiers were removed meanwhile. An identifier stays for one more
+//! eviction, because a returning block is looked up after the eviction that makes room for it.
 
 use super::ghost::Ghost;
 use super::list::{self, Links, List, NONE};
@@ -25,8 +25,8 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(TwoQ::new(frames)),
 };
 
-/// Instead of the next older frame: this frame is in the FIFO, which needs links in one direction
-/// only. No frame has this number.
+/// Link value of a frame that is in the FIFO, which needs links in one direction only. No frame has
+/// this number.
 const IN_FIFO: u32 = NONE - 1;
 const HEAT_LRU: u8 = 1;
 
@@ -35,7 +35,7 @@ struct TwoQ {
     fifo_oldest: u32,
     fifo_youngest: u32,
     fifo_len: u32,
-    /// Frames beyond which the FIFO gives way before the LRU does.
+    /// Number of frames above which the FIFO evicts before the LRU does.
     fifo_max: u32,
     lru: List,
     ghost: Ghost,
@@ -73,7 +73,7 @@ impl TwoQ {
         })
     }
 
-    /// The oldest of the FIFO leaves; busy ones go round.
+    /// Evicts the oldest frame of the FIFO, and requeues busy frames.
     fn evict_fifo(
         &mut self,
         patience: &mut u32,

@@ -1,20 +1,22 @@
-//! W-TinyLFU: LRU where a block that has left a small window stays only if it was asked for more often
-//! than the block it would displace. Einziger, Friedman, Manes: "TinyLFU: a highly efficient cache
-//! admission policy", ACM Transactions on Storage 13(4), 2017.
+//! W-TinyLFU: an LRU with a small window. A block that leaves the window stays only if it was
+//! requested more often than the block that it would displace. Einziger, Friedman, Manes: "TinyLFU:
+//! a highly efficient cache admission policy", ACM Transactions on Storage 13(4), 2017.
 //!
-//! A newcomer enters the window, an LRU list of a hundredth of the cache. The rest is a segmented LRU:
-//! *probation*, and *protected* (four fifths of it) for what was used while on probation. When the
-//! window overflows, its oldest block competes with the oldest on probation: the one asked for more
-//! often stays, in a tie the one on probation. Requests are counted up to 15, hits and misses alike;
-//! after ten requests for each frame all counts are halved, and so is the number of requests, so that
-//! from then on this happens every five. The paper's doorkeeper, which saves counters, is left out.
+//! A new block enters the window, an LRU list of a hundredth of the cache. The rest is a segmented
+//! LRU: *probation*, and *protected* (four fifths of the rest) for blocks that were used in
+//! probation. When the window is full, its oldest block competes with the oldest block in
+//! probation. The block that was requested more often stays, and the one in probation in a tie.
+//! Requests are counted up to 15, both hits and misses. After ten requests per frame, all counts
+//! are halved, and so is the number of requests. So later halvings follow after five requests per
+//! frame. The paper's doorkeeper, which saves counters, is left out.
 //!
-//! What differs from the paper is where counts are kept. A block in the cache has a count of its own,
-//! beside its frame, so a hit hashes nothing; only blocks that are not in the cache are counted in the
-//! sketch. A count comes from the sketch when a block comes in and returns to it when it leaves. While
-//! no two blocks meet in the sketch, the counts are those of the paper.
+//! The implementation differs from the paper in where counts are kept. A block in the cache has its
+//! own count beside its frame, so a hit needs no hash. The sketch counts only blocks that are not
+//! in the cache. A count is copied from the sketch when a block is inserted, and returns to the
+//! sketch when the block is evicted. If no two blocks share counters in the sketch, the counts are
+//! those of the paper.
 //!
-//! Memory, bytes a frame: links 8, list and count 1, sketch 1.35.
+//! Memory use per frame: 8 bytes for links, 1 for list and count, 1.35 for the sketch.
 
 use super::list::{self, Links, List};
 use super::sketch::{COUNT_BITS, COUNT_MAX, Sketch};
@@ -29,11 +31,11 @@ pub(super) const INFO: PolicyInfo = PolicyInfo {
     build: |frames| Box::new(WTinyLfu::new(frames, Sketch::new(frames.div_ceil(FRAMES_PER_SKETCH_LINE)))),
 };
 
-/// 2⅔ counters a frame.
+/// Frames per cache line of the sketch, which gives 2⅔ counters per frame.
 const FRAMES_PER_SKETCH_LINE: u32 = 48;
-/// Requests per frame after which all counts are halved.
+/// Number of requests per frame after which all counts are halved.
 const SAMPLE: u64 = 10;
-/// Frames whose counts are halved together, when the first of them is next touched.
+/// Number of frames whose counts are halved together, when the first of them is next used.
 const GROUP: usize = 64;
 
 /// The lists, as numbered in [`Marks`], coldest first.
@@ -42,10 +44,10 @@ const WINDOW: u8 = 1;
 const PROTECTED: u8 = 2;
 const LISTS: [u8; 3] = [PROBATION, WINDOW, PROTECTED];
 
-/// Per frame: a count in the low four bits, its list above. A mark is also a heat.
+/// For each frame, a count in the low four bits, and its list above. A mark is also a heat value.
 struct Marks {
     marks: Vec<u8>,
-    /// Per group of frames: halvings it has had, modulo 256.
+    /// For each group of frames, the number of halvings applied, modulo 256.
     halvings_done: Vec<u8>,
     halvings: u8,
 }
@@ -56,7 +58,7 @@ impl Marks {
         Marks { marks: vec![0; frames as usize], halvings_done: vec![0; groups], halvings: 0 }
     }
 
-    /// A frame's mark, with its count up to date.
+    /// Returns a frame's mark, after applying all halvings.
     fn at(&mut self, frame: FrameNo) -> &mut u8 {
         let group = frame.0 as usize / GROUP;
         let missed = self.halvings.wrapping_sub(self.halvings_done[group]);
@@ -71,7 +73,7 @@ impl Marks {
         &mut self.marks[frame.0 as usize]
     }
 
-    /// The same without bringing it up to date.
+    /// Returns a frame's mark without applying halvings.
     fn peek(&self, frame: FrameNo) -> u8 {
         let mark = self.marks[frame.0 as usize];
         let missed = self.halvings.wrapping_sub(self.halvings_done[frame.0 as usize / GROUP]);
@@ -98,7 +100,7 @@ pub(super) struct WTinyLfu {
     marks: Marks,
     /// Counts of blocks that are not in the cache.
     sketch: Sketch,
-    /// Requests since counts were zero, halved with them.
+    /// Number of requests since counts were zero, halved together with the counts.
     requests: u64,
     requests_max: u64,
     window_max: u32,
@@ -109,7 +111,7 @@ pub(super) struct WTinyLfu {
 enum Coldest {
     Block(FrameNo, BlockNo),
     Empty(FrameNo),
-    /// The list is empty, or its old end is busy.
+    /// The list is empty, or the frames at its old end are busy.
     None,
 }
 
@@ -151,7 +153,7 @@ impl WTinyLfu {
         }
     }
 
-    /// A request was counted.
+    /// Records that a request was counted.
     fn grow_older(&mut self) {
         self.requests += 1;
         if self.requests >= self.requests_max {
@@ -161,7 +163,7 @@ impl WTinyLfu {
         }
     }
 
-    /// The oldest frame of a list that is not busy.
+    /// Returns the oldest frame of a list that is not busy.
     fn coldest(&self, list: u8, busy: &mut u32, look: &mut dyn FnMut(FrameNo) -> Candidate) -> Coldest {
         for frame in self.lists[list as usize].iter(&self.links).map(FrameNo) {
             match look(frame) {
@@ -176,7 +178,7 @@ impl WTinyLfu {
         Coldest::None
     }
 
-    /// A block leaves; its count does not.
+    /// Removes a block and keeps its count.
     fn give_up(&mut self, frame: FrameNo, block: BlockNo) -> Option<FrameNo> {
         let count = self.marks.count(frame);
         self.sketch.raise(block, count);

@@ -1,13 +1,14 @@
-//! A heap of flows ordered by tag, smallest first. Each flow's position is known, so that changing a tag
-//! and removing a flow take O(log n) without allocation.
+//! A heap of flows ordered by tag, smallest first. Each flow's position in the heap is known. So
+//! changing a tag and removing a flow take O(log n) without allocation.
 
-/// Position of flows that are not in the heap.
+/// Position of a flow that is not in the heap.
 const OUT: u32 = u32::MAX;
 
-/// The heap; each flow is in it at most once.
+/// A heap that has each flow at most once.
 #[derive(Debug, Default)]
 pub(super) struct TagHeap<Tag> {
-    /// Tag and flow. Flows with equal tags are ordered by number, so that every run is the same.
+    /// Tags and flows. Flows with equal tags are ordered by number, so that every run gives the
+    /// same result.
     order: Vec<(Tag, u32)>,
     /// Position of each flow in `order`.
     places: Vec<u32>,
@@ -39,11 +40,11 @@ impl<Tag: Copy + Ord> TagHeap<Tag> {
         self.sink(place);
     }
 
-    /// Removes a flow, if present.
+    /// Removes a flow, if it is in the heap.
     pub(super) fn remove(&mut self, flow: u32) {
         let Some(&place) = self.places.get(flow as usize).filter(|place| **place != OUT) else { return };
         self.places[flow as usize] = OUT;
-        let last = self.order.pop().expect("the flow is in it");
+        let last = self.order.pop().expect("the heap has this flow");
         if last.1 != flow {
             self.order[place as usize] = last;
             self.places[last.1 as usize] = place;

@@ -1,30 +1,32 @@
 //! Finds the latency threshold of a datastore from its throughput.
 //!
-//! As the number of I/Os in a datastore grows, first its throughput rises, and then its latency. The knee
-//! is the lowest latency at which nine tenths of the maximum throughput were reached. The automatic
-//! threshold of Storage I/O Control is the same point. The knee is known only once the datastore was seen
-//! beyond it, at twice that latency, with hardly more throughput: before that, more load may still bring
-//! more. No load is injected: the guests' own I/O is the measurement. Arrays change, so the result is
-//! dropped after [`VALID_NS`] and measured again, under the initial threshold.
+//! As the number of I/Os in a datastore grows, its throughput rises first, and then its latency.
+//! The knee is the lowest latency at which nine tenths of the maximum throughput were reached. The
+//! automatic threshold of Storage I/O Control is the same point. The knee is known only after the
+//! datastore was measured at twice the knee's latency with hardly more throughput. Before that,
+//! more load might still give more throughput. hob injects no load: the guests' own I/O is the
+//! measurement. Arrays change, so the result is dropped after [`VALID_NS`] and measured again under
+//! the initial threshold.
 
 use crate::units::Instant;
 
-/// Validity of a knee, nanoseconds.
+/// Time for which a measured knee is valid, nanoseconds.
 const VALID_NS: u64 = 600_000_000_000;
 
-/// Part of the maximum throughput that is reached at the knee, per mille.
+/// Part of the maximum throughput that the datastore reaches at the knee, per mille.
 const REACHED_PERMILLE: u64 = 900;
 
-/// Latency classes per doubling, from 2^[`SHORTEST_LOG2`] nanoseconds (0.13 ms) on.
+/// Number of latency classes per doubling of the latency, starting at 2^[`SHORTEST_LOG2`]
+/// nanoseconds (0.13 ms).
 const CLASSES_A_DOUBLING: u32 = 4;
 const SHORTEST_LOG2: u32 = 17;
 const CLASSES: usize = 80;
 
-/// The measurements; see the module documentation.
+/// Measurements of one datastore's throughput and latency.
 #[derive(Clone, Debug)]
 pub(super) struct Knee {
-    /// By latency class: the highest and second-highest rate of an epoch, units a second. The second is
-    /// used, since one epoch may be an outlier.
+    /// For each latency class, the highest and second-highest rate of an epoch, units per second.
+    /// The second-highest rate is used, since one epoch may be an outlier.
     best: [[u32; 2]; CLASSES],
     since: Option<Instant>,
 }
@@ -36,7 +38,7 @@ impl Default for Knee {
 }
 
 impl Knee {
-    /// Records an epoch's rate (units a second) and mean latency.
+    /// Records an epoch's rate (units per second) and mean latency.
     pub(super) fn note(&mut self, now: Instant, rate: u32, latency_ns: u64) {
         if now - *self.since.get_or_insert(now) >= VALID_NS {
             *self = Knee { since: Some(now), ..Knee::default() };
@@ -49,7 +51,7 @@ impl Knee {
         }
     }
 
-    /// Returns the knee's latency once it is known, nanoseconds.
+    /// Returns the knee's latency in nanoseconds once the knee is known.
     pub(super) fn latency_ns(&self) -> Option<u64> {
         let rates = || self.best.iter().map(|[_, second]| u64::from(*second));
         let most = rates().max().filter(|most| *most > 0)?;
@@ -62,12 +64,12 @@ impl Knee {
 fn class_of(latency_ns: u64) -> usize {
     let latency_ns = latency_ns.max(1 << SHORTEST_LOG2);
     let doublings = latency_ns.ilog2() - SHORTEST_LOG2;
-    // Linear quarters of a doubling: close enough, and without a logarithm.
+    // Each doubling has four linear classes, which is accurate enough and needs no logarithm.
     let quarter = (latency_ns >> (latency_ns.ilog2() - 2)) as u32 & 3;
     ((doublings * CLASSES_A_DOUBLING + quarter) as usize).min(CLASSES - 1)
 }
 
-/// Returns the end of a class, nanoseconds.
+/// Returns the upper end of a latency class, nanoseconds.
 fn end_of(class: usize) -> u64 {
     let (doublings, quarter) = (class as u32 / CLASSES_A_DOUBLING, class as u64 % 4);
     (5 + quarter) << (SHORTEST_LOG2 + doublings - 2)

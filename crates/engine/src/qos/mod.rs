@@ -1,10 +1,11 @@
-//! I/O scheduling among disks that share a resource: a datastore, or a flash device.
+//! I/O scheduling among disks that share a datastore or a flash device.
 //!
-//! A disk has *shares* (its part when there is too little for all), a *limit* that it does not exceed, and
-//! a *reservation* that it gets at least. I/O is counted in *units*, 32 KiB by default; each I/O counts as
-//! at least one unit. [`Scheduler`] orders waiting I/O by mClock (Gulati, Merchant, Varman, OSDI 2010).
-//! [`Window`] limits the I/Os in the resource by its latency (PARDA: Gulati, Ahmad, Waldspurger, FAST
-//! 2009). Neither depends on the kind of I/O. Hosts that share a resource [agree] on each host's part.
+//! A disk has *shares* (its relative part of the rate under contention), a *limit* that it does not
+//! exceed, and a *reservation* that it gets at least. I/O is counted in *units*, 32 KiB by default;
+//! each I/O counts as at least one unit. [`Scheduler`] orders waiting I/O by mClock (Gulati,
+//! Merchant, Varman, OSDI 2010). [`Window`] limits the I/Os in flight by the latency (PARDA:
+//! Gulati, Ahmad, Waldspurger, FAST 2009). Reads and writes count alike. Hosts that share a
+//! datastore [agree] on each host's part.
 
 use crate::units::{DatastoreId, DeviceId};
 
@@ -23,25 +24,25 @@ pub use window::{Control, Late, Window, WindowState};
 /// Default size of an I/O unit in bytes, as in Storage I/O Control.
 pub const UNIT_BYTES_DEFAULT: u32 = 32 << 10;
 
-/// Default shares of a disk: `normal`.
+/// Default shares of a disk, which correspond to `normal`.
 pub const SHARES_DEFAULT: u32 = 1000;
 
-/// Maximum shares.
+/// Maximum shares of a disk.
 pub const SHARES_MAX: u32 = 1_000_000;
 
-/// Maximum of a limit or reservation, units a second.
+/// Maximum of a limit or reservation, units per second.
 pub const RATE_MAX: u32 = 100_000_000;
 
 /// Entitlement of one flow at one resource.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entitlement {
-    /// Part of the rate that is left after all reservations: 1 to [`SHARES_MAX`].
+    /// Part of the rate that is left after all reservations, from 1 to [`SHARES_MAX`].
     pub shares: u32,
-    /// Rate that it gets even if others have more shares, units a second. 0: none.
+    /// Guaranteed rate, even if others have more shares, units per second. 0 means no reservation.
     pub reservation: u32,
-    /// Rate that it does not exceed, units a second.
+    /// Maximum rate, units per second.
     pub limit: Option<u32>,
-    /// Rate that it does not exceed, bytes a second.
+    /// Maximum rate, bytes per second.
     pub bytes_limit: Option<u64>,
 }
 
@@ -54,9 +55,9 @@ impl Default for Entitlement {
 /// Entitlements of a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DiskQos {
-    /// At the datastore of its backing.
+    /// Entitlement at the datastore of the disk's backing.
     pub backing: Entitlement,
-    /// At each flash device.
+    /// Entitlement at each flash device.
     pub flash: Entitlement,
 }
 
@@ -69,19 +70,19 @@ pub enum Resource {
     Flash(DeviceId),
 }
 
-/// State of a resource.
+/// State of a datastore or flash device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ResourceState {
-    /// Its window.
+    /// State of the resource's window.
     pub window: WindowState,
-    /// Number of I/Os that wait for their turn.
+    /// Number of I/Os that wait in the scheduler.
     pub waiting: usize,
 }
 
 /// Returns the number of units that an I/O of `bytes` counts as.
 #[inline]
 pub fn units(bytes: u64, unit_bytes: u32) -> u32 {
-    // Nearly every I/O is one unit, which needs no division.
+    // Nearly every I/O counts as one unit, which needs no division.
     if bytes <= u64::from(unit_bytes) {
         return 1;
     }

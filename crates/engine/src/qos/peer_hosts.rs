@@ -1,51 +1,54 @@
-//! How hosts that share a datastore divide it by agreement, so that a disk's entitlement holds on any host.
+//! Division of a datastore among hosts by agreement, so that a disk's entitlement is the same on
+//! any host.
 //!
-//! A window that follows latency alone (PARDA) converges slowly to windows in proportion to the hosts'
-//! weights. It ignores reservations and disks with little demand. In dmClock (Gulati, Merchant, Varman,
-//! OSDI 2010) servers tell each client what other servers did for it. Here there is one resource and many
-//! senders, so the hosts report their *demand* to each other, and each takes its part.
+//! A window that follows latency alone (PARDA) converges slowly to windows in proportion to the
+//! hosts' weights. Such a window ignores reservations and disks with little demand. In dmClock
+//! (Gulati, Merchant, Varman, OSDI 2010), servers tell each client what other servers did for it.
+//! In hob, one resource has many senders, so the hosts report their *demand* to each other, and
+//! each host takes its part.
 //!
-//! The *level* is the rate per share: the units a second that one share brings when there is too little for
-//! all, equal for every disk of the datastore. A throttled disk demands its shares at that level, or its
-//! reservation, whichever is more; a disk that is not throttled demands the rate that it uses. The demand
-//! of all disks of a host, divided by the level, is the host's *wanted shares*. Each host makes a
-//! [`Report`] at intervals. From the latest reports of all hosts, [`agree`] computes the next level, and
-//! how many I/Os per share may be in the datastore. All hosts compute the same result without a
-//! coordinator, and do not wait for missing reports.
+//! The *level* is the rate per share: the units per second that one share gets under contention,
+//! equal for every disk of the datastore. A throttled disk demands its shares at that level, or its
+//! reservation, whichever is more. A disk that is not throttled demands the rate that it uses. The
+//! demand of all disks of a host, divided by the level, is the host's *wanted shares*. Each host
+//! makes a [`Report`] at intervals. From the latest reports of all hosts, [`agree`] computes the
+//! next level, and the number of I/Os per share that may be in flight in the datastore. All hosts
+//! compute the same result without a coordinator, and do not wait for missing reports.
 
 /// One host's report about a datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Report {
-    /// Demand of its disks, in shares at the level of the last agreement.
+    /// Demand of the host's disks, in shares at the level of the last agreement.
     pub wanted_shares: f64,
-    /// Rate that the host was served, units a second.
+    /// Rate at which the host's I/O was served, units per second.
     pub rate: f64,
-    /// Mean number of the host's I/Os in the datastore.
+    /// Mean number of the host's I/Os in flight in the datastore.
     pub in_flight: f64,
     /// Mean latency that the host measured, nanoseconds.
     pub latency_ns: f64,
-    /// True if I/O on the host waited for room.
+    /// True if some I/O of the host had to wait for room in the window.
     pub waits: bool,
 }
 
-/// Result of all hosts' reports.
+/// Agreement computed from the reports of all hosts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SharedDatastore {
-    /// Rate per share, units a second.
+    /// Rate per share, units per second.
     pub level: f64,
-    /// Number of I/Os in the datastore per share.
+    /// Number of I/Os in flight in the datastore per share.
     pub in_flight_per_share: f64,
 }
 
-/// Maximum growth of the I/Os in the datastore per round: the low latency of an idle moment is not
-/// extrapolated.
+/// Maximum growth factor of the I/Os in flight per round. It prevents extrapolation from the low
+/// latency of an idle time.
 const GROWTH_MAX: f64 = 1.25;
 
-/// I/Os added beyond what the latency suggests, so that the datastore is never underused.
+/// Number of I/Os in flight added to the number that the latency suggests, so that the datastore is
+/// never underused.
 const PROBE: f64 = 1.0;
 
-/// Computes the agreement for a datastore whose latency is to stay below `threshold_ns`. Returns `None` if
-/// no I/O waits, or none was served: then there is nothing to divide.
+/// Computes the agreement for a datastore whose latency should stay below `threshold_ns`. Returns
+/// `None` if no I/O waits or none was served, because then there is nothing to divide.
 pub fn agree(reports: &[Report], threshold_ns: u64) -> Option<SharedDatastore> {
     let sum = |of: fn(&Report) -> f64| reports.iter().map(of).sum::<f64>();
     let (shares, rate, in_flight) = (sum(|r| r.wanted_shares), sum(|r| r.rate), sum(|r| r.in_flight));

@@ -1,16 +1,18 @@
-//! mClock: serves reservations first, then shares, and never exceeds a limit.
+//! mClock scheduler: serves reservations first, then shares, and never exceeds a limit.
 //!
-//! Each flow has three tags for the I/O at its head. The *reservation* tag is when its reservation entitles
-//! it to service, and the *limit* tag is the earliest time of service; both are in real time. The *share*
-//! tag is in a virtual time that runs slower for flows with more shares. A flow whose reservation tag has
-//! passed goes first, the oldest tag before others. Otherwise the flow with the smallest share tag goes,
-//! among those whose limit allows it. I/O served for shares does not count against the reservation. I/O
-//! served for a reservation counts as part of the shares, but leaves no debt.
+//! Each flow has three tags for its first waiting I/O. The *reservation* tag is the time at which
+//! its reservation entitles it to service. The *limit* tag is the earliest time of service. Both
+//! are in real time. The *share* tag is in a virtual time that runs slower for flows with more
+//! shares. A flow whose reservation tag has passed is served first, the oldest tag before others.
+//! Otherwise the flow with the smallest share tag is served, among those whose limit permits
+//! service. I/O served for shares does not count against the reservation. I/O served for a
+//! reservation counts as part of the shares, but leaves no debt.
 //!
-//! Differences from the paper: a flow has tags for its head only, which is equivalent. Share tags start
-//! where the last I/O that was served for shares had its own (start-time fair queueing), instead of all
-//! being shifted when a flow wakes up. A flow may catch up on a tenth of a second of unused time, because a
-//! guest never sends as regularly as tags are spaced.
+//! The implementation differs from the paper in three ways. A flow has tags for its first I/O only,
+//! which is equivalent. The share tag of a new flow starts at the tag of the last I/O that was
+//! served for shares (start-time fair queueing). The paper shifts all tags instead. A flow may
+//! catch up on a tenth of a second of unused time, because a guest never sends as regularly as tags
+//! are spaced.
 //!
 //! Every call takes O(log n) for n waiting flows, and allocates nothing once queues have grown.
 
@@ -20,31 +22,31 @@ use super::Entitlement;
 use super::heap::TagHeap;
 use crate::units::Instant;
 
-/// A flow of one scheduler. The caller chooses small numbers.
+/// Number of a flow in one scheduler. The caller chooses small numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowId(pub u32);
 
-/// Unused time that a flow may make up for, nanoseconds. It is also the burst that a limit allows: a tenth
-/// of a second's amount, or one I/O.
+/// Unused time for which a flow may catch up, nanoseconds. It is also the burst that a limit
+/// permits: the amount of a tenth of a second, or one I/O.
 pub(super) const CREDIT_NS: u64 = 100_000_000;
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Virtual time of one unit for a flow with one share. In 64 bits it would overflow after 2³⁴ such units,
-/// two days at 100 000 a second.
+/// Virtual time of one unit for a flow with one share. In 64 bits, virtual time would overflow
+/// after 2³⁴ such units, which take two days at 100 000 units per second.
 const UNIT_OF_ONE_SHARE: u128 = 1 << 30;
 
 #[derive(Debug)]
 struct Flow<T> {
     entitlement: Entitlement,
     waiting: VecDeque<Waiting<T>>,
-    /// Reservation tag of the head.
+    /// Reservation tag of the first waiting I/O.
     reserved_at: u64,
-    /// Limit tag of the head.
+    /// Limit tag of the first waiting I/O.
     allowed_at: u64,
-    /// Share tag of the head, in virtual time.
+    /// Share tag of the first waiting I/O, in virtual time.
     shared_at: u128,
-    /// Units served since the last query of the demand.
+    /// Number of units served since the last query of the demand.
     served: u64,
 }
 
@@ -55,12 +57,12 @@ struct Waiting<T> {
     item: T,
 }
 
-/// The scheduler of one resource; see the module documentation.
+/// The scheduler of one datastore or flash device.
 #[derive(Debug)]
 pub struct Scheduler<T> {
     flows: Vec<Flow<T>>,
-    /// Waiting flows that may be served, by share tag; and those of them with a reservation, by reservation
-    /// tag.
+    /// Waiting flows that may be served, by share tag. `by_reservation` has those with a
+    /// reservation, by reservation tag.
     by_shares: TagHeap<u128>,
     by_reservation: TagHeap<u64>,
     /// Waiting flows that may not be served yet, by limit tag.
@@ -107,7 +109,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Queues an I/O behind those of its flow.
+    /// Queues an I/O behind the other I/Os of its flow.
     pub fn push(&mut self, now: Instant, flow: FlowId, units: u32, bytes: u64, item: T) {
         let virtual_now = self.virtual_now;
         self.waiting += 1;
@@ -119,7 +121,8 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Returns the next I/O, with its flow and its units. `None` if no waiting I/O may be served now.
+    /// Returns the next I/O, with its flow and its units. Returns `None` if no waiting I/O may be
+    /// served now.
     pub fn pop(&mut self, now: Instant) -> Option<(FlowId, u32, T)> {
         while let Some((_, flow)) = self.held.first().filter(|(at, _)| *at <= now.0) {
             self.held.remove(flow);
@@ -136,7 +139,7 @@ impl<T> Scheduler<T> {
         if reserved.is_some() {
             let next = it.reserved_at.max(now.0.saturating_sub(CREDIT_NS));
             it.reserved_at = next + u64::from(units) * SECOND_NS / u64::from(it.entitlement.reservation);
-            // A reservation above the rate of the shares leaves no debt for the time after it.
+            // A reservation above the rate of the shares leaves no debt after it ends.
             it.shared_at = it.shared_at.max((it.shared_at + step).min(self.virtual_now + 2 * step));
         } else {
             self.virtual_now = it.shared_at;
@@ -161,8 +164,8 @@ impl<T> Scheduler<T> {
         Some((flow, units, item))
     }
 
-    /// Returns the demand of its flows since the last call, in shares at `level` units a second each. If
-    /// the level is not known yet, returns the shares of the flows that had I/O. See
+    /// Returns the demand of all flows since the last call, in shares at `level` units per second
+    /// each. If the level is not known yet, returns the shares of the flows that had I/O. See
     /// [`Report`](super::Report).
     pub fn take_wanted_shares(&mut self, now: Instant, level: Option<f64>, seconds: f64) -> f64 {
         let wanted = self.flows.iter_mut().map(|flow| {
@@ -201,7 +204,7 @@ impl<T> Scheduler<T> {
         self.flows.get(flow.0 as usize).map_or(0, |flow| flow.waiting.len())
     }
 
-    /// Returns when `pop` will have an I/O that it does not have now, if nothing else changes.
+    /// Returns the next time at which `pop` will have an I/O that it does not have now.
     pub fn next_at(&self) -> Option<Instant> {
         match self.by_shares.first() {
             Some(_) => Some(Instant(0)),
@@ -209,7 +212,7 @@ impl<T> Scheduler<T> {
         }
     }
 
-    /// Moves a flow with a new head or entitlement to its heap.
+    /// Moves a flow with a new first I/O or a new entitlement to its heap.
     fn place(&mut self, now: Instant, flow: FlowId) {
         let allowed_at = self.flows[flow.0 as usize].allowed_at;
         if allowed_at > now.0 {

@@ -1,16 +1,16 @@
-//! Limits the number of I/Os in a resource.
+//! Limits the number of I/Os in flight in a datastore or flash device.
 //!
-//! A resource that no other host uses, and whose latency is low, takes all I/O. When its latency exceeds a
-//! threshold it is throttled, as in Storage I/O Control: a window then bounds the I/Os in it. The rest
-//! waits in the [`Scheduler`](super::Scheduler), where shares and reservations apply. The window follows
-//! PARDA's law, which has two parts. One holds the latency at the threshold. The other, in proportion to
-//! the host's weight, makes hosts that share the resource without communication converge to windows in
-//! proportion to their weights. Throttling ends when no I/O had to wait for some seconds and the latency is
-//! below the threshold.
+//! A resource that no other host uses, and whose latency is low, gets all I/O at once. When its
+//! latency exceeds a threshold, the resource is throttled, as in Storage I/O Control: a window
+//! bounds the I/Os in flight. Other I/O waits in the [`Scheduler`](super::Scheduler), where shares
+//! and reservations apply. The window follows PARDA's control law, which has two parts. One part
+//! holds the latency at the threshold. The other part lets hosts that share the resource without
+//! communication converge to windows in proportion to their weights. Throttling ends when no I/O
+//! had to wait for some seconds and the latency is below the threshold.
 //!
-//! Hosts that communicate agree on the size ([`super::agree`]). The law is then suspended until no
-//! agreement has arrived for a while. A size need not be an integer: the last I/O is allowed part of the
-//! time, so that the mean matches.
+//! Hosts that communicate agree on the window size ([`super::agree`]). The control law is then
+//! suspended until no agreement has arrived for some time. A size need not be an integer: the last
+//! I/O is permitted part of the time, so that the mean matches.
 
 use super::Report;
 use super::knee::Knee;
@@ -19,43 +19,44 @@ use crate::units::Instant;
 /// Time between two adjustments, nanoseconds, if there are enough samples.
 const EPOCH_NS: u64 = 250_000_000;
 
-/// Minimum number of I/Os for an adjustment; and the maximum time to wait for them, nanoseconds.
+/// Minimum number of I/Os for an adjustment. `EPOCH_NS_MAX` is the maximum time to wait for them,
+/// nanoseconds.
 const SEEN_MIN: u64 = 16;
 const EPOCH_NS_MAX: u64 = 1_000_000_000;
 
-/// Throttling ends after this time without need, nanoseconds.
+/// Time without need after which throttling ends, nanoseconds.
 const CALM_NS: u64 = 4_000_000_000;
 
-/// Minimum and maximum size of the window, I/Os.
+/// Minimum and maximum size of a window, I/Os.
 const SIZE_MIN: u64 = 2;
 const SIZE_MAX: u64 = 4096;
 
-/// A window is counted in this fraction of an I/O.
+/// Number of parts into which one I/O is divided when a window is counted.
 const PART: u64 = 1024;
 
-/// The golden section of `PART`: steps of that length are evenly distributed.
+/// The golden section of `PART`. Steps of that length are evenly distributed.
 const DITHER: u64 = 633;
 
-/// Minimum time of a report, seconds.
+/// Minimum time that a report covers, seconds.
 const REPORT_SECONDS_MIN: f64 = 0.01;
 
-/// Validity of an agreed size, nanoseconds.
+/// Time for which an agreed size is valid, nanoseconds.
 const SETTLED_NS: u64 = 5_000_000_000;
 
-/// How the I/Os in a resource are limited.
+/// Method that limits the I/Os in flight in a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Control {
-    /// Not at all: limits of disks apply; reservations and shares do not.
+    /// No limit. Limits of disks apply, but reservations and shares do not.
     #[default]
     Off,
-    /// By number, for a resource whose right depth is known.
+    /// A fixed number, for a resource whose best queue depth is known.
     Depth(u32),
-    /// By latency.
+    /// A window that follows the latency.
     Latency {
         /// Threshold of throttling.
         late: Late,
-        /// Weight of this host among those that share the resource: growth of its window per step, in
-        /// thousandths of an I/O. 1000 if no other host uses it.
+        /// Weight of this host among those that share the resource: growth of its window per step,
+        /// in thousandths of an I/O. The weight is 1000 if no other host uses the resource.
         weight_milli: u32,
     },
 }
@@ -63,28 +64,30 @@ pub enum Control {
 /// Threshold of a resource's latency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Late {
-    /// Fixed, nanoseconds.
+    /// A fixed threshold, nanoseconds.
     Above(u64),
-    /// The knee of its throughput. Until that is known, this many nanoseconds.
+    /// The latency at the knee of the resource's throughput. Until the knee is known, this number
+    /// of nanoseconds.
     PastKnee(u64),
 }
 
 /// State of a window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WindowState {
-    /// I/Os in the resource.
+    /// Number of I/Os in flight in the resource.
     pub in_flight: u32,
-    /// Size of the window; `None` while it is not throttled.
+    /// Size of the window, I/Os; `None` while the resource is not throttled.
     pub size: Option<u32>,
-    /// Smoothed mean latency, nanoseconds; 0 before anything was seen.
+    /// Smoothed mean latency, nanoseconds; 0 before the first measurement.
     pub latency_ns: u64,
-    /// Highest measured throughput, units a second.
+    /// Highest measured throughput, units per second.
     pub peak: u32,
-    /// Latency at the knee, nanoseconds, if it is used and known.
+    /// Latency at the knee, nanoseconds, if the knee is used and known.
     pub knee_ns: Option<u64>,
 }
 
-/// Use of a resource in a period: its start, its completions, and whether I/O had to wait.
+/// Use of a resource in a period: the start of the period, the completed I/Os, and whether I/O had
+/// to wait.
 #[derive(Clone, Copy, Debug, Default)]
 struct Use {
     began: Instant,
@@ -108,7 +111,7 @@ impl Use {
     }
 }
 
-/// The window of one resource; see the module documentation.
+/// The window of one datastore or flash device.
 #[derive(Debug, Default)]
 pub struct Window {
     control: Control,
@@ -116,25 +119,25 @@ pub struct Window {
     /// Size of a throttled resource's window, in [`PART`]s of an I/O.
     size: Option<u64>,
     latency_ns: u64,
-    /// Since the last adjustment.
+    /// Use since the last adjustment.
     epoch: Use,
-    /// Highest rate of an epoch, units a second.
+    /// Highest rate of an epoch, units per second.
     peak: u32,
     knee: Knee,
-    /// End of an agreement's validity.
+    /// Time at which the current agreement expires.
     settled: Option<Instant>,
-    /// Phase of the dither between two whole sizes.
+    /// Phase of the alternation between two whole sizes.
     phase: u64,
-    /// Since the last report.
+    /// Use since the last report.
     since: Use,
-    /// When I/O last had to wait, or the latency was above the threshold.
+    /// Time at which I/O last had to wait, or the latency was above the threshold.
     needed: Instant,
 }
 
 impl Window {
-    /// Changes the control. I/Os in flight stay so.
+    /// Changes the method of control. I/Os in flight are not affected.
     pub fn set(&mut self, now: Instant, control: Control) {
-        assert!(control != Control::Depth(0), "a window of nothing");
+        assert!(control != Control::Depth(0), "a queue depth of 0");
         if control != self.control {
             let in_flight = self.in_flight;
             let (epoch, since) = (Use::from(now), Use::from(now));
@@ -152,7 +155,7 @@ impl Window {
         size.is_none_or(|size| self.in_flight < size)
     }
 
-    /// Returns true if I/Os must be counted because there is a limit.
+    /// Returns true if I/Os must be counted because they are limited.
     pub fn is_on(&self) -> bool {
         self.control != Control::Off
     }
@@ -165,7 +168,8 @@ impl Window {
         }
     }
 
-    /// Records the end of an I/O of `units` units after `latency_ns`. `waits`: others wait for room.
+    /// Records the end of an I/O of `units` units after `latency_ns`. `waits` is true if other I/Os
+    /// wait for room.
     pub fn ended(&mut self, now: Instant, units: u32, latency_ns: u64, waits: bool) {
         self.in_flight -= 1;
         let Control::Latency { late, weight_milli } = self.control else { return };
@@ -178,23 +182,24 @@ impl Window {
         }
     }
 
-    /// Removes an I/O that was moved elsewhere, without a measurement.
+    /// Removes an I/O from the window without a measurement, because another disk serves it.
     pub fn left(&mut self) {
         self.in_flight -= 1;
     }
 
-    /// Sets the size that hosts have agreed on, I/Os. No effect unless the latency limits the window.
+    /// Sets the size on which the hosts agreed, I/Os. Has no effect unless the latency limits the
+    /// window.
     pub fn settle(&mut self, now: Instant, size: f64) {
         if matches!(self.control, Control::Latency { .. }) {
-            // An agreement never reduces it below one I/O.
+            // An agreement never reduces the window below one I/O.
             let parts = ((size * PART as f64) as u64).clamp(PART, SIZE_MAX * PART);
             self.settled = Some(now + SETTLED_NS);
             self.size = Some(parts);
         }
     }
 
-    /// Returns its use since the last report. `wanted_shares` gets the length of that time in seconds and
-    /// returns the demand. `None` if hardly any time has passed.
+    /// Returns the report about the use since the last one. `wanted_shares` gets the length of that
+    /// time in seconds and returns the demand. Returns `None` if too little time has passed.
     pub fn take_report(&mut self, now: Instant, wanted_shares: impl FnOnce(f64) -> f64) -> Option<Report> {
         let seconds = (now - self.since.began) as f64 / 1e9;
         if seconds < REPORT_SECONDS_MIN {
@@ -242,7 +247,7 @@ impl Window {
         if is_late || self.epoch.waited {
             self.needed = now;
         }
-        // The window if latency were proportional to it.
+        // The window size that fits the threshold if latency were proportional to the size.
         let fitting = |size: u64| {
             let fitting = u128::from(size) * u128::from(threshold_ns) / u128::from(self.latency_ns.max(1));
             fitting.min(u128::from(SIZE_MAX * PART)) as u64
@@ -254,13 +259,13 @@ impl Window {
         self.size = match self.size {
             Some(_) if now - self.needed >= CALM_NS => None,
             Some(size) if self.settled.is_some() => Some(size),
-            // By Little's law, this was the number of I/Os in the resource.
+            // By Little's law, this was the number of I/Os in flight in the resource.
             None if is_late => {
                 let in_it = u128::from(self.epoch.sum_ns) * u128::from(PART) / u128::from(age);
                 Some(clamp(fitting(in_it.min(u128::from(SIZE_MAX * PART)) as u64)))
             }
             None => None,
-            // The window was not filled, so the latency does not depend on its size.
+            // The window was not full, so the latency did not depend on its size.
             Some(size) if !is_late && !self.epoch.waited => Some(size),
             Some(size) => {
                 let weight = u64::from(weight_milli) * PART / 1000;

@@ -4,25 +4,25 @@ use std::num::NonZeroU16;
 
 const SUB_BITS: u32 = 7;
 const SUB: u64 = 1 << SUB_BITS;
-/// Distances from here on share the last bucket: 4 PiB in blocks of 4 KiB.
+/// Distances of at least 2 to this power share the last bucket: 4 PiB in blocks of 4 KiB.
 const DISTANCE_BITS: u32 = 40;
 const BUCKETS: usize = ((DISTANCE_BITS - SUB_BITS + 1) as u64 * SUB) as usize;
 
-/// Sums over the accesses of a range of distances.
+/// Sums over the accesses in a range of distances.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Bucket {
-    /// Their weight.
+    /// Total weight of the accesses.
     pub(super) weight: f64,
-    /// The sum, over them, of weight times the weight of all accesses to the same block.
+    /// Sum over the accesses of their weight times the weight of all accesses to the same block.
     pub(super) leverage: f64,
 }
 
-/// Number of a bucket: its index plus one, so that an option of it takes no additional space.
+/// Number of a bucket: its index plus one, so that an `Option` of it needs no additional space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct BucketNo(NonZeroU16);
 
 impl BucketNo {
-    /// The bucket of the smallest distances.
+    /// Number of the bucket with the smallest distances.
     pub(super) const FIRST: BucketNo = BucketNo(NonZeroU16::MIN);
 }
 
@@ -46,7 +46,7 @@ impl Buckets {
         bucket.leverage += more.leverage;
     }
 
-    /// Returns the buckets with any weight: smallest and largest distance, and their sums.
+    /// Returns the buckets with any weight: the smallest and largest distance, and the sums.
     pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u64, Bucket)> + '_ {
         let used = self.0.iter().enumerate().filter(|(_, bucket)| bucket.weight + bucket.leverage > 0.0);
         used.map(|(i, bucket)| (lowest_of(i), lowest_of(i + 1) - 1, *bucket))

@@ -1,15 +1,15 @@
-//! A miss-ratio curve: the share of the accesses that a cache of each size would miss.
+//! A miss-ratio curve: for each cache size, the share of accesses that the cache would miss.
 
 /// A point of a [`Curve`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CurvePoint {
     /// Size of the cache, blocks.
     pub blocks: u64,
-    /// Misses per access, 0 … 1.
+    /// Misses per access, from 0 to 1.
     pub miss_ratio: f64,
 }
 
-/// Points that are not a valid curve.
+/// Error for points that are not a valid curve.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CurveError(&'static str);
 
@@ -21,8 +21,8 @@ impl std::fmt::Display for CurveError {
     }
 }
 
-/// The miss ratio as a function of the cache size. It never rises. It is linear between two points; a step
-/// is two points one block apart. It is constant after the last point.
+/// The miss ratio as a function of the cache size, which never rises. The curve is linear between
+/// two points and constant after the last one. A step is two points one block apart.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Curve {
     points: Vec<CurvePoint>,
@@ -37,7 +37,7 @@ impl Curve {
         Curve::checked(points).unwrap_or_else(|CurveError(why)| panic!("{why}"))
     }
 
-    /// As [`new`](Self::new), for points from outside.
+    /// Creates a curve as [`new`](Self::new) does, from external points.
     ///
     /// # Errors
     /// If [`new`](Self::new) would panic.
@@ -56,10 +56,10 @@ impl Curve {
         }
     }
 
-    /// Returns a curve through some of the points that differs by at most `off_max` at any size.
+    /// Returns a curve through some of the points. It differs by at most `off_max` at any size.
     pub fn thinned(&self, off_max: f64) -> Curve {
         let mut kept = vec![self.points[0]];
-        // Range of slopes from the last kept point that pass all points since closely enough.
+        // Range of slopes from the last kept point that pass close enough to all later points.
         let mut slopes = (f64::NEG_INFINITY, f64::INFINITY);
         for pair in self.points.windows(2) {
             let slope = |from: CurvePoint, off: f64| {
@@ -77,9 +77,9 @@ impl Curve {
         Curve { points: kept }
     }
 
-    /// Creates the curve of `total` accesses (or bytes, or any weight). Each `(distance, weight)` is a
-    /// weight that hits from a size of `distance` blocks on. Distances rise and are at least 1. Without
-    /// accesses the ratio is 1.
+    /// Creates the curve of `total` accesses (or bytes, or any weight). Each `(distance, weight)`
+    /// is a weight that hits in caches of at least `distance` blocks. Distances rise and are at
+    /// least 1. Without accesses the ratio is 1.
     pub fn from_distances(total: u64, distances: impl IntoIterator<Item = (u64, u64)>) -> Self {
         let mut builder = Builder::new();
         let mut misses = total;
@@ -90,7 +90,7 @@ impl Curve {
         builder.finish()
     }
 
-    /// Returns its points, sizes rising; the first is at 0 blocks.
+    /// Returns the points of the curve with rising sizes; the first is at 0 blocks.
     pub fn points(&self) -> &[CurvePoint] {
         &self.points
     }
@@ -108,11 +108,11 @@ impl Curve {
         }
     }
 
-    /// Returns the smallest cache, in blocks, whose hit ratio is at least this; `None` if no cache reaches
-    /// it.
+    /// Returns the smallest cache, in blocks, whose hit ratio is at least `hit_ratio`. Returns
+    /// `None` if no cache reaches it.
     pub fn size_for(&self, hit_ratio: f64) -> Option<u64> {
         let wanted = 1.0 - hit_ratio;
-        // 1 − (1 − x) may differ from x: a ratio taken from this curve must be found again.
+        // `1 − (1 − x)` may differ from `x`, but a ratio taken from this curve must be found again.
         let reaches = |miss_ratio: f64| miss_ratio <= wanted || 1.0 - miss_ratio >= hit_ratio;
         let next = self.points.partition_point(|point| !reaches(point.miss_ratio));
         let right = self.points.get(next)?;
@@ -126,10 +126,11 @@ impl Curve {
         Some(blocks)
     }
 
-    /// Returns the knee: the size beyond which more cache adds few hits. It is the point furthest below the
-    /// chord from no cache to the smallest cache with the lowest miss ratio, both axes scaled to that range
-    /// (Satopää et al., "Finding a 'Kneedle' in a haystack", 2011). A curve that is never below its chord,
-    /// such as a loop's single cliff, has its knee at the chord's end. `None` if no size has any hit.
+    /// Returns the knee: the size beyond which more cache adds few hits. The knee is the point
+    /// furthest below the chord from no cache to the smallest cache with the lowest miss ratio.
+    /// Both axes are scaled to that range (Satopää et al., "Finding a 'Kneedle' in a haystack",
+    /// 2011). A curve that is never below its chord, such as the single cliff of a loop, has its
+    /// knee at the chord's end. Returns `None` if no size has any hit.
     pub fn knee(&self) -> Option<CurvePoint> {
         let first = self.points[0];
         let lowest = self.points[self.points.len() - 1].miss_ratio;
@@ -160,8 +161,8 @@ impl Builder {
         Builder { points: vec![CurvePoint { blocks: 0, miss_ratio: 1.0 }] }
     }
 
-    /// Lets the ratio fall to `miss_ratio` from size `from` (or the last point, if that is larger) to size
-    /// `to`. A value above the last point's counts as that.
+    /// Adds a linear fall to `miss_ratio` from size `from` (or the last point, if that is larger)
+    /// to size `to`. A value above the last point's value counts as that value.
     pub(super) fn drop_to(&mut self, from: u64, to: u64, miss_ratio: f64) {
         let last = self.points[self.points.len() - 1];
         let miss_ratio = miss_ratio.clamp(0.0, last.miss_ratio);
@@ -174,8 +175,8 @@ impl Builder {
         self.points.push(CurvePoint { blocks: to, miss_ratio });
     }
 
-    /// Lets the ratio fall to `miss_ratio` from size 0 (or the last point) to size `to`. From size 0, it
-    /// falls by the same amount for each doubling of the size.
+    /// Adds a fall to `miss_ratio` from size 0 (or the last point) to size `to`. From size 0, the
+    /// ratio falls by the same amount for each doubling of the size.
     pub(super) fn drop_by_logarithm(&mut self, to: u64, miss_ratio: f64) {
         if self.points.len() == 1 {
             let between: Vec<u64> = (0..64).map(|bit| 1 << bit).take_while(|blocks| *blocks < to).collect();

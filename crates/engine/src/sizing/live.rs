@@ -1,15 +1,15 @@
-//! The sampler that each disk always has: estimates the hits of LRU caches of any size for the guest's
-//! requests, for three block sizes.
+//! The sampler of a disk's live miss-ratio curves: estimates the hits of LRU caches of any size for
+//! the guest's requests, for three block sizes.
 //!
-//! Each block size has a [`Sampler`] of [`SAMPLES`] blocks that tracks the sectors of its samples, so that
-//! the curves count as the engine does. A read hits if all its sectors are valid. A miss makes exactly the
-//! read sectors valid. Whole sectors of writes become valid; sectors that are written in part, discarded or
-//! zeroed do not. A read that touches several blocks counts once for each of them. Writes fill the cache,
-//! as in write-through and write-back.
+//! Each block size has a [`Sampler`] of [`SAMPLES`] blocks that tracks the sectors of its samples,
+//! so that the curves count as the engine does. A read hits if all its sectors are valid. A miss
+//! makes exactly the read sectors valid. Completely written sectors become valid; sectors that are
+//! partly written, discarded or zeroed do not. A read of several blocks counts once for each of
+//! them. Writes fill the cache, as in write-through and write-back.
 //!
-//! Blocks above 64 KiB are not sampled: their sector maps would need too much memory. All memory, less than
-//! 1 MB, is allocated when the disk is added; untouched parts are zero pages that the kernel need not back.
-//! Most requests cost a multiplication and a comparison per block size.
+//! Blocks above 64 KiB are not sampled, because their sector maps would need too much memory. All
+//! memory, less than 1 MB, is allocated when the disk is added. The kernel need not provide memory
+//! for untouched pages. Most requests cost a multiplication and a comparison per block size.
 
 use super::curve::Curve;
 use super::shards::Sampler;
@@ -19,7 +19,7 @@ use crate::units::{Instant, SECTOR_BYTES};
 /// Maximum number of samples per block size.
 pub const SAMPLES: u32 = 4096;
 
-/// The block sizes, bytes.
+/// Sampled block sizes, bytes.
 pub const BLOCK_SIZES: [u64; 3] = [sized::<1>(), sized::<4>(), sized::<16>()];
 
 /// Returns the size of a block of `SECTORS` sectors in bytes.
@@ -30,38 +30,39 @@ const fn sized<const SECTORS: usize>() -> u64 {
 /// Counts of a disk's requests since counting began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Reads.
+    /// Number of reads.
     pub reads: u64,
-    /// Their bytes.
+    /// Number of bytes read.
     pub read_bytes: u64,
-    /// Number of reads that flash or memory served completely, of those answered so far.
+    /// Number of answered reads that flash or memory served completely.
     pub read_hits: u64,
-    /// Writes.
+    /// Number of writes.
     pub writes: u64,
-    /// Their bytes.
+    /// Number of bytes written.
     pub write_bytes: u64,
 }
 
-/// Number of reads in a window. The last complete window and the current one are the recent reads.
+/// Number of reads in a window. Recent reads are those of the last complete window and of the
+/// current one.
 pub const WINDOW_READS: u64 = 16_384;
 
 /// Counts of recent reads, which show whether a cache is still warming up.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Recent {
-    /// Number of reads: at least [`WINDOW_READS`] if there were that many, and less than twice as many.
+    /// Number of recent reads: all reads, or between one and two times [`WINDOW_READS`].
     pub reads: u64,
-    /// Number of those reads that flash or memory served completely.
+    /// Number of recent reads that flash or memory served completely.
     pub read_hits: u64,
-    /// Estimated share of the accesses that read a 4 KiB block which was never read or written before.
+    /// Estimated share of accesses that read a 4 KiB block which was never read or written before.
     pub first_share: f64,
 }
 
-/// Counts of a window.
+/// Counts of one window of reads.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     reads: u64,
     read_hits: u64,
-    /// The sampler's total weight when the window began.
+    /// Total weight of the sampler at the start of the window.
     weight: u64,
     first_weight: f64,
 }
@@ -71,15 +72,16 @@ struct Window {
 pub struct BlockSizing {
     /// Block size in bytes.
     pub block_bytes: u64,
-    /// Reads, counted once for each block they touch; the curve is the miss ratio of these.
+    /// Number of read accesses: a read counts once for each block that it touches. The curve is the
+    /// miss ratio of these accesses.
     pub accesses: u64,
     /// Number of sampled blocks.
     pub samples: u32,
-    /// Their share of all blocks.
+    /// Share of all blocks that is sampled.
     pub rate: f64,
     /// Estimated number of different blocks that were read or written.
     pub blocks: u64,
-    /// Miss ratio of reads.
+    /// Miss-ratio curve of reads.
     pub curve: Curve,
 }
 
@@ -88,22 +90,22 @@ pub struct BlockSizing {
 pub struct Sizing {
     /// Duration of the counting, nanoseconds.
     pub elapsed_ns: u64,
-    /// The requests.
+    /// Counts of requests.
     pub seen: Seen,
-    /// The recent reads.
+    /// Counts of recent reads.
     pub recent: Recent,
-    /// Memory used, bytes.
+    /// Memory use, bytes.
     pub bytes: u64,
-    /// Results by block size, smallest first.
+    /// Results for each block size, smallest first.
     pub block_sizes: Vec<BlockSizing>,
 }
 
-/// The sampler of one disk; see the module documentation.
+/// The live sampler of one disk.
 #[derive(Clone, Debug)]
 pub struct Live {
     since: Instant,
     seen: Seen,
-    /// The previous window, and the current one.
+    /// The previous window of reads, and the current one.
     windows: [Window; 2],
     small: Sampler<1>,
     medium: Sampler<4>,
@@ -149,7 +151,7 @@ impl Live {
         self.windows[1].read_hits += 1;
     }
 
-    /// Counts a read; begins the next window if the current one is complete.
+    /// Counts a read, and begins the next window if the current one is complete.
     fn count_read(&mut self) {
         if self.windows[1].reads == WINDOW_READS {
             let (weight, first_weight) = (self.small.weight(), self.small.first_weight());
@@ -165,13 +167,14 @@ impl Live {
         let reads = before.reads + current.reads;
         Recent {
             reads,
-            // Hits are counted when reads end, perhaps in the next window.
+            // Hits are counted when reads end, possibly in the next window.
             read_hits: (before.read_hits + current.read_hits).min(reads),
             first_share: if accesses == 0 { 0.0 } else { (first / accesses as f64).min(1.0) },
         }
     }
 
-    /// Returns the present result. The time is proportional to the curves, some ten thousand steps.
+    /// Returns the current result. The time is proportional to the length of the curves, some ten
+    /// thousand steps.
     pub fn report(&self, now: Instant) -> Sizing {
         Sizing {
             elapsed_ns: now - self.since,
@@ -231,7 +234,7 @@ fn invalidate<const SECTORS: usize>(sampler: &mut Sampler<SECTORS>, sectors: (u6
     }
 }
 
-/// Returns the touched blocks, and the sectors of each.
+/// Returns the touched blocks, and the touched sectors of each.
 #[inline]
 fn spans<const SECTORS: usize>(
     (first, end): (u64, u64),

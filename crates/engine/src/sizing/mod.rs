@@ -1,9 +1,9 @@
-//! Sizing: estimates the miss ratio of other cache sizes from the accesses to a disk.
+//! Sizing: estimates the miss ratios of other cache sizes from the accesses to a disk.
 //!
-//! [`Shards`] samples block accesses and estimates the LRU miss-ratio [`Curve`] in at most 1 MB, at the
-//! cost of one hash for most accesses. [`Timeline`] is its order-statistic structure, also used for exact
-//! curves. Sizes are cache blocks. A [`Sampler`] tracks the sectors of its blocks; [`Shards`] treats blocks
-//! as cached completely. Each disk has a [`Live`].
+//! [`Shards`] samples block accesses and estimates the LRU miss-ratio [`Curve`] in at most 1 MB, at
+//! the cost of one hash for most accesses. [`Timeline`] counts the blocks used since a given use,
+//! and also serves exact curves. Sizes are in cache blocks. A [`Sampler`] tracks the sectors of its
+//! blocks, while [`Shards`] treats each block as completely cached. Each disk has a [`Live`].
 
 mod buckets;
 mod curve;

@@ -1,5 +1,6 @@
-//! The sampled blocks: a table from block number to sample. Open addressing over sample numbers, at most
-//! half full; a sample keeps its number until others are removed.
+//! The sampled blocks: a hash table from block number to sample. It uses open addressing over
+//! sample numbers, and is at most half full. A sample keeps its number until other samples are
+//! removed.
 
 use super::buckets::BucketNo;
 
@@ -9,27 +10,29 @@ const EMPTY: u32 = u32::MAX;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample<const SECTORS: usize> {
     pub(super) block: u64,
-    /// Weight of its accesses.
+    /// Weight of the block's accesses.
     pub(super) used: f64,
-    /// Its slot in the timeline.
+    /// Slot of the block in the timeline.
     pub(super) slot: u32,
-    /// The bucket of its last access's distance; `None` at the first access.
+    /// Bucket of the distance of the block's last access; `None` at the first access.
     pub(super) bucket: Option<BucketNo>,
-    /// Per sector: the largest distance of the block since the sector became valid; `None` if it is not.
+    /// For each sector, the largest distance of the block since the sector became valid; `None` if
+    /// the sector is invalid.
     pub(super) valid_from: [Option<BucketNo>; SECTORS],
 }
 
-/// All samples.
+/// Table of all samples.
 #[derive(Clone, Debug)]
 pub(super) struct Samples<const SECTORS: usize> {
     samples: Vec<Sample<SECTORS>>,
-    /// Slots: `EMPTY` or a sample's number. Their count is a power of two.
+    /// Slots of the hash table: `EMPTY` or a sample's number. The number of slots is a power of
+    /// two.
     table: Vec<u32>,
     capacity: u32,
 }
 
 impl<const SECTORS: usize> Samples<SECTORS> {
-    /// Allocates room for `capacity` samples; it never grows by itself.
+    /// Allocates room for `capacity` samples. The table never grows by itself.
     pub(super) fn new(capacity: u32) -> Self {
         let slots = (capacity as usize * 2).next_power_of_two().max(2);
         Samples { samples: Vec::with_capacity(capacity as usize), table: vec![EMPTY; slots], capacity }
@@ -93,7 +96,8 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         self.insert(number);
     }
 
-    /// Removes the samples that are not to be kept; the others move up, in order.
+    /// Removes the samples for which `keep` is false. The others get lower numbers in the same
+    /// order.
     pub(super) fn retain(&mut self, keep: impl Fn(&Sample<SECTORS>) -> bool) {
         self.samples.retain(keep);
         self.table.fill(EMPTY);
@@ -118,7 +122,8 @@ impl<const SECTORS: usize> Samples<SECTORS> {
         while self.table[hole] != number {
             hole = (hole + 1) & mask;
         }
-        // Backward shift: move each follower that may move into the hole without passing its home slot.
+        // Backward shift: moves each following entry into the hole if it stays at or after its home
+        // slot.
         let mut at = hole;
         loop {
             at = (at + 1) & mask;

@@ -1,28 +1,30 @@
 //! SHARDS: an LRU miss-ratio curve from a sample of the blocks (Waldspurger, Park, Garthwaite and Ahmad,
 //! "Efficient MRC construction with SHARDS", FAST 2015).
 //!
-//! Each block has a position in 0 … 2⁶⁴ that depends on its number alone. The block is sampled if its
-//! position is not above a threshold. The LRU stack distance among the samples, divided by the sampling
-//! rate, estimates the distance among all blocks. At a fixed rate the threshold is constant. At a fixed
-//! size it falls whenever there is one sample too many, and the samples above it are removed. An access is
-//! weighted by the inverse of the sampling rate at its time, which is equivalent to rescaling the histogram
-//! at every fall of the threshold.
+//! Each block has a position from 0 to 2⁶⁴ that depends only on its number. A block is sampled if
+//! its position is not above a threshold. The LRU stack distance among the samples, divided by the
+//! sampling rate, estimates the distance among all blocks. At a fixed rate the threshold is
+//! constant. At a fixed number of samples, the threshold falls whenever there is one sample too
+//! many, and the samples above it are removed. An access is weighted by the inverse of the sampling
+//! rate at its time. This is equivalent to rescaling the histogram at every fall of the threshold.
 //!
 //! Two differences from the paper reduce the error at the same number of samples:
 //!
-//! * Positions are not random but evenly spread: those of consecutive blocks are a golden-ratio sequence (Kronecker), so
-//!   that nearly exactly the sampling rate of any run of blocks is sampled. Extents with equal use are common on disks,
-//!   and a random sample of them has more variance for no gain. Each region of 4096 blocks starts its sequence
-//!   elsewhere, so that no stride of the workload can follow the sequence far.
-//! * The number of accesses N is known, while the samples give an estimate N′. The paper's SHARDS-adj counts the
-//!   difference as hits at any size. That is right if very hot blocks are missing among the samples, and wrong if the
-//!   samples include a few blocks too many that are used once. Here the difference is distributed like the accesses of
-//!   the sampled blocks, each weighted by its block's number of accesses: the regression estimator of sampling theory
-//!   (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, chapter 6). A deficit beyond one standard
-//!   deviation of N′ is attributed to a hot block, as in SHARDS-adj.
+//! * Positions are evenly spread instead of random. The positions of consecutive blocks are a
+//!   golden-ratio sequence (Kronecker), so almost exactly the sampling rate of any run of blocks is
+//!   sampled. Extents with equal use are common on disks, and a random sample of them would have
+//!   more variance. Each region of 4096 blocks starts its sequence at another position, so that no
+//!   stride of the workload can follow the sequence for long.
+//! * The number of accesses N is known, while the samples give an estimate N′. The paper's
+//!   SHARDS-adj counts the difference as hits at any size. That is right if very hot blocks are
+//!   missing among the samples. It is wrong if the samples include too many blocks that are used
+//!   once. Here the difference is distributed like the accesses of the sampled blocks, each
+//!   weighted by its block's number of accesses. This is the regression estimator of sampling
+//!   theory (Särndal, Swensson and Wretman, "Model assisted survey sampling", 1992, chapter 6). A
+//!   deficit beyond one standard deviation of N′ is attributed to a hot block, as in SHARDS-adj.
 //!
-//! Sizes below one block per sample are beyond the resolution: the curve falls there with the logarithm of
-//! the size.
+//! Sizes below one block per sample are beyond the resolution. There the curve falls with the
+//! logarithm of the size.
 
 use std::ops::Range;
 
@@ -31,60 +33,63 @@ use super::curve::{Builder, Curve};
 use super::samples::{Sample, Samples};
 use super::timeline::Timeline;
 
-/// Maximum number of samples of a fixed-size [`Shards`]: it then takes less than 1 MiB.
+/// Maximum number of samples of a fixed-size [`Shards`], which then takes less than 1 MiB.
 pub const SAMPLES_MAX: u32 = 16 << 10;
 
-/// Initial capacity in samples, if it may grow.
+/// Initial capacity in samples of a [`Shards`] that may grow.
 const SAMPLES_FIRST: u32 = 64;
 
 /// Bits of a block's number within its region.
 const REGION_BITS: u32 = 12;
-/// 2⁶⁴ / φ, the step from one block to the next in its region.
+/// Step from the position of one block to the next in its region: 2⁶⁴ / φ.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
-/// 2⁶⁴ (√3 − 1), the step from one region to the next. Of the usual badly approximable numbers it combines
-/// best with the other step. Over strides of 1 … 2²⁴, the variation of the samples of a progression is a
-/// third of that of random ones on average, and 1.7 times at worst.
+/// Step from the position of one region to the next: 2⁶⁴ (√3 − 1). Among the usual badly
+/// approximable numbers, it combines best with the step between blocks. Over strides of 1 to 2²⁴,
+/// the variation of the samples of a progression is a third of that of random ones on average, and
+/// 1.7 times at worst.
 const REGION_STEP: u64 = 0xbb67_ae85_84ca_a73b;
 
 /// Estimates the miss-ratio curve of accesses to whole blocks.
 pub type Shards = Sampler<0>;
 
-/// Estimates the miss-ratio curve of the accesses that it gets. Deterministic. Allocates only if, at a
-/// fixed rate, there are twice as many samples as ever before.
+/// Estimates the miss-ratio curve of its accesses, deterministically. Memory is allocated only if,
+/// at a fixed rate, there are twice as many samples as ever before.
 ///
-/// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked: an access hits if all
-/// the sectors that it touches are valid, as in the engine's caches. A sector becomes valid when it is read
-/// or written completely. It is then valid in the caches that are at least as large as the largest distance
+/// With `SECTORS` (a power of two) above 0, the sectors of each sample are tracked. An access hits
+/// if all sectors that it touches are valid, as in the engine's caches. A sector becomes valid when
+/// it is completely read or written. It is then valid in caches that are at least as large as the
+/// largest distance of its block since then.
 /// of its block since.
 #[derive(Clone, Debug)]
 pub struct Sampler<const SECTORS: usize> {
-    /// A block is sampled if its position is not above this.
+    /// A block is sampled if its position is not above this threshold.
     threshold: u64,
     /// The inverse of the sampling rate.
     blocks_per_sample: f64,
-    /// The threshold falls if there are more samples than `falling_max`, but not below this.
+    /// Lower bound of the threshold, which falls if there are more samples than `falling_max`.
     threshold_min: u64,
     falling_max: u32,
-    /// Added to every position.
+    /// Number that is added to every position.
     seed: u64,
     /// Maximum number of samples at the lowest threshold.
     samples_max: u32,
     samples: Samples<SECTORS>,
     timeline: Timeline,
     buckets: Buckets,
-    /// Leverage of first accesses.
+    /// Sum of the leverages of first accesses.
     cold_leverage: f64,
-    /// Weight of all accesses.
+    /// Total weight of all accesses.
     weight: u64,
-    /// Weight of all accesses as estimated from the samples.
+    /// Total weight of all accesses, as estimated from the samples.
     estimated: f64,
-    /// Part of `estimated` from the first access of each block.
+    /// Part of `estimated` that comes from the first access of each block.
     first: f64,
 }
 
 impl<const SECTORS: usize> Sampler<SECTORS> {
-    /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to `blocks_max`
-    /// blocks. Memory grows with the blocks accessed, up to about 54 bytes for each of `rate × blocks_max`.
+    /// Samples this share of the blocks (0 < `rate` ≤ 1), for the curve of caches of up to
+    /// `blocks_max` blocks. Memory use grows with the number of accessed blocks, up to about 54
+    /// bytes for each of `rate × blocks_max`.
     ///
     /// # Panics
     /// If `rate` is out of range.
@@ -95,25 +100,26 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         Self::new(threshold, threshold, 0, samples_max)
     }
 
-    /// Samples every block while there are at most `samples_max` (1 … [`SAMPLES_MAX`]) of them, and from
-    /// then on at the highest rate that this number of samples allows. All memory is allocated here.
+    /// Samples every block while there are at most `samples_max` samples (1 to [`SAMPLES_MAX`]).
+    /// Later it samples at the highest rate that this number of samples permits. All memory is
+    /// allocated here.
     ///
     /// # Panics
     /// If `samples_max` is out of range.
     pub fn fixed_size(samples_max: u32) -> Self {
-        assert!((1..=SAMPLES_MAX).contains(&samples_max), "memory is bounded");
+        assert!((1..=SAMPLES_MAX).contains(&samples_max), "the number of samples is out of range");
         Self::new(u64::MAX, 0, samples_max, samples_max)
     }
 
-    /// For a fixed rate: samples at a higher rate while the fixed rate gives fewer than about `samples_min`
-    /// (1 … [`SAMPLES_MAX`]) samples. The error falls with the root of the number of samples, and a low
-    /// rate of few blocks gives few samples.
+    /// Samples at a higher rate while the fixed rate gives fewer than about `samples_min` samples
+    /// (1 to [`SAMPLES_MAX`]). The error falls with the square root of the number of samples, and a
+    /// low rate of few blocks gives few samples.
     ///
     /// # Panics
     /// If `samples_min` is out of range, or an access was recorded already.
     pub fn with_samples_min(self, samples_min: u32) -> Self {
-        assert!((1..=SAMPLES_MAX).contains(&samples_min), "memory is bounded");
-        assert!(self.samples.len() == 0, "samples stay samples");
+        assert!((1..=SAMPLES_MAX).contains(&samples_min), "the number of samples is out of range");
+        assert!(self.samples.len() == 0, "the sampler has no access yet");
         let samples_max = self.samples_max.max(samples_min);
         Sampler { seed: self.seed, ..Self::new(u64::MAX, self.threshold_min, samples_min, samples_max) }
     }
@@ -137,25 +143,26 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// Selects other samples: the variation of curves under several seeds shows their error.
+    /// Selects other samples. The variation of curves under several seeds shows their error.
     ///
     /// # Panics
     /// If an access was recorded already.
     pub fn with_seed(mut self, seed: u64) -> Self {
-        assert!(self.samples.len() == 0, "samples stay samples");
+        assert!(self.samples.len() == 0, "the sampler has no access yet");
         self.seed = scatter(seed);
         self
     }
 
-    /// Records an access to a block. `weight` is 1 for the ratio of accesses, bytes for the ratio of bytes.
-    /// With weight 0 the block is used without being counted, as by a write if the curve is that of the
-    /// reads.
+    /// Records an access to a block. `weight` is 1 for the ratio of accesses, and the number of
+    /// bytes for the ratio of bytes. With weight 0, the block is used without being counted, as by
+    /// a write if the curve counts only reads.
     #[inline]
     pub fn access(&mut self, block: u64, weight: u32) {
         self.access_sectors(block, 0..SECTORS, weight);
     }
 
-    /// As [`access`](Self::access), for these sectors of the block.
+    /// Records an access to these sectors of a block, as [`access`](Self::access) does for a whole
+    /// block.
     ///
     /// # Panics
     /// If the block has fewer sectors.
@@ -168,7 +175,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// Invalidates these sectors of a block. This does not count as a use.
+    /// Invalidates these sectors of a block. The invalidation does not count as a use.
     ///
     /// # Panics
     /// If the block has fewer sectors.
@@ -208,12 +215,12 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         builder.finish()
     }
 
-    /// Returns the present sampling rate.
+    /// Returns the current sampling rate.
     pub fn rate(&self) -> f64 {
         1.0 / self.blocks_per_sample
     }
 
-    /// Returns the present number of samples.
+    /// Returns the current number of samples.
     pub fn samples(&self) -> u32 {
         self.samples.len()
     }
@@ -261,18 +268,18 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// Records another access to a sample. Its leverage, the square of its weight, grows by `weight` times
-    /// the sum of the weights before and after. Each part goes to the bucket of the accesses that the
-    /// weight comes from. Accesses between the first and the last are assumed to have had the last one's
-    /// distance.
+    /// Records another access to a sample. The sample's leverage is the square of its weight, so it
+    /// grows by `weight` times the sum of the weights before and after. Each part goes to the
+    /// bucket of the accesses that contributed the weight. Accesses between the first and the last
+    /// are assumed to have had the last one's distance.
     fn access_again(&mut self, number: u32, sectors: Range<usize>, weight: f64) {
         let Sample { slot, .. } = *self.samples.get(number);
         let distance = f64::from(self.timeline.younger(slot) + 1);
         self.timeline.remove(slot);
         self.make_youngest(number);
 
-        // Adding a half and truncating rounds to the nearest integer, without a call of the system's
-        // library.
+        // Truncation after the addition of 0.5 rounds to the nearest integer, without a call of the
+        // system's library.
         let distance = Buckets::bucket_of((distance * self.blocks_per_sample + 0.5) as u64);
         let sample = self.samples.get_mut(number);
         let hit_from = use_sectors(&mut sample.valid_from, sectors, distance);
@@ -287,7 +294,7 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         let (counts, leverage) = (weight * self.blocks_per_sample, weight * used * self.blocks_per_sample);
         match hit_from {
             Some(bucket) => self.buckets.add(bucket, Bucket { weight: counts, leverage }),
-            // It misses at every size, as a first access does.
+            // The access misses at every size, as a first access does.
             None => self.cold_leverage += leverage,
         }
         sample.used = used;
@@ -296,9 +303,9 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         }
     }
 
-    /// Adds a new sample; `None` if the threshold had to fall below it. If there is no room even at the
-    /// lowest threshold, the least recently used sample is removed: it is beyond the largest cache of
-    /// interest.
+    /// Adds a new sample. Returns `None` if the threshold had to fall below the sample's position.
+    /// If there is no room even at the lowest threshold, the least recently used sample is removed,
+    /// because it is beyond the largest cache of interest.
     fn admit(&mut self, sample: Sample<SECTORS>, place: u64) -> Option<u32> {
         while self.threshold > self.threshold_min && self.samples.len() >= self.falling_max {
             self.lower_threshold();
@@ -318,8 +325,8 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
         Some(self.samples.add(sample))
     }
 
-    /// Removes the eighth of the samples with the highest positions. Scanning all samples to remove one
-    /// would cost too much, and so would keeping them in order of position.
+    /// Removes the eighth of the samples with the highest positions. A scan of all samples to
+    /// remove one would cost too much, and so would samples in order of position.
     #[cold]
     fn lower_threshold(&mut self) {
         self.threshold = (self.threshold - (self.threshold / 8).max(1)).max(self.threshold_min);
@@ -353,14 +360,14 @@ impl<const SECTORS: usize> Sampler<SECTORS> {
     }
 }
 
-/// Records a use of a block with that distance bucket, and of these sectors. Returns the distance from
-/// which on they were all valid; afterwards they are valid at every size.
+/// Records a use of a block with that distance bucket, and of these sectors. Returns the distance
+/// from which on all these sectors were valid. Afterwards they are valid at every size.
 fn use_sectors(
     valid_from: &mut [Option<BucketNo>],
     sectors: Range<usize>,
     distance: BucketNo,
 ) -> Option<BucketNo> {
-    // Caches that are now too small to hold the block have lost its sectors.
+    // Caches that are too small to hold the block have lost its sectors.
     valid_from.iter_mut().flatten().for_each(|from| *from = distance.max(*from));
     let mut hit_from = Some(distance);
     for sector in &mut valid_from[sectors] {

@@ -1,34 +1,36 @@
-//! Members in the order of their last use; counts the members used after any given one in O(log n).
+//! Blocks in the order of their last use. Counts the blocks used after any given one in O(log n).
 //!
-//! Each use takes the next slot of a line of slots; a member holds the slot of its last use. A bitmap
-//! records the held slots, and a Fenwick tree (Fenwick, "A new data structure for cumulative frequency
-//! tables", 1994) counts the held slots in its 64-bit words. The word that is being filled is not in the
-//! tree yet, so that most uses do not touch the tree. At the end of the line the held slots are compacted.
-//! Memory: 8.5 bytes per member of the capacity.
+//! Each use of a member takes the next slot, and a member holds the slot of its last use. A bitmap
+//! records the held slots, and a Fenwick tree (Fenwick, "A new data structure for cumulative
+//! frequency tables", 1994) counts the held slots in the bitmap's 64-bit words. The word that is
+//! being filled is not in the tree yet, so that most uses do not touch the tree. When all slots
+//! have been used, the held slots are compacted. Memory use is 8.5 bytes per member of the
+//! capacity.
 
 const WORD_BITS: u32 = 64;
 
 /// Members in the order of their last use.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    /// Per slot: whether it is held.
+    /// For each slot, one bit that is set if the slot is held.
     held: Vec<u64>,
     /// Fenwick tree over the full words of `held`: entry i counts the words (i & (i + 1)) ..= i.
     counts: Vec<u32>,
-    /// Per slot: its holder; undefined if the slot is not held.
+    /// For each slot, its holder; undefined if the slot is not held.
     member: Vec<u32>,
     /// The next slot.
     now: u32,
     members: u32,
-    /// No slot below is held.
+    /// No slot below this one is held.
     oldest: u32,
 }
 
 impl Timeline {
-    /// Creates an empty line for up to `members_max` (below 2³⁰) members.
+    /// Creates an empty timeline for up to `members_max` members (below 2³⁰).
     pub fn new(members_max: u32) -> Self {
         assert!(members_max < 1 << 30, "slots are numbered with 32 bits");
-        // As many free slots as held ones, so that compaction costs each use a bounded share.
+        // There are as many free slots as held ones, so that compaction adds a bounded cost to each
+        // use.
         let words = (2 * members_max).div_ceil(WORD_BITS).max(1) as usize;
         Timeline {
             held: vec![0; words],
@@ -40,8 +42,8 @@ impl Timeline {
         }
     }
 
-    /// Returns the same members in the same order, with room for `members_max`. Each gets a new slot, which
-    /// `moved` reports.
+    /// Returns the same members in the same order, with room for `members_max` members. Each member
+    /// gets a new slot, which `moved` reports.
     pub fn with_room(&self, members_max: u32, mut moved: impl FnMut(u32, u32)) -> Self {
         let mut wide = Timeline::new(members_max);
         for (word, held) in self.held.iter().enumerate() {
@@ -74,8 +76,8 @@ impl Timeline {
         self.members - self.before(word) - (self.held[word] & upto).count_ones()
     }
 
-    /// Adds a member that holds no slot, with the youngest slot. If slots are compacted, `moved` is called
-    /// with each member and its new slot.
+    /// Adds a member that holds no slot, as the most recently used one. If slots are compacted,
+    /// `moved` is called with each member and its new slot.
     ///
     /// # Panics
     /// If more members hold slots than the line was made for.

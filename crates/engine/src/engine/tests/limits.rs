@@ -158,7 +158,7 @@ fn completions_come_in_any_order() {
 
 /// Who calls the engine wrongly hears of it at once.
 #[test]
-#[should_panic(expected = "completes once")]
+#[should_panic(expected = "completed twice")]
 fn an_io_completes_once() {
     let mut bench = Bench::bare(Limits::default());
     bench.read(0, 4 * KIB);
