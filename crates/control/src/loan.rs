@@ -1,11 +1,11 @@
-//! Flash that hosts lend each other for second copies.
+//! API types for remote flash: flash that one host lends to another for replicas.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::Size;
 
-/// `GET /v1/peers`: flash that this host exports to other hosts, and flash that it uses of theirs.
+/// `GET /v1/peers`: flash that this host exports to other hosts, and remote flash that it uses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peers {
     /// Lent to others.
@@ -14,40 +14,40 @@ pub struct Peers {
     pub borrowed: Vec<Borrowed>,
 }
 
-/// Flash of this host that another one uses.
+/// A lease of this host's flash to another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Loan {
-    /// Tells the borrower from all other hosts.
+    /// Random identity of the host that uses the flash.
     pub borrower: String,
     /// Name of the host that uses the flash.
     pub name: String,
-    /// Name of the host that has the flash, in its cluster if it is in one.
+    /// Name of the host that lends the flash: its cluster name, if it is in a cluster.
     pub lender: String,
     /// Bytes.
     pub size: Size,
     /// Its state.
     pub state: LoanState,
-    /// Path of the file.
+    /// Path of the file that holds the borrower's data.
     pub path: String,
-    /// Incarnation: it changes when unflushed writes may have been lost. A connection belongs to
-    /// one incarnation.
+    /// Incarnation of the lease. It changes when unflushed writes may have been lost. A connection
+    /// belongs to one incarnation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
 }
 
-/// How a loan is.
+/// State of a lease of flash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LoanState {
-    /// Nobody has asked for it since this daemon started.
+    /// No host has requested the lease since this daemon started.
     Idle,
-    /// It can be used.
+    /// The borrower can use the flash.
     Open,
-    /// It was ended: the borrower can use it no more.
+    /// The lease was ended, and the borrower can no longer use the flash.
     Ended,
 }
 
-/// `POST /v1/loans/{borrower}`: a request of another host to use flash of this one.
+/// `POST /v1/loans/{borrower}`: another host requests a lease of this host's flash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct LoanAsk {
@@ -57,22 +57,22 @@ pub struct LoanAsk {
     pub size: Size,
 }
 
-/// A device of a pool that is on another host.
+/// A pool device on another host's flash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Borrowed {
     /// The pool.
     pub pool: String,
-    /// HOST:PORT of the control API of the host that has it.
+    /// HOST:PORT of the control API of the host that lends the flash.
     pub peer: String,
-    /// Path of the device in the pool.
+    /// Path that names the device in the pool.
     pub path: String,
     /// Bytes.
     pub size: Size,
-    /// Whether it can be used.
+    /// Whether caches can use the device.
     pub state: crate::DeviceState,
     /// Why not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Disks whose second copies are there.
+    /// Disks whose replicas are on the device.
     pub disks: Vec<String>,
 }
