@@ -387,7 +387,7 @@ mod tests {
         };
         kill();
         while let Err(why) = server.revive() {
-            assert!(why.contains("as soon as it had begun"), "{why}");
+            assert!(why.contains("right after its start"), "{why}");
             std::thread::sleep(Duration::from_millis(50));
         }
         kill();

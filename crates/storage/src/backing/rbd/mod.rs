@@ -68,32 +68,33 @@ struct Attached {
     tokens: TokenSpace,
 }
 
-/// When something that librbd has started is over.
+/// How an operation of librbd completes an I/O.
 #[derive(Clone, Copy, Debug)]
 enum Over {
-    /// Completed when it has ended.
+    /// The I/O completes when the operation has ended.
     Ended,
-    /// The same, with this number of bytes read.
+    /// The I/O completes when this number of bytes was read.
     Read(usize),
-    /// When it has been flushed after that.
+    /// The I/O completes after a flush that follows the operation.
     Flushed,
 }
 
 struct Rbd {
     info: BackingInfo,
     spec: Spec,
-    /// Set for a snapshot.
+    /// Permanent name of the snapshot; `None` for an image.
     constant: Option<String>,
-    /// Until it is closed.
+    /// The open image; `None` once it is closed.
     image: Option<Arc<Image>>,
-    /// librbd's threads count there.
+    /// Eventfd that librbd's threads signal.
     event: Arc<OwnedFd>,
     attached: Option<Attached>,
-    /// The lock is taken later.
+    /// Whether the lock is taken after opening.
     comes_later: bool,
-    /// The wait for `event` is in the ring.
+    /// Whether a wait for `event` is in the ring.
     awaits: bool,
-    /// No more I/O is submitted; the ring is left after the last completion.
+    /// Whether the backing is closing: no I/O is submitted, and it leaves the ring after the last
+    /// completion.
     closing: bool,
     started: HashMap<IoId, Over>,
     done: VecDeque<(IoId, Result<(), IoError>)>,
@@ -102,7 +103,7 @@ struct Rbd {
     lock_monitor: LockMonitor,
 }
 
-/// Connects, opens and locks.
+/// Connects to the cluster, and opens and locks the image.
 pub(super) fn open(
     spec: &str,
     access: Access,
@@ -132,7 +133,7 @@ pub(super) fn open(
             Ok(true) => {}
             Ok(false) => tracing::warn!(
                 image = parsed.name(),
-                "the image has no exclusive lock (rbd feature enable … exclusive-lock): nothing keeps a second writer away"
+                "the image has no exclusive lock (rbd feature enable … exclusive-lock), so nothing prevents a second writer"
             ),
             Err(error) if [-libc::EROFS, -libc::EBUSY, -libc::EAGAIN].contains(&error) => {
                 return Err(OpenError::InUse { path: format!("rbd image {}", parsed.name()).into() });
@@ -180,12 +181,13 @@ pub(super) fn open(
 }
 
 impl Rbd {
-    /// It was opened without the lock, which it has not been given yet: nothing was written.
+    /// Returns true if the image was opened without the lock and has not been locked yet. Nothing
+    /// was written then.
     fn is_in_standby(&self) -> bool {
         self.comes_later && self.image.as_ref().is_some_and(|image| !image.locked.load(Ordering::Relaxed))
     }
 
-    /// Returns true if the image was shrunk so that this is past its end, as far as known.
+    /// Returns true if the image was shrunk and the I/O is past its end.
     fn is_past_the_end(&self, io: &Io) -> bool {
         let of_image = self.image.as_ref().map(|image| image.size_bytes.load(Ordering::Relaxed));
         of_image.is_some_and(|bytes| io.offset + io.len > bytes)
@@ -218,7 +220,7 @@ impl Rbd {
         })
     }
 
-    /// Lets `call` start something with a completion.
+    /// Starts an operation of librbd with a completion.
     fn begin(
         &mut self,
         id: IoId,
@@ -246,7 +248,7 @@ impl Rbd {
         Ok(())
     }
 
-    /// Fetches what has ended.
+    /// Fetches the completions of librbd.
     fn fetch(&mut self) {
         let Some(image) = self.image.clone() else { return };
         let library = image.library;
@@ -298,7 +300,7 @@ impl Rbd {
         self.done.push_back((id, result));
     }
 
-    /// When nothing is in flight any more, the keeper closes the image, and says so.
+    /// Once nothing is in flight, lets the lock monitor close the image and signal that.
     fn end_if_closing(&mut self, ring: &mut Ring) {
         if self.closing
             && self.started.is_empty()
@@ -395,7 +397,7 @@ impl Driver for Rbd {
     }
 
     fn parent(&self) -> Result<Option<Parent>, String> {
-        self.image.as_ref().ok_or("it is being closed")?.parent(&self.spec)
+        self.image.as_ref().ok_or("the image is being closed")?.parent(&self.spec)
     }
 
     fn constant(&self) -> Option<&str> {
