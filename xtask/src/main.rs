@@ -6,6 +6,7 @@ mod dashboard;
 mod deb;
 mod docs;
 mod failures;
+mod faults;
 mod mutants;
 mod packages;
 mod readers;
@@ -41,6 +42,8 @@ enum Command {
     Mutants(mutants::Arguments),
     /// Write docs/config.md and packaging/hob.toml.5 from the types of hob.toml
     ConfigReference,
+    /// Write docs/FAULT_TESTS.md, the index from faults to tests
+    Faults,
     /// The Debian package, by cargo-deb
     Deb(deb::Arguments),
     /// The documentation site, by mdBook
@@ -62,6 +65,7 @@ fn main() -> ExitCode {
         Command::Torture(arguments) => torture::run(&arguments),
         Command::Mutants(arguments) => mutants::run(&arguments),
         Command::ConfigReference => config_reference::run(),
+        Command::Faults => faults::run(),
         Command::Deb(arguments) => deb::run(&arguments),
         Command::Docs(arguments) => docs::run(&arguments),
         Command::Readers(arguments) => readers::run(&arguments),

@@ -1,4 +1,4 @@
-//! Rules about pages: generated pages are current; faults and promises have tests.
+//! Rules about pages: generated pages are current; promises have tests. `crate::faults` has the rule for faults.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -41,58 +41,6 @@ fn generated_pages_are_fresh() {
     );
 }
 
-/// Returns the names of all test functions: every `fn name` in a file with tests.
-fn test_names(sources: &[Text]) -> BTreeSet<&str> {
-    const MARKS: [&str; 3] = ["#[test]", "#[tokio::test", "proptest!"];
-    let holds_tests = |s: &&Text| MARKS.iter().any(|mark| s.text.contains(mark));
-    let names = |s: &'static str, text| -> Vec<&str> {
-        let text: &str = text;
-        text.match_indices(s).map(|(at, _)| &text[at + s.len()..]).map(word).collect()
-    };
-    sources.iter().filter(holds_tests).flat_map(|s| names("fn ", &s.text)).collect()
-}
-
-fn word(text: &str) -> &str {
-    let end = text.find(|c: char| !c.is_alphanumeric() && c != '_').unwrap_or(text.len());
-    &text[..end]
-}
-
-/// Returns the words between backquotes in `cell`, only the last part of each path.
-fn cited(cell: &str) -> Vec<&str> {
-    let quoted = cell.split('`').skip(1).step_by(2);
-    quoted.map(|q| q.rsplit("::").next().unwrap_or(q).trim_end_matches("()")).collect()
-}
-
-/// docs/FAULTS.md consists of tables; the last column of each row names the tests that inject the fault,
-/// and their files.
-#[test]
-fn every_fault_cites_a_test_that_exists() {
-    let (page, sources) = (page("docs/FAULTS.md"), sources());
-    let tests = test_names(&sources);
-    let lines: Vec<&str> = page.lines().map(str::trim).collect();
-    let mut broken = Vec::new();
-    let mut rows = 0;
-    for (number, line) in lines.iter().enumerate() {
-        let rule = |l: &str| l.starts_with('|') && l.chars().all(|c| "|-: ".contains(c));
-        let head = lines.get(number + 1).is_some_and(|next| rule(next));
-        if !line.starts_with('|') || rule(line) || head {
-            continue;
-        }
-        rows += 1;
-        let cell = line.trim_end_matches('|').rsplit('|').next().unwrap_or_default();
-        let is_file = |name: &str| name.ends_with(".rs") && sources.iter().any(|s| s.path.ends_with(name));
-        let known = |name: &str| tests.contains(name) || is_file(name);
-        let unknown: Vec<&str> = cited(cell).into_iter().filter(|name| !known(name)).collect();
-        if cited(cell).is_empty() {
-            broken.push(format!("docs/FAULTS.md:{}: cites no test", number + 1));
-        } else if !unknown.is_empty() {
-            broken.push(format!("docs/FAULTS.md:{}: no test is called {}", number + 1, unknown.join(", ")));
-        }
-    }
-    assert!(rows > 0, "docs/FAULTS.md holds no table");
-    none("each fault cites the test that injects it, in the last column", &broken);
-}
-
 /// Returns the promises that comments near tests cite.
 fn promises_cited(text: &str) -> BTreeSet<u32> {
     let lines: Vec<&str> = text.lines().collect();
@@ -123,8 +71,7 @@ fn every_promise_is_cited_by_a_test() {
 }
 
 #[test]
-fn citations_are_read() {
-    assert_eq!(cited("`crates/x::tests::it_holds`, `other()`"), ["it_holds", "other"]);
+fn promises_are_read() {
     let text = "/// Promise 3 and promise 5: both.\n#[test]\nfn x() {}\n";
     assert_eq!(promises_cited(text), BTreeSet::from([3, 5]));
     assert!(promises_cited("// Promise 4, but there is no test near").is_empty());
