@@ -1,26 +1,28 @@
 //! A disk as a file: one FUSE connection whose file system is a single regular file.
 //!
 //! # Call order
-//! The caller passes each message read from /dev/fuse to [`Session::handle_message`]. If no buffer is free,
-//! it passes the same message again later. [`Session::poll_request`] returns requests for the engine, and
-//! [`Session::handle_reply`] takes the engine's replies. [`Session::poll_answer`] returns answers to write
-//! to /dev/fuse; the caller calls [`Session::handle_written`] after each.
+//! The caller passes each message read from /dev/fuse to [`Session::handle_message`]. If no buffer
+//! is free, the caller passes the same message again later. [`Session::poll_request`] returns
+//! requests for the engine, and [`Session::handle_reply`] takes the engine's replies.
+//! [`Session::poll_answer`] returns answers to write to /dev/fuse; the caller calls
+//! [`Session::handle_written`] after each.
 //!
 //! # Refused operations
-//! The file has the disk's size. Operations that would change its size fail with EPERM, and writes beyond
-//! the end with ENOSPC. When the disk grows ([`Session::grow`]), the kernel is notified to drop its cached
-//! size. The page cache holds no data of the file: it is opened with direct I/O, so that changes made
-//! through other front ends are visible. A write is answered when the engine has acknowledged it. Owner and
-//! permission bits can be changed; they are lost when the file is unmounted.
+//! The file has the disk's size. Operations that would change the file's size fail with EPERM, and
+//! writes beyond the end with ENOSPC. When the disk grows ([`Session::grow`]), the kernel is
+//! notified to drop its cached size. The file is opened with direct I/O, so that the page cache
+//! holds no data of it. So changes through other front ends are visible. A write is answered when
+//! the engine has acknowledged it. Owner and permission bits can be changed, but are lost when the
+//! file is unmounted.
 //!
 //! # Limits
-//! At most [`COMMANDS_MAX`] requests are with the engine; [`Session::is_full`] tells the caller to stop
-//! reading messages. The kernel is trusted no more than any other client: a malformed message is answered
-//! with EINVAL, an unknown one with ENOSYS.
+//! At most [`COMMANDS_MAX`] requests wait for the engine's reply. [`Session::is_full`] tells the
+//! caller to stop reading messages. The kernel is not trusted: a malformed message is answered with
+//! EINVAL, an unknown one with ENOSYS.
 //!
 //! # Buffers
-//! As with NBD: the shard loop drops the engine's reference. A read's second reference is dropped when its
-//! answer is written.
+//! The shard loop drops the engine's reference to a buffer. The session drops its own reference to
+//! the buffer of a read when the answer is written.
 
 mod wire;
 

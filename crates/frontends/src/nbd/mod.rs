@@ -1,21 +1,23 @@
 //! One NBD connection in its transmission phase.
 //!
 //! # Call order
-//! [`Connection::poll_receive`] says where to receive the next bytes. The caller passes them to
-//! [`Connection::handle_received`] or [`Connection::handle_payload`]. [`Connection::poll_request`] and
-//! [`Connection::poll_status`] return requests for the engine and queries for the backing. Their answers go
-//! to [`Connection::handle_reply`] and [`Connection::handle_status`]. [`Connection::poll_send`] returns one
-//! list of bytes to send; the next follows after [`Connection::handle_sent`].
+//! [`Connection::poll_receive`] says where to receive the next bytes. The caller passes received
+//! bytes to [`Connection::handle_received`] or [`Connection::handle_payload`].
+//! [`Connection::poll_request`] and [`Connection::poll_status`] return requests for the engine and
+//! status queries for the backing. The results go to [`Connection::handle_reply`] and
+//! [`Connection::handle_status`]. [`Connection::poll_send`] returns one list of bytes to send; the
+//! next follows after [`Connection::handle_sent`].
 //!
 //! # Limits
-//! A connection has at most [`COMMANDS_MAX`] commands in flight. It stops receiving at that number, while
-//! there is no buffer for the next command, and while its client leaves answers unread. A malformed command
-//! is answered with the protocol's error. If the stream can no longer be parsed, this connection alone
-//! ends.
+//! A connection has at most [`COMMANDS_MAX`] commands in flight. The connection receives nothing
+//! while it has that many, while no buffer is free for the next command, and while its client does
+//! not read replies. A malformed command gets an error reply. If the stream can no longer be
+//! parsed, only this connection ends.
 //!
 //! # Buffers
-//! A payload buffer has one reference for the engine, which the shard loop drops when the engine says so.
-//! The buffer of a read has a second one, which the connection drops when the data is sent.
+//! The engine has one reference to a payload buffer; the shard loop drops it when the engine says
+//! so. The connection has a second reference to the buffer of a read, and drops it when the data
+//! was sent.
 
 mod command;
 mod reply;

@@ -1,11 +1,12 @@
 //! Descriptor chains: a driver's requests in guest memory.
 //!
-//! A chain is walked once and copied; later changes by the guest have no effect. A walk takes at most as
-//! many steps as the queue, or the indirect table, has entries.
+//! The device reads a chain once and copies it, so that later changes by the guest have no effect.
+//! It reads at most as many descriptors as the queue, or the indirect table, has entries.
 //!
 //! # Refused chains
-//! See [`Fault`]. If a chain can be followed to its end, a fault in one part is only recorded: the status
-//! byte reports it to the driver. All lengths are in bytes.
+//! [`Fault`] lists the reasons. If the device can follow a chain to its end, it only records a
+//! fault in one part. The status byte then reports the fault to the driver. All lengths are in
+//! bytes.
 
 use super::memory::{GuestMap, Part};
 use super::queue::DESCRIPTOR_BYTES;

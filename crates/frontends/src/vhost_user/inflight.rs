@@ -1,8 +1,8 @@
 //! Records of requests in flight, in memory that outlives the daemon.
 //!
-//! The vhost-user client keeps this memory while the daemon restarts and hands it back. The new daemon then
-//! executes the requests that the old one had taken and not answered. The layout is that of the vhost-user
-//! specification ("Inflight I/O tracking", split virtqueues):
+//! The vhost-user client keeps this memory while the daemon restarts, and passes it to the new
+//! daemon. The new daemon then executes the requests that the old one had taken and not answered.
+//! The layout is that of the vhost-user specification ("Inflight I/O tracking", split virtqueues):
 //!
 //! | bytes | per queue |
 //! |---|---|
@@ -14,8 +14,8 @@
 //! | 16… | 16 bytes for each descriptor: in flight (1), padding (5), next (2), counter (8) |
 //!
 //! # Refused memory
-//! Memory that is not sealed against shrinking, or shorter than announced. Its content is used only as far
-//! as it is valid: heads must be below the queue's size.
+//! Memory that is not sealed against shrinking, or is too short, is refused. Its content is used
+//! only if it is valid: heads must be below the queue's size.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};

@@ -1,12 +1,13 @@
 //! The guest memory that a vhost-user client shares with the daemon.
 //!
 //! # Rules
-//! The guest and the client write to this memory at any time. So nothing in it is borrowed: everything is
-//! copied out, and read once. All accesses go through `vm-memory`, which checks their bounds.
+//! The guest and the client write to this memory at any time. So no code borrows guest memory:
+//! everything is copied out, and read once. All accesses use `vm-memory`, which checks their
+//! bounds.
 //!
-//! Only regular files on tmpfs (a memfd is one) and hugetlbfs can be mapped. On other filesystems, such as
-//! FUSE, the filesystem's owner could block an access for ever. A file must be as long as the memory table
-//! says. If its length could change later, it is sealed against that where possible. If it cannot be
+//! Only regular files on tmpfs (a memfd is one) and hugetlbfs can be mapped. On other filesystems,
+//! such as FUSE, the filesystem's server could block an access for ever. A file must be as long as
+//! the memory table says. Where possible, the file is sealed against shrinking. If it cannot be
 //! sealed, [`guard`](super::guard) makes a truncation harmless.
 #![allow(unsafe_code)]
 

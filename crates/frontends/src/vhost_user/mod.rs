@@ -1,33 +1,35 @@
-//! vhost-user-blk: a disk as a virtio block device whose queues lie in memory that the vhost-user client
-//! shares.
+//! vhost-user-blk: a disk as a virtio block device. The vhost-user client shares the memory that
+//! contains the device's queues.
 //!
 //! # Parts
-//! A [`Device`] runs on a shard: it turns descriptor chains into engine requests, and replies into entries
-//! of the used ring. It does no I/O and never blocks. A [`session`] speaks the vhost-user protocol over the
-//! client's socket, on a thread of its own, and hands complete queues to the shard. docs/decisions/0011
-//! gives the reasons.
+//! A [`Device`] runs on a shard. It turns descriptor chains into engine requests, and replies into
+//! entries of the used ring. The device performs no I/O and never blocks. A [`session`] runs the
+//! vhost-user protocol over the client's socket, on its own thread, and passes complete queues to
+//! the shard. docs/decisions/0011 gives the reasons.
 //!
 //! # Call order
-//! [`Device::start`] a queue. Whenever its driver may have made chains available, call [`Device::take`],
-//! then [`Device::poll_request`] until it returns nothing. The engine's replies go to
-//! [`Device::handle_reply`], and reads that it declines to [`Device::handle_declined`]. Call
-//! [`Device::ask_again`] when there may be room for declined reads. [`Device::poll_signal`] returns the
-//! queues whose drivers want a notification. Before sleeping, call [`Device::set_wants_kicks`], and then
-//! [`Device::has_work`] once more; after sleeping, switch kicks off again. A queue for which
-//! [`Device::is_quiet`] returns true needs no polling until its driver kicks. [`Device::stop`] a queue,
-//! then call [`Device::poll_stopped`] until it returns a value.
+//! [`Device::start`] a queue. Whenever its driver may have made chains available, call
+//! [`Device::take`], then [`Device::poll_request`] until it returns nothing. The engine's replies
+//! go to [`Device::handle_reply`], and declined reads to [`Device::handle_declined`]. Call
+//! [`Device::ask_again`] when there may be buffers for declined reads. [`Device::poll_signal`]
+//! returns the queues whose drivers want a notification. Before sleeping, call
+//! [`Device::set_wants_kicks`], and then [`Device::has_work`] once more. After sleeping, disable
+//! kicks again. A queue for which [`Device::is_quiet`] returns true needs no polling until its
+//! driver kicks. [`Device::stop`] a queue, then call [`Device::poll_stopped`] until it returns a
+//! value.
 //!
 //! # Payload
-//! A write is copied out of guest memory before the engine sees it, and a read is copied into it
-//! afterwards. The guest may change its memory at any time, and flash may be filled from the buffer after
-//! the answer. Reads of whole sectors that are likely hits go straight into guest memory
-//! ([`Payload::adopt`]). Those that the engine declines are sent again with a daemon buffer.
+//! The data of a write is copied out of guest memory before the engine sees the write. The data of
+//! a read is copied into guest memory after the engine's reply. The guest may change its memory at
+//! any time, and flash may be filled from the buffer after the answer. Reads of whole sectors that
+//! are likely hits go directly into guest memory ([`Payload::adopt`]). If the engine declines such
+//! a read, the device sends it again with a daemon buffer.
 //!
 //! # Limits
-//! A driver's requests in flight are bounded by the sizes of its queues, [`queue::SIZE_MAX`] and
-//! [`block::QUEUES_MAX`], and by the engine's limits. A malformed chain is answered with an error if it has
-//! a status byte. Otherwise its queue is [`Broken`]: it is not served until the client sets it up again.
-//! Other queues are not affected.
+//! A driver's requests in flight are limited by the sizes of its queues, [`queue::SIZE_MAX`] and
+//! [`block::QUEUES_MAX`], and by the engine's limits. A malformed chain is answered with an error
+//! if it has a status byte. Otherwise its queue becomes [`Broken`]: the device does not serve it
+//! until the client sets it up again. Other queues are not affected.
 
 pub mod block;
 pub mod capacity;

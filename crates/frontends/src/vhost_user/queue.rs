@@ -1,12 +1,13 @@
-//! One split virtqueue, from the device's side (virtio 1.2, section 2.7).
+//! A split virtqueue, as the device uses it (virtio 1.2, section 2.7).
 //!
-//! The driver puts heads of descriptor chains into the available ring; the device answers in the used ring.
-//! Each side says when it wants notifications: with flags, or with an index each (EVENT_IDX).
+//! The driver puts heads of descriptor chains into the available ring, and the device answers in
+//! the used ring. Driver and device each say when they want notifications: with flags, or with an
+//! index (EVENT_IDX).
 //!
 //! # Refused queues
-//! Sizes that are no power of two or above [`SIZE_MAX`]; rings that are unaligned or outside the guest's
-//! memory. While the queue is served: an available index that runs ahead by more than the ring's size, and
-//! heads outside the table. All are returned as values ([`Broken`]).
+//! The queue's size must be a power of two up to [`SIZE_MAX`]. Its rings must be aligned and inside
+//! guest memory. While the queue is served, the available index must not be ahead by more than the
+//! ring's size. Heads must be inside the descriptor table. Violations are returned as [`Broken`].
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};

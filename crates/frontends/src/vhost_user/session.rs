@@ -1,15 +1,16 @@
-//! The vhost-user protocol with one client: its guest memory and its queues, and when they are served.
+//! Runs the vhost-user protocol with one client: guest memory, queues, and when each queue is
+//! served.
 //!
-//! It runs on a thread of its own, because its messages may have to wait for requests in flight; the shard
-//! sees complete queues only. A queue is served while all its parameters are known: memory, addresses,
-//! size, a kick descriptor, and the client's message that it is enabled. A change of a parameter first
-//! stops the queue, and then starts it again.
+//! The session has its own thread, because its messages may have to wait for requests in flight.
+//! The shard sees only complete queues. A queue is served while all its parameters are known:
+//! memory, addresses, size, a kick descriptor, and the client's message that it is enabled. To
+//! change a parameter, the session stops the queue and starts it again.
 //!
 //! # Refused messages
-//! Those that the protocol's reference implementation (`vhost`) refuses. In addition: features that were
-//! not offered, memory that cannot be used ([`MapError`](super::memory::MapError)), and descriptors that
-//! are not eventfds. If the protocol has no reply for a refusal, the connection ends; clients connect
-//! again.
+//! The session refuses messages that the protocol's reference implementation (`vhost`) refuses. It
+//! also refuses features that were not offered, unusable memory
+//! ([`MapError`](super::memory::MapError)), and descriptors that are not eventfds. If the protocol
+//! has no reply for a refusal, the connection ends, and clients connect again.
 
 use std::fs::File;
 use std::os::fd::{AsRawFd, OwnedFd};

@@ -1,25 +1,27 @@
 //! A Ceph RBD image as backing, through librbd's asynchronous calls.
 //!
 //! # Exclusive access
-//! An image that is written is locked (librbd's exclusive lock), and the lock is not handed on if
-//! another client asks. A client that breaks it blocklists this client: from then on every I/O
-//! fails, and [`Driver::is_lost`] reports it. A thread also checks it once a second, because
-//! requests that flash serves need no I/O here. The destination of a migration opens the image
-//! without the lock, writes nothing, and takes the lock when the source has released it ([`lock`]).
+//! hob locks an image that it writes (librbd's exclusive lock), and keeps the lock if another
+//! client requests it. A client that breaks the lock blocklists this client. From then on every I/O
+//! fails, and [`Driver::is_lost`] reports it. A thread also checks the lock once a second, because
+//! requests that flash serves need no I/O to the image. The destination of a migration opens the
+//! image without the lock and writes nothing. It takes the lock when the source has released it
+//! ([`lock`]).
 //!
 //! # Durability
-//! librbd's own cache is off, unless the configuration of the pool or the image enables it, which
-//! overrides the client. Without it, writes are durable when they are acknowledged, and a flush has
-//! nothing to do. librbd does not report which applies, so a durable write is a write and a flush.
+//! librbd's own cache is off, unless the configuration of the pool or the image overrides the
+//! client. Without that cache, writes are durable when they are acknowledged, and a flush has
+//! nothing to do. librbd does not report whether its cache is on, so a durable write is a write and
+//! a flush.
 //!
 //! # Completions
-//! librbd's threads signal an eventfd in the shard's ring; then all completed calls are fetched in
-//! one call. Calls that wait for the cluster have threads of their own: [`LockMonitor`], and `map.rs`
-//! for holes.
+//! librbd's threads signal an eventfd in the shard's ring. hob then fetches all completed calls at
+//! once. Calls that wait for the cluster have their own threads: [`LockMonitor`], and `map.rs` for
+//! allocation queries.
 //!
-//! librbd watches the image: a resize is logged, and its disk grows by command ([`Driver::size_probe`]).
-//! librbd skips I/O past the end of an image that was shrunk and reports success: here such I/O
-//! fails.
+//! librbd watches the image. A resize is logged, and a command grows the disk
+//! ([`Driver::size_probe`]). librbd skips I/O past the end of an image that was shrunk, and reports
+//! success; hob fails such I/O.
 #![allow(unsafe_code)]
 
 mod clone;
