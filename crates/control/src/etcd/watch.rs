@@ -237,7 +237,7 @@ mod tests {
     fn what_ends_a_watch_is_said() {
         for (text, why) in [
             (r#"{"error":{"message":"etcdserver: no leader"}}"#.to_owned(), "no leader"),
-            ("not JSON".to_owned(), "no JSON"),
+            ("not JSON".to_owned(), "not JSON"),
             (format!("{CREATED}\n{{\"result\":{{}}}}"), "it did not start the watch"),
             (
                 format!(
