@@ -15,7 +15,8 @@ pub const BITMAPS_MAX: usize = 8;
 pub enum BitmapState {
     /// The dirty bitmap records every change of the disk.
     Recording,
-    /// The dirty bitmap records no more changes. It keeps the changes until it was frozen.
+    /// The dirty bitmap records no more changes. The bitmap keeps the changes that it recorded
+    /// before it was frozen.
     Frozen,
     /// The bitmap's disk is offline. The recorded changes are kept.
     Offline,
@@ -75,7 +76,7 @@ pub struct BitmapRotate {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BitmapMerge {
-    /// Name of the bitmap that receives the changes. It must be recording.
+    /// Name of the bitmap that receives the changes. That bitmap must be recording.
     pub into: String,
 }
 

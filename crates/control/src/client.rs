@@ -1,5 +1,5 @@
-//! Client of the control API. It opens one HTTP/1.1 connection per request, over a Unix socket, or
-//! over TCP with TLS.
+//! Client of the control API. The client opens one HTTP/1.1 connection per request, over a Unix
+//! socket, or over TCP with TLS.
 //!
 //! This file sends requests and reads responses. The files in `client/` have a method for each
 //! request.
@@ -89,7 +89,7 @@ pub enum ClientError {
     },
 }
 
-/// Client of one daemon. It connects for each request.
+/// Client of one daemon. The client opens a connection for each request.
 #[derive(Clone, Debug)]
 pub struct Client {
     endpoint: Endpoint,

@@ -12,7 +12,7 @@ pub struct Cluster {
     pub state: ClusterState,
     /// This host's name.
     pub host: String,
-    /// Random identity of this member. It differs from earlier members of the same name.
+    /// Random identity of this member. The identity differs from earlier members of the same name.
     pub id: String,
     /// Endpoints of the etcd members that this host uses.
     pub etcd: Vec<String>,
@@ -47,7 +47,7 @@ pub enum ClusterState {
 pub struct ClusterHost {
     /// Its name.
     pub name: String,
-    /// Random identity of the member. It differs from earlier members of the same name.
+    /// Random identity of the member. The identity differs from earlier members of the same name.
     pub id: String,
     /// Address of the member's control API.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -1,5 +1,5 @@
-//! Client of etcd version 3, for leases, reads and transactions. It uses etcd's JSON gateway
-//! (`/v3/…`), not gRPC.
+//! Client of etcd version 3, for leases, reads and transactions. The client uses etcd's JSON
+//! gateway (`/v3/…`), not gRPC.
 //!
 //! Each request is one HTTP/1.1 request to one endpoint, with limits on time and length. After a
 //! failure, the next request uses the next endpoint. A request without a response may have been
@@ -144,7 +144,7 @@ pub enum EtcdChange {
     Delete(String),
 }
 
-/// Client of an etcd cluster. It connects for each request.
+/// Client of an etcd cluster. The client opens a connection for each request.
 #[derive(Debug)]
 pub struct Etcd {
     endpoints: Vec<EtcdEndpoint>,
@@ -196,9 +196,9 @@ impl Etcd {
         }
     }
 
-    /// Renews a lease and returns its time to live, in seconds. It also checks that the answering
-    /// member still leads etcd. For this it reads `key` with a linearizable read. The read must be
-    /// from the same term and must find the key with that lease.
+    /// Renews a lease and returns its time to live, in seconds. The client also checks that the
+    /// answering member still leads etcd. For this the client reads `key` with a linearizable read.
+    /// The read must be from the same term and must find the key with that lease.
     ///
     /// # Errors
     /// [`EtcdError::NoLease`] if the lease has expired; other errors if its state is unknown.

@@ -110,8 +110,8 @@ impl Effect {
 pub struct EventReport {
     /// The event.
     pub event: LifeEvent,
-    /// Discard dirty data if the event requires it. Otherwise the daemon refuses the event while
-    /// the cache is dirty.
+    /// Discard dirty data if the event requires it. Without this flag the daemon refuses the event
+    /// while the cache is dirty.
     #[serde(default)]
     pub discard_dirty: bool,
 }

@@ -15,7 +15,7 @@ pub struct Export {
     /// Refuse writes through this export.
     #[serde(default)]
     pub read_only: bool,
-    /// Reads through this export do not change the cache. They are served from the cache if it has
+    /// Reads through this export do not change the cache. The cache serves these reads if it has
     /// the data.
     #[serde(default)]
     pub no_promote: bool,

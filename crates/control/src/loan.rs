@@ -29,8 +29,8 @@ pub struct Loan {
     pub state: LoanState,
     /// Path of the file that holds the borrower's data.
     pub path: String,
-    /// Incarnation of the lease. It changes when unflushed writes may have been lost. A connection
-    /// belongs to one incarnation.
+    /// Incarnation of the flash lease. The incarnation changes when unflushed writes may have been
+    /// lost. A connection belongs to one incarnation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<String>,
 }

@@ -1,5 +1,5 @@
-//! API types for the migration of a disk and its cache to another host. They are the requests to
-//! the source, the progress, and the protocol between the two hosts (docs/decisions/0013).
+//! API types for the migration of a disk and its cache to another host. The types are the requests
+//! to the source, the progress, and the protocol between the two hosts (docs/decisions/0013).
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -41,8 +41,8 @@ impl CarryMode {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Switch {
-    /// A write that waits at the destination triggers the hand-over. It means that the guest runs
-    /// there.
+    /// A write that waits at the destination triggers the hand-over, because the write shows that
+    /// the guest runs there.
     #[default]
     OnWrite,
     /// Only the operator's request triggers the hand-over.

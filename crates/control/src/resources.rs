@@ -62,7 +62,7 @@ pub struct Device {
     /// Why the device cannot be used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// HOST:PORT of the host that has the device, if it is remote flash. Such a device stores
+    /// HOST:PORT of the host that has the device, if it is remote flash. A remote device stores
     /// replicas only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub peer: Option<String>,
@@ -146,7 +146,7 @@ pub struct Disk {
     /// of the daemon.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backing_timeout_in_effect: Option<BackingTimeout>,
-    /// Size of the disk, bytes. It is 0 until the backing was opened for the first time.
+    /// Size of the disk, bytes; 0 until the backing was opened for the first time.
     pub size: Size,
     /// Whether writes are refused.
     pub read_only: bool,
@@ -223,7 +223,7 @@ pub struct Cache {
     pub reason: Option<String>,
     /// Configured size of the cache, in whole segments.
     pub size: Size,
-    /// Flash that the cache has. It is less than `size` after a device was lost or removed.
+    /// Flash that the cache has; less than `size` after a device was lost or removed.
     pub room: Size,
     /// Flash for the cache's journal, in addition to `size`; 0 for a volatile cache.
     #[serde(default)]
@@ -322,7 +322,7 @@ pub struct PoolCreate {
     /// Unit of flash allocation, a power of two; 16 MiB if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segment_size: Option<Size>,
-    /// Use devices even if they seem to be in use. Their data is lost.
+    /// Use devices even if they seem to be in use. The data on these devices is lost.
     #[serde(default)]
     pub force: bool,
 }
@@ -378,8 +378,8 @@ pub struct DiskAdd {
     /// default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<String>,
-    /// Path on this host at which the disk appears as a file, through FUSE. It names an existing
-    /// regular file, which is covered, or a new file in an existing directory.
+    /// Path on this host at which the disk appears as a file, through FUSE. The path names an
+    /// existing regular file, which is covered, or a new file in an existing directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fuse: Option<String>,
     /// Absolute path of the disk's vhost-user socket.

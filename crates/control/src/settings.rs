@@ -1,5 +1,6 @@
-//! Settings of a cache. Each one is part of a preset and can also be set by itself. The values are
-//! those of docs/presets.md and docs/policies.md. The daemon checks them and lists the valid ones.
+//! Settings of a cache. Each setting is part of a preset and can also be set by itself. The values
+//! are those of docs/presets.md and docs/policies.md. The daemon checks them and lists the valid
+//! ones.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -76,7 +77,7 @@ settings! {
     persistent: bool,
     /// `unified`, or `split:70` for 70 % read cache and 30 % write buffer. A change empties the cache.
     layout: String,
-    /// Admission rule: `auto`, `always`, `while-free`, `nth-access:N` or `ghost`. Each except
+    /// Admission rule: `auto`, `always`, `while-free`, `nth-access:N` or `ghost`. Each rule except
     /// `auto` can be followed by `+not-sequential:BYTES` and `+while-filling:PERCENT%`. A change
     /// keeps the cache's contents.
     admission: String,
@@ -92,7 +93,8 @@ settings! {
     dirty_age_max: u32,
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
-    /// Whether the backing always has a state that the disk once had. This makes destaging slower.
+    /// Whether the backing always has a state that the disk once had. This guarantee makes
+    /// destaging slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
     /// `auto` (unless there is evidence that the backing is unchanged), `always` or `trust`

@@ -59,7 +59,8 @@ pub struct DiskStats {
     pub flash_errors: u64,
     /// Backing I/Os that failed.
     pub backing_errors: u64,
-    /// Sectors of flash whose checksum did not match. Each was repaired from the backing.
+    /// Sectors of flash whose checksum did not match. Each such sector was repaired from the
+    /// backing.
     pub checksum_mismatches: u64,
     /// Number of blocks that fit the cache.
     pub blocks: u64,

@@ -8,7 +8,7 @@ use crate::Dirty;
 /// A change that is in progress, or that ended after the response to its request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Task {
-    /// Number of the task. It is unique until the daemon restarts.
+    /// Number of the task. The number is unique until the daemon restarts.
     pub id: u64,
     /// The command: `disk remove`, `drain`.
     pub what: String,

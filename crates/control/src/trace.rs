@@ -83,7 +83,7 @@ pub struct TraceFrame {
 }
 
 impl TraceFrame {
-    /// Encodes the frame. It has at most [`FRAME_RECORDS_MAX`] records.
+    /// Encodes the frame, which has at most [`FRAME_RECORDS_MAX`] records.
     pub fn encode(&self) -> Vec<u8> {
         assert!(self.records.len() <= FRAME_RECORDS_MAX, "a frame of {} records", self.records.len());
         let mut bytes = Vec::with_capacity(UNIT_BYTES * (1 + self.records.len()));

@@ -12,8 +12,8 @@ pub trait Payload {
     /// Allocates a buffer of `len` bytes with one reference and undefined content. Returns `None`
     /// if no buffer is free.
     fn alloc(&mut self, len: usize) -> Option<BufferId>;
-    /// Returns true if `len` bytes of buffer memory are free. Their allocation may still fail,
-    /// because they are not contiguous.
+    /// Returns true if `len` bytes of buffer memory are free. An allocation may still fail, because
+    /// the free bytes are not contiguous.
     fn has_room(&mut self, len: usize) -> bool;
     /// Adds a reference.
     fn retain(&mut self, id: BufferId);
@@ -31,9 +31,9 @@ pub trait Payload {
 }
 
 /// Allocates the buffer for a request of these bytes, and returns its size in whole sectors. Bytes
-/// beyond the disk's end must read as zeroes, so the last sector is zeroed. That is safe: a read
-/// overwrites the sector, and a write ignores its unused part. Returns `None` while no buffer is
-/// free.
+/// beyond the disk's end must read as zeroes, so the last sector is zeroed. Zeroing it is safe: a
+/// read overwrites the sector, and a write ignores its unused part. Returns `None` while no buffer
+/// is free.
 #[inline]
 pub(crate) fn alloc_for(payload: &mut impl Payload, offset: u64, len: u64) -> Option<(BufferId, usize)> {
     let bytes = buffer_bytes(offset, len);

@@ -160,7 +160,8 @@ fn decode(bytes: &[u8]) -> Result<Kept, BitmapError> {
     Ok(Kept { granules, identity, changed })
 }
 
-/// Returns the checksum of the file. It covers all bytes, with its own four bytes as zeroes.
+/// Returns the checksum of the file. The checksum covers all bytes, with its own four bytes as
+/// zeroes.
 fn crc(bytes: &[u8]) -> u32 {
     let before = crc32c::crc32c(&bytes[..CRC]);
     crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[CRC + 4..])

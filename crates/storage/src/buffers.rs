@@ -1,9 +1,9 @@
 //! The arena: payload buffers of one shard, allocated from one mapping.
 //!
 //! # Purpose
-//! All payload that passes through a shard is in the arena. Its buffers are page-aligned for
-//! O_DIRECT and registered with io_uring once. Front end, engine and kernel share them without a
-//! copy. The exception is payload in guest memory ([`Arena::adopt`]).
+//! All payload that passes through a shard is in the arena. The arena's buffers are page-aligned
+//! for O_DIRECT and registered with io_uring once. Front end, engine and kernel share them without
+//! a copy. The exception is payload in guest memory ([`Arena::adopt`]).
 //!
 //! # Rules
 //! * A buffer exists while it has references: [`Arena::alloc`] creates one, [`Arena::retain`] adds
@@ -52,7 +52,7 @@ const RECENT_PAGES_MAX: usize = 33;
 /// Maximum number of buffers per size that the arena keeps for reuse.
 const RECENT_EACH_MAX: usize = 64;
 
-/// A buffer of the arena. Its slot is reused, together with the memory of `filling`.
+/// A buffer of the arena. The buffer's slot is reused, together with the memory of `filling`.
 #[derive(Debug, Default)]
 struct Buffer {
     /// First page.

@@ -2,9 +2,9 @@
 //!
 //! Every hit computes them, so their speed matters. The general function of the `crc32c` crate is
 //! the reference and the fallback. On CPUs with SSE 4.2 and PCLMULQDQ, a faster function handles
-//! exactly one sector. It computes three thirds of the sector in parallel, because the CRC
-//! instruction takes three cycles and can start every cycle. Two carry-less multiplications join
-//! the results. See V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
+//! exactly one sector. The faster function computes three thirds of the sector in parallel, because
+//! the CRC instruction takes three cycles and can start every cycle. Two carry-less multiplications
+//! join the results. See V. Gopal et al., "Fast CRC Computation for iSCSI Polynomial Using CRC32
 //! Instruction" (Intel, 2011).
 #![allow(unsafe_code)]
 
@@ -28,8 +28,8 @@ pub fn sector_sums(bytes: &[u8], sums: &mut Vec<u32>) {
     sums.extend(sectors.iter().map(|sector| crc32c::crc32c(sector)));
 }
 
-/// Returns the checksum of a sector that other threads or processes may change meanwhile. It reads
-/// each byte once.
+/// Returns the checksum of a sector that other threads or processes may change meanwhile. The
+/// function reads each byte once.
 ///
 /// # Safety
 /// The sector's memory must be mapped.

@@ -14,8 +14,8 @@ pub(crate) fn open_direct(open: impl Fn(i32) -> io::Result<File>) -> io::Result<
     }
 }
 
-/// Returns true if an error means that the filesystem has no O_DIRECT. It is EINVAL according to
-/// open(2); network filesystems also return EOPNOTSUPP.
+/// Returns true if an error means that the filesystem has no O_DIRECT. The error is EINVAL
+/// according to open(2); network filesystems also return EOPNOTSUPP.
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP))
 }

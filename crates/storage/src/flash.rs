@@ -4,9 +4,9 @@
 //! transfer are in a vector that is reused. Discards are acknowledged without effect, because a
 //! thick pool keeps its space. Zeroing is not supported.
 //!
-//! Journal pages are in the engine's memory. They are copied to a buffer that the ring reserves for
-//! them, so that they are aligned, registered and never wait for guests' buffers. If the buffer is
-//! full, later journal writes wait for earlier ones.
+//! Journal pages are in the engine's memory. Journal pages are copied to a buffer that the ring
+//! reserves for them, so that they are aligned, registered and never wait for guests' buffers. If
+//! the buffer is full, later journal writes wait for earlier ones.
 //!
 //! # Remote flash
 //! I/O to another host's flash uses a connection (`backing/nbd`), which is opened again after a
@@ -66,8 +66,8 @@ struct Remote {
     /// Whether it was reported that the device does not answer.
     told: bool,
     given_up: bool,
-    /// I/Os that failed on the device before it was abandoned. They are kept as if the device did
-    /// not answer.
+    /// I/Os that failed on the device before it was abandoned. These I/Os are kept as if the device
+    /// did not answer.
     failed: Vec<u32>,
     /// Whether the device was detached.
     left: bool,
@@ -190,8 +190,9 @@ impl Flash {
         }
     }
 
-    /// Submits an I/O to a flash device. It fails if the device is not attached. `journal` contains
-    /// the bytes of an [`IoOp::WriteJournal`], which are copied; it is empty for other operations.
+    /// Submits an I/O to a flash device. The I/O fails if the device is not attached. `journal`
+    /// contains the bytes of an [`IoOp::WriteJournal`], which are copied; it is empty for other
+    /// operations.
     pub fn submit(&mut self, ring: &mut Ring, io: &Io, journal: &[u8]) {
         assert_eq!(journal.len() as u64, if io.op == IoOp::WriteJournal { io.len } else { 0 }, "{io:?}");
         let number = self.free.pop().unwrap_or_else(|| {

@@ -7,7 +7,7 @@
 //! hob refuses device stacks that are not known to be safe ([`check_ground`]), files with holes or
 //! shared extents, and devices without direct I/O.
 //!
-//! Why `unsafe`: `swapon` and `swapoff` have no safe wrapper. They take a path and keep no
+//! Why `unsafe`: `swapon` and `swapoff` have no safe wrapper. These calls take a path and keep no
 //! reference to it.
 #![allow(unsafe_code)]
 
@@ -285,9 +285,9 @@ pub fn turn_on(file: impl AsFd, range: Range, priority: Option<u16>) -> Result<P
     }
 }
 
-/// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap. It
-/// can take long; a signal that ends the process stops it. **Do not call it in a daemon**: if
-/// memory runs out, the kernel kills this process first.
+/// Deactivates a swap device, which moves all swapped-out pages back to memory or to other swap.
+/// Deactivation can take long; a signal that ends the process stops it. **Do not call it in a
+/// daemon**: if memory runs out, the kernel kills this process first.
 ///
 /// # Errors
 /// A system error, which [`SwapError::of_kernel`] interprets. The device is then still active.
@@ -352,7 +352,7 @@ fn parse_memory(text: &str) -> Memory {
 }
 
 /// Opens the same file again, without the locks and the exclusive claim of the pool's descriptor.
-/// Those would otherwise last as long as the kernel swaps.
+/// The locks would otherwise last as long as the kernel swaps.
 fn reopened(file: BorrowedFd<'_>, flags: i32) -> Result<File, SwapError> {
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let opened = File::options().read(true).write(true).custom_flags(flags).open(path);

@@ -39,8 +39,8 @@ pub struct EtcdWatch<'a> {
 }
 
 impl Etcd {
-    /// Starts a watch; it reports every change made after this function returns. It reports puts
-    /// and deletes of keys that begin with one of `puts_and_deletes`, and deletes of keys that
+    /// Starts a watch; it reports every change made after this function returns. The watch reports
+    /// puts and deletes of keys that begin with one of `puts_and_deletes`, and deletes of keys that
     /// begin with one of `deletes`.
     ///
     /// # Errors

@@ -160,8 +160,8 @@ pub(super) enum Call {
         len: u64,
         /// Whether the backing may deallocate the range.
         may_unmap: bool,
-        /// Whether the part beyond the file's end is ignored. Otherwise the file would have to
-        /// grow.
+        /// Whether the part of the range beyond the file's end is ignored. If not, the file would
+        /// have to grow.
         keeps_size: bool,
     },
     /// The operation needs no action, and is answered with success.

@@ -48,7 +48,8 @@ const OUTBOX_PIECES_MAX: usize = 4096;
 /// exceed it.
 const OUTBOX_HEAD_BYTES_MAX: usize = 1 << 20;
 
-/// Maximum number of status queries in progress. Each reply can have hundreds of kilobytes.
+/// Maximum number of status queries in progress. The reply to a status query can have hundreds of
+/// kilobytes.
 const QUERIES_MAX: usize = 4;
 
 /// Maximum payload of one receive in bytes. Short receives show that a slow client is still active.

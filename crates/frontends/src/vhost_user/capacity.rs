@@ -6,8 +6,8 @@
 //! keeps that channel private and does not support the message. So this module duplicates the
 //! descriptor when it arrives, and writes the message itself.
 //!
-//! A client without a channel, or one that does not read it, is not notified. Its guest sees the
-//! new size when it initializes the device again.
+//! A client without a channel, or one that does not read it, is not notified. The guest of such a
+//! client sees the new size when it initializes the device again.
 
 use std::io::IoSliceMut;
 use std::mem::MaybeUninit;

@@ -1,7 +1,7 @@
 //! Descriptor chains: a driver's requests in guest memory.
 //!
 //! The device reads a chain once and copies it, so that later changes by the guest have no effect.
-//! It reads at most as many descriptors as the queue, or the indirect table, has entries.
+//! The device reads at most as many descriptors as the queue, or the indirect table, has entries.
 //!
 //! # Refused chains
 //! [`Fault`] lists the reasons. If the device can follow a chain to its end, it only records a

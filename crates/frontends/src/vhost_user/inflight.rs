@@ -14,8 +14,8 @@
 //! | 16… | 16 bytes for each descriptor: in flight (1), padding (5), next (2), counter (8) |
 //!
 //! # Refused memory
-//! Memory that is not sealed against shrinking, or is too short, is refused. Its content is used
-//! only if it is valid: heads must be below the queue's size.
+//! Memory that is not sealed against shrinking, or is too short, is refused. The content of
+//! in-flight memory is used only if it is valid: heads must be below the queue's size.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -45,8 +45,8 @@ pub struct InflightError(&'static str);
 #[derive(Debug)]
 pub(super) struct Inflight {
     memory: MmapRegion,
-    /// The mapping of the in-flight file; `memory` points into it, so it is dropped later. It reads
-    /// as zeroes where the kernel has no page for the client's file.
+    /// The mapping of the in-flight file; `memory` points into it, so it is dropped later. The
+    /// mapping reads as zeroes where the kernel has no page for the client's file.
     _mapping: Mapping,
     queue_size: u16,
     queues: u16,

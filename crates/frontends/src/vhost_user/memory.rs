@@ -54,8 +54,8 @@ pub enum MapError {
     System(#[from] rustix::io::Errno),
 }
 
-/// One mapping of a guest memory file. It may start before the region, because hugetlbfs maps only
-/// whole huge pages.
+/// One mapping of a guest memory file. The mapping may start before the memory region, because
+/// hugetlbfs maps only whole huge pages.
 #[derive(Debug)]
 pub(super) struct Mapping {
     /// The mapping's protection against truncation, dropped before the mapping.

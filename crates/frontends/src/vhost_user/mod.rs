@@ -2,10 +2,10 @@
 //! contains the device's queues.
 //!
 //! # Parts
-//! A [`Device`] runs on a shard. It turns descriptor chains into engine requests, and replies into
-//! entries of the used ring. The device performs no I/O and never blocks. A [`session`] runs the
-//! vhost-user protocol over the client's socket, on its own thread, and passes complete queues to
-//! the shard. docs/decisions/0011 gives the reasons.
+//! A [`Device`] runs on a shard. The device turns descriptor chains into engine requests, and
+//! replies into entries of the used ring. The device performs no I/O and never blocks. A
+//! [`session`] runs the vhost-user protocol over the client's socket, on its own thread, and passes
+//! complete queues to the shard. docs/decisions/0011 gives the reasons.
 //!
 //! # Call order
 //! [`Device::start`] a queue. Whenever its driver may have made chains available, call
@@ -28,8 +28,9 @@
 //! # Limits
 //! A driver's requests in flight are limited by the sizes of its queues, [`queue::SIZE_MAX`] and
 //! [`block::QUEUES_MAX`], and by the engine's limits. A malformed chain is answered with an error
-//! if it has a status byte. Otherwise its queue becomes [`Broken`]: the device does not serve it
-//! until the client sets it up again. Other queues are not affected.
+//! if it has a status byte. The queue of a malformed chain without a status byte becomes
+//! [`Broken`]: the device does not serve it until the client sets it up again. Other queues are not
+//! affected.
 
 pub mod block;
 pub mod capacity;
@@ -64,8 +65,8 @@ use queue::{Broken, Layout, Queue};
 /// queues.
 const REQUESTS_MAX: usize = 256;
 
-/// Work budget of one client per turn of the shard's loop, in descriptors and payload pages. It
-/// takes a fraction of a millisecond.
+/// Work budget of one client per turn of the shard's loop, in descriptors and payload pages. The
+/// whole budget takes a fraction of a millisecond.
 const BUDGET: u32 = 4096;
 
 /// Remaining work budget of a client in this turn of the shard's loop.
@@ -216,7 +217,8 @@ impl Device {
     /// and did not answer.
     ///
     /// # Errors
-    /// If the queue is invalid. It is not served, and its start index stays unchanged.
+    /// If the queue is invalid. An invalid queue is not served, and its start index stays
+    /// unchanged.
     ///
     /// # Panics
     /// If the queue is served already.
@@ -327,12 +329,12 @@ impl Device {
         }
     }
 
-    /// Takes chains that a driver has made available, and returns their number. Their cost is
-    /// deducted from `budget`, because a driver can offer endless chains that are answered
-    /// immediately.
+    /// Takes chains that a driver has made available, and returns their number. The cost of the
+    /// chains is deducted from `budget`, because a driver can offer endless chains that are
+    /// answered immediately.
     ///
     /// # Errors
-    /// If the queue is broken. It is no longer served.
+    /// If the queue is broken and therefore no longer served.
     pub fn take(
         &mut self,
         queue: u16,

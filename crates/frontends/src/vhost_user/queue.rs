@@ -5,9 +5,10 @@
 //! index (EVENT_IDX).
 //!
 //! # Refused queues
-//! The queue's size must be a power of two up to [`SIZE_MAX`]. Its rings must be aligned and inside
-//! guest memory. While the queue is served, the available index must not be ahead by more than the
-//! ring's size. Heads must be inside the descriptor table. Violations are returned as [`Broken`].
+//! The queue's size must be a power of two up to [`SIZE_MAX`]. The queue's rings must be aligned
+//! and inside guest memory. While the queue is served, the available index must not be ahead by
+//! more than the ring's size. Heads must be inside the descriptor table. Violations are returned as
+//! [`Broken`].
 
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};

@@ -7,8 +7,8 @@
 //! change a parameter, the session stops the queue and starts it again.
 //!
 //! # Refused messages
-//! The session refuses messages that the protocol's reference implementation (`vhost`) refuses. It
-//! also refuses features that were not offered, unusable memory
+//! The session refuses messages that the protocol's reference implementation (`vhost`) refuses. The
+//! session also refuses features that were not offered, unusable memory
 //! ([`MapError`](super::memory::MapError)), and descriptors that are not eventfds. If the protocol
 //! has no reply for a refusal, the connection ends, and clients connect again.
 
@@ -32,7 +32,8 @@ use super::log::ChangeLog;
 use super::memory::GuestMap;
 use super::queue::{Layout, SIZE_MAX};
 
-/// Maximum number of memory regions that a client can add individually. Each region is a mapping.
+/// Maximum number of memory regions that a client can add individually. Each memory region is a
+/// mapping.
 const MEM_SLOTS_MAX: usize = 512;
 
 /// The shard that serves a session's queues.

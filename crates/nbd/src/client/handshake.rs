@@ -5,8 +5,8 @@
 //! sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT. One option is in
 //! flight at a time, so every reply has one meaning.
 //!
-//! The client refuses oldstyle servers, TLS, sizes beyond a file offset and invalid block sizes. It
-//! also refuses replies to other options, replies after the end, and replies longer than
+//! The client refuses oldstyle servers, TLS, sizes beyond a file offset and invalid block sizes.
+//! The client also refuses replies to other options, replies after the end, and replies longer than
 //! [`LIST_BYTES_MAX`]. Lengths are in bytes.
 
 use crate::bytes::{Intake, Reader, readable};
@@ -21,7 +21,8 @@ use crate::wire::{
 pub const REPLY_BYTES_MAX: u32 = 64 << 10;
 /// Maximum number of replies to one option other than LIST.
 pub const REPLIES_MAX: u32 = 64;
-/// Maximum memory for a server's list of exports in bytes. Each entry counts as 64 bytes plus its text.
+/// Maximum memory for a server's list of exports in bytes. Each listed export counts as 64 bytes
+/// plus its text.
 pub const LIST_BYTES_MAX: usize = 4 << 20;
 const MAGICS_BYTES: usize = 16;
 const LIST_ENTRY_BYTES: usize = 64;
@@ -126,8 +127,8 @@ use HandshakeError::Protocol;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The client waits for the two magic numbers. It reads them before the flags, because an
-    /// oldstyle server sends no flags.
+    /// The client waits for the two magic numbers. The client reads the magic numbers before the
+    /// flags, because an oldstyle server sends no flags.
     Magics,
     Flags,
     ReplyHeader,
@@ -187,8 +188,8 @@ impl Handshake {
         new
     }
 
-    /// Handles bytes from the server and returns how many were consumed. It stops after the
-    /// negotiation's end, and after a reply to which the client responds.
+    /// Handles bytes from the server and returns how many were consumed. The function consumes
+    /// nothing after the negotiation's end, and after a reply to which the client responds.
     pub fn handle_input(&mut self, bytes: &[u8]) -> usize {
         let mut rest = bytes;
         while self.output.is_empty() && self.state != State::Ended && self.intake.fill(&mut rest) {

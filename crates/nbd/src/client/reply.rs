@@ -82,7 +82,7 @@ pub enum ReplyEvent {
         /// Bytes that follow.
         length: u32,
     },
-    /// This range of the disk reads as zeroes. It is inside the request and was not received
+    /// This range of the disk reads as zeroes. The range is inside the request and was not received
     /// before.
     Hole {
         /// The READ.

@@ -3,9 +3,9 @@
 //! Supported options: EXPORT_NAME, GO, INFO, LIST, STRUCTURED_REPLY, LIST_META_CONTEXT,
 //! SET_META_CONTEXT, STARTTLS if [`Tls`] allows it, and ABORT. Metadata contexts are
 //! `base:allocation` and the export's other contexts. The server replies ERR_UNSUP to any other
-//! option and continues. It closes the connection if no error reply is possible: unknown client
-//! flags, a wrong magic number, an EXPORT_NAME that it cannot serve, an option over the drain
-//! limit, or too many options. Lengths are in bytes.
+//! option and continues. The server closes the connection if no error reply is possible: unknown
+//! client flags, a wrong magic number, an EXPORT_NAME that it cannot serve, an option over the
+//! drain limit, or too many options. Lengths are in bytes.
 //!
 //! Memory: at most one option payload ([`HandshakeLimits::option_bytes_max`]) and the reply to one
 //! option.
@@ -208,8 +208,9 @@ impl Handshake {
         }
     }
 
-    /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. It keeps only the
-    /// client's flags, because an attacker may have sent the unencrypted messages.
+    /// Creates the negotiation inside TLS, after [`HandshakeOutcome::StartTls`]. The new
+    /// negotiation keeps only the client's flags, because an attacker may have sent the unencrypted
+    /// messages.
     ///
     /// # Panics
     /// If this negotiation did not end with `StartTls`.
@@ -226,8 +227,8 @@ impl Handshake {
         inside
     }
 
-    /// Handles bytes from the client and returns how many were consumed. It stops after the option
-    /// that ends the negotiation, and after an option whose reply waits in
+    /// Handles bytes from the client and returns how many were consumed. The function consumes
+    /// nothing after the option that ends the negotiation, and after an option whose reply waits in
     /// [`poll_output`](Self::poll_output).
     pub fn handle_input(&mut self, bytes: &[u8], directory: &dyn ExportDirectory) -> usize {
         let mut rest = bytes;

@@ -96,7 +96,8 @@ pub fn push_hole(out: &mut Vec<u8>, cookie: u64, offset: u64, length: u32, posit
     out.extend_from_slice(&piece);
 }
 
-/// Appends a NONE chunk, which ends a reply. It means success unless an error chunk preceded it.
+/// Appends a NONE chunk, which ends a reply. A NONE chunk means success unless an error chunk
+/// preceded it.
 #[inline]
 pub fn push_done(out: &mut Vec<u8>, cookie: u64) {
     let header = ChunkHeader { flags: chunk::FLAG_DONE, kind: chunk::NONE, cookie, length: 0 };

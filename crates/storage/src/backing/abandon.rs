@@ -100,8 +100,8 @@ impl Backing {
         self.abandonment.is_some()
     }
 
-    /// Returns an abandoned request, which the caller reports as failed. Its memory stays in use
-    /// until [`poll_returned`](Self::poll_returned) returns it.
+    /// Returns an abandoned request, which the caller reports as failed. The memory of the request
+    /// stays in use until [`poll_returned`](Self::poll_returned) returns it.
     pub fn poll_abandoned(&mut self) -> Option<IoId> {
         self.abandonment.as_mut()?.untold.pop_front()
     }

@@ -2,8 +2,8 @@
 //! the backing (docs/decisions/0033).
 //!
 //! A file has evidence only on filesystems where each write, also through a mapping, immediately
-//! updates timestamps from this host's clock. This excludes network filesystems and FUSE (other
-//! clocks, cached attributes), and tmpfs and ZFS (mappings).
+//! updates timestamps from this host's clock. Excluded are therefore network filesystems and FUSE
+//! (other clocks, cached attributes), and tmpfs and ZFS (mappings).
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, OnceLock, Weak};

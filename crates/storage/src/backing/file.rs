@@ -5,9 +5,10 @@
 //! I/O use a buffered descriptor. Mixing direct and buffered I/O is coherent under two conditions.
 //! The kernel writes dirty pages and drops them before direct I/O. No two I/Os in flight touch the
 //! same page of the page cache: the engine ensures that between requests, and the split at sectors
-//! within a request. Otherwise the kernel could not drop the page, and the next fdatasync would
-//! report EIO. Read-ahead is off on the buffered descriptor, so that pages are not read in larger
-//! folios. Filesystems with blocks above 4 KiB break these conditions and use buffered I/O only.
+//! within a request. If two I/Os used one page, the kernel could not drop the page, and the next
+//! fdatasync would report EIO. Read-ahead is off on the buffered descriptor, so that pages are not
+//! read in larger folios. Filesystems with blocks above 4 KiB break these conditions and use
+//! buffered I/O only.
 //!
 //! # Durability
 //! A durable write uses RWF_DSYNC. A flush uses fdatasync, which covers writes of both descriptors.
@@ -15,9 +16,9 @@
 //! # Lease
 //! A disk that several hosts may write has a [`Gate`], which is open while this host's lease is
 //! valid. The gate is checked just before each change. A blocked change is retried every
-//! [`RETRY_NS`]. It fails after `wait_max`, or when another host owns the disk. Buffered parts of
-//! unaligned writes are then written through, because the kernel could otherwise write a dirty page
-//! later.
+//! [`RETRY_NS`]. A blocked change fails after `wait_max`, or when another host owns the disk.
+//! Buffered parts of unaligned writes are then written through, because the kernel could otherwise
+//! write a dirty page later.
 //!
 //! # Locks
 //! Exclusive for a writable disk, shared for a read-only one; see [`crate::lock`].

@@ -1,5 +1,5 @@
-//! The backing of a disk that migrates from another host. It reads from that host (the peer), then
-//! from the disk's own backing, and for a while from both.
+//! The backing of a disk that migrates from another host. The backing reads from that host (the
+//! peer), then from the disk's own backing, and for a while from both.
 //!
 //! | | reads | changes | flushes |
 //! |---|---|---|---|
@@ -8,11 +8,11 @@
 //! | alone | from the own backing | to the own backing | likewise |
 //!
 //! At the hand-over the peer is disconnected, because its later replies are not the owner's. The
-//! former owner is connected again as another peer. It wrote all changes through and flushed them
-//! before the hand-over. So its flash is as current as the backing for sectors that were not
-//! written since. A write on this host is recorded before it is issued. Its sectors are not read
-//! from a peer again, even if the peer lists them later ([`LeftBehind`]). The engine never has a
-//! read and a write of one sector in flight at once.
+//! former owner is connected again as another peer. The former owner wrote all changes through and
+//! flushed them before the hand-over. So its flash is as current as the backing for sectors that
+//! were not written since. A write on this host is recorded before it is issued. The written
+//! sectors are not read from a peer again, even if the peer lists them later ([`LeftBehind`]). The
+//! engine never has a read and a write of one sector in flight at once.
 //!
 //! After the hand-over a peer is disconnected at its first failure. The own backing is opened
 //! without its [lock](super::Lock).

@@ -1,8 +1,8 @@
 //! The identity of a backing, to which a persistent cache is bound.
 //!
-//! It is a text that names the backing's parts, and a hash of 32 bytes of that text. docs/FORMAT.md
-//! defines the hash function; journals store the hash. Equal texts mean the same backing, as far as
-//! the system can tell. The hash guards against mistakes, not against forgery.
+//! The identity is a text that names the backing's parts, and a hash of 32 bytes of that text.
+//! docs/FORMAT.md defines the hash function; journals store the hash. Equal texts mean the same
+//! backing, as far as the system can tell. The hash guards against mistakes, not against forgery.
 //!
 //! Values that change at every boot, such as a filesystem's device number, are included only if
 //! there is nothing better.

@@ -150,8 +150,8 @@ pub struct BackingOptions {
     pub files: Vec<ImageFile>,
     /// Whether I/O bypasses the host's page cache, if the filesystem allows it.
     pub direct: bool,
-    /// Whether to lock the backing against other writers at opening. Otherwise [`Backing::lock`]
-    /// can lock it later.
+    /// Whether to lock the backing against other writers at opening. [`Backing::lock`] can lock the
+    /// backing later.
     pub locked: bool,
     /// Time after which a request to a disconnected backing fails.
     pub wait_max: Duration,
@@ -164,7 +164,8 @@ pub struct BackingOptions {
     /// Whether a reconnected server has kept all acknowledged writes. The code that connects
     /// ensures that the server process is the same.
     pub keeps_writes: bool,
-    /// Object to which the driver reports its connection's state. Each opened backing has its own.
+    /// Object to which the driver reports its connection's state. Each opened backing has its own
+    /// monitor.
     pub monitor: Arc<Monitor>,
 }
 
@@ -193,7 +194,7 @@ pub enum OpenError {
     Spec {
         /// The given specification.
         spec: String,
-        /// What is wrong with the specification, and the form to use instead.
+        /// The error in the specification, and the form to use instead.
         reason: String,
     },
     /// The system refuses.
@@ -288,8 +289,8 @@ pub struct BackingInfo {
     pub identity_text: String,
     /// Time of the backing's last change when it was opened; `None` if unknown.
     pub changed: Option<ChangeMark>,
-    /// Evidence of the backing's state when it was opened. It equals earlier evidence of its
-    /// [`ChangeDetector`] if the backing did not change. `None` without evidence.
+    /// Evidence of the backing's state when it was opened. The evidence equals earlier evidence of
+    /// its [`ChangeDetector`] if the backing did not change. `None` without evidence.
     pub evidence: Option<ChangeToken>,
 }
 
@@ -535,8 +536,9 @@ impl Backing {
         self.driver.read_before_attach(offset, bytes)
     }
 
-    /// Returns a reader for the attached backing, if it supports one. It is used to compare cached
-    /// data with the backing while the disk is served. Backings with only one connection have none.
+    /// Returns a reader for the attached backing, if it supports one. The reader is used to compare
+    /// cached data with the backing while the disk is served. Backings with only one connection
+    /// have none.
     pub fn reader(&self) -> Option<Box<dyn Reader>> {
         self.driver.reader()
     }
@@ -575,7 +577,7 @@ impl Backing {
     }
 
     /// For an attached handover: connects another host, which owns or owned the disk, as the source
-    /// of reads. It stays connected until [`leave_peer`](Self::leave_peer).
+    /// of reads. The peer stays connected until [`leave_peer`](Self::leave_peer).
     pub fn set_peer(&mut self, ring: &mut Ring, now: Instant, peer: Backing) {
         assert!(peer.tokens.is_none(), "it is not attached yet");
         self.driver.set_peer(ring, now, peer.driver);
@@ -646,7 +648,7 @@ impl Backing {
     }
 
     /// Returns true if a restarted server may have lost acknowledged writes that no successful
-    /// flush covers. It reports each loss once. Call it before [`poll_done`](Self::poll_done),
+    /// flush covers. Each loss is reported once. Call it before [`poll_done`](Self::poll_done),
     /// because later completions may have been sent before the loss.
     pub fn take_loss(&mut self) -> bool {
         self.driver.take_loss()

@@ -139,8 +139,8 @@ impl Monitor {
     }
 }
 
-/// Requests in flight to one backing, oldest first, on the shard's thread. They update a
-/// [`Monitor`].
+/// Requests in flight to one backing, oldest first, on the shard's thread. Each start or end of a
+/// request updates a [`Monitor`].
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     requests: std::collections::VecDeque<(IoId, Instant, Option<BufferSlice>)>,

@@ -3,15 +3,15 @@
 //!
 //! # A lost connection
 //! The connection is closed first, and all of its I/O in the ring ends. Then a helper thread
-//! connects again. Its pauses double from `reconnect_min` to `reconnect_max`. Unanswered requests
-//! are sent again. Repeating them is safe, because the engine has no two of them in flight for one
-//! sector. A job older than `wait_max` fails. Once an outage has lasted that long, new jobs fail
-//! after a second. If the job was already sent, its connection is closed first, because later
-//! replies of such a server are not trusted.
+//! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
+//! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
+//! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted that
+//! long, new jobs fail after a second. If the job was already sent, its connection is closed first,
+//! because later replies of such a server are not trusted.
 //!
 //! # A server that shuts down
 //! The server replies NBD_ESHUTDOWN. hob keeps that request and sends nothing more on this
-//! connection. It waits up to [`DISCONNECT_MAX_NS`] for the other replies, sends NBD_CMD_DISC and
+//! connection. hob waits up to [`DISCONNECT_MAX_NS`] for the other replies, sends NBD_CMD_DISC and
 //! treats the connection as lost. The server can then exit.
 //!
 //! # Flushes

@@ -7,7 +7,7 @@ use super::overlay::Overlay;
 use super::{Backing, OwnMap};
 use crate::ring::Ring;
 
-/// The parent of a clone. Its data shows through where the clone was not written.
+/// The parent of a clone. The parent's data is visible where the clone was not written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Parent {
     /// Specification that opens the parent read-only.

@@ -8,8 +8,8 @@
 //! The child locks the image as QEMU does, so that a running guest and hob cannot both write it.
 //! The image's lock is therefore the child process. For a disk that arrives from another host, a
 //! first child reports the image's size without a lock. When hob takes the lock, a second child
-//! replaces it on the same socket. It sees the image as the other host has left it, and the NBD
-//! connection is opened again.
+//! replaces it on the same socket. The second child sees the image as the other host has left it,
+//! and the NBD connection is opened again.
 
 mod child;
 mod node;

@@ -56,7 +56,8 @@ impl Buddy {
         Some(page)
     }
 
-    /// Allocates a run of `pages` pages, also across adjacent blocks. It scans all blocks.
+    /// Allocates a run of `pages` pages, also across adjacent blocks. The search scans all free
+    /// blocks.
     pub(super) fn alloc_anywhere(&mut self, pages: u32) -> Option<u32> {
         if pages > self.free_pages {
             return None;

@@ -1,9 +1,9 @@
 //! One device of a pool: opening, checks, reservation, locking.
 //!
 //! A device has two descriptors. The first is for the caches' data, with O_DIRECT if the filesystem
-//! supports it. The second, buffered, is for superblock and segment table. They never access the
-//! same 4 KiB. The lock is on the first descriptor. Shards have duplicates of it, so the lock lasts
-//! as long as any writer.
+//! supports it. The second, buffered, is for superblock and segment table. The two descriptors
+//! never access the same 4 KiB. The lock is on the first descriptor. Shards have duplicates of it,
+//! so the lock lasts as long as any writer.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
@@ -253,7 +253,7 @@ impl OpenDevice {
     }
 
     /// Refuses a device that the kernel uses through a loop device, for example as a swap area.
-    /// This also applies with --force.
+    /// Such a device is refused even with --force.
     pub(super) fn refuse_in_use(&self) -> Result<(), PoolError> {
         let Data::Here(data, _) = &self.data else { return Ok(()) };
         let over = FileId::of(data).and_then(swap::loops_over);
@@ -317,8 +317,8 @@ impl OpenDevice {
 }
 
 impl Device {
-    /// Makes an open device part of a pool. Its superblock is written last: until it is complete, the
-    /// device belongs to no pool.
+    /// Makes an open device part of a pool. The superblock is written last: until it is complete,
+    /// the device belongs to no pool.
     pub(super) fn format(open: OpenDevice, superblock: Superblock) -> Result<Device, PoolError> {
         open.wipe()?;
         let table = Table::new(superblock.device_uuid, superblock.layout);
@@ -382,7 +382,7 @@ impl Device {
         }
     }
 
-    /// Returns true if the device is on another host. It stores only replicas then.
+    /// Returns true if the device is on another host, so that it stores only replicas.
     pub(super) fn is_remote(&self) -> bool {
         matches!(self.open.data, Data::Remote(_))
     }

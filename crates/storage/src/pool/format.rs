@@ -29,8 +29,8 @@ const DATA_ALIGNMENT: u64 = 1 << 20;
 /// Number of entries in a table page.
 pub(super) const ENTRIES_PER_PAGE: u64 = 126;
 
-/// Maximum number of segments per device. It limits the memory that a superblock can make hob
-/// allocate.
+/// Maximum number of segments per device. This maximum limits the memory that a superblock can make
+/// hob allocate.
 pub(super) const SEGMENTS_MAX: u64 = 1 << 24;
 
 /// Maximum length of a pool's name in bytes.
@@ -445,7 +445,8 @@ fn decode_entry(bytes: &[u8]) -> Option<Entry> {
     Some(Entry::Owned { owner, ordinal: u32_at(bytes, entry_at::ORDINAL), kind })
 }
 
-/// Returns the CRC-32C of a page. It covers all bytes, with the checksum's own bytes as zeroes.
+/// Returns the CRC-32C of a page. The CRC covers all bytes, with the checksum's own bytes as
+/// zeroes.
 fn page_crc(bytes: &[u8], at: usize) -> u32 {
     let before = crc32c::crc32c(&bytes[..at]);
     crc32c::crc32c_append(crc32c::crc32c_append(before, &[0; 4]), &bytes[at + 4..])

@@ -1,7 +1,7 @@
 //! The pool: the flash devices of this host, divided into segments that caches own.
 //!
-//! A pool belongs to a control thread. Its calls read and write devices synchronously. They are
-//! rare: caches are created, removed and resized. Shards have their own descriptors
+//! A pool belongs to a control thread. The pool's calls read and write devices synchronously. Such
+//! calls are rare: caches are created, removed and resized. Shards have their own descriptors
 //! ([`Pool::file`]) and perform cache I/O without the pool. `docs/FORMAT.md` specifies the format
 //! of the devices.
 //!
@@ -315,8 +315,8 @@ impl Pool {
     /// Allows or forbids the allocation of new segments on a device.
     ///
     /// # Errors
-    /// `NoSuchDevice`, or an error of the device. Then allocation is forbidden until the pool is
-    /// opened again.
+    /// `NoSuchDevice`, or an error of the device. After an error, allocation is forbidden until the
+    /// pool is opened again.
     pub fn set_admission(&mut self, id: DeviceId, admission: Admission) -> Result<(), PoolError> {
         let at = self.position(id)?;
         let device = &mut self.devices[at];

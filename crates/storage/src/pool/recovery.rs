@@ -39,8 +39,8 @@ pub enum Found {
     /// The recovered index of a valid journal. Frames are numbered by the order of the data
     /// segments in `RecoveredPool`.
     Recovered(Box<Recovered>, RecoveredPool),
-    /// The journal is damaged. Its content cannot be trusted, so dirty data cannot be distinguished
-    /// from clean data.
+    /// The journal is damaged. The content of a damaged journal cannot be trusted, so dirty data
+    /// cannot be distinguished from clean data.
     Damaged {
         /// Number of the ring that was read.
         ring: u32,
@@ -56,7 +56,8 @@ pub enum Found {
 pub struct RecoveredPool {
     /// Data segments of the cache, by number.
     pub data: Vec<DataSegment>,
-    /// Journal rings of the cache, newest first. They are released when a new ring is in use.
+    /// Journal rings of the cache, newest first. These rings are released when a new ring is in
+    /// use.
     pub rings: Vec<RingOnFlash>,
     /// Remote devices that failed during the recovery and were treated as empty.
     pub unread: Vec<DeviceId>,
@@ -116,7 +117,7 @@ enum Outcome {
     Unfinished,
     Damaged(String),
     Recovered(Box<Recovered>),
-    /// This page of this copy differs in the second reading.
+    /// A page of a copy differs in the second reading: the copy's index and the page's number.
     Changed(usize, u64),
 }
 

@@ -35,8 +35,8 @@ impl Pool {
         Ok(segments.into_iter().map(|segment| segment.place).collect())
     }
 
-    /// Allocates `count` free data segments to a persistent cache, from all devices with allocation on, in
-    /// turn. They get the lowest numbers that the owner does not use.
+    /// Allocates `count` free data segments to a persistent cache, from all devices with allocation
+    /// on, in turn. The segments get the lowest numbers that the owner does not use.
     ///
     /// # Errors
     /// `Full`, or a device's own.
@@ -78,8 +78,8 @@ impl Pool {
     }
 
     /// Allocates up to `most` free segments for replicas to a persistent cache, from devices of
-    /// other hosts. It leaves a given number free on each device. The segments get the lowest
-    /// numbers that the owner does not use.
+    /// other hosts. A given number of segments stays free on each device. The segments get the
+    /// lowest numbers that the owner does not use.
     ///
     /// # Errors
     /// An error of a device.
@@ -231,8 +231,8 @@ impl Pool {
     /// Frees segments of any kind. Segments on missing devices are ignored.
     ///
     /// # Errors
-    /// The error of a device with some of the segments. They count as free nevertheless, and the
-    /// next write to the device records that.
+    /// The error of a device with some of the segments. The segments count as free nevertheless,
+    /// and the next write to the device records that.
     ///
     /// # Panics
     /// If a segment is free already or does not exist.
@@ -302,11 +302,11 @@ impl Pool {
     }
 
     /// Invalidates the rings of a persistent cache up to this number. No later recovery can use
-    /// them, even after a crash. Their segments still belong to the cache. Call this only while all
-    /// devices of the pool are present, because missing devices are not changed.
+    /// them, even after a crash. The rings' segments still belong to the cache. Call this only
+    /// while all devices of the pool are present, because missing devices are not changed.
     ///
     /// # Errors
-    /// An error of a device. Then the rings may be valid or invalid.
+    /// An error of a device. After an error, the rings may be valid or invalid.
     pub fn make_void(&mut self, owner: OwnerId, upto: u32) -> Result<(), PoolError> {
         // No page on flash has this number, so none belongs to a ring with it.
         let number = self.ring_number_max(owner).saturating_add(1);

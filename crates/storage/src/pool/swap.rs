@@ -25,8 +25,8 @@ pub struct SwapArea {
     pub offset: u64,
     /// Number of segments of the swap area that were found.
     pub segments: u64,
-    /// Whether the area is complete and contiguous. Otherwise a crash left parts of it, and nothing
-    /// was ever written to it.
+    /// Whether the area is complete and contiguous. If not, a crash left parts of the area, and
+    /// nothing was ever written to it.
     pub whole: bool,
 }
 

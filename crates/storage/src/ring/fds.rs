@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::workers::Gate;
 use crate::volatile::VolatileFile;
 
-/// Class of a descriptor. It determines how the ring performs operations.
+/// Class of a descriptor. The class determines how the ring performs operations on the descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FdClass {
     /// A file or block device whose I/O takes time.
@@ -28,7 +28,8 @@ pub enum FdClass {
     Event,
 }
 
-/// A descriptor attached to a ring. It is valid until [`Ring::detach`](super::Ring::detach).
+/// A descriptor attached to a ring. The handle is valid until
+/// [`Ring::detach`](super::Ring::detach).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Fd {
     pub(super) index: u16,

@@ -82,8 +82,8 @@ enum Driver {
 pub struct Ring {
     driver: Driver,
     arena: Arena,
-    /// The arena's mapping. It is stored separately, so that no use of `arena_mut` can unmap memory
-    /// that the kernel uses.
+    /// The arena's mapping. The mapping is stored separately, so that no use of `arena_mut` can
+    /// unmap memory that the kernel uses.
     memory: Option<Arc<Memory>>,
     fds: Vec<FdEntry>,
     free_fds: Vec<u16>,
@@ -101,8 +101,8 @@ pub struct Ring {
     rng: SimRng,
     /// Writes whose gate is checked before the next system call.
     gated: Vec<u32>,
-    /// Threads in addition to io_uring. They are started when a change of a file with a gate would
-    /// block.
+    /// Threads in addition to io_uring. The threads are started when a change of a file with a gate
+    /// would block.
     workers: Option<Workers>,
     /// Operations that the additional threads have ended.
     worked: VecDeque<(u32, i32)>,
@@ -258,8 +258,8 @@ impl Ring {
         Fd { index, generation: entry.generation }
     }
 
-    /// Detaches a descriptor. It is closed when its last operation has ended. A socket needs
-    /// [`Ring::shutdown`] first.
+    /// Detaches a descriptor. The descriptor is closed when its last operation has ended. A socket
+    /// needs [`Ring::shutdown`] first.
     pub fn detach(&mut self, fd: Fd) {
         let entry = self.entry_mut(fd);
         entry.detached = true;
@@ -279,8 +279,8 @@ impl Ring {
         let _ = rustix::net::shutdown(file, rustix::net::Shutdown::Both);
     }
 
-    /// Cancels a [`Ring::recv`] that waits for bytes. It completes with -ECANCELED, or with bytes
-    /// that arrived before. No byte is lost.
+    /// Cancels a [`Ring::recv`] that waits for bytes. The receive completes with -ECANCELED, or
+    /// with bytes that arrived before. No byte is lost.
     pub fn cancel_recv(&mut self, fd: Fd) {
         self.entry_mut(fd);
         match &mut self.driver {
@@ -433,7 +433,7 @@ impl Ring {
 
     /// Submits started operations and waits until one completes, a [`Waker`] wakes, or `timeout`
     /// expires; `None` waits for ever. Before it sleeps it polls for up to `spin`, which avoids the
-    /// wake-up's latency at the cost of CPU time. It may return early.
+    /// wake-up's latency at the cost of CPU time. The function may return early.
     ///
     /// # Errors
     /// An error of the kernel; none is expected. The ring remains usable.

@@ -80,7 +80,7 @@ pub struct Completion {
     pub returned: Returned,
 }
 
-/// An operation in flight. Its memory must stay in place until the attempt has ended.
+/// An operation in flight. The operation's memory must stay in place until the attempt has ended.
 #[derive(Debug)]
 pub(super) struct Op {
     pub(super) token: Token,
@@ -95,8 +95,8 @@ pub(super) struct Op {
 /// Whether an attempt may block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
-    /// The attempt does not block: it ends while it is submitted. It needs no wake-up unless it was
-    /// incomplete.
+    /// The attempt does not block: it ends while it is submitted. The attempt's end needs no
+    /// wake-up unless the attempt was incomplete.
     AtOnce,
     /// The attempt may block, because an earlier attempt was incomplete.
     Patient,
@@ -134,7 +134,7 @@ pub(super) enum Work {
     Signal,
 }
 
-/// One system call. Its addresses belong to the operation with the same index.
+/// One system call. The addresses in an attempt belong to the operation with the same index.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Attempt {
     /// No system call is needed.

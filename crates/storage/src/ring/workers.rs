@@ -15,7 +15,7 @@ use hob_engine::io::Durability;
 use super::op::Attempt;
 use super::waker::Waker;
 
-/// Decides whether a file may be changed now. It is checked just before each system call that
+/// Decides whether a file may be changed now. The gate is checked just before each system call that
 /// changes the file.
 pub trait Gate: Send + Sync + std::fmt::Debug {
     /// Returns true if changes may start.

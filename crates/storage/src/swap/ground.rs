@@ -1,5 +1,5 @@
-//! Checks whether the kernel can safely swap to a pool device. It follows the device stack through
-//! filesystems, loop devices, device mappings and arrays down to the disks.
+//! Checks whether the kernel can safely swap to a pool device. The check follows the device stack
+//! through filesystems, loop devices, device mappings and arrays down to the disks.
 //!
 //! The kernel swaps out when it has no memory left. A device stack that needs memory, a process or
 //! a network for a write can then hang the host. So only stacks that are known to be safe are

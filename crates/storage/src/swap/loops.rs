@@ -5,7 +5,7 @@
 //! closes it (AUTOCLEAR). So neither deactivated swap nor a crash before the activation leaves a
 //! loop device behind.
 //!
-//! Why `unsafe`: ioctls take addresses. Each is the address of a local variable of the type that
+//! Why `unsafe`: ioctls take addresses. Each address is that of a local variable of the type that
 //! the kernel's `linux/loop.h` defines for the request.
 #![allow(unsafe_code)]
 
@@ -129,7 +129,7 @@ pub(super) fn control() -> Result<File, SwapError> {
     })
 }
 
-/// A loop device over a part of a file. It exists while it is open or swapped to.
+/// A loop device over a part of a file. The loop device exists while it is open or swapped to.
 pub(super) struct New {
     pub(super) path: PathBuf,
     /// Open descriptor that keeps the loop device.

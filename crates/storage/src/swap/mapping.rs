@@ -1,8 +1,8 @@
 //! Checks that every byte of a part of a file has its final position on the device. Later writes
 //! then need neither space nor memory for metadata.
 //!
-//! Why `unsafe`: the ioctl takes an address. It is the address of a local variable of the type that
-//! the kernel's `linux/fiemap.h` defines, with space for the stated number of extents.
+//! Why `unsafe`: the ioctl takes an address. The address is that of a local variable of the type
+//! that the kernel's `linux/fiemap.h` defines, with space for the stated number of extents.
 #![allow(unsafe_code)]
 
 use std::io;

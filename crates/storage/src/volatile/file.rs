@@ -80,8 +80,8 @@ impl VolatileFile {
         Ok(())
     }
 
-    /// Writes `bytes`. A durable write is in the file when this function returns. Of other writes,
-    /// a random part is.
+    /// Writes `bytes`. A durable write is in the file when this function returns. A random part of
+    /// other writes is in the file.
     ///
     /// # Errors
     /// The file's error.
@@ -125,7 +125,7 @@ impl VolatileFile {
         cache.let_through(&self.file, all)
     }
 
-    /// Calls fallocate(2). Its effect is in the file immediately, as on some devices.
+    /// Calls fallocate(2). The effect of fallocate is in the file immediately, as on some devices.
     ///
     /// # Errors
     /// The file's error; held units then stay held.

@@ -8,16 +8,16 @@
 //! process, its sockets and its files.
 //!
 //! # Operation
-//! [`switch_on`] is called once, before any file is opened. It makes every pool device, and every
-//! raw backing that is opened for writing, a volatile file. The ring then performs their I/O
+//! [`switch_on`] is called once, before any file is opened. The call makes every pool device, and
+//! every raw backing that is opened for writing, a volatile file. The ring then performs their I/O
 //! itself, some time later and in any order. The pool performs the I/O of its tables synchronously.
 //! Disks behind NBD are in other processes and lose nothing. A process that ends cleanly calls
 //! [`settle`], as if the power had stayed on.
 //!
 //! # Limits
 //! The layer cannot be switched on twice. It is for tests only: if it is switched on by mistake,
-//! data is lost that a healthy disk would keep, so it logs a warning. Its performance does not
-//! matter.
+//! data is lost that a healthy disk would keep, so it logs a warning. The layer's performance does
+//! not matter.
 //!
 //! # Cutting by itself
 //! A kill from outside rarely occurs during a flush. With [`VolatileOptions::cut_after`] the
@@ -67,8 +67,8 @@ pub struct VolatileOptions {
 /// Options of the power-cut layer, set when it is switched on.
 static LAYER: OnceLock<VolatileOptions> = OnceLock::new();
 
-/// Volatile files by device and inode: all descriptors of a file share one. They are kept until the
-/// process ends, so that no inode number is reused for another file.
+/// Volatile files by device and inode: all descriptors of a file share one. The volatile files are
+/// kept until the process ends, so that no inode number is reused for another file.
 static FILES: Mutex<BTreeMap<(u64, u64), Arc<VolatileFile>>> = Mutex::new(BTreeMap::new());
 
 /// Steps until the process kills itself; 0 means never.
@@ -93,8 +93,8 @@ pub fn switch_on(options: VolatileOptions) -> Result<(), AlreadyOn> {
 #[error("the power-cut layer is on already")]
 pub struct AlreadyOn;
 
-/// Writes all held data to the files, for a process that ends cleanly. It has no effect without the
-/// power-cut layer.
+/// Writes all held data to the files, for a process that ends cleanly. The function has no effect
+/// without the power-cut layer.
 ///
 /// # Errors
 /// The first error of a file.

@@ -1,6 +1,6 @@
 //! Random number generator of the power-cut layer: splitmix64 (Steele, Lea and Flood, "Fast
-//! splittable pseudorandom number generators", OOPSLA 2014). It is small, and uniform enough for
-//! random choices.
+//! splittable pseudorandom number generators", OOPSLA 2014). The generator is small, and uniform
+//! enough for random choices.
 
 /// Random numbers that depend only on the seed.
 #[derive(Debug)]

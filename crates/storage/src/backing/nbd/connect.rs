@@ -1,4 +1,4 @@
-//! Connects to an NBD server and negotiates. It uses blocking sockets, on a helper thread.
+//! Connects to an NBD server and negotiates, with blocking sockets on a helper thread.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -69,9 +69,10 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> Result<TcpStream, St
     Err(last)
 }
 
-/// Makes the kernel drop unsent data when the connection or this process ends. Otherwise the kernel
-/// would resend unconfirmed data for 15 minutes, and a late write could overwrite data of another
-/// host that has taken over the disk. No acknowledged write is lost, because its reply has arrived.
+/// Makes the kernel drop unsent data when the connection or this process ends. By default the
+/// kernel would resend unconfirmed data for 15 minutes, and a late write could overwrite data of
+/// another host that has taken over the disk. No acknowledged write is lost, because its reply has
+/// arrived.
 ///
 /// A stopped process does not close its connections. For that case, the kernel's timeout equals the
 /// process's own timeout.

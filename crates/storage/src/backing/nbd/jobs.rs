@@ -1,8 +1,8 @@
 //! The jobs of an NBD backing and their requests.
 //!
 //! A job is one I/O or one status query; a request is one NBD command. A job has several requests
-//! if it exceeds the server's limit. It has one more if a flush must follow because the server has
-//! no FUA. Cookies contain a generation, so that replies to old requests are detected.
+//! if it exceeds the server's limit. A job has one more request if a flush must follow because the
+//! server has no FUA. Cookies contain a generation, so that replies to old requests are detected.
 
 use std::collections::VecDeque;
 

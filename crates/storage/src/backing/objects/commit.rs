@@ -309,8 +309,8 @@ impl Disk {
         result.map(|()| generation)
     }
 
-    /// Returns true if this owner created the manifest in its present ownership. Otherwise it marks
-    /// the disk as lost.
+    /// Returns true if this owner created the manifest in its present ownership. If another owner
+    /// made it, the disk is marked as lost.
     fn is_own(&self, sequence: u64, bytes: &[u8]) -> bool {
         match Manifest::decode(bytes, sequence) {
             Ok(there) if there.epoch == self.epoch && there.owner == self.owner => return true,

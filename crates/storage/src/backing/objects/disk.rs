@@ -252,7 +252,7 @@ impl Disk {
         Err(IoError::Failed)
     }
 
-    /// Buffers a write in memory. It becomes durable with the next flush.
+    /// Buffers a write in memory. The write becomes durable with the next flush.
     pub(super) async fn write(self: &Arc<Self>, offset: u64, data: Bytes) -> Result<(), IoError> {
         self.check_range(offset, data.len() as u64)?;
         let end = offset + data.len() as u64;
@@ -503,7 +503,8 @@ pub(super) enum Kept {
 }
 
 enum Tried {
-    /// The change was made. These objects' layers are full and should be written to the store.
+    /// The change was made. The layers of the listed objects are full and should be written to the
+    /// store.
     Done(Vec<u64>),
     /// No layer is free. Write this layer to the store first; `None`: wait until one in progress
     /// ends.

@@ -45,7 +45,7 @@ const COUNT_BITS: u32 = 40;
 /// Largest valid epoch.
 pub(super) const EPOCH_MAX: u64 = (1 << (64 - COUNT_BITS)) - 1;
 
-/// Limit of manifest numbers and generations. It is never reached, so there is always a next
+/// Limit of manifest numbers and generations. The limit is never reached, so there is always a next
 /// number.
 const NUMBER_MAX: u64 = 1 << 62;
 
@@ -263,7 +263,7 @@ pub(super) fn decode_page(
     Ok(entries)
 }
 
-/// Writes the checksum. It covers all bytes, with its own bytes as zeroes.
+/// Writes the checksum. The checksum covers all bytes, with its own bytes as zeroes.
 fn seal(bytes: &mut [u8]) {
     let sum = crc32c::crc32c(bytes);
     put(bytes, 0x0C, &sum.to_le_bytes());

@@ -73,8 +73,8 @@ pub struct ObjectDisk {
     pub epoch: u64,
     /// The owner that has the disk open or did not close it, for users.
     pub owner: Option<String>,
-    /// Number of existing objects. Each takes at most `object_bytes`. `None` if they were not
-    /// counted.
+    /// Number of existing objects. Each object takes at most `object_bytes`. `None` if they were
+    /// not counted.
     pub objects: Option<u64>,
 }
 

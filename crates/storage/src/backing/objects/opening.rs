@@ -83,8 +83,8 @@ pub(super) async fn create(store: &RetryingStore, shape: Shape) -> Result<Manife
     }
 }
 
-/// Checks that the store refuses to create an existing object. Otherwise it could not exclude a
-/// second writer.
+/// Checks that the store refuses to create an existing object. A store that allows it cannot
+/// exclude a second writer.
 async fn check_conditions(store: &RetryingStore, there: &Manifest) -> Result<(), Trouble> {
     match store.create_again(Name::Manifest(there.sequence), there.encode().into()).await {
         Err(StoreError::Present) => Ok(()),
@@ -98,9 +98,9 @@ async fn check_conditions(store: &RetryingStore, there: &Manifest) -> Result<(),
 /// Why a writer takes a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Taking {
-    /// It will write the disk.
+    /// The writer will write the disk.
     Own,
-    /// It releases the disk from its owner for other writers.
+    /// The writer releases the disk from its owner for other writers.
     Release,
 }
 

@@ -189,8 +189,8 @@ fn sync_folder(path: &FilePath) -> io::Result<()> {
     std::fs::File::open(path)?.sync_all()
 }
 
-/// Removes files that `object_store` was writing when the process was killed. Their names are the
-/// object's name, `#` and a number.
+/// Removes files that `object_store` was writing when the process was killed. The names of such
+/// files are the object's name, `#` and a number.
 fn tidy(directory: &FilePath) -> io::Result<()> {
     for folder in FOLDERS {
         let entries = match std::fs::read_dir(directory.join(folder)) {

@@ -38,7 +38,7 @@ pub(super) enum StoreError {
     /// later.
     #[error("the object store denied access: {0}")]
     Denied(String),
-    /// The call failed, and may succeed if retried. It may also have taken effect.
+    /// The call failed, and may succeed if retried. The failed call may also have taken effect.
     #[error("the object store failed: {0}")]
     Failed(String),
 }
@@ -56,7 +56,7 @@ pub(super) enum Put {
 pub(super) trait Objects: Send + Sync {
     /// Reads an object, or a range of it.
     fn get(&self, name: Name, range: Option<Range<u64>>) -> Boxed<'_, Bytes>;
-    /// Creates an object atomically. It is durable when the call returns.
+    /// Creates an object atomically. The object is durable when the call returns.
     fn put(&self, name: Name, bytes: Bytes, how: Put) -> Boxed<'_, ()>;
     /// Deletes an object. A missing object is not an error.
     fn delete(&self, name: Name) -> Boxed<'_, ()>;
@@ -144,7 +144,7 @@ impl RetryingStore {
         self.repeat(name, bytes.len() as u64, || self.objects.put(name, bytes.clone(), Put::IfAbsent)).await
     }
 
-    /// Calls `each` for every object in a folder. It may take long if there are many.
+    /// Calls `each` for every object in a folder. Listing takes long if there are many objects.
     pub(super) async fn list(
         &self,
         folder: &str,

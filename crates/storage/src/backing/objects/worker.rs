@@ -167,8 +167,8 @@ impl Drop for Worker {
     }
 }
 
-/// Ends the process if the worker thread panics. Otherwise the shard would wait for ever, and the
-/// disk's state could be wrong.
+/// Ends the process if the worker thread panics. Without this, the shard would wait for ever, and
+/// the disk's state could be wrong.
 struct Answers;
 
 impl Drop for Answers {

@@ -4,8 +4,9 @@
 //! starts another one when it connects again. Meanwhile the image is not locked: a process that
 //! opened it may have changed it, and keeps it.
 //!
-//! The child ends with its [`Server`], and with hob, even when hob is killed. It asks the kernel
-//! for SIGTERM when its parent thread ends. That thread only waits for the child's end.
+//! The child ends with its [`Server`], and with hob, even when hob is killed. The child asks the
+//! kernel for SIGTERM when its parent thread ends. The parent thread only waits for the child's
+//! end.
 #![allow(unsafe_code)]
 
 use std::io::{self, Read};

@@ -3,8 +3,8 @@
 //! The objects are read when the image is opened, under its lock or from a snapshot, so that no
 //! other client changes it. From then on only this process changes the image, and
 //! [`overlay`](crate::backing::overlay) tracks the changes. Other clients can still flatten the
-//! image, after which nothing is shared, or shrink it. They do it through this client, which has
-//! the lock, and its lock thread is notified.
+//! image, after which nothing is shared, or shrink it. Other clients flatten or shrink an image
+//! through this client, which has the lock, and its lock thread is notified.
 //!
 //! The object map (`fast-diff`) lists the existing objects. Without it librbd would check each
 //! object, and would skip empty objects that hide the parent's objects. Images without an object

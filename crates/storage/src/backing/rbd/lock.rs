@@ -7,7 +7,8 @@ use std::sync::{Arc, Weak};
 
 use super::Image;
 
-/// The lock of an RBD image; see [`Lock`](super::super::Lock). It ends when the image is closed.
+/// The lock of an RBD image; see [`Lock`](super::super::Lock). The lock ends when the image is
+/// closed.
 #[derive(Clone)]
 pub(in super::super) struct ImageLock(Weak<Image>);
 

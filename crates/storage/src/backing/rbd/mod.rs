@@ -5,8 +5,8 @@
 //! client requests it. A client that breaks the lock blocklists this client. From then on every I/O
 //! fails, and [`Driver::is_lost`] reports it. A thread also checks the lock once a second, because
 //! requests that flash serves need no I/O to the image. The destination of a migration opens the
-//! image without the lock and writes nothing. It takes the lock when the source has released it
-//! ([`lock`]).
+//! image without the lock and writes nothing. The destination takes the lock when the source has
+//! released it ([`lock`]).
 //!
 //! # Durability
 //! librbd's own cache is off, unless the configuration of the pool or the image overrides the

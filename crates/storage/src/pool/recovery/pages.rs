@@ -89,7 +89,7 @@ struct Filled {
 }
 
 /// Reads runs in order. `take` gets the index of each page in its run, and its bytes if they could
-/// be read. It returns whether to continue.
+/// be read. `take` returns whether to continue.
 pub(super) fn read_runs(
     devices: &Devices,
     runs: &[Run],
