@@ -23,7 +23,7 @@ const UNITS_MAX: u64 = 128;
 /// Number of past requests that are kept as evidence for a violation.
 const HISTORY: usize = 4000;
 /// Lines of evidence: requests that concern the unit, other requests, and flushes and connections.
-const EVIDENCE: [usize; 3] = [12, 4, 10];
+const EVIDENCE: [usize; 3] = [24, 4, 10];
 /// Time without a connection that counts as a violation, unless a fault explains it.
 pub const CONNECT_MAX: Duration = Duration::from_secs(60);
 /// Time after the end of a fault during which its errors may still be seen.
@@ -144,6 +144,17 @@ pub struct Habits {
     pub headers: bool,
 }
 
+/// An event of a guest's recent history, for the evidence of a violation.
+struct Note {
+    ms: u64,
+    first: u64,
+    /// Number of units; 0: the event concerns no units.
+    units: u64,
+    /// The written versions of consecutive units; empty unless the event concerns a write.
+    versions: Vec<u32>,
+    what: String,
+}
+
 /// The guest; see the module documentation.
 pub struct Guest {
     shared: Arc<Shared>,
@@ -153,7 +164,7 @@ pub struct Guest {
     noise: Noise,
     habits: Habits,
     flying: BTreeMap<u64, (Instant, Flying)>,
-    history: VecDeque<(u64, u64, u64, String)>,
+    history: VecDeque<Note>,
     first: u64,
     units: u64,
 }
@@ -370,6 +381,7 @@ impl Guest {
             Kind::Zeroes => Ask::WriteZeroes { units },
             Kind::Discard => Ask::Discard { units },
         };
+        self.note_write(&write, &format!("{kind:?} sent"));
         let sent = link.send(ask, first, &data);
         self.sent(sent, Flying::Write { write, units, fua })
     }
@@ -416,9 +428,9 @@ impl Guest {
         }
         match flying {
             Flying::Read(read) => self.check(read, &answer.data),
-            Flying::Write { write, units, fua } => {
+            Flying::Write { write, fua, .. } => {
                 let text = format!("{:?} acknowledged{}", write.kind, if fua { ", FUA" } else { "" });
-                self.note(write.first, units, &text);
+                self.note_write(&write, &text);
                 self.shared.model().acknowledge(write, fua);
             }
             Flying::Flush(flush) => {
@@ -438,8 +450,8 @@ impl Guest {
                 self.note(read.first, read.units, &format!("read failed ({error})"));
                 (format!("a read at unit {}", read.first), false)
             }
-            Flying::Write { write, units, .. } => {
-                self.note(write.first, *units, &format!("{:?} failed ({error})", write.kind));
+            Flying::Write { write, .. } => {
+                self.note_write(write, &format!("{:?} failed ({error})", write.kind));
                 self.shared.model().fail(write);
                 (format!("a write at unit {}", write.first), false)
             }
@@ -471,10 +483,26 @@ impl Guest {
     }
 
     fn note(&mut self, first: u64, units: u64, what: &str) {
+        self.remember(Note {
+            ms: self.journal.now(),
+            first,
+            units,
+            versions: Vec::new(),
+            what: what.to_owned(),
+        });
+    }
+
+    fn note_write(&mut self, write: &Write, what: &str) {
+        let versions = write.versions().to_vec();
+        let (ms, first, units) = (self.journal.now(), write.first, versions.len() as u64);
+        self.remember(Note { ms, first, units, versions, what: what.to_owned() });
+    }
+
+    fn remember(&mut self, note: Note) {
         if self.history.len() == HISTORY {
             self.history.pop_front();
         }
-        self.history.push_back((self.journal.now(), first, units, what.to_owned()));
+        self.history.push_back(note);
     }
 
     /// Returns the last requests that concern a unit, and the last others.
@@ -483,19 +511,22 @@ impl Guest {
             |first: u64, units: u64| unit.is_some_and(|unit| (first..first + units).contains(&unit));
         let mut left = EVIDENCE;
         let mut lines = Vec::new();
-        for (at, first, units, what) in self.history.iter().rev() {
+        for Note { ms, first, units, versions, what } in self.history.iter().rev() {
             let left = match units {
                 0 => &mut left[2],
                 _ if concerns(*first, *units) => &mut left[0],
                 _ => &mut left[1],
             };
-            if *left > 0 {
-                *left -= 1;
-                lines.push(match units {
-                    0 => format!("{at} ms: {what}"),
-                    _ => format!("{at} ms: units {first}..{}: {what}", first + units),
-                });
+            if *left == 0 {
+                continue;
             }
+            *left -= 1;
+            let version = unit.and_then(|unit| versions.get(unit.checked_sub(*first)? as usize));
+            let version = version.map_or_else(String::new, |version| format!(", version {version}"));
+            lines.push(match units {
+                0 => format!("{ms} ms: {what}"),
+                _ => format!("{ms} ms: units {first}..{}: {what}{version}", first + units),
+            });
         }
         lines.reverse();
         lines

@@ -75,6 +75,14 @@ pub struct Write {
     faults: u64,
 }
 
+impl Write {
+    /// Returns the versions of consecutive units, from `first`.
+    #[must_use]
+    pub fn versions(&self) -> &[u32] {
+        &self.versions
+    }
+}
+
 /// A read in flight.
 #[derive(Debug, Clone, Copy)]
 pub struct Read {
@@ -302,6 +310,14 @@ impl Model {
     #[must_use]
     pub fn loss_unreported(&self) -> bool {
         self.loss_unreported
+    }
+
+    /// Returns true if no write of these units is unanswered. A daemon executes the unanswered writes of a
+    /// vhost-user guest again when the guest reconnects.
+    #[must_use]
+    pub fn is_answered(&self, first: u64, count: u64) -> bool {
+        let units = &self.units[(first - self.first) as usize..][..count as usize];
+        units.iter().all(|unit| unit.recent.iter().all(|version| version.fate != Fate::Open))
     }
 
     /// Returns a version that is written to the backing while no guest is served.

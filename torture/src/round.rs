@@ -596,7 +596,9 @@ impl<'a> Round<'a> {
             let guest = &disk.guests[self.noise.below(disk.guests.len() as u64) as usize];
             let mut model = guest.model();
             let units = [1, 1, 8, 16][self.noise.below(4) as usize];
-            let first = model.first() + self.noise.below(model.len() / 8 - units);
+            let mut tries = (0..20).map(|_| model.first() + self.noise.below(model.len() / 8 - units));
+            // A write that is executed again would replace the change.
+            let Some(first) = tries.find(|first| model.is_answered(*first, units)) else { continue };
             let bytes = model.replace(first, units);
             disk.backing.change(first * UNIT as u64, &bytes);
             let what = format!("{}: units {first}..{} changed", guest.name, first + units);

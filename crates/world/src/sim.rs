@@ -46,7 +46,7 @@ use hob_engine::command::{Access, CacheConfig, Command, CommandError, Segment, V
 use hob_engine::units::{BufferId, CommandId, DeviceId, Instant, IoId, RequestId};
 
 use crate::content::{Tag, UNIT_BYTES, Written, tag};
-use crate::media::{Backing, DeviceDefect, Flash};
+use crate::media::{Backing, DeviceDefect, Done, Flash};
 use crate::model::{Kind, Model};
 use crate::queue::Queue;
 use crate::rng::{self, SimRng};
@@ -411,6 +411,8 @@ struct Simulation<'a> {
     /// The daemon is ending.
     stopping: bool,
     ios: BTreeSet<IoId>,
+    /// Failed flushes of a backing that were performed and whose replies have not arrived.
+    late_failures: BTreeMap<IoId, Done>,
     has_power: bool,
     /// The planned failure.
     injection: Option<Injection>,
@@ -533,6 +535,7 @@ impl<'a> Simulation<'a> {
             written: Written::default(),
             stopping: false,
             ios: BTreeSet::new(),
+            late_failures: BTreeMap::new(),
             has_power: true,
             injection: None,
             report: Report::default(),

@@ -137,6 +137,7 @@ impl Simulation<'_> {
         self.spare.clear();
         self.lent.clear();
         self.ios.clear();
+        self.late_failures.clear();
         if let Some(clones) = &mut self.clones {
             clones.crash();
         }
