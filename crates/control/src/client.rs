@@ -1,8 +1,8 @@
 //! Client of the control API. The client opens one HTTP/1.1 connection per request, over a Unix
 //! socket, or over TCP with TLS.
 //!
-//! This file sends requests and reads responses. The files in `client/` have a method for each
-//! request.
+//! The file client.rs sends requests and reads responses. The files in `client/` have a method for
+//! each request.
 
 mod cluster;
 mod disks;
@@ -33,7 +33,8 @@ const ANSWER_BYTES_MAX: usize = 64 << 20;
 /// Longest wait for a response, seconds. The daemon's own limits are shorter.
 const ANSWER_SECONDS_MAX: u64 = 60;
 
-/// Why a request of the client failed. Each variant needs another reaction of the caller.
+/// Why a request of the client failed. Each variant of the error needs another reaction of the
+/// caller.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     /// No daemon accepts connections at this address: start the daemon, or name another socket.

@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 pub struct Problem {
     /// The error as one sentence, without a full stop.
     pub error: String,
-    /// What the caller can do about the error.
+    /// A hint for the user how to resolve the error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
 }

@@ -1,8 +1,8 @@
 //! Client of etcd version 3, for leases, reads and transactions. The client uses etcd's JSON
 //! gateway (`/v3/…`), not gRPC.
 //!
-//! Each request is one HTTP/1.1 request to one endpoint, with limits on time and length. After a
-//! failure, the next request uses the next endpoint. A request without a response may have been
+//! Each call to etcd is one HTTP/1.1 request to one endpoint, with limits on time and length. After
+//! a failure, the next request uses the next endpoint. A request without a response may have been
 //! executed. Every response is validated. Times are in seconds, as in etcd.
 
 use std::fmt;
@@ -164,7 +164,8 @@ struct Told {
 }
 
 impl Etcd {
-    /// Creates a client of the etcd cluster with these endpoints. One endpoint is enough.
+    /// Creates a client of the etcd cluster with these endpoints. One endpoint of the etcd cluster
+    /// is enough.
     ///
     /// # Panics
     /// If there is no endpoint.

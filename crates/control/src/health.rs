@@ -35,7 +35,7 @@ pub struct HealthProblem {
     pub reason: String,
 }
 
-/// Kinds of problems. Each kind needs another reaction of the operator.
+/// Kinds of problems. Each kind of problem needs another reaction of the operator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProblemKind {

@@ -6,7 +6,7 @@ use utoipa::ToSchema;
 
 use crate::{BackingTimeout, CacheSettings, Export, Qos, Size};
 
-/// What happens to the cache of a migrating disk.
+/// How the cache of a migrating disk is handled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CarryMode {
@@ -37,7 +37,7 @@ impl CarryMode {
     }
 }
 
-/// What triggers the hand-over of a disk.
+/// The trigger of a disk's hand-over to the destination.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Switch {
@@ -55,13 +55,13 @@ pub enum Switch {
 pub struct MigrationStart {
     /// Control API of the destination: `HOST:PORT`.
     pub to: String,
-    /// What happens to the cache.
+    /// How the disk's cache is handled.
     #[serde(default)]
     pub cache: CarryMode,
     /// Largest rate at which the cache is copied, bytes per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth: Option<Size>,
-    /// What triggers the hand-over.
+    /// The trigger of the hand-over.
     #[serde(default)]
     pub switch: Switch,
     /// Path or URI of the backing at the destination; the same as here if absent.
@@ -138,7 +138,7 @@ pub struct Migration {
     pub side: Side,
     /// Name or address of the other host; empty if unknown.
     pub peer: String,
-    /// What happens to the cache.
+    /// How the disk's cache is handled.
     pub cache: CarryMode,
     /// State of the migration.
     pub state: MigrationState,
@@ -217,7 +217,7 @@ pub struct Arrival {
     pub size_bytes: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// What happens to the cache.
+    /// How the disk's cache is handled.
     pub mode: CarryMode,
     /// The disk's cache, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]

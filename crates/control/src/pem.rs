@@ -26,7 +26,7 @@ pub enum PemError {
     Empty {
         /// The file.
         path: PathBuf,
-        /// What the file should contain.
+        /// Object that the file should contain.
         what: &'static str,
     },
 }

@@ -11,7 +11,7 @@ use crate::{CarryMode, Size};
 pub struct ClusterMoveStart {
     /// Cluster name of the host that will own the disk.
     pub to: String,
-    /// What happens to the disk's cache. By default it is copied if clients use the disk, and
+    /// How the disk's cache is handled. By default it is copied if clients use the disk, and
     /// dropped otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CarryMode>,
@@ -37,10 +37,10 @@ pub struct ClusterMove {
     pub to: String,
     /// State of the move.
     pub state: ClusterMoveState,
-    /// What happens to the disk's cache; absent until the owner has decided.
+    /// How the disk's cache is handled; absent until the owner has decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CarryMode>,
-    /// What the move waits for, or why it failed.
+    /// Reason why the move waits or failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }

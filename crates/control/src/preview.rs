@@ -76,7 +76,7 @@ impl Preview {
     }
 }
 
-/// What happens to connected clients when a disk is removed.
+/// How connected clients are handled when a disk is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnClients {
     /// The disk stays.

@@ -205,7 +205,7 @@ pub enum DiskState {
     Offline,
     /// The disk is being removed.
     Removing,
-    /// Another host owns the disk and migrates it to this host. This host serves reads.
+    /// Another host owns the disk and migrates it to this host. This host serves reads of the disk.
     Awaited,
     /// Another host owns the disk.
     Away,

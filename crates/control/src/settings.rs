@@ -93,7 +93,7 @@ settings! {
     dirty_age_max: u32,
     /// `1`, `2-dirty` (two copies of dirty data) or `2` (two copies of all data).
     copies: String,
-    /// Whether the backing always has a state that the disk once had. This guarantee makes
+    /// Whether the backing always has a state that the disk once had. Keeping write order makes
     /// destaging slower.
     ordered: bool,
     /// Whether a persistent cache is compared with its backing after a restart, before it serves:
@@ -149,7 +149,7 @@ pub struct Dirty {
     pub why: Option<String>,
 }
 
-/// What happens to dirty data when a cache is removed.
+/// How dirty data is handled when a cache is removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnDirty {
     /// Dirty data is written to the backing before the cache is removed.

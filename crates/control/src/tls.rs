@@ -1,6 +1,6 @@
 //! TLS of the control API's client: trusted CA certificates and the client's own certificate.
 //!
-//! Files are in PEM format. There is no default CA, because public CAs seldom sign a daemon's
+//! Files are in PEM format. The client has no default CA, because public CAs seldom sign a daemon's
 //! certificate. For a self-signed certificate, pass the certificate itself as the CA.
 
 use std::io;
@@ -22,7 +22,7 @@ pub struct ClientTls(Arc<ClientConfig>);
 /// Why the client's TLS files cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientTlsError {
-    /// One of the files could not be read or parsed.
+    /// A TLS file could not be read or parsed.
     #[error(transparent)]
     Pem(#[from] PemError),
     /// The client's certificate, key or CA certificates are invalid.

@@ -79,7 +79,8 @@ pub mod opt {
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
-/// Types of option replies. Those with bit 31 set are errors, whose payload is a message for the user.
+/// Types of option replies. Replies with bit 31 set are errors, whose payload is a message for the
+/// user.
 pub mod rep {
     /// The server has processed the option.
     pub const ACK: u32 = 1;
@@ -195,7 +196,7 @@ pub enum ErrorCode {
     Perm = 1,
     /// The medium failed.
     Io = 5,
-    /// The server is out of memory. The same request may succeed later.
+    /// The server is out of memory. The same request may succeed if it is sent again later.
     NoMem = 12,
     /// The request is malformed, misaligned or out of range.
     Inval = 22,

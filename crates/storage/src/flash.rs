@@ -1,8 +1,8 @@
 //! The flash devices of one shard: executes the engine's flash I/O, and computes checksums.
 //!
-//! Each I/O uses one operation of the ring and one slot of a table. The checksums of a completed
-//! transfer are in a vector that is reused. Discards are acknowledged without effect, because a
-//! thick pool keeps its space. Zeroing is not supported.
+//! Each flash I/O uses one operation of the ring and one slot of a table. The checksums of a
+//! completed transfer are in a vector that is reused. Discards are acknowledged without effect,
+//! because a thick pool keeps its space. Zeroing is not supported.
 //!
 //! Journal pages are in the engine's memory. Journal pages are copied to a buffer that the ring
 //! reserves for them, so that they are aligned, registered and never wait for guests' buffers. If
@@ -66,8 +66,8 @@ struct Remote {
     /// Whether it was reported that the device does not answer.
     told: bool,
     given_up: bool,
-    /// I/Os that failed on the device before it was abandoned. These I/Os are kept as if the device
-    /// did not answer.
+    /// I/Os that failed on the device before it was abandoned. Failed I/Os are kept as if the
+    /// remote device did not answer.
     failed: Vec<u32>,
     /// Whether the device was detached.
     left: bool,
@@ -382,8 +382,8 @@ impl Flash {
         Some(self.end(ring, number, result))
     }
 
-    /// Returns a remote device with an I/O that has waited too long. Each device is reported once.
-    /// Call it when [`Flash::poll_remote`] returns `None`.
+    /// Returns a remote device with an I/O that has waited too long. Each such device is reported
+    /// once. Call it when [`Flash::poll_remote`] returns `None`.
     pub fn poll_silent(&mut self) -> Option<DeviceId> {
         self.tidy();
         let (now, wait) = (self.now, self.remote_wait_ns);

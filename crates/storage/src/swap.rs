@@ -7,8 +7,8 @@
 //! hob refuses device stacks that are not known to be safe ([`check_ground`]), files with holes or
 //! shared extents, and devices without direct I/O.
 //!
-//! Why `unsafe`: `swapon` and `swapoff` have no safe wrapper. These calls take a path and keep no
-//! reference to it.
+//! Why `unsafe`: `swapon` and `swapoff` have no safe wrapper. `swapon` and `swapoff` take a path
+//! and keep no reference to it.
 #![allow(unsafe_code)]
 
 mod ground;

@@ -2,7 +2,7 @@
 //!
 //! To connect, the client requests structured replies, then `base:allocation`, then the export with
 //! GO. The first two are optional for the server. If the server does not support GO, the client
-//! sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT. One option is in
+//! sends EXPORT_NAME. To list exports, the client sends LIST and then ABORT. Only one option is in
 //! flight at a time, so every reply has one meaning.
 //!
 //! The client refuses oldstyle servers, TLS, sizes beyond a file offset and invalid block sizes.

@@ -31,7 +31,7 @@ const MAGIC_BYTES: usize = 4;
 const EXTENT_BYTES: usize = 8;
 const KEPT_BYTES_MAX: usize = 4096;
 
-/// What the decoder needs to know of a request in flight.
+/// A request in flight, as the reply decoder needs to know it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expected {
     /// The command.
@@ -92,8 +92,8 @@ pub enum ReplyEvent {
         /// Bytes.
         length: u32,
     },
-    /// Extents of `base:allocation` from the request's offset on. There is at least one extent, and
-    /// the last one may reach past the request.
+    /// Extents of `base:allocation` from the request's offset on. The list has at least one extent,
+    /// and the last extent may reach past the request.
     BlockStatus {
         /// The BLOCK_STATUS request.
         cookie: u64,

@@ -181,7 +181,7 @@ pub struct Handshake {
 }
 
 impl Handshake {
-    /// Creates a negotiation without TLS. Its first output is the greeting.
+    /// Creates a negotiation without TLS. The negotiation's first output is the greeting.
     pub fn new(limits: HandshakeLimits) -> Self {
         Self::with_tls(limits, Tls::Absent)
     }

@@ -1,7 +1,7 @@
 //! Encodes NBD replies into the caller's buffer.
 //!
-//! Each function writes a fixed array and allocates only if the caller's `Vec` must grow. The
-//! `*_header` functions return the array, for callers that use `writev`. Payload does not pass
+//! Each encoding function writes a fixed array and allocates only if the caller's `Vec` must grow.
+//! The `*_header` functions return the array, for callers that use `writev`. Payload does not pass
 //! through these functions. Offsets and lengths are in bytes.
 //!
 //! The caller is trusted: the functions assert that lengths fit their fields.

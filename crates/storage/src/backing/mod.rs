@@ -1,11 +1,11 @@
 //! Backings: the storage of disks' data.
 //!
 //! # Purpose
-//! A backing has a fixed size and can be read, written and flushed. Each kind is one file of this
-//! directory and one row of [`BACKINGS`]. The rest of hob uses only [`Backing`].
+//! A backing has a fixed size and can be read, written and flushed. Each kind of backing is one
+//! file of this directory and one row of [`BACKINGS`]. The rest of hob uses only [`Backing`].
 //!
 //! # Call order
-//! Call [`Backing::open`] on any thread; it may take seconds. Then call [`Backing::attach`] on the
+//! Call [`Backing::open`] on any thread; it may take seconds. Call [`Backing::attach`] next, on the
 //! shard's thread. From then on call `submit`, `handle_completion` for every completion with the
 //! backing's tokens, and `handle_timeout` when `poll_timeout` has passed. After each of these
 //! calls, take the results of `poll_done` and `poll_status`. At the end call [`Backing::close`] and
@@ -648,8 +648,9 @@ impl Backing {
     }
 
     /// Returns true if a restarted server may have lost acknowledged writes that no successful
-    /// flush covers. Each loss is reported once. Call it before [`poll_done`](Self::poll_done),
-    /// because later completions may have been sent before the loss.
+    /// flush covers. Each loss of writes is reported once. Call it before
+    /// [`poll_done`](Self::poll_done), because later completions may have been sent before the
+    /// loss.
     pub fn take_loss(&mut self) -> bool {
         self.driver.take_loss()
     }

@@ -2,7 +2,7 @@
 //! after a failure.
 //!
 //! # A lost connection
-//! The connection is closed first, and all of its I/O in the ring ends. Then a helper thread
+//! The connection is closed first, and all of its I/O in the ring ends. A helper thread then
 //! connects again. The pauses between its attempts double from `reconnect_min` to `reconnect_max`.
 //! Unanswered requests are sent again. Repeating them is safe, because the engine has no two of
 //! them in flight for one sector. A job older than `wait_max` fails. Once an outage has lasted that
@@ -78,8 +78,8 @@ const COMMAND_BYTES_MAX: u64 = 1 << 30;
 /// Largest payload of a request, regardless of the server's limit, bytes.
 const PAYLOAD_BYTES_MAX: u64 = 32 << 20;
 
-/// Longest time that the peer's host may leave sent data unconfirmed. Then the connection is
-/// closed, and its requests are sent again on a new one.
+/// Longest time that the peer's host may leave sent data unconfirmed. After that time the
+/// connection is closed, and its requests are sent again on a new one.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
 fn silence_max(options: &BackingOptions) -> Duration {
@@ -336,7 +336,7 @@ impl NbdBacking {
         let mut result = sample::read(link, offset, bytes, limit);
         if let Err(SampleError::Broken(why)) = &result {
             tracing::warn!(backing = self.info.description, why, "connecting again to read a sample");
-            // The old connection must not be used any more: whoever attaches it finds it closed.
+            // Shutting the old connection down ensures that it is not used again.
             let _ = rustix::net::shutdown(&link.socket, rustix::net::Shutdown::Both);
             let again = connect::connect(&self.uri, limit, silence_max(&self.options));
             match again {

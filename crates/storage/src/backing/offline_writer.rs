@@ -1,5 +1,5 @@
-//! Writes synchronously to a backing that no shard serves. This writer writes another host's dirty
-//! data to the backing before the disk is served (docs/decisions/0023).
+//! Writes synchronously to a backing that no shard serves. The offline writer writes another host's
+//! dirty data to the backing before the disk is served (docs/decisions/0023).
 //!
 //! The writer has its own ring, so every kind of backing works as for a shard. Several writes are
 //! in flight; between two flushes they must not overlap. After the first error nothing more is

@@ -2,8 +2,8 @@
 //! must answer.
 //!
 //! A path on a filesystem that hangs (NFS or FUSE without a server) is refused after a second. The
-//! thread that checks it stays until the filesystem answers. There is at most one such thread per
-//! path.
+//! thread that checks it stays until the filesystem answers. Each path has at most one checking
+//! thread.
 
 use std::collections::BTreeSet;
 use std::fs::{FileType, OpenOptions};

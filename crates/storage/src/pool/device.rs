@@ -252,8 +252,8 @@ impl OpenDevice {
         Err(PoolError::Foreign { path: self.path.clone(), what })
     }
 
-    /// Refuses a device that the kernel uses through a loop device, for example as a swap area.
-    /// Such a device is refused even with --force.
+    /// Refuses a device that the kernel uses through a loop device, for example as a swap area. A
+    /// device in use is refused even with --force.
     pub(super) fn refuse_in_use(&self) -> Result<(), PoolError> {
         let Data::Here(data, _) = &self.data else { return Ok(()) };
         let over = FileId::of(data).and_then(swap::loops_over);

@@ -1,7 +1,7 @@
 //! Encodes and decodes the format of a pool device, version 1, as specified in `docs/FORMAT.md`.
 //!
-//! This module accesses no file. All numbers are little-endian; offsets and lengths are in bytes.
-//! Data from a device is validated before it is used.
+//! The format code accesses no file. All numbers are little-endian; offsets and lengths are in
+//! bytes. Data from a device is validated before it is used.
 
 use std::fmt;
 
@@ -29,8 +29,8 @@ const DATA_ALIGNMENT: u64 = 1 << 20;
 /// Number of entries in a table page.
 pub(super) const ENTRIES_PER_PAGE: u64 = 126;
 
-/// Maximum number of segments per device. This maximum limits the memory that a superblock can make
-/// hob allocate.
+/// Maximum number of segments per device. The maximum number of segments limits the memory that a
+/// superblock can make hob allocate.
 pub(super) const SEGMENTS_MAX: u64 = 1 << 24;
 
 /// Maximum length of a pool's name in bytes.

@@ -1,7 +1,7 @@
 //! The pool: the flash devices of this host, divided into segments that caches own.
 //!
-//! A pool belongs to a control thread. The pool's calls read and write devices synchronously. Such
-//! calls are rare: caches are created, removed and resized. Shards have their own descriptors
+//! A pool belongs to a control thread. The pool's calls read and write devices synchronously. Calls
+//! of the pool are rare: caches are created, removed and resized. Shards have their own descriptors
 //! ([`Pool::file`]) and perform cache I/O without the pool. `docs/FORMAT.md` specifies the format
 //! of the devices.
 //!

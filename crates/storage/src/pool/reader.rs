@@ -86,7 +86,7 @@ impl Devices {
         }
     }
 
-    /// Returns the remote devices of which a read failed. These devices may be gone.
+    /// Returns the remote devices of which a read failed. Devices with failed reads may be gone.
     pub(super) fn unread(&self) -> Vec<DeviceId> {
         let is_unread = |source: &Source| match source {
             Source::Remote(_, is_unread) => is_unread.load(Ordering::Relaxed),

@@ -1,10 +1,10 @@
 //! Recovery: reads a persistent cache's journal from flash and rebuilds its index.
 //!
 //! `hob_engine::journal` interprets the pages; this module reads them. A ring is read twice, in
-//! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages. Then
-//! the sectors of the tail that the journal cannot prove are read and checksummed, several at a
-//! time. Nothing is written: the new owner writes a new ring, and a crash before that changes
-//! nothing.
+//! runs of up to 1 MiB, by a thread of its own, while the calling thread interprets the pages.
+//! After that, the sectors of the tail that the journal cannot prove are read and checksummed,
+//! several at a time. Nothing is written: the new owner writes a new ring, and a crash before that
+//! changes nothing.
 //!
 //! # Failures
 //! If a run cannot be read, its pages are read one by one; an unreadable page counts as missing. A
@@ -56,8 +56,7 @@ pub enum Found {
 pub struct RecoveredPool {
     /// Data segments of the cache, by number.
     pub data: Vec<DataSegment>,
-    /// Journal rings of the cache, newest first. These rings are released when a new ring is in
-    /// use.
+    /// Journal rings of the cache, newest first. Old rings are released when a new ring is in use.
     pub rings: Vec<RingOnFlash>,
     /// Remote devices that failed during the recovery and were treated as empty.
     pub unread: Vec<DeviceId>,

@@ -106,8 +106,9 @@ impl Pool {
     }
 
     /// Allocates a journal ring to a persistent cache, with the given number of copies and
-    /// segments. Each copy is on a different device of this host. Devices with the most free space
-    /// are used first, those in `avoid` last. The number is from [`Pool::next_ring_number`].
+    /// segments. Each copy of the ring is on a different device of this host. Devices with the most
+    /// free space are used first, those in `avoid` last. The number is from
+    /// [`Pool::next_ring_number`].
     ///
     /// # Errors
     /// `TooFewDevices`, or an error of a device; `Unworkable` for a number in use, or not one or

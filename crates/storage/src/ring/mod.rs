@@ -2,9 +2,9 @@
 //!
 //! # Two implementations, one interface
 //! `uring.rs` uses io_uring. `threads.rs` uses a small pool of threads for files and epoll for
-//! sockets, for hosts on which io_uring is missing or forbidden. This file is the common part: the
-//! table of operations in flight, their memory, and the rules for their completion. A driver starts
-//! one attempt and reports its result; this file continues short transfers.
+//! sockets, for hosts on which io_uring is missing or forbidden. The file mod.rs is the common
+//! part: the table of operations in flight, their memory, and the rules for their completion. A
+//! driver starts one attempt and reports its result; this file continues short transfers.
 //!
 //! # Call order
 //! [`Ring::attach`] a descriptor, start operations, call [`Ring::submit_and_wait`], then
@@ -421,7 +421,7 @@ impl Ring {
         self.detach(fd);
     }
 
-    /// Adds one to an eventfd. Result: 0. This operation's completion does not wake a waiting ring.
+    /// Adds one to an eventfd. Result: 0. The completion of a signal does not wake a waiting ring.
     pub fn signal(&mut self, token: Token, fd: Fd) {
         self.start(token, fd, Work::Signal);
     }

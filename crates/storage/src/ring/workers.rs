@@ -22,7 +22,7 @@ pub trait Gate: Send + Sync + std::fmt::Debug {
     fn is_open(&self) -> bool;
 }
 
-/// One file operation for a thread.
+/// A file operation that a thread of the pool performs.
 pub(super) struct Job {
     pub(super) op: u32,
     pub(super) fd: RawFd,

@@ -5,8 +5,8 @@
 //! closes it (AUTOCLEAR). So neither deactivated swap nor a crash before the activation leaves a
 //! loop device behind.
 //!
-//! Why `unsafe`: ioctls take addresses. Each address is that of a local variable of the type that
-//! the kernel's `linux/loop.h` defines for the request.
+//! Why `unsafe`: ioctls take addresses. Each ioctl's address is that of a local variable of the
+//! type that the kernel's `linux/loop.h` defines for the request.
 #![allow(unsafe_code)]
 
 use std::fs::{File, OpenOptions};

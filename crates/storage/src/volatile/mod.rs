@@ -15,13 +15,14 @@
 //! [`settle`], as if the power had stayed on.
 //!
 //! # Limits
-//! The layer cannot be switched on twice. It is for tests only: if it is switched on by mistake,
-//! data is lost that a healthy disk would keep, so it logs a warning. The layer's performance does
-//! not matter.
+//! The layer cannot be switched on twice. The layer is for tests only: if it is switched on by
+//! mistake, data is lost that a healthy disk would keep, so it logs a warning. The layer's
+//! performance does not matter.
 //!
 //! # Cutting by itself
 //! A kill from outside rarely occurs during a flush. With [`VolatileOptions::cut_after`] the
-//! process kills itself after that many steps. Each piece that a flush writes is a step.
+//! process kills itself after that many steps. Each piece that a flush writes to a file counts as a
+//! step.
 
 mod control;
 mod file;

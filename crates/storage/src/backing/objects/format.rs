@@ -1,7 +1,7 @@
 //! Encodes and decodes manifests and map pages as in docs/FORMAT.md, and the names of objects.
 //!
 //! Integers are little-endian. Everything that was read is validated before use: a correct checksum
-//! does not make the content valid. This module performs no I/O.
+//! does not make the content valid. The code that encodes and decodes objects performs no I/O.
 
 use super::owner::Owner;
 use crate::pool::Uuid;

@@ -1,8 +1,8 @@
 //! A disk stored as objects of one size in an object store, such as S3, or in a directory.
 //!
 //! [Decision 0018](../../../../../docs/decisions/0018-objects.md) has the reasons, and
-//! docs/FORMAT.md has the format. Objects are never overwritten; each flush creates a manifest.
-//! This file connects the shard with the thread that uses the store (`worker.rs`).
+//! docs/FORMAT.md has the format. Objects are never overwritten; each flush creates a manifest. The
+//! file mod.rs connects the shard with the thread that uses the store (`worker.rs`).
 //!
 //! # Durability
 //! Writes are collected in memory. A flush writes them to the store, and completes when its

@@ -16,7 +16,8 @@ use super::worker::CLOSE_MAX;
 /// Maximum number of searches for the newest manifest, because it may be replaced meanwhile.
 const LOOKS_MAX: usize = 10;
 
-/// Why an object disk cannot be opened or created. Each variant needs another reaction.
+/// Why an object disk cannot be opened or created. Each variant of the error needs another
+/// reaction.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Trouble {
     /// A process of this host has the disk open.
@@ -260,7 +261,7 @@ fn state(manifest: &Manifest, map: Map) -> State {
     }
 }
 
-/// Loads the generations that a manifest refers to.
+/// Loads the object generations that a manifest refers to.
 async fn load(store: &Arc<RetryingStore>, manifest: &Manifest) -> Result<Map, StoreError> {
     let shape = manifest.shape;
     let mut map = Map::new(&shape);

@@ -19,7 +19,7 @@ use super::format::Name;
 /// Result of a call to the store.
 pub(super) type Boxed<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Why an object store failed a call. Each variant needs another reaction.
+/// Why an object store failed a call. Each variant of the error needs another reaction.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum StoreError {
     /// The object does not exist.

@@ -1,8 +1,8 @@
 //! The thread that reads and writes an object disk, and its queues to and from the shard.
 //!
 //! The shard sends jobs and continues. Completed jobs are put into a queue, and an eventfd in the
-//! shard's ring reports them. The shard never waits for the store. Each disk has its own thread, so
-//! that a store that hangs delays no other disk.
+//! shard's ring reports them. The shard never waits for the store. Each object disk has its own
+//! thread, so that a store that hangs delays no other disk.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -156,7 +156,7 @@ impl Worker {
     /// the opening waits.
     pub(super) fn close(&self) {
         self.disk.here.iter().for_each(Here::begin_leaving);
-        // If the thread has ended, it has said so.
+        // A thread that has ended has set `closed`.
         let _ = self.jobs.send(Job::Close);
     }
 }

@@ -280,7 +280,7 @@ fn spawn(
         } else {
             end_child(pid);
         }
-        // Now, before anybody else can have opened it and changed something.
+        // The image's state is read now, before another process can open and change it.
         let left = mark_of(&image).ok();
         let _ = ended.recv();
         let _ = child.wait();

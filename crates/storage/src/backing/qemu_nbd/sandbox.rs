@@ -1,5 +1,5 @@
-//! Sandbox of the QEMU programs that hob starts for an image. These programs may open the image's
-//! recorded files, but no other data of the host.
+//! Sandbox of the QEMU programs that hob starts for an image. The QEMU programs may open the
+//! image's recorded files, but no other data of the host.
 //!
 //! The kernel's Landlock restricts them, even when hob runs as root. The programs gain no
 //! privileges (`no_new_privs`) and open no TCP connection. An image whose header names another host

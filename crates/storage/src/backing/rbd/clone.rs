@@ -169,7 +169,7 @@ impl Image {
     fn note_own(&self, own: &mut OwnMap) -> Result<(), String> {
         let size = self.size_bytes()?;
         let map: *mut OwnMap = own;
-        // SAFETY: the image is open; `note` is called before this returns, with the address of a map that nobody else uses until then.
+        // SAFETY: the image is open; `note` is called before this returns, with the address of a map that no other code uses until then.
         let result = unsafe {
             (self.library.rbd_diff_iterate2)(self.image, ptr::null(), 0, size, 0, 1, note, map.cast())
         };

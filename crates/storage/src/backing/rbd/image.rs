@@ -247,7 +247,7 @@ impl Image {
     }
 
     pub(super) fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<(), IoError> {
-        // SAFETY: the image is open; the bytes are ours for the call.
+        // SAFETY: the image is open; the caller lends the bytes for the call.
         let read =
             unsafe { (self.library.rbd_read)(self.image, offset, bytes.len(), bytes.as_mut_ptr().cast()) };
         if read == bytes.len() as isize { Ok(()) } else { Err(IoError::Failed) }
