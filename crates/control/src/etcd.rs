@@ -156,7 +156,7 @@ pub struct Etcd {
 }
 
 /// A response of etcd, and the Raft term that the answering member knew.
-struct Told {
+struct EtcdResponse {
     body: Value,
     term: u64,
     revision: u64,
@@ -294,7 +294,7 @@ impl Etcd {
     }
 
     /// Sends a request to etcd. If it fails, the next request uses another endpoint.
-    async fn ask(&self, path: &str, question: Value, wait_max: Duration) -> Result<Told, EtcdError> {
+    async fn ask(&self, path: &str, question: Value, wait_max: Duration) -> Result<EtcdResponse, EtcdError> {
         let by = self.at.load(Ordering::Relaxed) % self.endpoints.len();
         let told = match tokio::time::timeout(wait_max, self.ask_one(by, path, &question)).await {
             Ok(told) => told,
@@ -326,7 +326,7 @@ impl Etcd {
         let _ = self.at.compare_exchange(after, next, Ordering::Relaxed, Ordering::Relaxed);
     }
 
-    async fn ask_one(&self, by: usize, path: &str, question: &Value) -> Result<Told, EtcdError> {
+    async fn ask_one(&self, by: usize, path: &str, question: &Value) -> Result<EtcdResponse, EtcdError> {
         let (answer, _driver) = self.exchange(by, path, question.to_string(), &[]).await?;
         let is_success = answer.status().is_success();
         let bytes = self.collect(by, answer).await?;
@@ -341,7 +341,7 @@ impl Etcd {
         }
         let (term, revision) =
             (term(header).unwrap_or(0), number(&header["header"], "revision").unwrap_or(0));
-        Ok(Told { term, revision, by, body })
+        Ok(EtcdResponse { term, revision, by, body })
     }
 
     /// Connects, sends a request, and returns the head of the response.

@@ -38,7 +38,7 @@ pub const REMOTE_WAIT_DEFAULT: Duration = Duration::from_secs(5);
 pub struct Flash {
     tokens: TokenSpace,
     /// By device id.
-    devices: Vec<Option<Way>>,
+    devices: Vec<Option<DeviceLocation>>,
     /// Remote devices, including those that are being detached.
     remotes: Vec<Remote>,
     /// Time after which a waiting I/O to remote flash is reported, nanoseconds.
@@ -54,7 +54,7 @@ pub struct Flash {
 
 /// Location of a device: this host or another.
 #[derive(Clone, Copy, Debug)]
-enum Way {
+enum DeviceLocation {
     Here(Fd),
     Remote,
 }
@@ -152,7 +152,7 @@ impl Flash {
         }
         assert!(self.devices[index].is_none(), "device {device} is attached already");
         self.devices[index] = Some(match file {
-            FlashFile::Here(local) => Way::Here(ring.attach(local.file, local.class)),
+            FlashFile::Here(local) => DeviceLocation::Here(ring.attach(local.file, local.class)),
             FlashFile::Remote(remote) => {
                 let mut driver = remote.driver;
                 driver.attach(ring, self.now, TokenSpace::new(Token::FLASH_REMOTE, device.0));
@@ -164,7 +164,7 @@ impl Flash {
                     failed: Vec::new(),
                     left: false,
                 });
-                Way::Remote
+                DeviceLocation::Remote
             }
         });
         self.counts[index] = DeviceCounts::default();
@@ -181,8 +181,8 @@ impl Flash {
     /// Detaches a device. I/O in flight still completes.
     pub fn detach(&mut self, ring: &mut Ring, device: DeviceId) {
         match self.devices.get_mut(usize::from(device.0)).and_then(Option::take) {
-            Some(Way::Here(fd)) => ring.detach(fd),
-            Some(Way::Remote) => {
+            Some(DeviceLocation::Here(fd)) => ring.detach(fd),
+            Some(DeviceLocation::Remote) => {
                 self.give_up(ring, device);
                 self.remotes.iter_mut().filter(|it| it.device == device).for_each(|it| it.left = true);
             }
@@ -201,23 +201,30 @@ impl Flash {
         });
         self.slots[number as usize] = Slot { io: *io, part: None };
         let token = self.tokens.token(number);
-        let Some(way) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
+        let Some(location) = self.device(io) else { return ring.post(token, -libc::ENODEV) };
         if reaches_device(io.op) {
             self.counts[device_of(io)].in_flight += 1;
         }
         match (io.op, io.slice) {
-            (IoOp::Read | IoOp::Write(_) | IoOp::Flush, _) if matches!(way, Way::Remote) => {
+            (IoOp::Read | IoOp::Write(_) | IoOp::Flush, _) if matches!(location, DeviceLocation::Remote) => {
                 self.submit_remote(ring, number, io);
             }
-            _ => self.submit_here(ring, number, io, way, journal),
+            _ => self.submit_here(ring, number, io, location, journal),
         }
     }
 
-    fn submit_here(&mut self, ring: &mut Ring, number: u32, io: &Io, way: Way, journal: &[u8]) {
+    fn submit_here(
+        &mut self,
+        ring: &mut Ring,
+        number: u32,
+        io: &Io,
+        location: DeviceLocation,
+        journal: &[u8],
+    ) {
         let token = self.tokens.token(number);
-        let fd = || match way {
-            Way::Here(fd) => fd,
-            Way::Remote => unreachable!("it goes another way"),
+        let fd = || match location {
+            DeviceLocation::Here(fd) => fd,
+            DeviceLocation::Remote => unreachable!("remote I/O uses the connection"),
         };
         match (io.op, io.slice) {
             (IoOp::Read, Some(slice)) => ring.read(token, fd(), io.offset, slice),
@@ -237,7 +244,7 @@ impl Flash {
         remote.driver.submit(ring, self.now, &Io { id: IoId(number), ..*io });
     }
 
-    fn device(&self, io: &Io) -> Option<Way> {
+    fn device(&self, io: &Io) -> Option<DeviceLocation> {
         self.devices.get(device_of(io)).copied().flatten()
     }
 
@@ -279,14 +286,14 @@ impl Flash {
         slot.part = Some(part);
         let io = slot.io;
         let token = self.tokens.token(number);
-        let Some(way) = self.device(&io) else { return ring.post(token, -libc::ENODEV) };
+        let Some(location) = self.device(&io) else { return ring.post(token, -libc::ENODEV) };
         assert!(pages.len() as u64 <= u64::from(JOURNAL_IO_BYTES_MAX), "{io:?} is too long");
         let id = self.journal.buffer.expect("there is room, since a part of it is free");
         let slice = BufferSlice { id, offset: part * JOURNAL_IO_BYTES_MAX, len: pages.len() as u32 };
         ring.arena_mut().slice_mut(slice).copy_from_slice(pages);
-        match way {
-            Way::Here(fd) => ring.write(token, fd, io.offset, slice, Durability::Volatile),
-            Way::Remote => {
+        match location {
+            DeviceLocation::Here(fd) => ring.write(token, fd, io.offset, slice, Durability::Volatile),
+            DeviceLocation::Remote => {
                 let op = IoOp::Write(Durability::Volatile);
                 self.submit_remote(ring, number, &Io { op, slice: Some(slice), ..io });
             }

@@ -81,7 +81,7 @@ impl Drop for Mapping {
 
 /// Addresses of a memory region: the guest's and the client's.
 #[derive(Clone, Copy, Debug)]
-struct Place {
+struct RegionAddresses {
     guest: u64,
     user: u64,
     len: u64,
@@ -91,7 +91,7 @@ struct Place {
 #[derive(Debug)]
 pub struct GuestMap {
     memory: GuestMemoryMmap,
-    places: Vec<Place>,
+    places: Vec<RegionAddresses>,
     /// The mappings of the regions; `memory` points into them, so they are dropped later.
     _mappings: Vec<Mapping>,
 }
@@ -112,7 +112,7 @@ impl GuestMap {
             let (guest, user) = (region.guest_phys_addr, region.user_addr);
             let (len, offset) = (region.memory_size, region.mmap_offset);
             let (mapping, region) = map_region(file, guest, offset, len)?;
-            places.push(Place { guest, user, len });
+            places.push(RegionAddresses { guest, user, len });
             mappings.push(mapping);
             mapped.push(region);
         }
@@ -126,7 +126,7 @@ impl GuestMap {
         let place = |region: &GuestRegionMmap| {
             let (start, len) =
                 (vm_memory::GuestMemoryRegion::start_addr(region), vm_memory::GuestMemoryRegion::len(region));
-            Place { guest: start.0, user: start.0, len }
+            RegionAddresses { guest: start.0, user: start.0, len }
         };
         let places = memory.iter().map(place).collect();
         GuestMap { memory, places, _mappings: Vec::new() }

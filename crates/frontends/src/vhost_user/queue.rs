@@ -46,7 +46,7 @@ pub enum Broken {
     Size(u16),
     /// The queue is not in guest memory.
     #[error("a ring of the queue is unaligned, outside guest memory, or in two memory regions")]
-    Place,
+    Rings,
     /// The driver offers more chains than the queue has entries.
     #[error("the driver offers {0} chains, more than the queue has entries")]
     Runaway(u16),
@@ -91,7 +91,7 @@ impl Queue {
         let entries = usize::from(size);
         let part = |user: u64, len: usize, align: usize| {
             let part = map.guest_address(user).and_then(|address| map.part(address, len));
-            part.filter(|part| part.is_aligned(align)).ok_or(Broken::Place)
+            part.filter(|part| part.is_aligned(align)).ok_or(Broken::Rings)
         };
         // Each ring starts with its flags and index, and ends with the other side's event index.
         let descriptors = part(layout.descriptors, entries * DESCRIPTOR_BYTES, 16)?;

@@ -143,24 +143,25 @@ fn started(process: u32) -> Option<u64> {
 }
 
 /// Disks that this process has open for writing.
-static OPEN: Mutex<BTreeMap<[u8; 16], Stay>> = Mutex::new(BTreeMap::new());
+static OPEN: Mutex<BTreeMap<[u8; 16], OpenState>> = Mutex::new(BTreeMap::new());
 /// Something was left.
 static LEFT: Condvar = Condvar::new();
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stay {
+enum OpenState {
     Here,
     /// The disk is being closed.
     Leaving,
 }
 
-fn open() -> MutexGuard<'static, BTreeMap<[u8; 16], Stay>> {
+fn open() -> MutexGuard<'static, BTreeMap<[u8; 16], OpenState>> {
     OPEN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Waits, at most `wait_max`, until all disks that are being closed are closed.
 pub(super) fn await_leaving(wait_max: Duration) {
-    let is_leaving = |open: &mut BTreeMap<_, Stay>| open.values().any(|stay| *stay == Stay::Leaving);
+    let is_leaving =
+        |open: &mut BTreeMap<_, OpenState>| open.values().any(|state| *state == OpenState::Leaving);
     let left = LEFT.wait_timeout_while(open(), wait_max, is_leaving);
     drop(left.unwrap_or_else(PoisonError::into_inner));
 }
@@ -176,13 +177,13 @@ impl Here {
     /// Registers a disk; `None` if this process has it open already. If the disk is being closed,
     /// waits for that at most `wait_max`.
     pub(super) fn enter(uuid: Uuid, wait_max: Duration) -> Option<Here> {
-        let is_leaving = |open: &mut BTreeMap<_, Stay>| open.get(&uuid.0) == Some(&Stay::Leaving);
+        let is_leaving = |open: &mut BTreeMap<_, OpenState>| open.get(&uuid.0) == Some(&OpenState::Leaving);
         let left = LEFT.wait_timeout_while(open(), wait_max, is_leaving);
         let (mut open, _) = left.unwrap_or_else(PoisonError::into_inner);
         if open.contains_key(&uuid.0) {
             return None;
         }
-        open.insert(uuid.0, Stay::Here);
+        open.insert(uuid.0, OpenState::Here);
         Some(Here { uuid, is_open: AtomicBool::new(true) })
     }
 }
@@ -200,7 +201,7 @@ impl Here {
     pub(super) fn begin_leaving(&self) {
         let mut open = open();
         if self.is_open.load(Ordering::Acquire) {
-            open.insert(self.uuid.0, Stay::Leaving);
+            open.insert(self.uuid.0, OpenState::Leaving);
         }
     }
 

@@ -41,15 +41,15 @@ pub(super) fn recognise(spec: &str) -> bool {
 }
 
 /// Parses a specification. The error is a text for users.
-pub(super) fn find(spec: &str, directory: Directory) -> Result<Place, String> {
+pub(super) fn find(spec: &str, directory: Directory) -> Result<DiskLocation, String> {
     if let Some(path) = spec.strip_prefix(FILE) {
-        return Place::files(FilePath::new(path), directory);
+        return DiskLocation::files(FilePath::new(path), directory);
     }
     cloud::find(spec)
 }
 
 /// The location of one disk in an object store.
-pub(super) struct Place {
+pub(super) struct DiskLocation {
     store: Arc<dyn ObjectStore>,
     prefix: Path,
     /// Path of the directory, if the store is a directory.
@@ -58,8 +58,8 @@ pub(super) struct Place {
     sync: fn(&FilePath) -> io::Result<()>,
 }
 
-impl Place {
-    fn files(path: &FilePath, directory: Directory) -> Result<Place, String> {
+impl DiskLocation {
+    fn files(path: &FilePath, directory: Directory) -> Result<DiskLocation, String> {
         if !path.is_absolute() {
             return Err(format!("the path must be absolute: {FILE}/DIRECTORY"));
         }
@@ -73,7 +73,7 @@ impl Place {
         let store = LocalFileSystem::new_with_prefix(&path).map_err(|error| error.to_string())?;
         // Without it, written objects are only in the page cache.
         let store = Arc::new(store.with_fsync(true));
-        Ok(Place { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
+        Ok(DiskLocation { store, prefix: Path::default(), directory: Some(path), sync: sync_folder })
     }
 
     /// Syncs the folder of an existing object. The attempt that created the object may have failed
@@ -93,7 +93,7 @@ impl Place {
     }
 }
 
-impl Objects for Place {
+impl Objects for DiskLocation {
     fn get(&self, name: Name, range: Option<Range<u64>>) -> Boxed<'_, Bytes> {
         Box::pin(async move {
             let path = self.path(name);
@@ -260,7 +260,7 @@ mod cloud {
         }};
     }
 
-    pub(super) fn find(spec: &str) -> Result<Place, String> {
+    pub(super) fn find(spec: &str) -> Result<DiskLocation, String> {
         let (url, options) = spec.split_once('?').unwrap_or((spec, ""));
         let (scheme, rest) = url.split_once("://").ok_or("the URL has no scheme")?;
         let (bucket, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -276,7 +276,7 @@ mod cloud {
             "gs" => build!(GoogleCloudStorageBuilder, url, options),
             _ => build!(MicrosoftAzureBuilder, url, options),
         };
-        Ok(Place { store, prefix, directory: None, sync: sync_folder })
+        Ok(DiskLocation { store, prefix, directory: None, sync: sync_folder })
     }
 
     fn parse_options(text: &str) -> Result<Vec<(String, String)>, String> {
@@ -324,7 +324,7 @@ mod cloud {
 
 #[cfg(not(feature = "objects-cloud"))]
 mod cloud {
-    pub(super) fn find(_spec: &str) -> Result<super::Place, String> {
+    pub(super) fn find(_spec: &str) -> Result<super::DiskLocation, String> {
         Err("this hob was built without the feature objects-cloud (cargo build --features objects-cloud)"
             .into())
     }
@@ -357,7 +357,7 @@ mod tests {
     #[tokio::test]
     async fn files_are_put_listed_and_tidied() {
         let dir = tempfile::tempdir().unwrap();
-        let place = Place::files(dir.path(), Directory::Exists).unwrap();
+        let place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
         let (one, two) = (Name::Manifest(1), Name::Manifest(2));
         assert_eq!(place.get(one, None).await, Err(StoreError::Absent));
         place.put(one, Bytes::from_static(b"abc"), Put::IfAbsent).await.unwrap();
@@ -382,7 +382,7 @@ mod tests {
     #[tokio::test]
     async fn what_is_there_already_counts_when_its_folder_is_synced() {
         let dir = tempfile::tempdir().unwrap();
-        let mut place = Place::files(dir.path(), Directory::Exists).unwrap();
+        let mut place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
         let (one, bytes) = (Name::Manifest(1), Bytes::from_static(b"abc"));
         place.put(one, bytes.clone(), Put::IfAbsent).await.unwrap();
         place.sync = |folder| {
@@ -391,7 +391,7 @@ mod tests {
         };
         let again = place.put(one, bytes.clone(), Put::IfAbsent).await;
         assert!(matches!(&again, Err(StoreError::Failed(_))), "{again:?}");
-        let place = Place::files(dir.path(), Directory::Exists).unwrap();
+        let place = DiskLocation::files(dir.path(), Directory::Exists).unwrap();
         assert_eq!(place.put(one, bytes.clone(), Put::IfAbsent).await, Err(StoreError::Present));
         RetryingStore::new(Box::new(place), Duration::from_secs(60)).create(one, bytes).await.unwrap();
     }

@@ -59,14 +59,14 @@ pub(super) struct Server {
     modes: &'static [&'static str],
     start_max: Duration,
     directory: PathBuf,
-    child: Mutex<Place>,
+    child: Mutex<ChildState>,
     is_released: AtomicBool,
     is_taken: AtomicBool,
 }
 
 /// State of the image's child process.
 #[derive(Default)]
-struct Place {
+struct ChildState {
     running: Option<Running>,
     /// Access that a new child gets in place of one that had the image open; `None` if no child had
     /// it.
@@ -175,16 +175,16 @@ impl Server {
         why
     }
 
-    fn place(&self) -> MutexGuard<'_, Place> {
+    fn place(&self) -> MutexGuard<'_, ChildState> {
         self.child.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn stop_at(&self, place: &mut Place) -> String {
-        let Place { running, .. } = std::mem::take(place);
+    fn stop_at(&self, place: &mut ChildState) -> String {
+        let ChildState { running, .. } = std::mem::take(place);
         running.map(Running::stop).unwrap_or_default().said
     }
 
-    fn start_at(&self, place: &mut Place, opens: Opens) -> io::Result<()> {
+    fn start_at(&self, place: &mut ChildState, opens: Opens) -> io::Result<()> {
         place.since = Some(Clock::now());
         let socket = self.socket();
         // One that was killed leaves it.

@@ -22,8 +22,8 @@ const RANGE_BYTES_MAX: u64 = 1 << 30;
 /// Maximum number of extents of one reply. The caller asks again for more.
 const EXTENTS_MAX: usize = 4096;
 
-/// A question.
-struct Wish {
+/// A query of the allocation of a range.
+struct Query {
     image: Arc<Image>,
     id: u64,
     offset: u64,
@@ -31,13 +31,13 @@ struct Wish {
 }
 
 /// Channels for queries to the thread and for its replies.
-type Ends = (mpsc::Sender<Wish>, mpsc::Receiver<(u64, Status)>);
+type QueryChannels = (mpsc::Sender<Query>, mpsc::Receiver<(u64, Status)>);
 
 /// Allocation queries of an image, executed by a thread.
 pub(super) struct Maps {
     event: Arc<OwnedFd>,
     /// The thread's channels; `None` until it is started.
-    thread: Option<Ends>,
+    thread: Option<QueryChannels>,
     unanswered: usize,
 }
 
@@ -50,8 +50,8 @@ impl Maps {
     /// Queries the allocation of a range.
     pub(super) fn ask(&mut self, image: Arc<Image>, id: u64, offset: u64, len: u64) {
         let event = &self.event;
-        let (wishes, _) = self.thread.get_or_insert_with(|| start(event.clone()));
-        wishes.send(Wish { image, id, offset, len }).expect("the thread lives as long as this");
+        let (queries, _) = self.thread.get_or_insert_with(|| start(event.clone()));
+        queries.send(Query { image, id, offset, len }).expect("the thread lives as long as this");
         self.unanswered += 1;
     }
 
@@ -68,11 +68,11 @@ impl Maps {
     }
 }
 
-fn start(event: Arc<OwnedFd>) -> Ends {
-    let (wishes, asked) = mpsc::channel::<Wish>();
+fn start(event: Arc<OwnedFd>) -> QueryChannels {
+    let (queries, received) = mpsc::channel::<Query>();
     let (answers, answered) = mpsc::channel();
     let look = move || {
-        for Wish { image, id, offset, len } in asked {
+        for Query { image, id, offset, len } in received {
             let status = Ok(image.allocated(offset, len));
             // Whoever has the answer may believe that the image is not used any more.
             drop(image);
@@ -83,7 +83,7 @@ fn start(event: Arc<OwnedFd>) -> Ends {
         }
     };
     std::thread::Builder::new().name("hob-rbd-map".into()).spawn(look).expect("threads can be started");
-    (wishes, answered)
+    (queries, answered)
 }
 
 impl Image {
