@@ -1,4 +1,5 @@
-//! `cargo xtask faults`: docs/FAULT_TESTS.md, the index from each fault of docs/FAULTS.md to the tests that inject it.
+//! `cargo xtask faults` writes docs/FAULT_TESTS.md, the index from each fault of docs/FAULTS.md to
+//! the tests that inject the fault.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -11,10 +12,10 @@ use crate::tidy::{self, Text};
 
 const FAULTS: &str = "docs/FAULTS.md";
 const PAGE: &str = "docs/FAULT_TESTS.md";
-/// The tests of each fault, by heading and number.
+/// List of the tests of each fault, by heading and number of the fault.
 const TESTS: &str = include_str!("faults.txt");
 
-/// A heading of docs/FAULTS.md and a number.
+/// Id of a fault: a heading of docs/FAULTS.md and a number.
 type Id = (String, u32);
 
 /// Writes the index.
@@ -23,7 +24,8 @@ pub(crate) fn run() -> Result<()> {
     fs::write(shell::root().join(PAGE), page).with_context(|| format!("write {PAGE}"))
 }
 
-/// Returns the index; fails if a fault has no test, or if a test or fault does not exist.
+/// Returns the index page. Returns an error if a fault has no test, or if a test or fault does not
+/// exist.
 fn page(texts: &[Text]) -> Result<String> {
     let faults =
         texts.iter().find(|text| text.path == FAULTS).with_context(|| format!("{FAULTS} is missing"))?;
@@ -57,7 +59,8 @@ fn page(texts: &[Text]) -> Result<String> {
     Ok(page)
 }
 
-/// A test with its files, or a file of tests; empty if there is none.
+/// Returns the table cell of a test with its files, or of a test file. The cell is empty if the
+/// test does not exist.
 fn cell(name: &str, files: &BTreeMap<&str, BTreeSet<&str>>) -> String {
     if name.ends_with(".rs") {
         let exists = files.values().any(|paths| paths.contains(name));

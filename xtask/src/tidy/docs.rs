@@ -1,4 +1,5 @@
-//! Rules about pages: generated pages are current; promises have tests. `crate::faults` has the rule for faults.
+//! Rules about documentation pages: generated pages are current, and guarantees have tests.
+//! `crate::faults` has the rule that each fault has a test.
 
 use std::collections::BTreeSet;
 use std::process::Command;
@@ -6,9 +7,9 @@ use std::process::Command;
 use super::{Text, none, sources, texts};
 use crate::shell;
 
-/// Promises of docs/ARCHITECTURE.md that the product keeps and a test must cite.
+/// Guarantees of docs/ARCHITECTURE.md that a test must cite.
 const PROMISES: [u32; 6] = [1, 2, 3, 4, 5, 6];
-/// Maximum number of lines between `Promise N` and its test.
+/// Maximum number of lines between a comment `Promise N` and its test.
 const NEAR: usize = 25;
 
 fn page(path: &str) -> String {
@@ -26,7 +27,7 @@ fn the_changelog_exists_and_says_something() {
 
 #[test]
 fn generated_pages_are_fresh() {
-    // `cargo xtask test` has built a binary already.
+    // `cargo xtask test` has already built a binary.
     let mut command = match std::env::var_os("HOB_BUILT") {
         Some(hob) => Command::new(hob),
         None => shell::cargo(&["run", "--quiet", "-p", "hob", "--"]),
@@ -41,7 +42,7 @@ fn generated_pages_are_fresh() {
     );
 }
 
-/// Returns the promises that comments near tests cite.
+/// Returns the numbers of the guarantees that comments near tests cite.
 fn promises_cited(text: &str) -> BTreeSet<u32> {
     let lines: Vec<&str> = text.lines().collect();
     let is_test = |line: &&str| line.contains("#[test]") || line.contains("proptest!");
