@@ -162,7 +162,7 @@ fn a_host_that_is_lost_with_its_flash_loses_nothing_that_its_peer_has() {
 }
 
 #[test]
-fn a_host_that_comes_back_drops_what_was_adopted() {
+fn a_returning_host_drops_the_data_of_a_failover() {
     let mut stage = Stage::new();
     stage.a.kill();
     stage.b.wait_until_serving("vm", SOON);
@@ -181,7 +181,7 @@ fn a_host_that_comes_back_drops_what_was_adopted() {
 }
 
 #[test]
-fn an_adopter_that_is_killed_in_the_middle_begins_anew() {
+fn a_failover_that_is_killed_halfway_restarts() {
     let mut stage = Stage::new();
     stage.a.kill();
     wait_until("b to have begun", SOON, || stage.image() != stage.old);

@@ -202,7 +202,7 @@ fn contexts_are_listed_and_say_what_was_changed() {
 
 /// The daemon becomes another program while a client writes: each of its writes is noted, before, during and after.
 #[test]
-fn an_upgrade_takes_nothing_from_bitmaps() {
+fn an_upgrade_keeps_dirty_bitmaps() {
     let mut stage = Stage::new();
     stage.daemon.ctl(&["bitmap", "add", "vm", "b"]);
     let mut client = stage.client();
@@ -226,7 +226,7 @@ fn an_upgrade_takes_nothing_from_bitmaps() {
 
 /// What others do to a backing while hob does not serve it, and what is undone by command, are changes.
 #[test]
-fn what_hob_did_not_see_counts_as_changed() {
+fn changes_that_hob_did_not_see_are_marked_in_bitmaps() {
     let stage = Stage::new();
     stage.daemon.ctl(&["bitmap", "add", "vm", "b"]);
     let stage = stage.restart(|daemon| drop(daemon.stop()));

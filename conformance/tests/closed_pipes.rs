@@ -28,7 +28,7 @@ fn headed(args: &[&str], lines: usize) -> (Option<i32>, String) {
 }
 
 #[test]
-fn a_command_whose_reader_has_gone_ends_quietly() {
+fn a_command_with_a_closed_pipe_ends_quietly() {
     let scratch = Scratch::new();
     let trace = scratch.text("t.hob");
     assert!(command(&["lab", "generate", "zipf", "requests=200000", "--out", &trace]).success());

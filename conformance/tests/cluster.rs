@@ -140,7 +140,7 @@ fn number_in(block: &[u8]) -> u64 {
 }
 
 #[test]
-fn one_host_serves_the_other_waits_and_what_is_given_back_is_had_at_once() {
+fn one_host_serves_a_disk_and_the_other_takes_it_when_it_is_given_back() {
     let (_etcd, _shared, mut a, b) = two_hosts(1, THROUGH);
     wait_until("host-b to know who has it", FAIL_OVER_MAX, || b.reason("vm1").contains("host-a has it"));
     assert!(Client::connect(&b.nbd(), "vm1").is_err(), "nobody is let in to a disk of another host");
@@ -220,7 +220,7 @@ fn a_host_that_was_stopped_past_its_lease_acknowledges_nothing_when_it_wakes() {
 }
 
 #[test]
-fn dirty_data_of_a_host_that_is_gone_is_waited_for_or_given_up_by_force() {
+fn a_lost_hosts_dirty_data_delays_takeover_unless_it_is_forced() {
     let (_etcd, shared, mut a, mut b) = two_hosts(1, BACK);
     let mut client = a.connect("vm1");
     client.write(9 * BLOCK, &filled(41)).unwrap();
@@ -265,7 +265,7 @@ fn dirty_data_of_a_host_that_is_gone_is_waited_for_or_given_up_by_force() {
 }
 
 #[test]
-fn members_of_etcd_come_and_go_and_guests_see_a_pause_at_most() {
+fn guests_see_at_most_a_pause_when_etcd_members_change() {
     let (mut etcd, _shared, a, b) = two_hosts(3, THROUGH);
     let guest = Guest::start(a.connect("vm1"), 7, 1);
     for member in 0..3 {
@@ -438,7 +438,7 @@ fn a_write_of_a_host_without_lease_does_not_arrive_after_the_next_one_has_begun(
 
 /// Needs root, for the namespaces. The owner reaches etcd all the time, so the disk stays its own, and nobody else writes.
 #[test]
-fn a_host_that_is_cut_off_from_the_backing_keeps_its_disk_and_goes_on_afterwards() {
+fn a_host_without_its_backing_keeps_its_disk_and_continues_later() {
     let [left, right] = Host::pair();
     let etcd = Etcd::start_on(&right);
     let store = FarStore::start([&left, &right]);
@@ -535,7 +535,7 @@ fn what_makes_no_sense_is_said() {
 
 /// What a host asks while it waits for many disks must not grow with them: with hundreds of hosts, etcd would do nothing else.
 #[test]
-fn a_host_that_waits_for_many_disks_asks_next_to_nothing() {
+fn a_host_that_waits_for_many_disks_sends_few_requests() {
     const DISKS: usize = 40;
     let (etcd, shared) = (Etcd::start(1), Shared::new());
     let mut first = told("node-a", &etcd, &shared.store.backing(""), "").start();

@@ -95,7 +95,7 @@ fn word(shown: &Value, name: &str) -> String {
 
 /// Ordered at the host that does not have it, drained on the way, and back again; told and not told of it before.
 #[test]
-fn a_disk_that_nobody_uses_goes_where_it_is_sent_and_comes_back() {
+fn an_unused_disk_moves_to_another_host_and_back() {
     let shared = Shared::new(&["vm1"]);
     let mut a = shared.start("host-a", 64, &["vm1"], BACK);
     a.wait_until_serving("vm1", SOON);
@@ -246,7 +246,7 @@ fn a_disk_that_was_drained_to_migrate_is_marked_again_before_it_writes_back() {
 
 /// What it had dirty is on the backing: a third host has the disk, and nobody has to give anything up.
 #[test]
-fn a_host_that_is_lost_while_its_disk_migrates_takes_nothing_with_it() {
+fn a_host_lost_during_a_migration_loses_no_data() {
     let shared = Shared::new(&["vm1"]);
     let mut a = shared.start("host-a", 64, &["vm1"], BACK);
     a.wait_until_serving("vm1", SOON);
@@ -273,7 +273,7 @@ fn a_host_that_is_lost_while_its_disk_migrates_takes_nothing_with_it() {
 
 /// It was drained, handed over on record, and etcd told of neither; so its next life tells.
 #[test]
-fn a_host_that_is_killed_before_it_gives_a_departed_disk_back_does_so_when_it_is_back() {
+fn a_killed_host_gives_a_migrated_disk_back_after_its_restart() {
     let mut shared = Shared::new(&["vm1"]);
     let mut a = shared.start_with_lease(20, "host-a", 64, &["vm1"], BACK);
     a.wait_until_serving("vm1", SOON);
@@ -302,7 +302,7 @@ fn a_host_that_is_killed_before_it_gives_a_departed_disk_back_does_so_when_it_is
 
 /// Every disk goes but the one that is used; the plan is shown first, and giving the order again goes on.
 #[test]
-fn a_host_is_evacuated_and_what_stays_is_said() {
+fn a_host_is_evacuated_and_disks_that_stay_are_listed() {
     let disks = ["vm1", "vm2", "vm3", "vm4"];
     let shared = Shared::new(&disks);
     let a = shared.start("host-a", 64, &disks, BACK);

@@ -111,7 +111,7 @@ fn resizing_keeps_what_fits() {
 }
 
 #[test]
-fn the_size_in_blocks_is_what_was_asked_for() {
+fn the_size_in_blocks_is_the_requested_size() {
     let (scratch, serve) = stage("8K");
     let hob = serve.start(&scratch);
     warm(&scratch, &hob);

@@ -149,7 +149,7 @@ fn disks_are_kept_apart() {
 
 /// A device leaves a pool that is in use: its blocks move or are given up, and no read is wrong.
 #[test]
-fn a_device_leaves_under_three_disks() {
+fn a_device_is_removed_from_a_pool_under_three_disks() {
     let stage = Stage::new("");
     let daemon = stage.start();
     stage.furnish(&daemon);
@@ -245,7 +245,7 @@ fn a_dead_backing_costs_its_own_disk_an_error_after_the_bound() {
 
 /// A socket for a machine comes with its disk, is kept, and goes with it; one that is taken is no other disk's.
 #[test]
-fn a_disk_has_its_socket_for_machines_by_command_and_after_a_restart() {
+fn a_disks_vhost_user_socket_survives_a_restart() {
     use conformance::vhost_driver::{Driver, Kind};
     let stage = Stage::new("");
     let daemon = stage.start();
@@ -280,7 +280,7 @@ fn a_disk_has_its_socket_for_machines_by_command_and_after_a_restart() {
 /// A disk's own limit counts instead of the daemon's, once; `forever` waits until the backing returns, and a change counts for
 /// requests that wait already.
 #[test]
-fn a_disk_waits_for_its_backing_as_long_as_it_is_told() {
+fn a_disk_waits_for_its_backing_up_to_its_own_limit() {
     let stage = Stage::new("");
     let socket = stage.scratch.text("backing.sock");
     let image = stage.scratch.text("disk0.img");

@@ -339,7 +339,7 @@ fn a_disk_on_a_frozen_filesystem_is_removed_within_ten_seconds() {
 }
 
 #[test]
-fn a_disk_whose_dirty_data_is_discarded_on_a_frozen_filesystem_comes_back() {
+fn a_disk_returns_after_discarding_dirty_data_on_a_frozen_filesystem() {
     on_frozen(|stage, daemon, guest, free, frozen, _| {
         ends(daemon, &["cache", "discard-dirty", "vm", "--yes"]);
         is_disconnected(guest);

@@ -159,7 +159,7 @@ fn a_backup_through_vhost_user_does_not_wash_the_cache() {
 
 /// Changes are refused at each of its places, and those of the guest are seen there.
 #[test]
-fn an_export_that_is_read_only_refuses_changes_wherever_they_come() {
+fn a_read_only_export_refuses_changes_at_all_its_places() {
     let mut stage = Stage::new();
     let (own, backup) = (stage.path("vm.img"), stage.path("backup.img"));
     assert_eq!(refused(OpenOptions::new().write(true).open(&backup)), EROFS);
@@ -191,7 +191,7 @@ fn an_export_that_is_read_only_refuses_changes_wherever_they_come() {
 
 /// They are there again after a restart, and through an upgrade; and gone with their export, which who has its file open keeps.
 #[test]
-fn places_of_an_export_survive_a_restart_and_leave_with_it() {
+fn places_of_an_export_survive_a_restart_and_end_with_the_export() {
     let stage = Stage::new();
     let list = stage.daemon.ctl(&["export", "list"]);
     for place in ["vm.img", "vm.sock", "backup.img", "backup.sock"] {

@@ -154,7 +154,7 @@ fn a_read_only_export_refuses_changes_and_sees_those_of_the_guest() {
 
 /// It is there again after a restart, and gone with its connections once it is removed; the guest's stays.
 #[test]
-fn exports_survive_a_restart_and_leave_alone() {
+fn exports_survive_a_restart_and_are_removed_separately() {
     let stage = Stage::new();
     stage.daemon.stop();
     let Stage { scratch, image, .. } = stage;

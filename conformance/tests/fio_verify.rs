@@ -86,7 +86,7 @@ fn live_changes_are_invisible() {
 }
 
 #[test]
-fn a_cache_left_in_peace_verifies() {
+fn an_unchanged_cache_verifies() {
     let scratch = Scratch::new();
     empty_file(&scratch.path("disk.img"), SIZE);
     let hob =

@@ -46,7 +46,7 @@ impl Stage {
 }
 
 #[test]
-fn a_loss_is_told_after_a_restart_and_after_kill_9() {
+fn a_loss_is_reported_after_a_restart_and_after_kill_9() {
     let stage = Stage { scratch: Scratch::new() };
     noise_file(&stage.scratch.path("disk.img"), 8 * MIB, 1);
     let config = format!(

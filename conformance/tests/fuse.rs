@@ -237,7 +237,7 @@ fn make_tree(root: &Path) {
 
 /// A daemon that is killed: who has the file open gets an error and no hang; the next one cleans up.
 #[test]
-fn a_killed_daemon_leaves_errors_and_the_next_one_cleans_up() {
+fn open_files_of_a_killed_daemon_fail_and_the_next_daemon_cleans_up() {
     let stage = Stage::cached();
     let path = stage.scratch.path("vm.img");
     let mut image = stage.image();

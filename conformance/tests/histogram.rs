@@ -129,7 +129,7 @@ fn check(trace: &Trace, histogram: &Value) {
 }
 
 #[test]
-fn the_daemon_counts_what_its_trace_says() {
+fn the_daemons_histograms_match_its_trace() {
     let scratch = Scratch::new();
     noise_file(&scratch.path("disk.img"), SIZE, 91);
     let hob =

@@ -128,7 +128,7 @@ fn packaging(path: &str) -> PathBuf {
 }
 
 #[test]
-fn libvirt_asks_for_the_caches_of_a_machine_that_comes() {
+fn libvirt_hook_requests_the_caches_of_an_incoming_guest() {
     let stage = Stage::new(
         "https://host-c:9443 vm1 online\nhttps://host-a:9443 vm1 away\nhttps://host-c:9443 data online\nhere vm1 away\n",
     );
@@ -146,7 +146,7 @@ fn libvirt_asks_for_the_caches_of_a_machine_that_comes() {
 
 /// What was begun for one disk is given up when the other one's cannot come: the machine stays where it is.
 #[test]
-fn libvirt_lets_no_machine_in_whose_caches_do_not_come() {
+fn libvirt_hook_refuses_a_guest_whose_caches_do_not_arrive() {
     let owned = "https://host-a:9443 vm1 online\nhttps://host-a:9443 data online\n";
     let stage = Stage::new(owned);
     let refused = "https://host-a:9443: migrate data --to host-b:9443 --cache copy --wait awaited --vhost-user /run/hob/data.sock --bandwidth 200M";
@@ -170,7 +170,7 @@ fn libvirt_lets_no_machine_in_whose_caches_do_not_come() {
 }
 
 #[test]
-fn libvirt_tells_of_what_happens_to_a_machine() {
+fn libvirt_hook_reports_guest_events() {
     let stage = Stage::new("here vm1 online\nhere data online\n");
     let told = |event: &str| (true, format!("here: disk event vm1 {event}\nhere: disk event data {event}\n"));
     let nothing = (true, String::new());
@@ -194,7 +194,7 @@ fn libvirt_tells_of_what_happens_to_a_machine() {
 
 /// A machine that did not come after all leaves no disk that waits for it; what is this host's stays.
 #[test]
-fn libvirt_gives_back_what_no_machine_came_for() {
+fn libvirt_hook_releases_caches_of_a_guest_that_did_not_arrive() {
     let stage = Stage::new("here vm1 awaited\nhere data away\n");
     assert_eq!(stage.libvirt(&["release", "end", "failed"]), (true, "here: disk remove vm1\n".into()));
     let stage = Stage::new("here vm1 online\nhere data away\n");
@@ -205,7 +205,7 @@ const ARGS: &str = "args: -drive file=nbd+unix:///vm1?socket=/run/hob/nbd.sock,i
     -chardev socket,id=hob1,path=/run/hob/data.sock,reconnect=1 -device vhost-user-blk-pci,chardev=hob1\n";
 
 #[test]
-fn proxmox_asks_for_the_caches_of_a_machine_that_comes() {
+fn proxmox_hook_requests_the_caches_of_an_incoming_guest() {
     let stage = Stage::new("");
     stage.set(
         "hook.conf",
@@ -236,7 +236,7 @@ fn proxmox_asks_for_the_caches_of_a_machine_that_comes() {
 }
 
 #[test]
-fn proxmox_tells_of_what_happens_to_a_machine() {
+fn proxmox_hook_reports_guest_events() {
     let stage = Stage::new("here vm1 online\nhere data online\n");
     std::fs::create_dir_all(stage.scratch.path("pve/qemu-server")).unwrap();
     let told = |event: &str| (true, format!("here: disk event vm1 {event}\nhere: disk event data {event}\n"));
@@ -251,7 +251,7 @@ fn proxmox_tells_of_what_happens_to_a_machine() {
 }
 
 #[test]
-fn the_scripts_are_sound_shell() {
+fn hook_scripts_pass_shellcheck() {
     for script in ["libvirt/qemu", "libvirt/hook.conf", "proxmox/hob-hook.sh"] {
         Tool::new("shellcheck").arg(packaging(script)).run();
     }

@@ -110,7 +110,7 @@ fn nonsense_before_transmission_closes_the_connection() {
 
 /// Promise 5: options that are well-formed but wrong get an error, and the negotiation goes on.
 #[test]
-fn wrong_options_are_answered_and_the_negotiation_goes_on() {
+fn wrong_options_get_an_error_and_the_negotiation_continues() {
     let mut stage = Stage::new();
     let name_too_long = [&4000_u32.to_be_bytes()[..], &[b'x'; 10], &[0, 0]].concat();
     let table: [(&str, u32, Vec<u8>); 5] = [
@@ -154,7 +154,7 @@ type Request<'a> = (&'a str, u16, u16, u64, u32, &'a [u8]);
 
 /// Promise 5: requests that make no sense, each followed by one that does, on one connection.
 #[test]
-fn senseless_requests_get_an_error_and_the_connection_lives() {
+fn invalid_requests_get_an_error_and_the_connection_continues() {
     let mut stage = Stage::new();
     let mut client = stage.hob.connect();
     let one = vec![7; 4096];
@@ -228,7 +228,7 @@ fn misaligned_requests_are_right_or_refused() {
 
 /// Promise 5: clients that stop in the middle of a sentence hold nobody up, not even SIGTERM.
 #[test]
-fn silence_in_the_middle_holds_nobody_up() {
+fn a_client_that_stops_in_mid_request_delays_no_other_client() {
     let mut stage = Stage::new();
     let mut silent = Vec::new();
     for n in 0..24 {
@@ -299,7 +299,7 @@ fn two_thousand_requests_in_flight() {
 
 /// Promise 5: a client that asks for gigabytes and reads none of them costs a bounded amount of memory.
 #[test]
-fn a_client_that_never_reads_is_held_back() {
+fn a_client_that_never_reads_replies_is_throttled() {
     let mut stage = Stage::new();
     let mut greedy: Vec<Client> = (0..4).map(|_| stage.hob.connect()).collect();
     for client in &mut greedy {
@@ -379,7 +379,7 @@ impl Flood {
 
 /// Promise 5: answers that are a few bytes each are no way around that; and who reads in the end misses none.
 #[test]
-fn a_client_that_never_reads_small_answers_is_held_back() {
+fn a_client_that_never_reads_small_replies_is_throttled() {
     const COUNT: usize = 1 << 20;
     let mut stage = Stage::new();
     let mut stream = asking(&stage.hob);
@@ -398,7 +398,7 @@ fn a_client_that_never_reads_small_answers_is_held_back() {
 /// Promise 5: nor are answers that are much longer than their requests, and take long to find. A file with a hole in every other block has
 /// the most to tell.
 #[test]
-fn a_client_that_never_reads_what_is_allocated_is_held_back() {
+fn a_client_that_never_reads_block_status_is_throttled() {
     let mut stage = Stage::with_image(|path| {
         let file = std::fs::File::create(path).unwrap();
         file.set_len(SIZE).unwrap();

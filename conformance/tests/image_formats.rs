@@ -162,7 +162,7 @@ fn a_changed_chain_is_refused_by_name_and_the_helper_reads_no_other_file() {
 }
 
 #[test]
-fn qemu_io_refuses_what_hob_serves_and_hob_refuses_what_qemu_has() {
+fn qemu_io_and_hob_refuse_images_that_the_other_uses() {
     let scratch = Scratch::new();
     empty_file(&scratch.path("vm.raw"), SIZE);
     let disk = scratch.text("vm.raw");

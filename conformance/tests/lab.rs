@@ -208,7 +208,7 @@ fn check(policy: &str) {
 }
 
 #[test]
-fn the_daemon_does_what_the_lab_predicts() {
+fn the_daemon_matches_the_labs_prediction() {
     let policies = policies();
     thread::scope(|scope| {
         let checks: Vec<_> = policies.iter().map(|policy| scope.spawn(move || check(policy))).collect();
@@ -248,7 +248,7 @@ fn a_miss_ratio_curve_goes_through_every_lru_simulation() {
 }
 
 #[test]
-fn a_generated_trace_is_what_was_asked_for() {
+fn a_generated_trace_has_the_requested_parameters() {
     let scratch = Scratch::new();
     let (trace, lines, picture) = (scratch.text("t.trace"), scratch.text("t.csv"), scratch.text("rate.svg"));
     let settings = ["requests=20000", "footprint=32MiB", "read-percent=75", "seed=7"];

@@ -61,7 +61,7 @@ fn a_snapshot_that_was_announced_has_every_write() {
 
 /// Promise 2: after a revert, neither what was cached nor what was dirty is read, and nothing of it reaches the backing.
 #[test]
-fn after_a_revert_the_disk_is_what_it_was_then() {
+fn after_a_revert_the_disk_has_its_earlier_content() {
     let stage = Stage::new();
     let snapshot = stage.image();
     let mut client = stage.hob.connect();

@@ -356,7 +356,7 @@ fn migrate(front: Front, preset: Preset, cache: &str) -> Cost {
 
 /// The machine alone moves, and finds a cold cache: what a migration of the cache is compared with, and what shows that all around it works.
 #[test]
-fn a_machine_moves_and_leaves_its_cache() {
+fn a_guest_migrates_without_its_cache() {
     let _cores = cores();
     let stage = Stage::new(Front::Nbd, Preset::WriteThrough);
     let leaving = stage.depart();
@@ -371,13 +371,13 @@ fn a_machine_moves_and_leaves_its_cache() {
 }
 
 #[test]
-fn a_cache_is_copied_while_the_machine_runs() {
+fn a_cache_is_copied_while_the_guest_runs() {
     let cost = migrate(Front::Nbd, Preset::WriteBack, "copy");
     copied(&cost);
 }
 
 #[test]
-fn a_cache_is_copied_of_a_machine_with_queues_in_its_own_memory() {
+fn a_cache_is_copied_of_a_vhost_user_guest() {
     let cost = migrate(Front::VhostUser, Preset::WriteThrough, "copy");
     copied(&cost);
 }

@@ -124,7 +124,7 @@ fn sequential_writes_are_merged_and_verify() {
 }
 
 #[test]
-fn senseless_sizes_are_refused_in_one_line() {
+fn invalid_sizes_are_refused_in_one_line() {
     let scratch = Scratch::new();
     let hob = serve(&scratch, "1M");
     for (size, part) in [("1K", "at least 1 MiB, or 0"), ("1000T", "more than half of this machine")] {

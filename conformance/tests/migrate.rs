@@ -160,7 +160,7 @@ fn move_on(format: &'static str, mode: &str, cache: &str) -> (Value, f64) {
 }
 
 #[test]
-fn a_disk_moves_and_leaves_its_cache() {
+fn a_disk_migrates_without_its_cache() {
     let (over, ratio) = move_with("write-back", "drop");
     assert_eq!(bytes(&over, "pulled"), 0.0);
     assert!(ratio < 0.2, "{ratio}");
@@ -208,7 +208,7 @@ fn a_heat_map_brings_the_cache_from_the_backing() {
 }
 
 #[test]
-fn a_disk_comes_back_and_can_be_kept_and_taken_back() {
+fn a_migration_is_cancelled_finished_and_reversed() {
     let mut stage = Stage::new("write-back", "admin");
     let mut on_a = stage.a.connect("vm");
     stage.written.write_some(&mut on_a, 50, WARM);
@@ -241,7 +241,7 @@ fn a_disk_comes_back_and_can_be_kept_and_taken_back() {
 }
 
 #[test]
-fn who_may_not_is_refused_in_one_line() {
+fn a_client_without_permission_is_refused_in_one_line() {
     let stage = Stage::new("write-through", "read-only");
     let output = stage.migrate(&[]);
     assert!(!output.success() && output.stderr.contains("may only read"), "{}", output.all());

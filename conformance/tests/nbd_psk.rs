@@ -38,7 +38,7 @@ fn uri(port: u16, name: &str, file: &str) -> String {
 }
 
 #[test]
-fn nbdinfo_and_nbdcopy_come_in_by_their_key() {
+fn nbdinfo_and_nbdcopy_connect_with_a_key() {
     let scratch = Scratch::new();
     let (hob, port) = start(&scratch);
     let (file, _) = keys(&scratch, "own", HOST7);
@@ -54,7 +54,7 @@ fn nbdinfo_and_nbdcopy_come_in_by_their_key() {
 }
 
 #[test]
-fn qemu_img_and_qemu_io_come_in_by_their_key() {
+fn qemu_img_and_qemu_io_connect_with_a_key() {
     let scratch = Scratch::new();
     let (hob, port) = start(&scratch);
     let (_, dir) = keys(&scratch, "own", HOST7);
@@ -72,7 +72,7 @@ fn qemu_img_and_qemu_io_come_in_by_their_key() {
 }
 
 #[test]
-fn who_has_no_key_or_may_not_see_the_disk_is_refused() {
+fn clients_without_a_key_or_permission_are_refused() {
     let scratch = Scratch::new();
     let (hob, port) = start(&scratch);
     let size = |uri: &str| Tool::new("nbdinfo").args(["--size", uri]);

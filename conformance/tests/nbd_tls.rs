@@ -120,7 +120,7 @@ fn qemu_img_and_qemu_io_work_inside_tls() {
 }
 
 #[test]
-fn without_tls_nothing_is_told() {
+fn clients_without_tls_get_no_information() {
     let stage = Stage::new();
     let hob = stage.start();
     for export in ["disk", "", "nobody"] {
@@ -133,7 +133,7 @@ fn without_tls_nothing_is_told() {
 }
 
 #[test]
-fn clients_without_a_good_certificate_stay_outside() {
+fn clients_without_a_valid_certificate_are_refused() {
     let stage = Stage::new();
     let hob = stage.start();
     let dir = stage.scratch.dir();
@@ -205,7 +205,7 @@ fn daemon(stage: &Stage, port: u16, more: &str) -> Daemon {
 }
 
 #[test]
-fn an_export_is_there_for_those_who_are_allowed_only() {
+fn an_export_is_visible_only_to_permitted_clients() {
     let stage = Stage::new();
     let (dir, port) = (stage.scratch.dir(), free_port());
     let host8 = stage.authority.client(dir, "host8");
@@ -252,7 +252,7 @@ fn keys_instead_of_certificates_need_another_build() {
 }
 
 #[test]
-fn clients_that_break_off_in_any_phase_hurt_nobody() {
+fn clients_that_disconnect_in_any_phase_affect_no_other_client() {
     use std::io::{Read, Write};
 
     let stage = Stage::new();

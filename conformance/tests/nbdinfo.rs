@@ -92,7 +92,7 @@ fn the_list_names_the_export_and_the_empty_name_is_the_same_disk() {
 }
 
 #[test]
-fn an_unknown_name_is_refused_and_hurts_nobody() {
+fn an_unknown_export_name_is_refused_without_side_effects() {
     let scratch = Scratch::new();
     let hob = serve(&scratch).start(&scratch);
     Tool::new("nbdinfo").args(["--size", &hob.address().uri("nobody")]).run_failing();

@@ -124,7 +124,7 @@ fn prometheus_takes_the_alerts_and_the_configuration() {
 
 /// systemd hears that guests are served, then again and again that hob is alive, and that it ends.
 #[test]
-fn systemd_is_told() {
+fn systemd_is_notified() {
     let scratch = Scratch::new();
     let systemd = UnixDatagram::bind(scratch.path("notify")).unwrap();
     systemd.set_read_timeout(Some(Duration::from_secs(30))).unwrap();

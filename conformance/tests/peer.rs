@@ -134,7 +134,7 @@ impl Stage {
 
 /// What was flushed is at B; A's flash may go, and its data comes from there.
 #[test]
-fn what_was_flushed_is_at_the_peer_and_comes_back_from_there() {
+fn flushed_data_is_at_the_peer_and_is_read_from_there() {
     let mut stage = Stage::new();
     let mut guest = stage.a.connect("vm");
     stage.write(&mut guest, 300);

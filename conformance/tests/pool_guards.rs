@@ -84,7 +84,7 @@ fn a_cache_of_no_disk_is_discarded_with_its_dirty_data_only_with_yes() {
 }
 
 #[test]
-fn a_device_leaves_a_pool_after_its_caches_were_named() {
+fn a_device_is_removed_from_a_pool_after_its_caches_were_listed() {
     let scratch = Scratch::new();
     let daemon = prepare(&scratch);
     let (one, two) = (scratch.text("flash1"), scratch.text("flash2"));

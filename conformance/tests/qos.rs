@@ -49,7 +49,7 @@ fn json(daemon: &Daemon, args: &[&str]) -> Value {
 }
 
 #[test]
-fn what_is_set_is_shown_and_survives_a_restart() {
+fn qos_settings_are_shown_and_survive_a_restart() {
     let stage = Stage::new();
     let daemon = stage.start();
     daemon.ctl(&["qos", "policy", "set", "gold", "--shares", "high", "--reservation", "200"]);

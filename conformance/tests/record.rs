@@ -90,7 +90,7 @@ fn check(trace: &Path, sent: &[Request]) -> Trace {
 }
 
 #[test]
-fn the_trace_holds_what_was_sent_until_ctrl_c() {
+fn the_trace_has_all_requests_until_ctrl_c() {
     let (scratch, hob) = stage();
     let mut client = hob.connect();
     client.read(0, 4096).unwrap();

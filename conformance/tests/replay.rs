@@ -95,7 +95,7 @@ fn a_replayed_recording_is_recorded_the_same() {
 }
 
 #[test]
-fn nothing_is_changed_without_leave() {
+fn a_replay_changes_nothing_without_permission() {
     let (from, one) = stage();
     recorded(&from, &one, || work(&mut one.connect()));
     let (trace, uri) = (from.text("kept"), one.uri());
@@ -150,7 +150,7 @@ fn a_smaller_target_is_refused_or_folded() {
 }
 
 #[test]
-fn an_interrupted_replay_and_a_broken_one_report_what_they_did() {
+fn an_interrupted_or_failed_replay_reports_its_results() {
     let (scratch, hob) = stage();
     let lines: String = (0..100).map(|i| format!("{},R,{},4096\n", i * 1_000, i * 4096)).collect();
     std::fs::write(scratch.path("slow.csv"), format!("ts_us,op,offset,size\n{lines}3600000000,R,0,4096\n"))

@@ -118,7 +118,7 @@ fn a_disk_in_write_back_grows_and_is_that_large_after_a_kill() {
 
 /// The end of a disk lies within a 4 KiB sector, of which flash has a copy.
 #[test]
-fn what_lies_behind_an_old_end_is_read_from_the_backing() {
+fn data_after_a_disks_old_end_is_read_from_the_backing() {
     let stage = Stage::new(8);
     let odd = 8 * MIB + 1536;
     let disk = OpenOptions::new().write(true).open(stage.scratch.path("disk.img")).unwrap();

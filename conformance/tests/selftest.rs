@@ -105,7 +105,7 @@ fn daemon_of(process: &Process) -> u32 {
 }
 
 #[test]
-fn nobody_gets_the_layer_by_accident() {
+fn an_invalid_power_cut_setting_is_refused() {
     let scratch = Scratch::new();
     conformance::data::empty_file(&scratch.path("disk.img"), MIB);
     for value in ["", "1", "1 2 honest 0", &format!("{} 2 honest 0", u32::MAX)] {

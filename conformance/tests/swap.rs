@@ -150,7 +150,7 @@ fn wait_for(pager: &mut Process, dir: &Path, file: &str) {
 }
 
 #[test]
-fn pages_survive_on_a_pool_whatever_becomes_of_the_daemon() {
+fn swapped_pages_survive_on_a_pool_without_the_daemon() {
     let stage = Stage::new();
     let daemon = stage.with_pool(100);
     daemon.ctl(&["swap", "create", "--size", "63M", "--priority", "32767"]);
@@ -211,7 +211,7 @@ fn pages_survive_on_a_pool_whatever_becomes_of_the_daemon() {
 
 /// As after a restart of the host: what was on is turned on again, and what was off is not.
 #[test]
-fn what_was_on_is_turned_on_at_the_start() {
+fn active_swap_areas_are_turned_on_at_the_start() {
     let stage = Stage::new();
     let daemon = stage.with_pool(16);
     daemon.ctl(&["swap", "create", "a", "--size", "2M"]);
@@ -237,7 +237,7 @@ fn what_was_on_is_turned_on_at_the_start() {
 
 /// What would be unsafe, with the real filesystems.
 #[test]
-fn grounds_that_cannot_be_swapped_to_are_refused() {
+fn unsafe_swap_devices_are_refused() {
     let stage = Stage::new();
     let daemon = stage.with_pool(16);
     refused(&daemon, &["swap", "create", "--size", "15M"], "free in one piece");

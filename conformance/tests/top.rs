@@ -33,7 +33,7 @@ fn under_load<T>(hob: &Hob, work: impl FnOnce() -> T) -> T {
 }
 
 #[test]
-fn one_table_says_what_happens_at_the_moment() {
+fn top_shows_the_current_activity_in_one_table() {
     let scratch = Scratch::new();
     let hob = start(&scratch);
     let (json, table) = under_load(&hob, || {

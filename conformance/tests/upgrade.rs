@@ -172,12 +172,12 @@ fn nothing_is_noticed(settings: &str) {
 }
 
 #[test]
-fn clients_under_load_notice_nothing_above_a_persistent_cache() {
+fn clients_under_load_see_no_error_in_an_upgrade_with_a_persistent_cache() {
     nothing_is_noticed("mode = \"write-back\"");
 }
 
 #[test]
-fn clients_under_load_notice_nothing_above_a_volatile_cache() {
+fn clients_under_load_see_no_error_in_an_upgrade_with_a_volatile_cache() {
     nothing_is_noticed("ram = \"8M\"");
 }
 
@@ -218,7 +218,7 @@ fn a_file_system_on_a_loop_device_stays_mounted() {
 
 /// A guest on vhost-user-blk reconnects by itself.
 #[test]
-fn a_machine_comes_again_by_itself() {
+fn a_guest_reconnects_by_itself() {
     let scratch = Scratch::new();
     noise_file(&scratch.path("disk.img"), 192 * MIB, 1);
     let mut hob = Serve::disk(&scratch.text("disk.img"))
@@ -244,7 +244,7 @@ fn a_machine_comes_again_by_itself() {
 
 /// A client in the middle of a request when the upgrade comes: it is given time for the rest, and the one that does not use it goes alone.
 #[test]
-fn a_request_that_is_half_there_is_waited_for_and_not_for_ever() {
+fn an_upgrade_waits_for_a_partial_request_with_a_timeout() {
     let mut stage = Stage::new("persistent = true", "");
     let (mut quick, mut stuck, mut idle) = (stage.connect(), stage.connect(), stage.connect());
     let head = request(0, 1, 5, 4096, 8192);
@@ -280,7 +280,7 @@ fn a_request_that_is_half_there_is_waited_for_and_not_for_ever() {
 
 /// Whatever comes in while one program ends and the next one starts waits for it.
 #[test]
-fn nobody_is_refused_meanwhile() {
+fn no_client_is_refused_during_an_upgrade() {
     let mut stage = Stage::new("persistent = true", "");
     let (address, control) = (stage.address(), stage.scratch.path("ctl.sock"));
     let done = stage.scratch.path("done");
@@ -347,7 +347,7 @@ fn descriptors_and_children_do_not_pile_up() {
 
 /// A program that cannot start, cannot take over, or does not answer is refused, and nobody notices that it was tried.
 #[test]
-fn a_program_that_cannot_go_on_is_refused_and_serving_goes_on() {
+fn a_program_that_cannot_take_over_is_refused_and_the_old_one_serves() {
     let mut stage = Stage::new("persistent = true", "");
     let (program, config) = (stage.scratch.path("hob"), stage.scratch.path("hob.toml"));
     let mut client = stage.connect();
@@ -395,7 +395,7 @@ impl Stage {
 
 /// Requests that a dead backing leaves unanswered are not lost to an upgrade: it is given up.
 #[test]
-fn while_a_backing_is_gone_there_is_no_upgrade() {
+fn an_upgrade_is_refused_while_a_backing_is_unavailable() {
     let mut stage = Stage::new("persistent = true", "");
     let other = stage.scratch.path("other.img");
     noise_file(&other, 16 * MIB, 3);
@@ -426,7 +426,7 @@ fn while_a_backing_is_gone_there_is_no_upgrade() {
 
 /// What the program before is said to have left cannot be understood: one line, and a usual start.
 #[test]
-fn a_record_that_makes_no_sense_is_ignored() {
+fn an_invalid_upgrade_record_is_ignored() {
     let scratch = Scratch::new();
     noise_file(&scratch.path("disk.img"), MIB, 1);
     fs::write(scratch.path("noise"), "hob hand-over\r\n\0 and then something else").unwrap();
@@ -448,7 +448,7 @@ fn a_record_that_makes_no_sense_is_ignored() {
 
 /// Inside TLS nothing can be kept: such clients are told of the end, and come again, to a door that was never shut.
 #[test]
-fn clients_inside_tls_come_again() {
+fn tls_clients_reconnect_after_an_upgrade() {
     let scratch = Scratch::new();
     noise_file(&scratch.path("disk.img"), 16 * MIB, 5);
     let authority = Authority::new("conformance");
@@ -473,7 +473,7 @@ fn clients_inside_tls_come_again() {
 
 /// The end is asked for in the middle of it, and is an orderly one.
 #[test]
-fn an_end_that_is_asked_for_meanwhile_is_an_end() {
+fn a_stop_during_an_upgrade_ends_the_daemon_cleanly() {
     for pause in [0, 20, 40, 60, 100, 200] {
         let mut stage = Stage::new("persistent = true", "");
         let _client = stage.connect();

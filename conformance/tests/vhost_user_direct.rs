@@ -43,7 +43,7 @@ fn warm(driver: &mut Driver, hob: &Hob, scratch: &Scratch) {
 }
 
 #[test]
-fn a_guest_that_writes_over_what_is_read_harms_itself_alone() {
+fn a_guest_that_overwrites_its_read_buffer_affects_only_itself() {
     let scratch = Scratch::new();
     let hob = serve(&scratch);
     let mut driver = Driver::connect(&scratch.path("vm.sock")).expect("the server takes a machine");
@@ -91,7 +91,7 @@ fn a_guest_that_writes_over_what_is_read_harms_itself_alone() {
 }
 
 #[test]
-fn a_machine_that_takes_its_memory_away_while_it_is_read_into_harms_nobody_else() {
+fn a_guest_that_unmaps_its_read_buffer_affects_no_other_guest() {
     let scratch = Scratch::new();
     let hob = serve(&scratch);
     let mut driver = Driver::connect(&scratch.path("vm.sock")).expect("the server takes a machine");

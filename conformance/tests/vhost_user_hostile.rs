@@ -44,7 +44,7 @@ fn is_unharmed(hob: &mut Hob, scratch: &Scratch, what: &str) {
 }
 
 #[test]
-fn what_one_front_end_writes_the_other_reads() {
+fn data_written_through_one_front_end_is_read_through_the_other() {
     let scratch = Scratch::new();
     let hob = serve(&scratch).start(&scratch);
     let mut driver = connect(&scratch);
@@ -68,7 +68,7 @@ type Case = (&'static str, fn(&mut Driver));
 
 /// Each breaks its queue or is refused; the disk, other machines and the server go on.
 #[test]
-fn malformed_chains_and_rings_harm_nobody_else() {
+fn malformed_chains_and_rings_affect_no_other_client() {
     let scratch = Scratch::new();
     let mut hob = serve(&scratch).start(&scratch);
     let cases: &[Case] = &[
@@ -121,7 +121,7 @@ fn malformed_chains_and_rings_harm_nobody_else() {
 
 /// Chains without end, each of which is answered at once.
 #[test]
-fn a_driver_that_never_stops_offering_stops_nobody_else() {
+fn a_driver_with_endless_chains_stops_no_other_client() {
     let scratch = Scratch::new();
     let mut hob = serve(&scratch).start(&scratch);
     let driver = connect(&scratch);
@@ -179,7 +179,7 @@ fn a_chain_that_waits_for_room_is_carried_out_when_there_is_some() {
 
 /// Whoever begins to tell a driver tells it of what was answered before: its old way may have been a dead end.
 #[test]
-fn a_driver_hears_of_what_was_answered_while_nobody_listened() {
+fn a_driver_is_notified_of_replies_during_its_disconnection() {
     let scratch = Scratch::new();
     let serve = serve(&scratch);
     let mut hob = serve.start(&scratch);
@@ -247,7 +247,7 @@ fn memory_cannot_be_taken_away_from_under_the_server() {
 }
 
 #[test]
-fn a_second_machine_waits_for_the_first() {
+fn a_second_vhost_user_client_waits_for_the_first() {
     let scratch = Scratch::new();
     let hob = serve(&scratch).start(&scratch);
     let mut first = connect(&scratch);
@@ -316,7 +316,7 @@ fn requests_in_flight_survive_the_end_of_the_server() {
 
 /// Memory for what is in flight for which the system has no page: huge pages that nobody has set aside.
 #[test]
-fn memory_for_what_is_in_flight_that_is_not_there_harms_nobody_else() {
+fn missing_in_flight_memory_affects_no_other_client() {
     use rustix::fs::{MemfdFlags, SealFlags};
     let scratch = Scratch::new();
     let mut hob = serve(&scratch).start(&scratch);

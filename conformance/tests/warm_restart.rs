@@ -137,7 +137,7 @@ fn a_killed_daemon_serves_its_disk_before_its_cache_is_there_and_from_it_afterwa
 
 /// What was written before the cache was there is what is read, from the cache and after another crash.
 #[test]
-fn what_is_written_meanwhile_is_never_stale() {
+fn data_written_before_the_cache_is_recovered_is_never_stale() {
     let (mut stage, mut daemon) = Stage::new(&["--persistent"]);
     let mut dice = Noise::new(91);
     let mut early = 0;
@@ -177,7 +177,7 @@ fn what_is_written_meanwhile_is_never_stale() {
 
 /// Dirty data is on flash only: whoever reads it waits, and gets it.
 #[test]
-fn dirty_data_is_what_a_restart_shows_from_the_first_read_on() {
+fn dirty_data_is_read_from_the_first_read_after_a_restart() {
     let lazy = ["--mode", "write-back", "--dirty-age-max", "0", "--dirty-start", "60", "--dirty-stop", "50"];
     let (mut stage, mut daemon) = Stage::new(&lazy);
     stage.warm(&daemon);

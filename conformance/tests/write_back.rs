@@ -25,7 +25,7 @@ fn lazy(scratch: &Scratch) -> Serve {
 
 /// Promise 2, for who asks what is allocated: a hole of the backing over which dirty data lies in flash is none.
 #[test]
-fn a_copy_of_a_sparse_disk_has_what_is_dirty() {
+fn a_copy_of_a_sparse_disk_has_its_dirty_data() {
     let scratch = Scratch::new();
     let hob = lazy(&scratch).start(&scratch);
     let mut client = hob.connect();
@@ -151,7 +151,7 @@ fn flushed_writes_survive_kill_9() {
 }
 
 #[test]
-fn a_clean_end_keeps_dirty_data_and_one_that_drains_leaves_none() {
+fn a_clean_stop_keeps_dirty_data_and_a_drain_leaves_none() {
     let scratch = Scratch::new();
     let serve = lazy(&scratch);
     let bytes = Noise::new(5).bytes(MIB as usize);

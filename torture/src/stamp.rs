@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_told_apart() {
+    fn units_are_identified() {
         let origin = Origin { run: 7, disk: 2 };
         let one = stamp(origin, 3, 9);
         assert_eq!(identify(7, &one), Found::Stamp { disk: 2, unit: 3, version: 9 });

@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 #[test]
-fn a_plan_whose_reader_has_gone_ends_quietly() {
+fn a_plan_with_a_closed_pipe_ends_quietly() {
     let mut torture = Command::new(env!("CARGO_BIN_EXE_torture"))
         .args(["--plan", "--seed", "1"])
         .stdout(Stdio::piped())

@@ -79,13 +79,13 @@ fn found(sabotage: Option<Sabotage>) -> Vec<Violation> {
 }
 
 #[test]
-fn an_honest_server_breaks_no_promise() {
+fn a_correct_server_violates_no_guarantee() {
     let violations = found(None);
     assert!(violations.is_empty(), "{violations:#?}");
 }
 
 #[test]
-fn every_way_of_cheating_is_noticed() {
+fn every_defect_is_noticed() {
     use clap::ValueEnum;
     for sabotage in Sabotage::value_variants() {
         let violations = found(Some(*sabotage));

@@ -222,7 +222,7 @@ fn clones_share_their_parents_blocks_and_nothing_else() {
 
 /// Objects that are there, empty, to hide the parent's, and that the map of a snapshot does not tell of: rebuilding the clone's own map is not enough.
 #[test]
-fn what_a_clone_hid_before_it_had_an_object_map_stays_hidden() {
+fn objects_that_a_clone_hid_before_it_had_an_object_map_stay_hidden() {
     let mut stage = Stage::new(&["a"]);
     stage.cluster.rbd(&["feature", "disable", "rbd/a", "fast-diff", "object-map"]);
     let settings = "share_parent = true";
@@ -287,7 +287,7 @@ fn guest(mut client: Client, seed: u64, mut model: Vec<u8>, over: &AtomicBool) -
 /// Promise 3 for the flash under the parent's disk; and a clone that is flattened by somebody else meanwhile has nothing of its parent any more,
 /// and is read right before, while and after.
 #[test]
-fn guests_of_clones_notice_neither_sick_flash_nor_flattening() {
+fn guests_of_clones_see_no_flash_errors_and_no_flattening() {
     let mut stage = Stage::new(&["a", "b"]);
     let settings = "share_parent = true\ncache = { pool = \"fast\", size = \"16M\", block_size = \"4K\" }";
     stage.start(&["a", "b"], settings);
@@ -348,7 +348,7 @@ fn guests_of_clones_notice_neither_sick_flash_nor_flattening() {
 
 /// Why a disk shares nothing is said where it is added, and it is served all the same.
 #[test]
-fn what_cannot_be_shared_is_served_and_says_why() {
+fn clones_that_cannot_share_are_served_with_the_reason() {
     let mut stage = Stage::new(&["plain"]);
     stage.cluster.rbd(&["feature", "disable", "rbd/plain", "fast-diff"]);
     stage.start(&[], "");

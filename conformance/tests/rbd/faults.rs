@@ -196,7 +196,7 @@ fn round(cluster: &mut Cluster, number: usize, hits: &mut Hits, image: &[u8]) {
 
 /// Promises 2 and 4.
 #[test]
-fn fio_verifies_while_osds_die_stand_still_and_come_back() {
+fn fio_verifies_while_osds_are_killed_paused_and_restarted() {
     let seconds =
         std::env::var("HOB_RBD_SECONDS").map_or(18, |text| text.parse().expect("a number of seconds"));
     let mut stage = Stage::new();

@@ -96,7 +96,7 @@ fn fenced(client: &mut Client) -> Duration {
 /// One disk has one writer. Who breaks the lock is the writer, and whoever had it serves nothing from then on, what is in flash included; it
 /// comes back with the other's data when the other has gone.
 #[test]
-fn an_image_has_one_writer_and_who_loses_it_is_fenced_at_once() {
+fn an_image_has_one_writer_and_a_replaced_writer_is_fenced() {
     let (cluster, scratch, other) = (Cluster::start(3), Scratch::new(), Scratch::new());
     let before = image(&cluster, &scratch, 31);
     let mut daemon = daemon(&cluster, &scratch);
@@ -142,7 +142,7 @@ fn an_image_has_one_writer_and_who_loses_it_is_fenced_at_once() {
 
 /// Promise 1: what was acknowledged survives kill -9. The lock of the dead goes when the cluster has given it up, and the daemon waits for that.
 #[test]
-fn a_daemon_that_was_killed_gets_its_image_back_with_what_was_dirty() {
+fn a_killed_daemon_gets_its_image_back_with_dirty_data() {
     let (cluster, scratch) = (Cluster::start(3), Scratch::new());
     let mut expected = image(&cluster, &scratch, 32);
     let first = daemon(&cluster, &scratch);
@@ -218,7 +218,7 @@ fn map(uri: &str) -> Vec<(u64, u64, bool)> {
 
 /// Whoever copies a disk is told what was never written, also of a clone, whose parent has data too.
 #[test]
-fn what_was_never_written_is_a_hole() {
+fn data_that_was_never_written_is_a_hole() {
     let (cluster, scratch) = (Cluster::start(3), Scratch::new());
     cluster.rbd(&["create", "--size", "64M", "rbd/golden"]);
     let hob = Serve::disk(&cluster.spec("golden")).start(&scratch);

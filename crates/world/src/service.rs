@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_device_without_a_bound() {
+    fn a_device_without_a_limit_delays_no_request() {
         let mut service = ServiceModel::from(FixedModel::new(100, 300, usize::MAX));
         assert!((0..1000).all(|_| service.submit(5, Access::Read, 0, 4096) == 105));
     }

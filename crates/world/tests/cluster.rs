@@ -35,7 +35,7 @@ fn random_histories_have_one_owner_and_lose_nothing() {
 }
 
 #[test]
-fn nothing_is_refused_or_held_where_nothing_fails() {
+fn nothing_is_refused_or_delayed_without_faults() {
     let total = live(0..60, &Options { faults: false, ..Options::default() });
     assert!(total.acknowledged > 1000);
     for (what, count) in [("refused", total.refused), ("held", total.answers_held + total.changes_held)] {
@@ -49,7 +49,7 @@ fn nothing_is_refused_or_held_where_nothing_fails() {
 /// disk is taken by force, and the new owner crashes before it knows. 89624: a renewal is slightly late at
 /// the last moment.
 #[test]
-fn seeds_that_found_something_hold() {
+fn seeds_of_corrected_errors_pass_in_clusters() {
     for seed in [762, 1710, 6427, 12182, 66798, 89624] {
         live(seed..seed + 1, &Options::default());
     }

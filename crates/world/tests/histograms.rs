@@ -91,7 +91,7 @@ fn requests(count: u32) -> Vec<(u64, Ask)> {
 }
 
 #[test]
-fn histograms_are_what_the_list_of_requests_says() {
+fn histograms_match_the_list_of_requests() {
     let cache = CacheSetup::volatile(64 << 20, 4096, PolicyKind::default());
     let flash = FlashModel::new(FlashConfig::sata_ssd());
     let backing = FixedModel::new(2_000_000, 5_000_000, 8);

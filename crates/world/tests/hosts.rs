@@ -74,7 +74,7 @@ fn a_crash_at_any_step_breaks_no_promise() {
 
 /// Seeds that found errors, with a description.
 #[test]
-fn what_histories_have_found_stays_mended() {
+fn seeds_that_found_errors_pass() {
     for (seed, _what) in [
         (26, "given up at the destination between its last answer and `yours`, the disk was nobody's"),
         (
@@ -102,7 +102,7 @@ fn what_histories_have_found_stays_mended() {
 /// It takes a crash between the first change at the destination and its record, and a guest that flushes
 /// before the disk is served again.
 #[test]
-fn a_flush_in_standby_that_an_earlier_life_needs_is_noticed() {
+fn a_missing_standby_flush_of_earlier_writes_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::UnflushedStandby), ..Options::default() };
     let what = run(8116, &options).expect_err("it went unnoticed").0;
     assert!(what.contains("not durable"), "{what}");
@@ -135,18 +135,18 @@ const OLD: &[&str] = &["stale", "backing holds", "but not at unit"];
 const TWO: &[&str] = &["serve the disk at once", "all own the disk", "does not own", "departs with"];
 
 #[test]
-fn a_destination_that_answers_before_it_has_forgotten_is_noticed() {
+fn a_destination_that_reports_an_invalidation_too_early_is_noticed() {
     // About one history in a thousand notices.
     expect_in(Sabotage::EarlyForgotten, 5000..8000, OLD);
 }
 
 #[test]
-fn a_destination_that_forgets_nothing_is_noticed() {
+fn a_destination_that_invalidates_nothing_is_noticed() {
     expect(Sabotage::NothingForgotten, 3000, OLD);
 }
 
 #[test]
-fn changes_that_nobody_notes_are_noticed() {
+fn unrecorded_changes_during_the_copy_are_noticed() {
     expect(Sabotage::Unwatched, 3000, OLD);
 }
 
@@ -171,21 +171,21 @@ fn reads_of_a_standby_from_its_own_cache_are_noticed() {
 }
 
 #[test]
-fn a_restart_that_believes_what_was_pulled_is_noticed() {
+fn a_restarted_destination_that_trusts_pulled_data_is_noticed() {
     expect(Sabotage::BelievedAwaited, 3000, OLD);
 }
 
 #[test]
-fn a_departed_host_that_answers_a_standby_is_noticed() {
+fn a_former_owner_that_answers_standby_reads_is_noticed() {
     expect(Sabotage::AwayServesStandby, 3000, OLD);
 }
 
 #[test]
-fn what_was_changed_here_and_is_read_from_the_former_owner_is_noticed() {
+fn reads_of_changed_data_from_the_former_owner_are_noticed() {
     expect(Sabotage::FormerOwnerForAll, 3000, OLD);
 }
 
 #[test]
-fn a_late_page_that_undoes_what_was_changed_here_is_noticed() {
+fn a_late_list_page_that_names_changed_data_is_noticed() {
     expect(Sabotage::LatePages, 3000, OLD);
 }

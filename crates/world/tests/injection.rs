@@ -174,7 +174,7 @@ fn a_device_that_loses_data_at_a_failed_flush_costs_nothing_with_two_copies() {
 }
 
 #[test]
-fn a_failed_flush_of_flash_that_is_believed_is_noticed() {
+fn an_ignored_flush_error_of_flash_is_noticed() {
     let options = Options { sabotage: Some(Sabotage::TrustedFlashFlush), ..Options::default() };
     let (_, violations) = lose_one_of_two_copies(&options);
     println!("{} runs with a believed flush lost data, such as: {:?}", violations.len(), violations.first());
@@ -182,7 +182,7 @@ fn a_failed_flush_of_flash_that_is_believed_is_noticed() {
 }
 
 #[test]
-fn a_cache_that_gets_smaller_while_its_backing_is_away_takes_every_write() {
+fn a_cache_that_shrinks_without_its_backing_accepts_every_write() {
     for seed in 0..40 {
         for copies in [Copies::One, Copies::TwoOfDirty] {
             for cut_after in (1..=8).map(Some).chain([None]) {

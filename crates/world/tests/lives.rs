@@ -100,7 +100,7 @@ fn live(seeds: std::ops::Range<u64>, options: &Options) -> Report {
 }
 
 #[test]
-fn random_lives_keep_every_promise() {
+fn random_histories_with_restarts_violate_no_guarantee() {
     let seeds = match from_env("HOB_SEED") {
         Some(seed) => seed..seed + 1,
         None => 0..from_env("HOB_SEEDS").unwrap_or(HISTORIES),
@@ -149,7 +149,7 @@ fn check_coverage(total: &Report) {
 }
 
 #[test]
-fn one_seed_is_one_history_of_many_lives() {
+fn one_seed_is_one_history_with_restarts() {
     for seed in 0..20 {
         assert_eq!(run(seed, &Options::lives()), run(seed, &Options::lives()));
     }
@@ -169,12 +169,12 @@ fn sound_devices_lose_nothing_that_was_flushed() {
 
 /// A few histories of many requests, for slowly accumulating errors.
 #[test]
-fn long_lives_keep_every_promise() {
+fn long_histories_with_restarts_violate_no_guarantee() {
     live(6_000_000..6_000_020, &Options { requests: 5000, ..Options::lives() });
 }
 
 #[test]
-fn what_was_mended_stays_so() {
+fn seeds_of_corrected_errors_pass() {
     for (faults, seed, requests, what) in MENDED {
         let ended = run(
             seed,
@@ -217,7 +217,7 @@ const FOUND: [(&str, u64, &str); 16] = [
 ];
 
 #[test]
-fn what_was_found_with_all_options_stays_mended() {
+fn seeds_of_corrected_errors_with_all_options_pass() {
     for (kind, seed, what) in FOUND {
         let lives = Options::lives();
         let options = match kind {

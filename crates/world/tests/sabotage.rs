@@ -114,7 +114,7 @@ fn expect_over_crashes(sabotage: Sabotage, reasons: &[&str]) {
 }
 
 #[test]
-fn without_sabotage_the_same_lives_pass() {
+fn without_sabotage_the_same_histories_with_restarts_pass() {
     let options = Options { faults: false, ..Options::lives() };
     for seed in 0..1000 {
         run(seed, &options).unwrap();
@@ -129,7 +129,7 @@ fn memory_that_does_not_follow_writes_is_noticed() {
 
 /// Promise 2 for sectors that a guest writes in part.
 #[test]
-fn an_edge_that_is_not_merged_is_noticed() {
+fn a_partial_sector_that_is_not_merged_is_noticed() {
     expect_over_crashes(
         Sabotage::LostEdge,
         &["never written there", "stale", "backing holds", "but not at unit"],
@@ -192,7 +192,7 @@ fn a_recovery_from_an_old_ring_is_noticed() {
 }
 
 #[test]
-fn clean_data_of_another_time_is_noticed() {
+fn stale_clean_data_is_noticed() {
     expect_over_crashes(Sabotage::ServedStale, LOST);
 }
 
@@ -203,17 +203,17 @@ fn a_bitmap_that_begins_empty_after_a_crash_is_noticed() {
 }
 
 #[test]
-fn a_ring_that_should_be_void_is_noticed() {
+fn use_of_an_invalidated_ring_is_noticed() {
     expect_over_crashes(Sabotage::KeptVoidRings, LOST);
 }
 
 #[test]
-fn memory_that_is_written_behind_the_engines_back_is_noticed() {
+fn guest_writes_to_a_read_buffer_are_noticed() {
     expect(Sabotage::SecretScribbles, &["never written there", "was believed", "after a power cut"]);
 }
 
 #[test]
-fn what_another_disk_keeps_is_found_where_it_was_promoted() {
+fn promoted_data_of_a_parent_disk_is_noticed() {
     expect(Sabotage::UntoldSharing, &["another disk keeps it"]);
 }
 
@@ -243,19 +243,19 @@ fn without_sabotage_the_same_losses_pass() {
 }
 
 #[test]
-fn a_restart_of_a_backing_that_the_engine_is_not_told_of_is_noticed() {
+fn an_unreported_restart_of_a_backing_is_noticed() {
     expect_where_flushes_fail(Sabotage::UntoldRestart, GONE);
 }
 
 #[test]
-fn a_failed_flush_of_a_backing_that_is_believed_is_noticed() {
+fn an_ignored_flush_error_of_a_backing_is_noticed() {
     // What was destaged counts as clean then, and a recovery compares it with a backing that has lost it.
     let reasons = [GONE, &["is not the backing's"]].concat();
     expect_where_flushes_fail(Sabotage::TrustedFlush, &reasons);
 }
 
 #[test]
-fn a_failed_flush_that_only_one_of_several_guests_hears_of_is_noticed() {
+fn a_failed_flush_reported_to_only_one_guest_is_noticed() {
     expect_where_flushes_fail(Sabotage::OneSession, &["a flush says it is there", "stale"]);
 }
 
@@ -272,7 +272,7 @@ fn clean_data_that_is_trusted_without_evidence_is_noticed() {
 }
 
 #[test]
-fn a_comparison_with_what_the_backing_held_before_is_noticed() {
+fn a_comparison_with_old_content_of_the_backing_is_noticed() {
     expect_silent(Sabotage::StaleComparison, LOST);
 }
 

@@ -154,7 +154,7 @@ fn answers_that_meet_a_fault_settle_nothing() {
 }
 
 #[test]
-fn what_was_in_flight_at_a_failed_flush_is_not_promised_by_the_next() {
+fn writes_in_flight_at_a_failed_flush_need_another_flush() {
     let mut model = model();
     let flying = model.begin_write(9, 1, Kind::Data);
     model.flush_failed();

@@ -43,7 +43,7 @@ fn a_read_during_a_write_sees_all_or_nothing_of_it() {
 }
 
 #[test]
-fn a_failed_write_leaves_either_but_does_not_flicker() {
+fn a_failed_write_leaves_one_version_that_does_not_change() {
     let mut model = Model::new(0, 1);
     let write = model.begin_change(Kind::Data, 0, 1);
     model.end_change(write, false, false, &initial(1), &initial(1)).unwrap();
@@ -69,7 +69,7 @@ fn zeroes_and_discards_read_as_zero_only_after_they_began() {
 }
 
 #[test]
-fn what_was_flushed_survives_a_power_cut() {
+fn flushed_data_survives_a_power_cut() {
     let mut model = Model::new(0, 1);
     let write = model.begin_change(Kind::Data, 0, 1);
     let new = [t(write, 0)];
@@ -116,7 +116,7 @@ fn a_lagging_backing_is_not_looked_at_but_reads_are() {
 }
 
 #[test]
-fn a_crash_takes_what_was_not_flushed_and_nothing_else() {
+fn a_crash_loses_only_unflushed_data() {
     let mut model = lagging(1);
     let flushed = write(&mut model, false);
     let flush = model.begin_flush();
@@ -138,7 +138,7 @@ fn a_crash_takes_what_was_not_flushed_and_nothing_else() {
 }
 
 #[test]
-fn what_was_read_after_a_crash_stays_over_the_next() {
+fn data_read_after_a_crash_survives_the_next_crash() {
     let mut model = lagging(1);
     let (first, second) = (write(&mut model, false), write(&mut model, false));
     model.crash(Loss::Unflushed);
@@ -151,7 +151,7 @@ fn what_was_read_after_a_crash_stays_over_the_next() {
 }
 
 #[test]
-fn what_a_killed_process_left_is_durable_after_a_flush() {
+fn data_left_by_a_killed_process_is_durable_after_a_flush() {
     let mut model = lagging(1);
     let first = write(&mut model, false);
     model.crash(Loss::Unrecorded);
@@ -167,7 +167,7 @@ fn what_a_killed_process_left_is_durable_after_a_flush() {
 
 /// A discard may restore any older data; what was read before a flush stays.
 #[test]
-fn what_a_discard_uncovered_stays_after_a_flush() {
+fn data_uncovered_by_a_discard_stays_after_a_flush() {
     let backing = initial(1);
     let discarded = |sees_it: bool, flushes: bool| {
         let mut model = lagging(1);
@@ -219,7 +219,7 @@ fn a_discard_may_meet_dirty_data_that_was_not_there_when_it_began() {
 }
 
 #[test]
-fn what_was_given_up_may_be_anything_down_to_the_backing() {
+fn given_up_data_may_read_as_the_backing_or_newer() {
     let mut model = lagging(1);
     let (first, second) = (write(&mut model, true), write(&mut model, true));
     assert!(sees(&mut model.clone(), &[t(first, 0)]).is_err());
@@ -235,7 +235,7 @@ fn what_was_given_up_may_be_anything_down_to_the_backing() {
 }
 
 #[test]
-fn a_backing_may_lose_what_it_had_of_durable_data_that_was_given_up() {
+fn a_backing_may_lose_given_up_data() {
     let mut model = lagging(1);
     let serial = write(&mut model, true);
     model.adopt(&[t(serial, 0)], &initial(1)).unwrap();
@@ -246,7 +246,7 @@ fn a_backing_may_lose_what_it_had_of_durable_data_that_was_given_up() {
 }
 
 #[test]
-fn what_is_being_given_up_may_come_back_until_that_is_complete() {
+fn data_may_return_until_it_is_completely_given_up() {
     let mut model = lagging(1);
     let serial = write(&mut model, true);
     model.forget(&initial(1)).unwrap();
@@ -289,7 +289,7 @@ fn a_flush_after_a_loss_promises_a_write_that_overlapped_no_other() {
 }
 
 #[test]
-fn a_backing_may_lose_what_a_discard_after_a_power_cut_uncovered() {
+fn a_backing_may_lose_data_uncovered_by_a_discard_after_a_power_cut() {
     let mut model = lagging(1);
     let serial = write(&mut model, true);
     model.crash(Loss::Unflushed);

@@ -95,7 +95,7 @@ fn mixed_setup() -> Setup {
 }
 
 #[test]
-fn what_is_reported_is_what_the_engine_counted() {
+fn reported_counts_are_the_engines_counts() {
     let mut replay = Replay::new(mixed_setup()).unwrap();
     let mut counts = [0u64; Outcome::COUNT];
     let run = replay.open(mixed(20_000), |served| counts[served.outcome as usize] += 1);
