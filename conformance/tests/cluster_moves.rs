@@ -169,7 +169,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     }
     b.ctl(&["cluster", "move", "vm1", "--to", "host-b", "--no-wait"]);
     let note = || word(&b.json(&["cluster", "move", "vm1"]), "note");
-    wait_until("it to wait for the machine", SOON, || note().contains("waits for the machine"));
+    wait_until("it to wait for the VM", SOON, || note().contains("waits for the VM"));
     assert_eq!(b.disk("vm1")["state"], "awaited");
     assert_eq!(owner(&b, "vm1"), ("host-a".into(), "held".into()));
     let again = a.try_ctl(&["cluster", "move", "vm1", "--to", "host-b"]);
@@ -183,7 +183,7 @@ fn a_disk_that_is_used_migrates_and_one_with_its_cache_is_warm() {
     // Now the machine goes along: its first write at the other host takes the disk over.
     wait_until("the migration to be over", SOON, || a.disk("vm1")["migration"].is_null());
     a.ctl(&["cluster", "move", "vm1", "--to", "host-b", "--no-wait"]);
-    wait_until("it to wait for the machine", SOON, || note().contains("waits for the machine"));
+    wait_until("it to wait for the VM", SOON, || note().contains("waits for the VM"));
     let mut there = b.connect("vm1");
     assert_eq!(there.read(9 * BLOCK, BLOCK as u32).unwrap(), filled(42));
     there.write(9 * BLOCK, &filled(43)).unwrap();

@@ -258,8 +258,8 @@ fn places_that_cannot_be_had_are_refused() {
         ("--fuse", at("vm.img"), "is the file of vm"),
         ("--fuse", at("disk.img"), "backing"),
         ("--fuse", at("none/x.img"), "No such file"),
-        ("--vhost-user", at("backup.sock"), "machines cannot come in"),
-        ("--vhost-user", at("none/x.sock"), "machines cannot come in"),
+        ("--vhost-user", at("backup.sock"), "cannot open the vhost-user socket"),
+        ("--vhost-user", at("none/x.sock"), "cannot open the vhost-user socket"),
         ("--vhost-user", format!("/{}", "x".repeat(200)), "at most 107 bytes"),
     ] {
         let add = stage.daemon.try_ctl(&["export", "add", "vm", "other", option, &path]);

@@ -175,7 +175,7 @@ fn the_log_can_be_followed_by_a_requests_name() {
     };
     wait_until("the request is in the log", LOG_MAX, || named("answered"));
     wait_until("the drain's end is in the log, by the request that began it", LOG_MAX, || {
-        named("is drained")
+        named("drained; the backing has all data")
     });
     assert!(
         lines().iter().any(|line| line["status"] == 200 && line["span"]["path"] == "/v1/disks/disk/drain")

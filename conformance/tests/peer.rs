@@ -77,7 +77,7 @@ impl Stage {
 
     #[track_caller]
     fn wait_until_doubled(&self) {
-        wait_until("second copies are made again", SOON, || self.is_doubled());
+        wait_until("replicas are created again", SOON, || self.is_doubled());
     }
 
     #[track_caller]

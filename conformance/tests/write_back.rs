@@ -255,7 +255,7 @@ fn a_backing_changed_behind_hobs_back_is_not_written_over() {
     let image = std::fs::File::options().write(true).open(scratch.path("disk.img")).unwrap();
     image.write_all_at(&vec![9; 2 * MIB as usize], 0).unwrap();
     let said = serve.refused(&scratch).all();
-    assert!(said.contains("does not hold what the cache remembers") && said.contains("64 KiB"), "{said}");
+    assert!(said.contains("does not match the cached data") && said.contains("64 KiB"), "{said}");
     assert_eq!(backing(&scratch)[..2 * MIB as usize], vec![9; 2 * MIB as usize], "nothing was written");
     // Put right, everything is there.
     image.write_all_at(&vec![0; 2 * MIB as usize], 0).unwrap();

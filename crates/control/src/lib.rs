@@ -16,11 +16,11 @@ pub mod etcd;
 mod event;
 mod explain;
 mod export;
+mod flash_lease;
 mod forward;
 mod health;
 mod histograms;
 mod load;
-mod loan;
 mod migration;
 mod name;
 pub mod peer;
@@ -51,11 +51,11 @@ pub use error::Problem;
 pub use event::{EVENTS, Effect, EventInfo, EventReport, LifeEvent};
 pub use explain::{Explanation, Share};
 pub use export::Export;
+pub use flash_lease::{FlashLease, FlashLeaseRequest, FlashLeaseState, Peers, RemoteFlash};
 pub use forward::Forwarded;
 pub use health::{Health, HealthProblem, HealthStatus, ProblemKind};
 pub use histograms::{DiskHistograms, RequestBucket, RequestHistogram};
 pub use load::DiskLoad;
-pub use loan::{Borrowed, Loan, LoanAsk, LoanState, Peers};
 pub use migration::{
     Arrival, ArrivingCache, ArrivingSettings, CallAnswer, CallRefusal, CarryMode, CarrySession, Migration,
     MigrationStart, MigrationState, Side, Switch, TakeBack,

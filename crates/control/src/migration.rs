@@ -225,7 +225,7 @@ pub struct Arrival {
     /// Further NBD exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub exports: Vec<Export>,
-    /// The disk's entitlement, if one was configured.
+    /// Entitlement of the disk, if one was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub qos: Option<Qos>,
     /// The disk's datastore, if one was configured.

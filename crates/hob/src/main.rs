@@ -1,10 +1,11 @@
-//! hob keeps the hot blocks of virtual machine disks on local flash: the binary.
+//! The hob binary. hob keeps the hot blocks of virtual machine disks on local flash.
 
 mod cli;
 mod daemon;
 
 fn main() -> std::process::ExitCode {
-    // The object store's client takes what the process has; everybody else here names the same one.
+    // The object store's client uses the process-wide provider; all other code names the same one
+    // explicitly.
     #[cfg(feature = "objects-cloud")]
     let _ = rustls::crypto::ring::default_provider().install_default();
     cli::main().into()

@@ -9,7 +9,7 @@ use crate::tidy::Text;
 use crate::tidy::source::{self, closing, code_only, line_of, spans};
 
 /// Texts before the parenthesis or bracket of a message.
-const CALLS: [&str; 16] = [
+const CALLS: [&str; 17] = [
     "tracing::error!",
     "tracing::warn!",
     "tracing::info!",
@@ -19,10 +19,11 @@ const CALLS: [&str; 16] = [
     "anyhow!",
     ".hint",
     ".with_hint",
-    "Refusal::conflict",
-    "Refusal::failed",
-    "Refusal::invalid",
-    "Refusal::not_found",
+    "ApiError::conflict",
+    "ApiError::busy",
+    "ApiError::failed",
+    "ApiError::invalid",
+    "ApiError::not_found",
     "#[command",
     "#[arg",
     "#[error",
@@ -178,7 +179,7 @@ mod tests {
         let text = "fn a() {\n    tracing::warn!(disk = %name, \"the backing {} \\\n        closed the connection\", b);\n\
             \n    bail!(\"a \\\"quoted\\\" word of {{four}} here. And a second one (here)\");\n    other(\"not this one of five\");\n\
             \n    e.hint(format!(\"run this command once more\"))\n}\n#[error(\"the pool {0} is full\")]\n\
-            fn rail() { rail_bail!(\"no call of ours here\"); Refusal::conflict(r#\"it is \"in use\" now\"#) }\n";
+            fn rail() { rail_bail!(\"no call of ours here\"); ApiError::conflict(r#\"it is \"in use\" now\"#) }\n";
         let expected = [
             (2, "the backing {} closed the connection"),
             (5, "a \"quoted\" word of {four} here."),

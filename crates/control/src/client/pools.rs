@@ -87,7 +87,7 @@ impl Client {
         self.delete(&format!("{}{discard}", device_path(pool, path))).await
     }
 
-    /// Frees the flash of a persistent cache that belongs to no disk. The cached data is lost.
+    /// Frees the flash of a persistent cache without a disk. The data in the cache is lost.
     pub async fn orphan_discard(
         &self,
         pool: &str,
@@ -104,8 +104,8 @@ impl Client {
         self.get("/v1/peers").await
     }
 
-    /// Ends a borrower's lease of flash. With `forget`, the borrower may request another lease.
-    pub async fn loan_end(&self, borrower: &str, forget: bool) -> Result<Vec<String>, ClientError> {
+    /// Ends a flash lease; with `forget`, the borrower may request another one.
+    pub async fn flash_lease_end(&self, borrower: &str, forget: bool) -> Result<Vec<String>, ClientError> {
         let path = format!("/v1/loans/{}/end?forget={forget}", percent_encode(borrower));
         self.send(Method::POST, &path, None::<&()>).await
     }

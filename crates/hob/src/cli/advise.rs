@@ -1,4 +1,5 @@
-//! `hob advise DISK`: the recommended cache, from what the daemon learnt about the disk's requests.
+//! `hob advise DISK`: the recommended cache, from miss-ratio curves that the daemon has recorded
+//! for the disk.
 
 use anyhow::Context;
 use clap::Args;
@@ -45,7 +46,7 @@ pub(super) fn run(args: &Advise, global: &Global) -> anyhow::Result<()> {
     print(global.output, &live(&learnt, &options), live_text)
 }
 
-/// The daemon's answer as the lab knows it.
+/// Converts the daemon's answer into the lab's type.
 fn taken(learnt: &DiskCurve) -> anyhow::Result<Live> {
     let cache = learnt.cache.as_ref().map(|cache| LiveCache {
         cache_bytes: cache.size.0,

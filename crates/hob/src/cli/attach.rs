@@ -34,10 +34,10 @@ use super::{DryRunEnded, Global};
 
 /// Smallest cache without `--size`.
 const CACHE_MIN_BYTES: u64 = 64 << 20;
-/// The cache without `--size`, as a part of the image.
+/// Size of the cache without `--size`: the image size divided by this.
 const CACHE_PART: u64 = 10;
 
-/// A VM.
+/// The VM whose disks are attached or detached.
 #[derive(Clone, Debug)]
 struct Target {
     text: String,
@@ -164,7 +164,7 @@ async fn attach(client: &Client, target: &Target, args: Attach) -> anyhow::Resul
     let (pool, free) = pool(client, args.pool.as_deref()).await?;
     let mut wanted = Vec::new();
     for device in vm.choose(&args.disks)? {
-        // One that was begun is continued as it was begun.
+        // An interrupted attachment continues with its record.
         if let Some(record) = known.iter().find(|record| record.backend == device.backend) {
             wanted.push(record.clone());
             continue;

@@ -1,4 +1,4 @@
-//! `hob bitmap …`: which parts of a disk were changed since when.
+//! `hob bitmap …`: dirty bitmaps, which record the changed parts of a disk.
 
 use clap::Subcommand;
 use hob_control::{Bitmap as Shown, BitmapAdd, BitmapMerge, BitmapRotate, Bitmaps, Size};

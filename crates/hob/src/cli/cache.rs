@@ -1,4 +1,4 @@
-//! `hob cache …`: a disk's part of the flash.
+//! `hob cache …`: the caches of disks.
 
 use clap::Subcommand;
 use hob_control::client::Client;
@@ -12,7 +12,7 @@ use super::pool::absolute;
 use super::remote::{ask, converse, explain};
 use super::settings::Settings;
 
-/// Options of `hob cache set`, of which one is needed.
+/// Options of `hob cache set`; at least one is required.
 const SETTINGS: [&str; 16] = [
     "preset",
     "mode",
@@ -103,7 +103,7 @@ pub(crate) enum Cache {
     },
 }
 
-/// The names of all policies, for clap.
+/// Returns the names of all policies as values for clap.
 pub(super) fn policy_names() -> clap::builder::PossibleValuesParser {
     use clap::builder::PossibleValue;
 
@@ -160,7 +160,7 @@ fn set_change(patch: &CachePatch) -> PlannedChange {
     PlannedChange::Set { patch: Box::new(patch.clone()) }
 }
 
-/// A cache that leaves write-back is drained first, with progress. The daemon makes the change.
+/// Changes a cache. A cache that leaves write-back is drained first, with visible progress.
 async fn set(client: &Client, disk: &str, patch: &CachePatch) -> anyhow::Result<DiskChanged> {
     let write_back = |mode: &Option<String>| mode.as_deref() == Some("write-back");
     let settings = &patch.settings;
@@ -173,7 +173,7 @@ async fn set(client: &Client, disk: &str, patch: &CachePatch) -> anyhow::Result<
     client.cache_patch(disk, patch).await.map_err(explain)
 }
 
-/// Dirty data is drained with progress here, unless it is to be lost.
+/// Drains dirty data with visible progress, unless it is to be discarded.
 pub(super) async fn on_dirty(client: &Client, disk: &str, discard: bool) -> anyhow::Result<OnDirty> {
     if discard {
         return Ok(OnDirty::Discard);

@@ -1,4 +1,5 @@
-//! `--dry-run` and `--yes`: what a command would do to cached and dirty data is said before it is done.
+//! `--dry-run` and `--yes`: showing the effects of a command on cached and dirty data before its
+//! execution.
 
 use std::io::Write as _;
 
@@ -32,7 +33,7 @@ impl DryRun {
         DryRun { dry_run }
     }
 
-    /// Says what the change will do. Ends the command here if that is all.
+    /// Shows the effects of a change. With `--dry-run` the command ends here.
     pub(super) async fn announce(
         self,
         client: &Client,
@@ -43,7 +44,7 @@ impl DryRun {
         self.say(disk, preview)
     }
 
-    /// The same of a disk that goes to another host, with what its cache holds or without.
+    /// Shows the effects of moving a disk to another host, with or without its cached data.
     pub(super) async fn announce_move(
         self,
         client: &Client,
@@ -62,7 +63,7 @@ impl DryRun {
         self.say(disk, Preview { effects: vec![effect], ..Preview::default() })
     }
 
-    /// The same of a change of a pool.
+    /// Shows the effects of a change of a pool.
     async fn announce_pool(
         self,
         client: &Client,
@@ -76,7 +77,7 @@ impl DryRun {
     /// Prints the effects. With `--dry-run` the command ends here.
     pub(super) fn say(self, subject: &str, preview: Preview) -> anyhow::Result<Preview> {
         for effect in &preview.effects {
-            // stderr may be closed: there is no one to tell then.
+            // stderr may be closed; this is not an error.
             let _ = writeln!(std::io::stderr(), "{effect}");
         }
         if !self.dry_run {
@@ -94,7 +95,7 @@ impl Confirmation {
         self.rehearsal
     }
 
-    /// Says what the change will do, and refuses to lose dirty data without `--yes`.
+    /// Shows the effects of a change, and refuses to lose dirty data without `--yes`.
     pub(super) async fn preview(
         self,
         client: &Client,
@@ -114,7 +115,7 @@ impl Confirmation {
         Ok(preview)
     }
 
-    /// The same for dirty data in the flash of another host that does not answer.
+    /// Refuses to lose dirty data in the flash of a host that does not answer, without `--yes`.
     pub(super) fn check_elsewhere(self, disk: &str, host: &str) -> anyhow::Result<()> {
         let effect = format!(
             "{disk}: dirty data in the flash of {host} is lost: writes that the guest was told were done are undone; how \
@@ -128,7 +129,7 @@ impl Confirmation {
         Ok(())
     }
 
-    /// The same, as the parameter of the daemon's request.
+    /// Shows and checks the effects of a change. Returns the parameter of the daemon's request.
     pub(super) async fn check(
         self,
         client: &Client,
@@ -139,8 +140,8 @@ impl Confirmation {
         Ok(if self.yes { OnDirty::Discard } else { OnDirty::Drain })
     }
 
-    /// Says what a change of a pool will do, and refuses to lose dirty data without `--yes`. What is to be discarded by
-    /// name needs it always.
+    /// Shows the effects of a change of a pool, and refuses to lose dirty data without `--yes`.
+    /// Discarding an object by name always requires `--yes`.
     pub(super) async fn check_pool(
         self,
         client: &Client,

@@ -1,4 +1,5 @@
-//! `hob daemon`: many disks, from a configuration file, changed live.
+//! `hob daemon`: serves many disks from a configuration file, which commands can change while it
+//! runs.
 
 use std::path::PathBuf;
 

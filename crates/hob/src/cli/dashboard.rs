@@ -1,7 +1,7 @@
 //! `hob dashboard`: serves the daemon's dashboard to a browser on this host if the daemon listens
 //! only on a Unix socket.
 //!
-//! It listens on a loopback address until Ctrl-C and requires the printed token.
+//! `hob dashboard` listens on a loopback address until Ctrl-C and requires the printed token.
 
 use anyhow::Context;
 use clap::Args;
@@ -32,7 +32,7 @@ struct Place {
 
 pub(super) fn run(args: &Dashboard, global: &Global) -> anyhow::Result<()> {
     converse(global, async |client| {
-        // A daemon that cannot be reached is reported now, and not only in the browser.
+        // An unreachable daemon is reported now, and not only in the browser.
         client.version().await.map_err(explain)?;
         let role = if args.read_only { Role::ReadOnly } else { Role::Admin };
         let loopback = Loopback::bind(args.port, role)

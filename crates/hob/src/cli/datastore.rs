@@ -1,4 +1,4 @@
-//! `hob datastore …`: what backings share, and what bounds it.
+//! `hob datastore …`: storage that several backings share, and its throttling.
 
 use clap::{ArgGroup, Subcommand};
 use hob_control::{Datastore as Store, DatastorePatch};

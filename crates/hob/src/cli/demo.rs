@@ -1,7 +1,8 @@
-//! `hob demo`: a slow array, a pool on this machine's disk, a client, and what the cache changes.
+//! `hob demo`: shows the effect of a cache with a slow array, a pool on this host's disk, and a
+//! client.
 //!
-//! Everything is real but the array's slowness: data in files, requests over an NBD socket, the
-//! daemon's own shard. The array is the model of `hob_world::disk_model`; its delays are slept.
+//! Only the slowness of the array is simulated. Data is in files, requests go over an NBD socket to
+//! a real shard. The array follows the model `hob_world::disk_model`, whose delays are waited for.
 
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -46,7 +47,7 @@ const REQUEST_BYTES: u32 = 8 << 10;
 const REQUESTS: usize = 4_000;
 const DEPTH: usize = 16;
 const CONNECTIONS_MAX: usize = 64;
-/// The warm pass is repeated until it is long enough to be seen beside the slow ones.
+/// Duration of the warm pass, which is repeated until it is visible beside the slow passes.
 const WARM_FOR: Duration = Duration::from_secs(3);
 
 /// Show what a cache does, on this machine, within a minute
@@ -100,14 +101,14 @@ pub(crate) fn run(args: Demo) -> anyhow::Result<()> {
     host.end()
 }
 
-/// One pass over the requests.
+/// Result of one pass over the requests.
 struct Pass {
     name: &'static str,
     run: Run,
     hits: f64,
 }
 
-/// The daemon's parts that the demonstration needs.
+/// The parts of a daemon that the demonstration needs.
 struct Host {
     uri: NbdUri,
     shard: ShardHandle,
@@ -178,7 +179,7 @@ impl Host {
         Ok(Host { uri, shard, pool: RefCell::new(pool), runtime, listening, listener, stop })
     }
 
-    /// Without a cache, then with an empty one, then with a full one.
+    /// Measures without a cache, with an empty one, and with a full one.
     fn measure(&self) -> anyhow::Result<Vec<Pass>> {
         let workload = Workload::new(&WorkloadConfig {
             footprint_bytes: DISK_BYTES,
@@ -191,7 +192,7 @@ impl Host {
         let without = self.pass("without cache", &accesses)?;
         self.enable_cache()?;
         let cold = self.pass("cold cache", &accesses)?;
-        // How often the list fits into the time that the warm pass should take.
+        // Computes how often the list fits into the duration of the warm pass.
         let once = self.pass("warm cache, once", &accesses)?;
         let times = WARM_FOR.as_nanos() as u64 / once.run.elapsed_ns.max(1);
         let repeated = accesses.repeat((times as usize).clamp(1, 200));
@@ -235,7 +236,7 @@ impl Host {
     }
 }
 
-/// The model as a backing's delays.
+/// Delays of the simulated array as a backing's service time.
 struct Array(ArrayModel);
 
 impl ServiceTime for Array {
@@ -249,7 +250,7 @@ impl ServiceTime for Array {
     }
 }
 
-/// A disk full of data that is not zero: zeroes would travel as holes.
+/// Creates a disk of non-zero data, because zeroes would be sent as holes.
 fn make_disk(path: &Path) -> anyhow::Result<()> {
     use std::io::Write;
 

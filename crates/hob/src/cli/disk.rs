@@ -1,4 +1,4 @@
-//! `hob disk …`: which disks are served.
+//! `hob disk …`: the disks of the daemon.
 
 use clap::Subcommand;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -155,7 +155,7 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
             let dirty = consent.check(&client, &disk, &PlannedChange::Event { event }).await?;
             let changed = client.disk_event(&disk, event, dirty).await.map_err(explain)?;
             if event.info().of_persistent == Effect::Drain {
-                // The reporter of the event continues when the backing has everything.
+                // The caller continues when the backing has all data.
                 drain_first(&client, &disk).await?;
             }
             let disk = Some(client.disk(&disk).await.map_err(explain)?);
@@ -176,14 +176,14 @@ pub(super) fn run(command: Disk, global: &Global) -> anyhow::Result<()> {
     print_change(global.output, &changed)
 }
 
-/// The names of events.
+/// Returns the names of life-cycle events as values for clap.
 fn event_parser() -> impl TypedValueParser<Value = LifeEvent> {
     let names = EVENTS.iter().map(|row| PossibleValue::new(row.name).help(row.sentence));
     PossibleValuesParser::new(names)
         .map(|name| LifeEvent::from_name(&name).expect("one of the possible names"))
 }
 
-/// `scheme:…` is no path, and `./scheme:…` is one.
+/// Returns true for a URI. `scheme:…` is not a path, but `./scheme:…` is.
 fn is_uri(spec: &str) -> bool {
     spec.split_once(':').is_some_and(|(scheme, _)| {
         scheme.starts_with(|c: char| c.is_ascii_alphabetic())
@@ -274,7 +274,7 @@ fn show(disk: &DiskInfo) -> String {
     pairs(facts)
 }
 
-/// The configured write mode, and the mode in effect if it differs.
+/// Returns the configured write mode, and the mode in effect if it differs.
 fn mode(cache: &hob_control::Cache) -> String {
     match &cache.mode_in_effect {
         Some(now) => format!("{} ({now})", cache.mode),
@@ -282,7 +282,7 @@ fn mode(cache: &hob_control::Cache) -> String {
     }
 }
 
-/// How far the comparison with the backing is.
+/// Describes the progress of verifying the cache against the backing.
 fn verification(Verification { left, total }: Verification) -> String {
     let done = Size(total.bytes().saturating_sub(left.bytes()));
     format!(
@@ -292,7 +292,7 @@ fn verification(Verification { left, total }: Verification) -> String {
     )
 }
 
-/// How a cache works.
+/// Lists the settings of a cache.
 fn settings(cache: &hob_control::Cache) -> Vec<(&'static str, String)> {
     let mut facts = vec![
         ("cache preset", cache.preset.clone().unwrap_or_else(|| "none".to_owned())),

@@ -12,7 +12,7 @@ use super::disk::print_change;
 use super::remote::{converse, explain};
 use super::watch::Watch;
 
-/// Cells of the bar.
+/// Width of the progress bar in characters.
 const BAR_CELLS: usize = 24;
 
 /// Bring what only flash has to the backing; clean data stays in the cache
@@ -44,16 +44,16 @@ pub(super) fn run(args: &Drain, global: &Global) -> anyhow::Result<()> {
     print_change(global.output, &changed)
 }
 
-/// How a drain was left.
+/// How watching a drain ended.
 enum Watched {
-    /// Nothing is dirty.
+    /// The drain is complete.
     Done(Box<DiskChanged>),
-    /// The user did not want to wait.
+    /// The user stopped waiting.
     Left,
 }
 
-/// Drains a disk before its cache is taken away or gets another mode, if it is online and has dirty data. What is written
-/// meanwhile is the daemon's matter.
+/// Drains an online disk with dirty data before its cache is removed or changes its mode. The
+/// daemon handles later writes.
 pub(super) async fn drain_first(client: &Client, disk: &str) -> anyhow::Result<()> {
     let shown = client.disk(disk).await.map_err(explain)?;
     let has_dirty = shown.cache.and_then(|cache| cache.dirty).is_some_and(|dirty| dirty.size.bytes() > 0);
@@ -66,11 +66,11 @@ pub(super) async fn drain_first(client: &Client, disk: &str) -> anyhow::Result<(
     }
 }
 
-/// Begins a drain and watches it to its end.
+/// Starts a drain and watches it to its end.
 async fn drain(client: &Client, disk: &str) -> anyhow::Result<Watched> {
     let mut changed = client.drain(disk).await.map_err(explain)?;
     let mut watch = Watch::new()?;
-    // The most that was dirty.
+    // Highest amount of dirty data so far.
     let mut whole = 0;
     loop {
         let Some(dirty) = changed.disk.as_ref().and_then(|disk| disk.cache.as_ref()?.dirty.clone()) else {
@@ -108,7 +108,7 @@ fn bar(whole: u64, dirty: &Dirty) -> String {
     format!("[{}{}]", "#".repeat(filled), ".".repeat(BAR_CELLS - filled))
 }
 
-/// How far a drain is.
+/// Describes the progress of a drain.
 pub(super) fn sentence(dirty: &Dirty) -> String {
     let mut text = format!("{} left", dirty.size.human());
     if dirty.rate.bytes() > 0 {
@@ -131,7 +131,7 @@ pub(super) fn time(seconds: u64) -> String {
     }
 }
 
-/// A line of `disk show`.
+/// Returns the dirty data as a line of `hob disk show`.
 pub(super) fn state(dirty: &Dirty) -> String {
     match (dirty.size.bytes(), dirty.draining) {
         (0, false) => "nothing".to_owned(),

@@ -1,4 +1,4 @@
-//! `hob export …`: the ways to a disk.
+//! `hob export …`: the exports of disks.
 
 use clap::Subcommand;
 use hob_control::{Disk, Export as Spec};
@@ -60,7 +60,7 @@ pub(super) fn run(command: Export, global: &Global) -> anyhow::Result<()> {
     print_change(global.output, &changed)
 }
 
-/// A further export in words.
+/// Describes an additional export.
 pub(super) fn words_of(export: &Spec) -> String {
     let rights = [(export.read_only, "read-only"), (export.no_promote, "promotes nothing")];
     let rights = rights.iter().filter(|(is, _)| *is).map(|(_, what)| *what);
@@ -84,7 +84,7 @@ fn list(disks: &[Disk]) -> String {
     });
     let all: Vec<(&Disk, Spec)> = all.collect();
     let mut columns = Vec::from(["EXPORT", "DISK", "ACCESS", "READS"].map(words));
-    // Most have neither.
+    // Most exports have neither a file nor a vhost-user socket.
     let has_places = all.iter().any(|(_, export)| export.fuse.is_some() || export.vhost_user.is_some());
     if has_places {
         columns.extend(["FILE", "VHOST-USER"].map(words));

@@ -1,4 +1,4 @@
-//! `hob histogram DISK`: the distribution of its requests, as bars.
+//! `hob histogram DISK`: the distribution of a disk's requests, as bars.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use super::Global;
 use super::output::{duration, numbers, print, table, words, write};
 use super::remote::ask;
 
-/// Cells of the longest bar.
+/// Length of the longest bar in characters.
 const BAR_CELLS: u64 = 40;
 
 /// Show what a disk is asked for: lengths, distances, queue, latencies and gaps, in the buckets of vscsiStats
@@ -73,7 +73,7 @@ fn show_one(histogram: &RequestHistogram) -> String {
     let most = histogram.buckets.iter().map(|bucket| bucket.count).max().unwrap_or(0);
     let is_used = |index: &usize| histogram.buckets[*index].count > 0;
     let used: Vec<usize> = (0..histogram.buckets.len()).filter(is_used).collect();
-    // Empty buckets are shown between others only.
+    // Empty buckets are shown only between others.
     let (first, last) = (used[0], used[used.len() - 1]);
     let rows = (first..=last).map(|index| {
         let bucket = histogram.buckets[index];
@@ -94,8 +94,8 @@ fn show_one(histogram: &RequestHistogram) -> String {
     format!("{head}\n{count} values from {min} to {max}, mean {mean:.1}\n{}", table(&columns, rows))
 }
 
-/// Length in eighths of a cell, in proportion to the largest count; a count above 0 is always
-/// visible.
+/// Returns a bar proportional to the largest count, with a resolution of an eighth of a character.
+/// A count above 0 is always visible.
 fn bar(count: u64, most: u64) -> String {
     const PARTS: [&str; 8] = ["", "▏", "▎", "▍", "▌", "▋", "▊", "▉"];
     let eighths = u128::from(count) * u128::from(BAR_CELLS) * 8 / u128::from(most.max(1));

@@ -123,7 +123,7 @@ pub(super) fn run(args: &Migrate, global: &Global) -> anyhow::Result<()> {
     print(global.output, &shown, describe)
 }
 
-/// Gives the order, if there is one. How long it is to be watched.
+/// Sends the command, if there is one. Returns how long to watch.
 async fn begin(args: &Migrate, client: &Client) -> anyhow::Result<(Migration, Option<Until>)> {
     let disk = &args.disk;
     let is_kept = match (args.to.is_some(), args.finish) {
@@ -167,14 +167,14 @@ impl Migrate {
     }
 }
 
-/// Returns true if that state is reached or passed.
+/// Returns true if the migration has reached or passed this state.
 fn is_reached(shown: &Migration, until: Until) -> bool {
     use MigrationState::*;
     let reached = match shown.state {
         Preparing | Announcing | Cancelling => Until::Begun,
         Copying | Awaiting if shown.warm => Until::Warm,
         Copying | Awaiting => Until::Awaited,
-        // The guest is paused: the next state is near.
+        // The guest is paused, so the next state follows soon.
         Frozen | HandingOver => Until::Warm,
         Serving | Arrived | Filling => Until::Arrived,
         Over | Kept | Away => Until::Over,
@@ -210,7 +210,7 @@ async fn watch(
     Ok(shown)
 }
 
-/// How far it is, in a sentence.
+/// Describes the progress in a sentence.
 pub(super) fn sentence(migration: &Migration) -> String {
     use MigrationState::*;
     let Migration { peer, side, percent, .. } = migration;

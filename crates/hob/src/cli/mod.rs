@@ -222,8 +222,8 @@ fn dispatch(command: Command, global: &Global) -> anyhow::Result<()> {
     }
 }
 
-/// Parses, runs, and says what went wrong in one line. Returns the exit code: 0, 1, or 2 for a
-/// command line that makes no sense.
+/// Parses and runs the command, and reports an error in one line. Returns the exit code: 0, 1, or 2
+/// for an invalid command line.
 pub(crate) fn main() -> u8 {
     let Cli { global, command } = match Cli::try_parse() {
         Ok(cli) => cli,
@@ -239,7 +239,7 @@ pub(crate) fn main() -> u8 {
         Err(error) if error.is::<DryRunEnded>() => 0,
         Err(error) if error.is::<NotInOrder>() => 1,
         Err(error) if error.is::<ConfigError>() => {
-            // All that is wrong with a file, a line each.
+            // All errors in a file, one line each.
             error.to_string().lines().for_each(complain);
             1
         }
@@ -250,7 +250,8 @@ pub(crate) fn main() -> u8 {
     }
 }
 
-/// Help and version go to stdout and are no errors; the rest is one line.
+/// Handles an error of the parser. Help and version go to stdout and are not errors; other errors
+/// are reported in one line.
 fn usage(error: &clap::Error) -> u8 {
     use clap::error::ErrorKind;
 
@@ -266,7 +267,7 @@ fn usage(error: &clap::Error) -> u8 {
     2
 }
 
-/// The first paragraph of clap's message, with the place where more is said.
+/// Returns the first paragraph of clap's message, with a reference to the help.
 fn usage_line(message: &str) -> String {
     let paragraph: Vec<&str> = message.lines().map(str::trim).take_while(|line| !line.is_empty()).collect();
     let said = paragraph.join(" ");
@@ -280,7 +281,7 @@ fn usage_line(message: &str) -> String {
     format!("{said}; see '{} --help'", path.join(" "))
 }
 
-/// The error and its causes, without those that a message names already.
+/// Returns the error and its causes, without causes that a message already names.
 fn with_causes(error: &anyhow::Error) -> String {
     let mut said = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -291,12 +292,12 @@ fn with_causes(error: &anyhow::Error) -> String {
     said
 }
 
-/// `--dry-run`: the effects were printed, and nothing is done.
+/// Result of `--dry-run`: the effects were printed, and nothing was changed.
 #[derive(Debug, thiserror::Error)]
 #[error("nothing was changed")]
 struct DryRunEnded;
 
-/// The answer was given, and is that something is wrong: the exit code says so too, and no message.
+/// Result of a query that found a problem: the exit code shows it, without a message.
 #[derive(Debug, thiserror::Error)]
 #[error("something is wrong")]
 struct NotInOrder;
@@ -305,7 +306,7 @@ fn complain(what: &str) {
     use std::io::Write;
 
     let line = what.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-    // stderr may be closed: there is no one to tell then.
+    // stderr may be closed; this is not an error.
     let _ = writeln!(std::io::stderr(), "hob: {line}");
 }
 
@@ -341,7 +342,7 @@ fn start_log(filter: Option<&str>, format: Option<LogFormat>) -> Result<(), Stri
     Ok(())
 }
 
-/// The command line as clap knows it, for completions, manual pages and docs.
+/// Returns the command line as a clap command, for completions, manual pages and docs.
 fn clap_command() -> clap::Command {
     Cli::command()
 }

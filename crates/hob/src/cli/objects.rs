@@ -1,4 +1,5 @@
-//! `hob objects …`: disks in object stores. No daemon is asked: the store knows.
+//! `hob objects …`: disks in object stores. The `hob objects` commands use the store directly,
+//! without a daemon.
 
 use clap::Subcommand;
 use hob_control::Size;
@@ -46,11 +47,11 @@ struct Shown {
     uuid: String,
     size: u64,
     object_size: u64,
-    /// Objects that are there, where they were counted.
+    /// Number of present objects, if they were counted.
     objects: Option<u64>,
     manifest: u64,
     epoch: u64,
-    /// The host that has it open, or did not close it.
+    /// The host that has the disk open, or did not close it.
     owner: Option<String>,
 }
 

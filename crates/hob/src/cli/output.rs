@@ -15,12 +15,12 @@ pub(crate) enum Format {
     Json,
 }
 
-/// Standard output failed. A reader that went away is no error of ours.
+/// Writing to standard output failed. A reader that closed the pipe is not an error.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write to standard output: {0}")]
 pub(super) struct StdoutError(pub(super) io::Error);
 
-/// Prints `value` as JSON, or what `table` makes of it.
+/// Prints `value` as JSON, or as text through `table`.
 pub(super) fn print<T: Serialize + ?Sized>(
     format: Format,
     value: &T,
@@ -66,20 +66,20 @@ impl Write for LogWriter {
     }
 }
 
-/// A column's heading and how its cells stand.
+/// Heading of a column, and the alignment of its cells.
 pub(super) struct Column(pub(super) &'static str, pub(super) CellAlignment);
 
-/// Words stand at the left.
+/// A column of words, aligned left.
 pub(super) const fn words(heading: &'static str) -> Column {
     Column(heading, CellAlignment::Left)
 }
 
-/// Numbers stand at the right.
+/// A column of numbers, aligned right.
 pub(super) const fn numbers(heading: &'static str) -> Column {
     Column(heading, CellAlignment::Right)
 }
 
-/// A table without lines: headings and cells, two spaces apart.
+/// Formats a table without lines: headings and cells, two spaces apart.
 pub(super) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -91,7 +91,7 @@ pub(super) fn table(columns: &[Column], rows: impl IntoIterator<Item = Vec<Strin
     table.trim_fmt()
 }
 
-/// Names and values, one pair a line.
+/// Formats names and values, one pair per line.
 pub(super) fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> String {
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
@@ -102,7 +102,7 @@ pub(super) fn pairs<'a>(pairs: impl IntoIterator<Item = (&'a str, String)>) -> S
     table.trim_fmt()
 }
 
-/// `table` with the notes of a change below.
+/// Appends the notes of a change to a text.
 pub(super) fn with_notes(mut text: String, notes: &[String]) -> String {
     for note in notes {
         if !text.is_empty() {
@@ -114,7 +114,7 @@ pub(super) fn with_notes(mut text: String, notes: &[String]) -> String {
     text
 }
 
-/// An enum value as JSON calls it.
+/// Returns an enum value as its JSON word.
 pub(super) fn word<T: Serialize>(value: &T) -> String {
     match serde_json::to_value(value) {
         Ok(serde_json::Value::String(word)) => word,
@@ -122,7 +122,7 @@ pub(super) fn word<T: Serialize>(value: &T) -> String {
     }
 }
 
-/// Nanoseconds in the unit that fits: `870 ns`, `12.5 µs`, `3.21 ms`, `1.50 s`.
+/// Formats nanoseconds in a suitable unit: `870 ns`, `12.5 µs`, `3.21 ms`, `1.50 s`.
 pub(super) fn duration(nanos: u64) -> String {
     let (value, unit) = match nanos {
         0..1_000 => return format!("{nanos} ns"),

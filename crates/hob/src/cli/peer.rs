@@ -1,7 +1,7 @@
-//! `hob peer …`: flash that hosts lend each other for second copies.
+//! `hob peer …`: flash that hosts lend to each other for replicas.
 
 use clap::Subcommand;
-use hob_control::{Borrowed, Loan, Peers};
+use hob_control::{FlashLease, Peers, RemoteFlash};
 
 use super::Global;
 use super::output::{numbers, print, table, with_notes, word, words};
@@ -30,7 +30,7 @@ pub(super) fn run(command: Peer, global: &Global) -> anyhow::Result<()> {
             print(global.output, &peers, show)
         }
         Peer::End { borrower, forget } => {
-            let notes = ask(global, async |client| client.loan_end(&borrower, forget).await)?;
+            let notes = ask(global, async |client| client.flash_lease_end(&borrower, forget).await)?;
             print(global.output, &notes, |notes| with_notes("ended".to_owned(), notes))
         }
     }
@@ -38,13 +38,13 @@ pub(super) fn run(command: Peer, global: &Global) -> anyhow::Result<()> {
 
 fn show(peers: &Peers) -> String {
     let columns = [words("LENT TO"), words("BORROWER"), numbers("SIZE"), words("STATE"), words("FILE")];
-    let row = |loan: &Loan| {
+    let row = |lease: &FlashLease| {
         vec![
-            loan.name.clone(),
-            loan.borrower.clone(),
-            loan.size.human(),
-            word(&loan.state),
-            loan.path.clone(),
+            lease.name.clone(),
+            lease.borrower.clone(),
+            lease.size.human(),
+            word(&lease.state),
+            lease.path.clone(),
         ]
     };
     let lent = table(&columns, peers.lent.iter().map(row));
@@ -56,7 +56,7 @@ fn show(peers: &Peers) -> String {
         words("SECOND COPIES OF"),
         words("REASON"),
     ];
-    let row = |borrowed: &Borrowed| {
+    let row = |borrowed: &RemoteFlash| {
         vec![
             borrowed.peer.clone(),
             borrowed.pool.clone(),

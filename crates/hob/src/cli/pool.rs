@@ -1,4 +1,4 @@
-//! `hob pool …`: the flash of this host.
+//! `hob pool …`: flash pools of this host.
 
 use clap::Subcommand;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -137,7 +137,7 @@ fn admissions() -> impl TypedValueParser<Value = Admission> {
         .map(|word| if word == "in" { Admission::In } else { Admission::Out })
 }
 
-/// The daemon has another working directory.
+/// Returns the absolute path, because the daemon has another working directory.
 pub(super) fn absolute(path: String) -> String {
     match std::path::absolute(&path) {
         Ok(absolute) => absolute.to_string_lossy().into_owned(),

@@ -7,7 +7,7 @@ use super::Global;
 use super::output::{numbers, print, table, with_notes, words};
 use super::remote::ask;
 
-/// Rules, of which one is needed.
+/// Options that set rules; at least one is required.
 const RULES: [&str; 5] = ["shares", "reservation", "limit", "bytes_limit", "flash_limit"];
 
 /// Shares, limits and reservations of disks; I/O is counted in units of 32 KiB unless hob.toml says otherwise, one at least each

@@ -1,7 +1,7 @@
-//! `hob record DISK`: the requests of a disk, as its guest sends them, into a trace.
+//! `hob record DISK`: records the requests of a disk, as its guest sends them, in a trace file.
 //!
 //! The trace is complete and valid however the recording ends: after a time, after a number of
-//! requests, with Ctrl-C, or because the disk or the daemon goes.
+//! requests, with Ctrl-C, or because the disk or the daemon ends.
 
 use std::fs::File;
 use std::io;
@@ -21,8 +21,8 @@ use super::Global;
 use super::output::{duration, pairs, print, word};
 use super::remote::{converse, explain};
 
-/// Frames that are still waited for after a signal, so that the trace ends at the signal: the first
-/// may have been on its way.
+/// Number of frames to wait for after a signal, so that the trace ends at the signal; the first
+/// frame may have been sent before.
 const FRAMES_AFTER_SIGNAL: u32 = 2;
 
 /// Record the requests of a disk until Ctrl-C
@@ -73,13 +73,13 @@ struct Recorded {
 enum Ended {
     /// The time is over.
     Seconds,
-    /// There are as many requests as were wanted.
+    /// The requested number of requests was recorded.
     Requests,
-    /// A signal.
+    /// A signal interrupted the recording.
     Interrupted,
     /// The disk is not served any more.
     DiskRemoved,
-    /// The daemon went away.
+    /// The daemon closed the connection.
     DaemonGone,
 }
 
@@ -112,7 +112,7 @@ fn show(recorded: &Recorded) -> String {
     ])
 }
 
-/// A recording on its way into the file.
+/// A recording that is written to the file.
 struct Recording {
     sink: Sink,
     bar: ProgressBar,
@@ -139,7 +139,7 @@ impl Recording {
         }
     }
 
-    /// Until the end. Says also why the daemon's stream broke off, if it did.
+    /// Records until the end. Also returns the error if the daemon's stream ended early.
     async fn follow(
         mut self,
         mut trace: Trace,
@@ -156,7 +156,7 @@ impl Recording {
                         return Ok((self, Some(explain(error))));
                     }
                 },
-                // A second signal waits for nothing.
+                // After a second signal the command ends without waiting.
                 () = signals.next() => if frames_left.replace(FRAMES_AFTER_SIGNAL + 1).is_some() {
                     frames_left = Some(1);
                 },
@@ -220,7 +220,7 @@ impl Recording {
 enum Sink {
     Binary {
         writer: binary::Writer<File>,
-        /// The header can be written again, with the numbers.
+        /// True for a regular file, whose header can be written again with the final counts.
         is_file: bool,
     },
     Csv(csv::Writer<File>),

@@ -1,4 +1,4 @@
-//! Asking a running daemon: what all client commands share.
+//! Connecting to a running daemon, for all client commands.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -10,7 +10,7 @@ use hob_control::{ClientTls, Endpoint};
 use super::Global;
 use crate::daemon::config::CONTROL_SOCKET;
 
-/// Runs one exchange with the daemon that the options name.
+/// Runs one exchange with the daemon that the options select.
 pub(super) fn ask<T>(
     global: &Global,
     exchange: impl AsyncFnOnce(Client) -> Result<T, ClientError>,
@@ -18,7 +18,7 @@ pub(super) fn ask<T>(
     converse(global, async |client| exchange(client).await.map_err(explain))
 }
 
-/// Runs whatever needs the daemon that the options name.
+/// Runs work with a client of the daemon that the options select.
 pub(super) fn converse<T>(
     global: &Global,
     work: impl AsyncFnOnce(Client) -> anyhow::Result<T>,
@@ -39,7 +39,8 @@ fn client(global: &Global) -> anyhow::Result<Client> {
     })
 }
 
-/// One kind of future for all commands: of each that it is given, the runtime would be compiled once more.
+/// Runs a future. All commands use the same future type, because the runtime would be compiled once
+/// for each type.
 fn run(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
@@ -47,7 +48,7 @@ fn run(work: Pin<Box<dyn Future<Output = ()> + '_>>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Turns an API error into one with a hint.
+/// Adds a hint to an error of the API.
 pub(super) fn explain(error: ClientError) -> anyhow::Error {
     match &error {
         ClientError::Unreachable { .. } => {
@@ -91,7 +92,7 @@ fn tls(global: &Global) -> anyhow::Result<Option<ClientTls>> {
     Ok(Some(ClientTls::load(&authorities, own)?))
 }
 
-/// The file of an option, or else of a variable.
+/// Returns the file named by an option, or else by an environment variable.
 fn file(option: Option<&Path>, variable: &str) -> Option<PathBuf> {
     let from_env = || std::env::var_os(variable).filter(|value| !value.is_empty()).map(PathBuf::from);
     option.map(Path::to_owned).or_else(from_env)

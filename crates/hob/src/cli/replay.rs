@@ -1,7 +1,7 @@
-//! `hob replay TRACE`: the requests of a trace, sent to a real disk in real time.
+//! `hob replay TRACE`: sends the requests of a trace to a real disk in real time.
 //!
-//! The trace is read twice: once to see whether it fits the target and is wanted there, once to
-//! replay it. The report is complete however the replay ends.
+//! The trace is read twice: first to check that it fits the target and that its writes are allowed,
+//! then to replay it. The report is complete however the replay ends.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -18,10 +18,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::Global;
 use super::output::{duration, numbers, pairs, print, table, words};
 
-/// Requests in flight at most, unless said otherwise or the target takes less.
+/// Default maximum number of requests in flight; the target may allow fewer.
 const DEPTH_DEFAULT: usize = 128;
 
-/// The status of a process that a second Ctrl-C ends, as shells have it.
+/// Exit status of a process that a second Ctrl-C ends, as in shells.
 const STATUS_INTERRUPTED: i32 = 130;
 
 /// Send the requests of a trace to a disk in real time, and measure the answers
@@ -116,7 +116,7 @@ pub(super) fn run(args: &Replay, global: &Global) -> anyhow::Result<()> {
     }
 }
 
-/// The whole trace, once.
+/// Reads the whole trace once.
 fn look_at(args: &Replay, mut reader: TraceReader, stop: &AtomicBool) -> anyhow::Result<Survey> {
     let style = ProgressStyle::with_template("{spinner} looking at the trace: {human_pos} requests")?;
     let spinner = ProgressBar::new_spinner().with_style(style);

@@ -1,4 +1,4 @@
-//! `hob serve`: one disk, no configuration file.
+//! `hob serve`: serves one disk without a configuration file.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,5 @@
-//! Cache settings as options, the same for `hob serve`, `hob cache enable` and `hob cache set`.
-//! Their names come from the engine's tables.
+//! Cache settings as options of `hob serve`, `hob cache enable` and `hob cache set`. The names of
+//! the options come from the engine's tables.
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use hob_control::{CacheSettings, Size};
@@ -112,7 +112,7 @@ fn words<T>(table: &'static [Word<T>]) -> PossibleValuesParser {
     PossibleValuesParser::new(values)
 }
 
-/// A word that the daemon will understand, as it is.
+/// Checks a word that the daemon must understand, and returns it unchanged.
 fn checked<T: std::str::FromStr<Err: std::fmt::Display>>(text: &str) -> Result<String, String> {
     text.parse::<T>().map(|_| text.to_owned()).map_err(|error| error.to_string())
 }

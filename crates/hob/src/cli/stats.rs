@@ -1,4 +1,4 @@
-//! `hob stats [DISK]`: figures.
+//! `hob stats [DISK]`: statistics of disks.
 
 use clap::Args;
 use hob_control::{DiskState, DiskStats, OutcomeStats, Size};
@@ -37,7 +37,7 @@ pub(super) fn run(args: &Stats, global: &Global) -> anyhow::Result<()> {
     })
 }
 
-/// Additional lines for a persistent cache.
+/// Returns additional lines for a persistent cache.
 fn write_back(stats: &DiskStats) -> Vec<(&'static str, String)> {
     let draining = if stats.draining { ", draining" } else { "" };
     let rate = Size(stats.destage_rate_bytes).human();
@@ -66,7 +66,7 @@ fn write_back(stats: &DiskStats) -> Vec<(&'static str, String)> {
     facts
 }
 
-/// Hits of the latest reads, which the reads of the warm-up are not among.
+/// Describes the hits of the most recent reads, which exclude the reads of the warm-up.
 fn recent(stats: &DiskStats) -> String {
     let recent = &stats.recent;
     match recent.reads {
@@ -101,7 +101,7 @@ fn show(stats: &DiskStats) -> String {
     if !stats.mode.is_empty() {
         facts.insert(2, ("mode", stats.mode.clone()));
     }
-    // A volatile cache has neither.
+    // A volatile cache has neither a journal nor dirty data.
     if stats.journal_bytes > 0 || stats.dirty_bytes > 0 {
         facts.extend(write_back(stats));
     }

@@ -1,4 +1,4 @@
-//! `hob swap …`: swap of this host on the flash of a pool.
+//! `hob swap …`: swap areas of this host on the flash of a pool.
 //!
 //! The daemon makes the change; these commands watch. When interrupted, they say that it continues,
 //! and exit.
@@ -103,12 +103,12 @@ pub(super) fn run(command: Swap, global: &Global) -> anyhow::Result<()> {
     }
 }
 
-/// Ends swapping to a device, in a process of its own.
+/// Turns off swap on a device, in a separate process.
 pub(super) fn run_off(args: &SwapOff) -> ! {
     std::process::exit(turn_off_as_child(&args.device))
 }
 
-/// Begins a change and watches it to its end.
+/// Starts a change and watches it to its end.
 fn follow(
     global: &Global,
     no_wait: bool,
@@ -124,10 +124,10 @@ fn follow(
     print_change(global.output, &changed)
 }
 
-/// Waits until an area is in its final state; false if the user did not want to wait.
+/// Waits until an area is in its final state. Returns false if the user stopped waiting.
 async fn watch(client: &Client, changed: &mut SwapChanged) -> anyhow::Result<bool> {
     let mut watch = Watch::new()?;
-    // The final state, if there is anything to wait for.
+    // The final state, if there is one to wait for.
     let mut wanted = None;
     loop {
         let Some(area) = &mut changed.swap else { return Ok(true) };

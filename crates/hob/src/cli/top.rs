@@ -63,14 +63,14 @@ pub(super) fn run(args: &Top, global: &Global) -> anyhow::Result<()> {
         bail!("standard output is no terminal; 'hob top --once' prints one table");
     }
     converse(global, async |client| {
-        // Errors before there is a screen are printed without one.
+        // Errors before the screen is opened are printed normally.
         let first = Answer::of(&client).await?;
         let mut terminal = terminal::Guard::enter()?;
         follow(args, client, first, &mut terminal).await
     })
 }
 
-/// One table of what happened between two looks.
+/// Prints one table of the rates between two responses.
 fn print_once(args: &Top, global: &Global) -> anyhow::Result<()> {
     let mut model = Model::new(args.sort);
     converse(global, async |client| {
@@ -87,7 +87,7 @@ fn print_once(args: &Top, global: &Global) -> anyhow::Result<()> {
     })
 }
 
-/// A disk for programs. Rates are per second, and absent where there are none.
+/// A disk in the JSON output. Rates are per second, and absent if unknown.
 #[derive(Debug, Serialize)]
 struct Line<'a> {
     disk: &'a str,
@@ -180,7 +180,7 @@ async fn follow(
                         return Ok(());
                     }
                 }
-                // Another event may be a change of size: the screen is drawn again.
+                // Another event may be a change of size, so the screen is drawn again.
                 Some(_) => {}
                 None => return Ok(()),
             },

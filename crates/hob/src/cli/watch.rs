@@ -1,26 +1,27 @@
-//! Progress of an operation of the daemon in a command that waits for it, and a user who does not
-//! want to wait.
+//! Progress of an operation of the daemon, shown by a command that waits for it and that the user
+//! can interrupt.
 //!
-//! One updated line on a terminal, otherwise separate lines; on stderr, so that stdout has only the
-//! result.
+//! A terminal gets one updated line, other outputs separate lines. The output is on stderr, so that
+//! stdout has only the result.
 
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Pause between two questions.
+/// Interval between two queries.
 const ASK_EVERY: Duration = Duration::from_millis(250);
 
-/// Without a terminal, a line is written that often at most.
+/// Interval between two lines without a terminal.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// See the module's text. From its making on Ctrl-C does not end the command.
+/// Watches an operation; see the module's text. While this value exists, Ctrl-C does not end the
+/// command.
 pub(super) struct Watch {
     interrupt: Signal,
     on_terminal: bool,
     last_line: Option<Instant>,
-    /// A line stands on the terminal that is not ended.
+    /// True if the terminal has a line without an end.
     stands: bool,
 }
 
@@ -31,10 +32,11 @@ impl Watch {
         Ok(Watch { interrupt, on_terminal, last_line: None, stands: false })
     }
 
-    /// Says how far it is; on a terminal with a picture before it, which may be empty.
+    /// Shows the progress as a sentence; a terminal also shows `picture` before it, if it is not
+    /// empty.
     pub(super) fn show(&mut self, picture: &str, sentence: &str) {
         let mut stderr = std::io::stderr();
-        // stderr may be closed: there is no one to tell then.
+        // stderr may be closed; this is not an error.
         if self.on_terminal {
             let gap = if picture.is_empty() { "" } else { " " };
             let _ = write!(stderr, "\r\x1b[2K{picture}{gap}{sentence}");
@@ -46,8 +48,8 @@ impl Watch {
         let _ = stderr.flush();
     }
 
-    /// Waits until the next poll. Returns false if the user does not want to wait, after telling
-    /// them what continues.
+    /// Waits until the next poll. Returns false if the user stopped waiting, after printing what
+    /// continues.
     pub(super) async fn wait(&mut self, goes_on: impl FnOnce() -> String) -> bool {
         tokio::select! {
             () = tokio::time::sleep(ASK_EVERY) => true,
@@ -59,7 +61,7 @@ impl Watch {
         }
     }
 
-    /// Nothing more is shown: what others write begins on a line of its own.
+    /// Ends the output, so that later text starts on its own line.
     pub(super) fn end(&mut self) {
         if std::mem::take(&mut self.stands) {
             let _ = writeln!(std::io::stderr());

@@ -20,11 +20,11 @@ use super::tls::{CertificateMatch, PeerCertificate};
 /// The identity of a client, as far as it is known.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Peer {
-    /// Its address; `None` on a Unix socket.
+    /// Address of the client; `None` on a Unix socket.
     pub(crate) address: Option<IpAddr>,
     /// Its TLS certificate.
     pub(crate) certificate: Option<PeerCertificate>,
-    /// Name of the key that it has too.
+    /// Name of the pre-shared key that the client has.
     pub(crate) key: Option<String>,
 }
 
@@ -42,22 +42,22 @@ impl fmt::Display for Peer {
     }
 }
 
-/// One way to name clients.
+/// A criterion that selects clients.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) enum ClientMatch {
-    /// `unix`: all on Unix sockets.
+    /// `unix`: all clients on Unix sockets.
     Unix,
-    /// `10.1.0.0/16`, or one address.
+    /// A network such as `10.1.0.0/16`, or a single address.
     Network {
-        /// With zeroes behind the prefix.
+        /// Network address with zero bits after the prefix.
         base: IpAddr,
-        /// Bits that must be the same.
+        /// Length of the prefix in bits.
         prefix_bits: u32,
     },
-    /// By certificate, which is to say inside TLS.
+    /// Clients with this TLS certificate.
     Certificate(CertificateMatch),
-    /// `psk:NAME`: by the key, inside TLS too.
+    /// `psk:NAME`: clients with this pre-shared key.
     Key(String),
 }
 
@@ -74,7 +74,8 @@ impl ClientMatch {
     }
 }
 
-/// The address with zeroes behind the prefix; `None` if it has fewer bits.
+/// Returns the address with zero bits after the prefix; `None` if the prefix is longer than the
+/// address.
 fn network(address: IpAddr, prefix_bits: u32) -> Option<IpAddr> {
     match address {
         IpAddr::V4(address) => {
@@ -88,21 +89,20 @@ fn network(address: IpAddr, prefix_bits: u32) -> Option<IpAddr> {
     }
 }
 
-/// Why a text names no clients.
+/// Why a text selects no clients.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ClientMatchError {
-    /// Nothing we know.
     #[error(
         "'{0}' names no clients; write an address, a network like 10.1.0.0/16, unix, sha256:FINGERPRINT, \
          cn:COMMON-NAME, san:DNS-NAME or psk:NAME"
     )]
     Unknown(String),
-    /// More than a network.
+    /// The text has set bits after the prefix of the network.
     #[error("'{text}' has bits set behind its prefix; did you mean {base}/{prefix_bits}?")]
     HostBits {
         /// The text in the configuration.
         text: String,
-        /// The network it lies in.
+        /// The network that contains the address.
         base: IpAddr,
         /// Its prefix.
         prefix_bits: u32,
@@ -149,7 +149,7 @@ impl TryFrom<String> for ClientMatch {
 pub(crate) struct AllowEntry {
     /// Names of disks; `*` is every disk.
     pub(crate) disks: Vec<String>,
-    /// The clients that may see them.
+    /// The clients that may see the disks.
     pub(crate) clients: Vec<ClientMatch>,
 }
 
@@ -158,12 +158,12 @@ pub(crate) struct AllowEntry {
 pub(crate) struct AllowList(Arc<[AllowEntry]>);
 
 impl AllowList {
-    /// A list of those entries.
+    /// Creates a list of these entries.
     pub(crate) fn new(entries: Vec<AllowEntry>) -> AllowList {
         AllowList(entries.into())
     }
 
-    /// Returns true if a client may see that export of that disk. Entries that name the export
+    /// Returns true if a client may see this export of this disk. Entries that name the export
     /// decide; without such entries, those of its disk.
     fn permits(&self, export: &str, disk: &str, peer: &Peer) -> bool {
         let is_named = |what: &str| self.0.iter().any(|entry| entry.disks.iter().any(|name| name == what));
@@ -174,10 +174,9 @@ impl AllowList {
     }
 }
 
-/// The exports as one client sees them.
+/// The exports that one client may see.
 #[derive(Clone, Debug)]
 pub(crate) struct Visible {
-    /// All there are.
     pub(crate) exports: Exports,
     /// Which clients may see which exports.
     pub(crate) allow: AllowList,
@@ -186,7 +185,8 @@ pub(crate) struct Visible {
 }
 
 impl Visible {
-    /// The export of that name. The empty name means the only disk the client sees, if it sees one only.
+    /// Returns the export with this name. The empty name means the only disk that the client sees,
+    /// if it sees exactly one.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
         if !name.is_empty() {
             let export = self.exports.get(name)?;
@@ -199,7 +199,7 @@ impl Visible {
         }
     }
 
-    /// Returns true if the disk of that export is being opened, and the client may see it.
+    /// Returns true if the disk of this export is being opened, and the client may see it.
     pub(crate) fn is_opening(&self, name: &str) -> bool {
         self.exports.is_opening(name, |export, disk| self.allow.permits(export, disk, &self.peer))
     }

@@ -1,9 +1,9 @@
-//! This host as a member of a cluster: its lease, and the disks that it owns according to etcd
+//! Membership of this host in a cluster: its lease, and the disks that it owns according to etcd
 //! (docs/decisions/0019).
 //!
-//! [`hob_engine::cluster`] decides; this module calls etcd and passes on its responses. A separate
-//! thread renews the lease ([`keep`]), so that no other work of the daemon delays it. Code that
-//! opens disks calls [`Cluster::take`] first.
+//! [`hob_engine::cluster`] makes the decisions; this module calls etcd and passes on its responses.
+//! A separate thread renews the lease ([`keep`]), so that no other work of the daemon delays it.
+//! Code that opens disks calls [`Cluster::take`] first.
 
 mod batched_reader;
 mod clock;
@@ -48,43 +48,46 @@ use super::shard_api::ShardHandle;
 /// Maximum time that taking a disk waits for this host to become a member.
 const JOINING_MAX: Duration = Duration::from_secs(3);
 
-/// One question about a disk.
+/// Maximum time for an etcd request about one disk.
 const QUESTION_MAX: Duration = Duration::from_secs(2);
 
-/// A listing.
+/// Maximum time for an etcd request that lists keys.
 const LIST_MAX: Duration = Duration::from_secs(10);
 
-/// Goes at a disk that others go at too, or after answers that were lost.
+/// Number of attempts to acquire a disk when other hosts compete or responses are lost.
 const GOES: usize = 5;
 
-/// Maximum number of disks that are taken at the same time: a thousand would delay the lease's
-/// renewal.
+/// Maximum number of disks acquired at the same time, because many concurrent requests would delay
+/// the lease's renewal.
 const COMMITS_MAX: usize = 16;
 
-/// The lease that this host has, for as long as it has it.
+/// This host's lease while it is a member of the cluster.
 #[derive(Clone, Debug)]
 pub(crate) struct Membership {
     lease: LeaseId,
     clock: Arc<LeaseClock>,
 }
 
-/// State of one disk.
+/// Cluster state of one disk.
 #[derive(Debug)]
 struct DiskMembership {
     seat: OwnershipState,
-    /// Its ownership record, as last read or written, while this host has the ownership lock.
+    /// The disk's ownership record, as last read or written, while this host has the ownership
+    /// lock.
     title: Option<Found<OwnershipRecord>>,
-    /// Under which lease that is.
+    /// The lease of the ownership lock.
     lease: LeaseId,
-    /// Something was asked for and not answered: it may still happen, until something else has.
+    /// True if a request to etcd had no response. The request may still take effect until a later
+    /// one has succeeded.
     in_doubt: bool,
-    /// A request in doubt would record that nothing is dirty.
+    /// True if a request in doubt would record that the disk has no dirty data.
     clean_in_doubt: bool,
-    /// It was served here, another host has it, and nothing more is acknowledged of it in this life.
+    /// True if another host has acquired the disk while it was served here. This process
+    /// acknowledges no further request of the disk.
     lost: bool,
 }
 
-/// See the module's text.
+/// This host as a member of a cluster; see the module's text.
 #[derive(Debug)]
 pub(crate) struct Cluster {
     me: Member,
@@ -94,7 +97,7 @@ pub(crate) struct Cluster {
     keeping: Arc<Keeping>,
     membership: watch::Receiver<Option<Membership>>,
     places: Mutex<BTreeMap<String, Arc<AsyncMutex<DiskMembership>>>>,
-    /// Disks to be taken whatever is lost by it, once, and until when that counts.
+    /// Disks that may be acquired once with a loss of data, and until when.
     forced: Mutex<BTreeMap<String, Instant>>,
     /// Reports about shared datastores.
     heard: wants::Heard,
@@ -108,7 +111,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Cluster {
-    /// Becomes a member, in time. `directory` is where this host's identity is kept. The lease is renewed while `shards` respond.
+    /// Joins the cluster. `directory` keeps this host's identity. The lease is renewed while the
+    /// `shards` respond.
     pub(crate) fn join(
         config: &ClusterConfig,
         directory: &Path,
@@ -147,12 +151,12 @@ impl Cluster {
         }))
     }
 
-    /// Tells two clusters apart, for hosts that want to know whether they are in one.
+    /// Returns the identity of the cluster, by which hosts can compare their clusters.
     pub(crate) fn identity(&self) -> Option<String> {
         self.etcd.id().map(|id| format!("{id:x}{}", self.config.prefix.trim_end_matches('/')))
     }
 
-    /// Receives changes of the membership.
+    /// Returns a channel that reports changes of the membership.
     pub(crate) fn memberships(&self) -> watch::Receiver<Option<Membership>> {
         self.membership.clone()
     }
@@ -193,17 +197,17 @@ impl Cluster {
         }
     }
 
-    /// Reads the ownership record again, for a disk that was held.
+    /// Reads the ownership record of a disk again, if this host still has the ownership lock.
     async fn look_again(&self, place: &mut DiskMembership, disk: &str) -> Result<(), StoreError> {
         let look = self.look(disk).await?;
         let is_held = look.hold.is_some_and(|hold| hold.lease == place.lease && hold.value.id == self.me.id);
-        // Also for a disk in failover, whose record is another host's at first.
+        // This includes a disk in failover, whose record still names another host.
         place.title = look.title.filter(|_| is_held);
         Ok(())
     }
 
-    /// Sends a transaction about this disk. Each transaction writes again all keys that it depends
-    /// on, so earlier ones in doubt cannot take effect after it.
+    /// Commits a transaction about this disk. Each transaction writes all keys again that it
+    /// depends on, so earlier ones in doubt cannot take effect after it.
     async fn commit(&self, place: &mut DiskMembership, txn: &Txn) -> Result<Option<u64>, EtcdError> {
         let (conditions, changes) = self.names.txn(txn, &About::default());
         let answer = self.etcd.txn(&conditions, &changes, QUESTION_MAX).await;

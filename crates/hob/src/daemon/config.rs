@@ -107,7 +107,7 @@ pub(crate) struct Config {
     /// What was read.
     #[serde(skip)]
     text: String,
-    /// Why the file is not used as it is now: this is the one of the last start.
+    /// Reason why the current file is not in use; this is the configuration of the last start.
     #[serde(skip)]
     refused: Option<String>,
 }
@@ -227,7 +227,7 @@ pub(crate) struct DatastoreEntry {
     pub(crate) capacity: Option<u32>,
 }
 
-/// Everything that is wrong with a file, a line each.
+/// All errors in a configuration file, one per line.
 #[derive(Debug, thiserror::Error)]
 pub(crate) struct ConfigError {
     /// The file, if the text was read from one.
@@ -253,7 +253,6 @@ impl std::fmt::Display for ConfigError {
 }
 
 impl Config {
-    /// Reads and checks a file.
     pub(crate) fn load(path: &Path) -> Result<Config, ConfigError> {
         let in_file = |findings| ConfigError { path: Some(path.to_owned()), findings };
         let text = std::fs::read_to_string(path).map_err(|error| {
@@ -271,13 +270,13 @@ impl Config {
 
     fn read(text: &str, with_state: bool) -> Result<Config, ConfigError> {
         let (config, mut findings) = source::read(text);
-        // Without an entry that could not be read, the others may look wrong.
+        // After an entry that could not be parsed, errors in others may be spurious.
         let is_whole = findings.iter().all(Finding::is_unknown_key);
         if let Some(config) = config.as_ref().filter(|_| is_whole) {
             let mut found = Findings::new(&config.lines);
             check::check(config, &mut found);
             if with_state {
-                // State that cannot be read is an error of its own, when it is opened.
+                // Unreadable state is reported separately when it is opened.
                 let state = State::read(&config.state_dir).unwrap_or_default();
                 check::check_with(config, &state, &mut found);
             }
@@ -289,17 +288,17 @@ impl Config {
         }
     }
 
-    /// The file that it was read from.
+    /// Returns the path of the file.
     pub(crate) fn path(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// Why the file is not used as it is now, if this is the one of the last start.
+    /// Returns why the current file is not in use, if this is the configuration of the last start.
     pub(crate) fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 
-    /// The file, for people.
+    /// Returns the file's path as text.
     pub(crate) fn file_name(&self) -> String {
         self.path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
     }
@@ -324,7 +323,7 @@ impl Config {
         ]
     }
 
-    /// Permissions of the sockets of disks.
+    /// Returns the permissions of the disks' sockets.
     pub(crate) fn sockets(&self) -> SocketSettings {
         SocketSettings {
             owner: self.socket_owner.clone(),
@@ -333,13 +332,13 @@ impl Config {
         }
     }
 
-    /// Has other settings of disks' sockets count before those of the file.
+    /// Overrides the socket settings of the file by those given.
     pub(crate) fn set_sockets(&mut self, settings: SocketSettings) {
         let SocketSettings { owner, group, mode } = settings.or(self.sockets());
         (self.socket_owner, self.socket_group, self.socket_mode) = (owner, group, mode);
     }
 
-    /// Checks the file together with what the daemon kept, and with files that it names.
+    /// Checks the file together with the saved state and the files that it names.
     #[cfg(test)]
     pub(crate) fn check_with(&self, state: &State) -> Result<(), ConfigError> {
         let mut found = Findings::new(&self.lines);
@@ -347,7 +346,7 @@ impl Config {
         self.outcome(found.finish())
     }
 
-    /// An error for each of these, if there are any.
+    /// Returns an error with these messages, if there are any.
     pub(crate) fn refuse(&self, what: Vec<String>) -> Result<(), ConfigError> {
         self.outcome(what.into_iter().map(|what| Finding { line: None, what }).collect())
     }

@@ -1,14 +1,16 @@
-//! File descriptors: how many the daemon may have, and whether there are enough for another disk.
+//! The limit of open file descriptors, and whether it suffices for another disk.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-/// Descriptors that a disk may need: its files, its sockets, its shard's eventfds, and its first clients.
+/// Number of descriptors that a disk may need: its files, its sockets, its shard's eventfds, and
+/// its first clients.
 const PER_DISK: u64 = 16;
 
-/// Descriptors kept for clients, the control API and state files.
+/// Number of descriptors reserved for clients, the control API and state files.
 const RESERVED: u64 = 64;
 
-/// Raises the limit of descriptors to what the system permits. Disks and clients need some each, and the usual soft limit is 1024.
+/// Raises the limit of open files to the system's maximum, because disks and clients need several
+/// each and the usual soft limit is 1024.
 pub(crate) fn raise_limit() {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current == maximum {
@@ -22,10 +24,11 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// Checks whether there are descriptors for another disk. The error says how many there are, and what to do.
+/// Checks whether there are enough descriptors for another disk. The error gives the numbers and a
+/// suggestion.
 pub(crate) fn check_room() -> Result<(), String> {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
-    // One of them reads the directory.
+    // The count includes the descriptor that reads the directory.
     let open = std::fs::read_dir("/proc/self/fd").map_or(limit, |entries| entries.count() as u64);
     check(open, limit)
 }

@@ -16,18 +16,17 @@ use super::hardware::BackingInfo;
 use super::shard_api::ShardHandle;
 use super::vhost_user::Gateway;
 
-/// One way to a disk that clients can connect to.
+/// An export of a disk to which clients can connect.
 #[derive(Clone, Debug)]
 pub(crate) struct Export {
-    /// The disk.
     pub(crate) of: String,
-    /// Its name on its shard.
+    /// Id of the disk on its shard.
     pub(crate) disk: DiskId,
     /// The shard that serves it.
     pub(crate) shard: ShardHandle,
     /// Properties for clients.
     pub(crate) info: ExportInfo,
-    /// What its reads promote into the cache.
+    /// What reads through this export promote into the cache.
     pub(crate) promote: Promote,
 }
 
@@ -35,7 +34,7 @@ pub(crate) struct Export {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Exports(Arc<Mutex<BTreeMap<String, Export>>>, Arc<Mutex<Gateways>>, Arc<Opening>);
 
-/// Disks that are being opened at the start of the daemon. Clients that ask for one wait.
+/// Disks that are being opened at the start of the daemon. Clients that ask for such a disk wait.
 #[derive(Debug, Default)]
 struct Opening {
     /// The disk of each export, by the export's name.
@@ -57,25 +56,30 @@ impl Drop for OpeningDisk {
     }
 }
 
-/// By the names of exports: of which disk, and where.
+/// Vhost-user sockets by export name, each with the name of its disk.
 type Gateways = BTreeMap<String, (String, Gateway)>;
 
 impl Exports {
-    /// Exports a disk under a name. A name of another disk is not replaced: its clients would write
-    /// to this disk.
+    /// Exports a disk under a name. A name of another disk is not replaced, because that disk's
+    /// clients would then write to this disk.
     pub(crate) fn insert(&self, name: &str, export: Export) {
         let mut table = self.table();
         match table.get(name).filter(|known| known.of != export.of) {
-            Some(known) => tracing::error!("{} is not offered as '{name}': that is {}", export.of, known.of),
+            Some(known) => tracing::error!(
+                "disk {}: cannot export it as '{name}', which is a name of disk {}",
+                export.of,
+                known.of
+            ),
             None => _ = table.insert(name.to_owned(), export),
         }
         drop(table);
-        // Clients need not wait for its cache, which may still be recovered.
+        // Clients need not wait for the cache, which may still be recovering.
         self.opening().remove(name);
         self.2.changed.notify_waiters();
     }
 
-    /// Offers an export no more, and sends its machine away. Other connections that exist are the shard's matter.
+    /// Removes an export and disconnects its vhost-user client. The shard closes the other
+    /// connections.
     pub(crate) fn remove(&self, name: &str) {
         self.gateways().remove(name);
         self.table().remove(name);
@@ -88,8 +92,8 @@ impl Exports {
         }
     }
 
-    /// A disk has grown: new clients see its size, and its vhost-user clients are told. Connected
-    /// NBD clients keep the old size.
+    /// Changes the size of a disk: new clients see the new size, and vhost-user clients are
+    /// notified. Connected NBD clients keep the old size.
     pub(crate) fn grow(&self, disk: &str, size_bytes: u64) {
         for export in self.table().values_mut().filter(|export| export.of == disk) {
             export.info.size_bytes = size_bytes;
@@ -99,24 +103,24 @@ impl Exports {
         }
     }
 
-    /// Lets machines use a disk by the export of that name, for as long as it is offered.
-    pub(crate) fn let_machines_in(&self, disk: &str, name: &str, gateway: Gateway) {
+    /// Adds the vhost-user socket of an export; it stays until the export is removed.
+    pub(crate) fn listen_vhost_user(&self, disk: &str, name: &str, gateway: Gateway) {
         self.gateways().insert(name.to_owned(), (disk.to_owned(), gateway));
     }
 
-    /// Offers no export of a disk any more, and no way in for machines.
+    /// Removes all exports and vhost-user sockets of a disk.
     pub(crate) fn remove_disk(&self, disk: &str) {
         self.gateways().retain(|_, (of, _)| of != disk);
         self.table().retain(|_, export| export.of != disk);
     }
 
-    /// The export of that name.
+    /// Returns the export with this name.
     pub(crate) fn get(&self, name: &str) -> Option<Export> {
         self.table().get(name).cloned()
     }
 
-    /// All exports, by name, for which `may` returns true. Its arguments are the export's name and
-    /// its disk's.
+    /// Returns all exports for which `may` returns true, by name. The arguments of `may` are the
+    /// export's name and its disk's.
     pub(crate) fn visible(&self, may: impl Fn(&str, &str) -> bool) -> Vec<(String, Export)> {
         let table = self.table();
         let seen = table.iter().filter(|(name, export)| may(name, &export.of));
@@ -129,7 +133,7 @@ impl Exports {
         OpeningDisk { exports: self.clone(), disk: disk.to_owned() }
     }
 
-    /// Returns true if a disk with an export of that name is being opened, and `may` returns true
+    /// Returns true if a disk with an export of this name is being opened, and `may` returns true
     /// for it. The empty name matches every export. The arguments of `may` are the export's name
     /// and its disk's.
     pub(crate) fn is_opening(&self, name: &str, may: impl Fn(&str, &str) -> bool) -> bool {
@@ -137,12 +141,13 @@ impl Exports {
         opening.iter().any(|(export, disk)| (name.is_empty() || name == export) && may(export, disk))
     }
 
-    /// Waits until a disk has been opened, or could not be: `is_over` is asked after each.
+    /// Waits until `is_over` returns true. `is_over` is called again each time a disk has been
+    /// opened or could not be opened.
     pub(crate) async fn until_opened(&self, is_over: impl Fn() -> bool) {
         loop {
             let changed = self.2.changed.notified();
             tokio::pin!(changed);
-            // From here on no change is missed.
+            // No change is missed after this call.
             changed.as_mut().enable();
             if is_over() {
                 return;
@@ -164,7 +169,7 @@ impl Exports {
     }
 }
 
-/// What clients are told of a disk with that backing.
+/// Returns the NBD export information of a disk with this backing.
 pub(crate) fn export_info(info: &BackingInfo, access: Access) -> ExportInfo {
     ExportInfo {
         read_only: access == Access::ReadOnly,

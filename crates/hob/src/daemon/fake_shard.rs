@@ -4,7 +4,7 @@
 //! be told to hang, to let the backings fail, and to take a guest's writes. All that guests write are zeroes, which is what
 //! the files of tests hold anyway; pages of journals are really written, so that caches can be recovered.
 
-mod carry;
+mod cache_transfer;
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -346,8 +346,8 @@ impl State {
             }
             ShardCall::EndRecording { id } => self.recorders.retain(|of, it| *of != id || !it.is_abandoned()),
             ShardCall::Attach { .. } | ShardCall::AttachFile { .. } | ShardCall::CloseExport { .. } => {}
-            ShardCall::Carry(id, call) => self.carry(id, call),
-            ShardCall::Machine(_) | ShardCall::Resume => {}
+            ShardCall::Transfer(id, call) => self.transfer(id, call),
+            ShardCall::VhostUser(_) | ShardCall::Resume => {}
             ShardCall::SetLease { .. } | ShardCall::Lose { .. } | ShardCall::LinkParent { .. } => {}
             ShardCall::Rest { answer } => {
                 let _ = answer.send(Ok(()));

@@ -1,7 +1,8 @@
 //! Half-open connections of a listener: no export chosen, no request accepted yet.
 //!
-//! A listener allows few of them. When the limit is reached, the oldest one is closed: a real client completes its first exchange
-//! within milliseconds. Strangers that connect and stay silent therefore cannot keep clients waiting.
+//! A listener allows few half-open connections. When the limit is reached, the oldest one is
+//! closed: a real client completes its first exchange within milliseconds. Strangers that connect
+//! and stay silent therefore cannot keep clients waiting.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,13 +10,13 @@ use std::time::Duration;
 
 use tokio::sync::oneshot;
 
-/// Most half-open connections of a listener.
+/// Maximum number of half-open connections of a listener.
 pub(crate) const HALF_OPEN_MAX: usize = 32;
 
-/// Longest time that a connection may be half-open.
+/// Maximum time that a connection may be half-open.
 pub(crate) const HALF_OPEN_TIME_MAX: Duration = Duration::from_secs(5);
 
-/// The half-open connections of one listener. Clones are of the same ones.
+/// The half-open connections of one listener; clones share them.
 #[derive(Clone, Debug)]
 pub(crate) struct HalfOpenConnections {
     table: Arc<Mutex<Table>>,
@@ -25,7 +26,7 @@ pub(crate) struct HalfOpenConnections {
 #[derive(Debug, Default)]
 struct Table {
     last: u64,
-    /// By age. Sending closes the connection.
+    /// Connections by age. Sending to a channel closes its connection.
     connections: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
@@ -36,7 +37,7 @@ pub(crate) struct HalfOpenGuard {
     number: u64,
 }
 
-/// Ends when a half-open connection has to make room for a newer one.
+/// Signals that a half-open connection must be closed in favour of a newer one.
 #[derive(Debug)]
 pub(crate) struct Eviction(oneshot::Receiver<()>);
 
@@ -47,12 +48,12 @@ impl Default for HalfOpenConnections {
 }
 
 impl HalfOpenConnections {
-    /// A table with room for `max` connections, at least one.
+    /// Creates a table for `max` connections, at least one.
     pub(crate) fn new(max: usize) -> HalfOpenConnections {
         HalfOpenConnections { table: Arc::default(), max: max.max(1) }
     }
 
-    /// Adds a connection; the oldest one is evicted if there are too many.
+    /// Adds a connection. Evicts the oldest one if there are too many.
     pub(crate) fn enter(&self) -> (HalfOpenGuard, Eviction) {
         let (evict, evicted) = oneshot::channel();
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
@@ -69,7 +70,8 @@ impl HalfOpenConnections {
 }
 
 impl Eviction {
-    /// Waits until the connection has to make room, or has been half-open for too long. Never ends for one that was established.
+    /// Waits until the connection is evicted or has been half-open for too long. Never returns for
+    /// an established connection.
     pub(crate) async fn wait(self) {
         match tokio::time::timeout(HALF_OPEN_TIME_MAX, self.0).await {
             Ok(Ok(())) | Err(_) => {}
@@ -78,17 +80,17 @@ impl Eviction {
     }
 }
 
-/// Carried by the requests of an HTTP connection: ends its being half-open.
+/// Marks an HTTP connection as established; passed along with its requests.
 #[derive(Clone, Debug)]
 pub(crate) struct Establish(Arc<Mutex<Option<HalfOpenGuard>>>);
 
 impl Establish {
-    /// For a connection that is half-open.
+    /// Creates the marker of a half-open connection.
     pub(crate) fn new(half_open_guard: HalfOpenGuard) -> Establish {
         Establish(Arc::new(Mutex::new(Some(half_open_guard))))
     }
 
-    /// Marks the connection as established: the sender of the request is authorized.
+    /// Marks the connection as established, because the sender of the request is authorized.
     pub(crate) fn now(&self) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
     }

@@ -1,4 +1,4 @@
-//! The names under which the control side knows what storage provides.
+//! Types of the storage crate that the control side uses.
 
 pub(crate) use hob_storage::area::Area;
 pub(crate) use hob_storage::backing::{

@@ -1,11 +1,11 @@
 //! The control API: JSON over HTTP/1.1 on Unix sockets, and over TLS with a token or a certificate.
 //!
-//! `/` is a page for people, the dashboard ([`page`]).
+//! `/` is the dashboard ([`page`]).
 //!
-//! All responses are JSON, except that page, recordings, events, `/metrics` and `/healthz`. Each
-//! error is a [`Problem`](hob_control::Problem). The length of requests ([`BODY_BYTES_MAX`]), their
-//! time ([`REQUEST_SECONDS_MAX`]) and the number of connections are limited. A change that takes
-//! longer continues in the background.
+//! All responses are JSON, except the dashboard, recordings, events, `/metrics` and `/healthz`.
+//! Each error response is a [`Problem`](hob_control::Problem). The length of requests
+//! ([`BODY_BYTES_MAX`]), their time ([`REQUEST_SECONDS_MAX`]) and the number of connections are
+//! limited. A change that takes longer continues in the background.
 
 mod auth;
 mod bitmaps;
@@ -15,9 +15,9 @@ mod config;
 mod events;
 mod exports;
 mod extract;
+mod flash_leases;
 mod handlers;
 mod listener;
-mod loans;
 mod loopback;
 mod migration;
 mod monitor;
@@ -49,13 +49,14 @@ use super::manager::Manager;
 use super::watchdog::contained_task;
 use extract::Answer;
 
-/// Longest request body, bytes.
+/// Maximum length of a request body in bytes.
 const BODY_BYTES_MAX: usize = 64 << 10;
 
-/// Longest time from a request's head to its answer. More than the manager's patience.
+/// Maximum time from a request's head to its answer, in seconds. The time limit exceeds the
+/// manager's own one.
 const REQUEST_SECONDS_MAX: u64 = 30;
 
-/// The whole API over one manager.
+/// Returns the router of the whole API.
 pub(crate) fn router(manager: Arc<Manager>) -> Router {
     use handlers::*;
     use monitor::{health, healthz, load, metrics};
@@ -120,7 +121,7 @@ pub(crate) fn router(manager: Arc<Manager>) -> Router {
         })
         .merge(migration::routes())
         .merge(cluster::routes())
-        .merge(loans::routes())
+        .merge(flash_leases::routes())
         .merge(tasks::routes())
         .layer(Extension(events::EventBroadcaster::new(Arc::clone(&manager))))
         .layer(DefaultBodyLimit::max(BODY_BYTES_MAX))
@@ -222,10 +223,10 @@ async fn in_time(request: Request, next: Next) -> Response {
         cluster::hosts,
         cluster::disks,
         cluster::take,
-        loans::peers,
-        loans::ask,
-        loans::end,
-        loans::data,
+        flash_leases::peers,
+        flash_leases::ask,
+        flash_leases::end,
+        flash_leases::data,
         cluster::start_move,
         cluster::cancel_move,
         cluster::moves,
@@ -247,7 +248,7 @@ impl utoipa::Modify for BearerOverTcp {
 
         let scheme = SecurityScheme::Http(Http::new(HttpAuthScheme::Bearer));
         api.components.get_or_insert_default().add_security_scheme("token", scheme);
-        // Without a token on a Unix socket, with one on TCP.
+        // Requests on a Unix socket need no token, requests over TCP do.
         api.security = Some(vec![SecurityRequirement::default(), SecurityRequirement::new("token", [""; 0])]);
     }
 }

@@ -1,8 +1,8 @@
 //! The files of an image, as `qemu-img` finds them in the images' headers, one layer at a time.
 //!
 //! Each layer is examined in the format that the layer above records. Formats are never probed: a
-//! layer that does not record the format of its backing file is refused. Then `qemu-img` may open
-//! exactly these files.
+//! layer that does not record the format of its backing file is refused. `qemu-img` may then open
+//! exactly the files found in the headers.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -12,13 +12,13 @@ use std::time::{Duration, Instant};
 use hob_storage::backing::{Backing, Format, ImageFile, Role, confine};
 use serde::Deserialize;
 
-/// Most files of an image.
+/// Maximum number of files of an image.
 const FILES_MAX: usize = 256;
 
-/// `qemu-img` takes this long at most for a layer.
+/// Maximum time for `qemu-img` to examine a layer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Longest answer, bytes.
+/// Maximum length of the output of `qemu-img`, in bytes.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
 /// Output of `qemu-img info` for one layer.
@@ -31,14 +31,14 @@ struct Info {
     format_specific: Option<Specific>,
 }
 
-/// The part that depends on the format.
+/// Format-specific part of the output.
 #[derive(Debug, Default, Deserialize)]
 struct Specific {
     #[serde(default)]
     data: Details,
 }
 
-/// File names in it.
+/// File names in the format-specific part.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Details {
@@ -47,17 +47,17 @@ struct Details {
     extents: Vec<Extent>,
 }
 
-/// A part of a VMDK.
+/// One extent of a VMDK image.
 #[derive(Debug, Deserialize)]
 struct Extent {
     filename: Option<String>,
     format: Option<String>,
 }
 
-/// Checks the name of a format, for a backing that can have one.
+/// Checks a format name for a backing that can have one.
 ///
 /// # Errors
-/// The error, as text.
+/// The reason as text.
 pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option<Format>, String> {
     let Some(name) = format else { return Ok(None) };
     let known = || Format::all().map(Format::name).collect::<Vec<_>>().join(", ");
@@ -69,7 +69,8 @@ pub(crate) fn check_format(backing: &str, format: Option<&str>) -> Result<Option
     Ok(Some(format))
 }
 
-/// The files below an image, from the top down. If any were recorded, they must be these.
+/// Returns the files below an image, from the top down. The files must match the recorded ones, if
+/// any.
 ///
 /// # Errors
 /// The file that cannot be examined or differs from the record, as text.
@@ -105,7 +106,7 @@ pub(crate) fn files_of(
     }
 }
 
-/// The files found so far must equal the recorded ones.
+/// Checks that the files found so far equal the recorded ones.
 fn check_recorded(layer: &Path, found: &[ImageFile], recorded: Option<&[ImageFile]>) -> Result<(), String> {
     let Some(recorded) = recorded else { return Ok(()) };
     let differs = found.iter().zip(recorded.iter().map(Some).chain(std::iter::repeat(None)));
@@ -202,7 +203,7 @@ fn run(mut command: Command) -> io::Result<Vec<u8>> {
             break status;
         }
         if Instant::now() > deadline {
-            // A process that waits for a filesystem may outlive this; it is not waited for.
+            // A process blocked on a filesystem may outlive this call; it is not waited for.
             let _ = child.kill();
             return Err(io::Error::other(format!(
                 "qemu-img gave no answer within {} s",

@@ -1,5 +1,6 @@
-//! The lifecycle of the daemon: signals, and the two ways to end. Either everything is closed, or, at an upgrade, another program takes
-//! over in this process and the clients' sockets stay open ([`upgrade`]).
+//! The lifecycle of the daemon: signals, and the two ways to end. Either everything is closed, or
+//! another program takes over in this process at an upgrade and the clients' sockets stay open
+//! ([`upgrade`]).
 
 use std::cell::OnceCell;
 use std::io::IsTerminal;
@@ -19,7 +20,7 @@ use super::relay::Relays;
 use super::shard_api::ShardHandle;
 use super::upgrade::{self, HandOff, InheritedState, WaitingClients};
 
-/// Longest wait for TLS connections to close.
+/// Maximum time for TLS connections to close.
 const FAREWELL_MAX: Duration = Duration::from_secs(2);
 
 /// The signals that the daemon handles.
@@ -60,11 +61,11 @@ impl Ends {
     }
 }
 
-/// Why serving ends.
+/// Why the daemon stops serving.
 pub(super) enum End {
-    /// A signal, or an error.
+    /// A signal or an error.
     Ended(anyhow::Result<()>),
-    /// An upgrade: another program takes over.
+    /// An upgrade, at which another program takes over.
     HandOver,
 }
 
@@ -84,7 +85,7 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Starts before anything is served, with the state that the previous program handed over.
+    /// Creates the objects before anything is served, from the state of the previous program.
     pub(super) fn new(shards: Vec<ShardHandle>, inherited: &mut InheritedState) -> Lifecycle {
         let notifier = Notifier::from_env();
         if inherited.goes_on {
@@ -131,7 +132,7 @@ impl Lifecycle {
                     Err(why) => why,
                 },
             };
-            tracing::error!("not upgraded: {why}");
+            tracing::error!("not upgraded, and this daemon continues: {why}");
             if self.ready.get().is_some() {
                 self.notifier.not_reloading(&why);
             }
@@ -184,7 +185,7 @@ impl Lifecycle {
         };
         match leaving {
             Some(leaving) if goes_on => {
-                tracing::info!("hands over {}", leaving.summary());
+                tracing::info!("handing over to the next daemon process: {}", leaving.summary());
                 Ok(Some(leaving))
             }
             Some(leaving) => {
@@ -208,7 +209,7 @@ impl Lifecycle {
             manager.close(ending).await;
         }
         stop(shards).await;
-        // Object stores that were opened and never served.
+        // This concerns object stores that were opened but never served.
         let _ = tokio::task::spawn_blocking(objects::await_closed).await;
         if let Some(manager) = manager {
             manager.leave_cluster(ending).await;
@@ -228,7 +229,7 @@ async fn stop(shards: Vec<ShardHandle>) {
     }
     while let Some(ended) = ending.join_next().await {
         if let Ok(Err(error)) = ended {
-            tracing::warn!("a shard did not end well: {error}");
+            tracing::warn!("a shard did not stop cleanly: {error}");
         }
     }
 }

@@ -78,7 +78,7 @@ impl ListeningSockets {
     pub(crate) fn add(&self, name: String, socket: impl AsFd) {
         match socket.as_fd().try_clone_to_owned() {
             Ok(second) => drop(self.table().open.insert(name, second)),
-            Err(error) => tracing::warn!("{name} cannot be kept open in an upgrade: {error}"),
+            Err(error) => tracing::warn!("{name}: this socket cannot stay open during an upgrade: {error}"),
         }
     }
 
@@ -101,7 +101,7 @@ impl ListeningSockets {
         table.kept = Some(table.open.keys().cloned().collect());
     }
 
-    /// Takes the sockets that were kept open.
+    /// Takes the listening sockets that were kept open for the next program.
     pub(crate) fn take_kept_open(&self) -> Vec<(String, OwnedFd)> {
         std::mem::take(&mut self.table().open).into_iter().collect()
     }
@@ -130,7 +130,7 @@ impl ListeningSockets {
 
     /// Waits until connections are accepted.
     pub(crate) async fn until_resumed(&self) {
-        // Fails only without a sender, which is in `self`.
+        // An error would mean that the sender was dropped, but `self` holds it.
         let _ = self.paused.subscribe().wait_for(|paused| !paused).await;
     }
 
@@ -152,7 +152,7 @@ impl ListeningSockets {
             }
         };
         if tokio::time::timeout(time_max, ended).await.is_err() {
-            tracing::info!("clients that had not chosen an export have to connect again");
+            tracing::info!("NBD clients that had not chosen an export yet must reconnect");
         }
     }
 

@@ -1,13 +1,16 @@
-//! The manager: which pools, disks and caches there are, on which shard, and how that changes.
+//! The manager: the pools, disks and caches of this host, their assignment to shards, and all
+//! changes of them.
 //!
-//! It lives on the control thread. What is wanted is kept in the state file; what there is follows it as far as devices and backings
-//! allow. The manager is being divided into services, each of which owns its state
-//! ([0049](../../../../docs/decisions/0049-services.md)). The lowest is the [`Registry`]. What is not a service yet
-//! is a method of [`Manager`], which reaches the registry by `Deref`.
+//! The manager runs on the control thread. The state file keeps the configuration; the manager
+//! implements it as far as devices and backings allow. The manager is being divided into services,
+//! each with its own state ([0049](../../../../docs/decisions/0049-services.md)). The lowest layer
+//! is the [`Registry`]. Code that is not in a service yet is a method of [`Manager`], which reaches
+//! the registry through `Deref`.
 //!
 //! # Changes
-//! A change runs as a [task](Tasks) of its own, to its end, even if its client has disconnected. Changes to one disk, and to one
-//! pool, follow each other: a second one is refused while the first is under way ([`registry::OperationGuard`]).
+//! A change runs as a [task](Tasks) to its end, even if its client has disconnected. Only
+//! one change of a disk or pool runs at a time; a second one is refused meanwhile
+//! ([`registry::OperationGuard`]).
 
 mod adopt;
 mod api_error;
@@ -68,7 +71,7 @@ pub(crate) use settings::simulated as simulated_cache;
 use swap::Swaps;
 use tasks::Tasks;
 
-/// See the module.
+/// The manager; see the module.
 #[derive(Debug)]
 pub(crate) struct Manager {
     registry: Arc<Registry>,
@@ -82,17 +85,17 @@ pub(crate) struct Manager {
     peers: Arc<PeerAccess>,
     pub(crate) exports: ExportService,
     backing_options: BackingOptions,
-    /// By the names of their disks.
+    /// Migrations by disk name.
     migrations: Mutex<BTreeMap<String, migration::Handle>>,
     /// Orders to move disks within the cluster.
     moves: moves::Moves,
     rates: placement::Rates,
-    /// What the daemon was started with.
+    /// Configuration at the daemon's start.
     config: OnceLock<Box<Config>>,
 }
 
 impl Manager {
-    /// A manager with no pools and no disks.
+    /// Creates a manager without pools and disks.
     pub(crate) fn new(
         shards: Vec<ShardHandle>,
         exports: Exports,
@@ -102,7 +105,7 @@ impl Manager {
         Manager::with_swap_kernel(shards, exports, backing_options, store, Arc::new(HostKernel))
     }
 
-    /// The same, with another kernel to swap with.
+    /// Creates a manager that uses this kernel interface for swap.
     fn with_swap_kernel(
         shards: Vec<ShardHandle>,
         exports: Exports,
@@ -170,7 +173,7 @@ impl Manager {
         manager
     }
 
-    /// Sets what is needed to move disks, before the start.
+    /// Sets the credentials and the directory for migrations, before the start.
     pub(crate) fn set_migration_transport(&self, transport: MigrationTransport) {
         self.peers.set_transport(transport);
     }

@@ -1,8 +1,8 @@
 //! `GET /metrics`: the daemon's metrics, for Prometheus and compatible programs.
 //!
 //! [`METRICS`] lists them. A [`Page`] is filled with the daemon, its pools and its disks one by
-//! one, so that the counters of only one disk are in memory at a time. It is written as Prometheus
-//! text format 0.0.4 or as OpenMetrics 1.0.
+//! one, so that the counters of only one disk are in memory at a time. The page is written as
+//! Prometheus text format 0.0.4 or as OpenMetrics 1.0.
 //!
 //! # Number of series
 //! About 105 per disk, and 25 for each outcome that has occurred: [`BOUNDS`] buckets and three
@@ -26,24 +26,23 @@ pub(crate) use process::Process;
 use table::{CACHE_STATES, DEVICE_STATES, DISK_STATES, MetricContext};
 pub(crate) use table::{Kind, METRICS, Metric, Source};
 
-/// Buckets of a histogram of latencies, without the one that has no bound.
+/// Number of buckets of a latency histogram, without the unbounded one.
 pub(crate) const BOUNDS: usize = 22;
 
-/// The first one is of requests that took less than that many nanoseconds, as a power of two; each further one is twice
-/// as wide. All of them are bounds of the engine's own buckets, so that every count is exact.
+/// Upper bound of the first bucket in nanoseconds, as a power of two. Each further bound is twice
+/// the previous one. All bounds are also bounds of the engine's buckets, so every count is exact.
 const FIRST_LOG2_NS: u32 = 12;
 
-/// Bytes of text for which a page has room at first.
+/// Initial capacity of a page in bytes.
 const PAGE_BYTES: usize = 16 << 10;
 
 /// Up to this number of disks, each outcome of each disk has a histogram, unless configured
 /// otherwise: 20 MB of text at most.
 pub(crate) const DISKS_FINE_MAX: usize = 256;
 
-/// The text's form.
+/// Text format of the metrics.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Prometheus' text format 0.0.4.
     #[default]
     Prometheus,
     /// OpenMetrics 1.0.
@@ -53,14 +52,14 @@ pub(crate) enum Form {
 /// Granularity of latency histograms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Latencies {
-    /// One histogram for each outcome that has happened.
+    /// One histogram for each outcome that has occurred.
     PerOutcome,
-    /// One for all requests of a disk; its class is `all`.
+    /// One histogram per disk for all requests; its class is `all`.
     PerDisk,
 }
 
 impl Latencies {
-    /// The granularity for this number of disks.
+    /// Returns the granularity for this number of disks.
     pub(crate) fn for_disks(disks: usize) -> Latencies {
         if disks <= DISKS_FINE_MAX { Latencies::PerOutcome } else { Latencies::PerDisk }
     }
@@ -69,17 +68,16 @@ impl Latencies {
 /// Metrics of the daemon as a whole.
 #[derive(Debug)]
 pub(crate) struct Daemon {
-    /// Its process.
     pub(crate) process: Process,
-    /// As a member of a cluster, if it is in one.
+    /// State of the cluster membership, if there is one.
     pub(crate) cluster: Option<Cluster>,
-    /// Current problems.
+    /// Current health problems.
     pub(crate) problems: Vec<HealthProblem>,
     /// For each shard, whether it answers.
     pub(crate) shards: Vec<bool>,
-    /// How long it took to gather all this, seconds.
+    /// Time to collect all values, in seconds.
     pub(crate) gathered_seconds: f64,
-    /// Disks online that did not say their figures.
+    /// Number of online disks whose statistics are missing.
     pub(crate) disks_missing: usize,
 }
 
@@ -92,7 +90,7 @@ pub(crate) struct Page {
 }
 
 impl Page {
-    /// An empty one.
+    /// Creates an empty page.
     pub(crate) fn new(form: Form, latencies: Latencies) -> Page {
         Page { form, latencies, bodies: vec![String::new(); METRICS.len()] }
     }
@@ -103,7 +101,7 @@ impl Page {
         }
     }
 
-    /// Adds the daemon. Called once.
+    /// Adds the metrics of the daemon. Called once.
     pub(crate) fn add_daemon(&mut self, daemon: &Daemon) {
         self.each(|metric, body| match metric.source {
             Source::Daemon(value) => sample(body, metric, &[], value(daemon)),
@@ -128,7 +126,7 @@ impl Page {
         });
     }
 
-    /// Adds a pool and its devices, with what each has done if that is known.
+    /// Adds a pool and its devices, with their counters as far as known.
     pub(crate) fn add_pool(&mut self, pool: &Pool, counts: &[Option<DeviceCounts>]) {
         self.each(|metric, body| match metric.source {
             Source::Pool(value) => sample(body, metric, &[&pool.name], value(pool)),
@@ -154,7 +152,7 @@ impl Page {
         });
     }
 
-    /// Adds a disk, with its figures if it is online.
+    /// Adds a disk, with its statistics if it is online.
     pub(crate) fn add_disk(&mut self, disk: &Disk, stats: Option<&DiskStats>) {
         let latencies = self.latencies;
         self.each(|metric, body| {
@@ -185,7 +183,7 @@ impl Page {
         });
     }
 
-    /// The whole text.
+    /// Returns the whole text.
     pub(crate) fn finish(self) -> String {
         let length: usize = self.bodies.iter().map(String::len).sum();
         let mut text = String::with_capacity(PAGE_BYTES + length);
@@ -204,13 +202,13 @@ impl Page {
 }
 
 impl Form {
-    /// The form that an `Accept` header asks for.
+    /// Returns the format that an `Accept` header asks for.
     pub(crate) fn accepted(header: &str) -> Form {
         let wants = |part: &str| part.trim().starts_with("application/openmetrics-text");
         if header.split(',').any(wants) { Form::OpenMetrics } else { Form::Prometheus }
     }
 
-    /// The media type that it is announced with.
+    /// Returns the media type of the format.
     pub(crate) fn media_type(self) -> &'static str {
         match self {
             Form::Prometheus => "text/plain; version=0.0.4; charset=utf-8",
@@ -218,7 +216,8 @@ impl Form {
         }
     }
 
-    /// The name above a metric's values: OpenMetrics has it without the suffix of its kind.
+    /// Returns the family name of a metric, which OpenMetrics writes without the suffix of its
+    /// kind.
     fn family(self, metric: &Metric) -> String {
         match self {
             Form::Prometheus => metric.sample_name(),
@@ -293,20 +292,20 @@ fn add_latencies(body: &mut String, metric: &Metric, latencies: Latencies, disk:
     }
 }
 
-/// One value.
+/// Writes one sample.
 fn sample(body: &mut String, metric: &Metric, labels: &[&str], value: f64) {
     let name = metric.sample_name();
     line(body, &name, metric.source.labels(), labels, value);
 }
 
-/// One value for each state: 1 for the one it is.
+/// Writes one sample per state: 1 for the current state, 0 for others.
 fn states<S: PartialEq>(body: &mut String, metric: &Metric, labels: &[&str], is: S, all: &[(S, &str)]) {
     for (state, word) in all {
         sample(body, metric, &[labels, &[*word]].concat(), f64::from(u8::from(*state == is)));
     }
 }
 
-/// Requests that took up to each bound, the sum of all latencies, and their number.
+/// Writes a histogram: the count up to each bound, the sum of all latencies, and their number.
 fn histogram(body: &mut String, metric: &Metric, labels: &[&str], latency: &Histogram) {
     let names = metric.source.labels();
     let bucket = format!("{}_bucket", metric.name);
@@ -324,12 +323,12 @@ fn histogram(body: &mut String, metric: &Metric, labels: &[&str], latency: &Hist
     line(body, &format!("{}_count", metric.name), names, labels, latency.count() as f64);
 }
 
-/// The largest latency of each bucket, nanoseconds.
+/// Returns the upper bound of each bucket in nanoseconds.
 pub(crate) fn bounds_ns() -> impl Iterator<Item = u64> {
     (FIRST_LOG2_NS..).take(BOUNDS).map(|log| (1 << log) - 1)
 }
 
-/// `name{label="value",…} value`. Labels that have no value in `values` do not stand there.
+/// Writes `name{label="value",…} value`, without the labels that have no value.
 fn line(body: &mut String, name: &str, labels: &[&str], values: &[&str], value: f64) {
     body.push_str(name);
     for (index, (label, value)) in labels.iter().zip(values).enumerate() {

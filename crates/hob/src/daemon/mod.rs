@@ -75,7 +75,7 @@ pub(crate) struct Plan {
     ring: RingKind,
     shards: usize,
     limits: Limits,
-    /// Destage all dirty data before exiting.
+    /// True if all dirty data is destaged before the daemon exits.
     drain_on_shutdown: bool,
     /// Owner and mode of disks' sockets.
     sockets: SocketAccess,
@@ -98,7 +98,7 @@ pub(crate) struct Serving {
     pub(crate) disk: DiskAdd,
     /// The device of the pool, and the cache on it.
     pub(crate) cache: Option<(String, CacheEnable)>,
-    /// Use the device even if it holds other data.
+    /// True if the device is used even if it holds other data.
     pub(crate) force: bool,
     /// Listeners for NBD clients.
     pub(crate) listen: Vec<NbdEntry>,
@@ -115,7 +115,7 @@ pub(crate) struct Serving {
 }
 
 impl Plan {
-    /// Longest silence of a peer host before its flash counts as failed.
+    /// Returns the maximum silence of a peer host before its flash counts as failed.
     fn peer_wait(&self) -> Duration {
         match &self.content {
             Content::Kept { config, .. } => config.peers.wait(),
@@ -123,8 +123,8 @@ impl Plan {
         }
     }
 
-    /// A daemon with the configuration file at `path`, or, if that is refused, with the one that it started with before. `complete`
-    /// adds what the command line says.
+    /// Makes the plan for the configuration file at `path`. If the file is invalid, uses the
+    /// configuration of the last start. `complete` adds the command line's settings.
     pub(crate) fn of_file(path: &Path, complete: impl Fn(&mut Config)) -> anyhow::Result<Plan> {
         let plan = |mut config: Config| {
             complete(&mut config);
@@ -140,7 +140,7 @@ impl Plan {
         }
     }
 
-    /// A daemon with a configuration file. Takes the state directory.
+    /// Makes the plan for a configuration file, and locks the state directory.
     fn of_config(config: Config) -> anyhow::Result<Plan> {
         let guard = Guard::of_config(&config.control)?;
         let (store, state) = Store::open(&config.state_dir)?;
@@ -172,7 +172,7 @@ impl Plan {
         config.refuse(outside)
     }
 
-    /// One disk.
+    /// Makes the plan for `hob serve` with one disk.
     pub(crate) fn of_serving(serving: Serving) -> anyhow::Result<Plan> {
         let Serving { disk, cache, force, listen, allow, control, ring, drain_on_shutdown, sockets } =
             serving;
@@ -273,7 +273,8 @@ async fn serve(
         BackingOptions { wait_max: wait_max(limits.backing_timeout()), ..BackingOptions::default() };
     let exports = Exports::default();
     let mut tasks = JoinSet::new();
-    // Bound first: a second daemon with the same configuration stops here.
+    // The API sockets are bound first, so that a second daemon with the same configuration stops
+    // here.
     let mut controls = Vec::new();
     for endpoint in control {
         controls.push(ControlListener::bind(endpoint, &guard, listening).await?);
@@ -330,7 +331,7 @@ async fn serve(
         tracing::info!("NBD clients connect to {endpoint}");
         tasks.spawn(listener.run(context.clone(), relays.clone()));
     }
-    // The listeners have clones; relay threads end when the last one is dropped.
+    // The listeners have clones; relay threads end when the last clone is dropped.
     drop(relays);
     spawn_controls(&mut tasks, controls, &manager);
     listening.close_unused();

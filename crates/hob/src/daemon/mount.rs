@@ -19,19 +19,19 @@ use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno;
 use rustix::mount::{MountFlags, UnmountFlags};
 
-/// Longest path, bytes.
+/// Maximum length of a path in bytes.
 const PATH_BYTES_MAX: usize = 4095;
 
-/// The type of these mounts, as /proc/mounts has it.
+/// Filesystem type of these mounts in /proc/mounts.
 const KIND: &str = "fuse.hob";
 
-/// Mounts on one path that were left by daemons that died.
+/// Maximum number of stale mounts on one path.
 const STALE_MAX: usize = 64;
 
 /// Why a file cannot be mounted or unmounted, by the caller's reaction.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MountError {
-    /// Another path, please.
+    /// The path is unsuitable for a disk's file.
     #[error("{} cannot be a disk's file: {what}", path.display())]
     Unfit {
         /// The path.
@@ -39,22 +39,21 @@ pub(crate) enum MountError {
         /// Why.
         what: String,
     },
-    /// Somebody has it.
+    /// A program or a mount uses the path.
     #[error("{} is in use: {what}", path.display())]
     InUse {
         /// The path.
         path: PathBuf,
-        /// By whom, as far as that is known.
+        /// What uses the path, as far as known.
         what: &'static str,
     },
-    /// The system says no.
+    /// A system call failed.
     #[error("cannot {doing} {}: {what}", path.display())]
     System {
         /// The failed action.
         doing: &'static str,
-        /// On what.
         path: PathBuf,
-        /// The answer.
+        /// Error text of the system.
         what: String,
     },
 }
@@ -63,7 +62,7 @@ pub(crate) enum MountError {
 #[derive(Debug)]
 pub(crate) struct Mount {
     path: PathBuf,
-    /// The file below was made for it.
+    /// True if the file below was created for the mount.
     made: bool,
     mounted: bool,
 }
@@ -78,8 +77,8 @@ pub(crate) struct Connection {
 }
 
 impl Mount {
-    /// Mounts a file of `size` bytes on `path`. `name` stands in the table of mounts; `backing` is where the disk's data
-    /// lives, if that is a path.
+    /// Mounts a file of `size` bytes on `path`. `name` appears in the table of mounts. `backing` is
+    /// the path of the disk's data, if it is a path.
     pub(crate) fn new(
         path: &Path,
         name: &str,
@@ -91,7 +90,7 @@ impl Mount {
         clear(&path)?;
         let unfit = |what: &str| MountError::Unfit { path: path.clone(), what: what.to_owned() };
         let (below, made) = placeholder(&path)?;
-        // From here on it is removed again if anything goes wrong.
+        // From here on dropping the mount removes the file after an error.
         let mut mount = Mount { path: path.clone(), made, mounted: false };
         if !below.is_file() {
             return Err(unfit("there is something that is not a regular file"));
@@ -108,12 +107,13 @@ impl Mount {
         Ok((mount, Connection { device, file }))
     }
 
-    /// One that the program before has mounted, and left as it is.
+    /// Takes over a mount of the previous daemon process.
     pub(crate) fn left(path: PathBuf, made: bool) -> Mount {
         Mount { path, made, mounted: true }
     }
 
-    /// Leaves it as it is, for the next program: where it is mounted, and whether the file below was made for it.
+    /// Keeps the mount for the next daemon process. Returns its path, and whether the file below
+    /// was created for it.
     pub(crate) fn leave(mut self) -> (PathBuf, bool) {
         self.mounted = false;
         (std::mem::take(&mut self.path), std::mem::take(&mut self.made))
@@ -122,7 +122,7 @@ impl Mount {
     /// Unmounts it, unless a program has it open.
     pub(crate) fn unmount(&mut self) -> Result<(), MountError> {
         match rustix::mount::unmount(&self.path, UnmountFlags::NOFOLLOW) {
-            // Whoever unmounted it before was quicker.
+            // Another process has already unmounted it.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {
                 self.mounted = false;
                 self.remove_placeholder();
@@ -136,7 +136,7 @@ impl Mount {
         }
     }
 
-    /// Removes it from its path immediately. Programs that have it open can use it as long as it is
+    /// Detaches the file immediately. Programs that have it open can use it as long as it is
     /// served.
     pub(crate) fn detach(&mut self) {
         if std::mem::take(&mut self.mounted)
@@ -149,7 +149,7 @@ impl Mount {
     }
 
     fn remove_placeholder(&mut self) {
-        // Somebody may have put something else there.
+        // Another process may have replaced the file.
         let is_ours = |found: Metadata| found.is_file() && found.len() == 0;
         if std::mem::take(&mut self.made) && fs::symlink_metadata(&self.path).is_ok_and(is_ours) {
             let _ = fs::remove_file(&self.path);
@@ -163,7 +163,7 @@ impl Drop for Mount {
     }
 }
 
-/// Takes away what a daemon that died has left on `path`, if there is anything.
+/// Removes the mounts that a crashed daemon left on `path`.
 pub(crate) fn clear_stale(path: &Path) {
     match checked(path).and_then(|path| clear(&path)) {
         Ok(()) | Err(MountError::Unfit { .. } | MountError::InUse { .. }) => {}
@@ -181,7 +181,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), String> {
     }
 }
 
-/// The path as the kernel knows it.
+/// Returns the path with resolved directories, as the kernel knows it.
 fn checked(path: &Path) -> Result<PathBuf, MountError> {
     let unfit = |what: String| MountError::Unfit { path: path.to_owned(), what };
     check_path(&path.to_string_lossy()).map_err(unfit)?;
@@ -192,7 +192,7 @@ fn checked(path: &Path) -> Result<PathBuf, MountError> {
     Ok(parent.join(name))
 }
 
-/// Unmounts what no daemon serves any more.
+/// Unmounts files that no daemon serves any more.
 fn clear(path: &Path) -> Result<(), MountError> {
     for _ in 0..STALE_MAX {
         if !is_mount_point(path) {
@@ -203,7 +203,7 @@ fn clear(path: &Path) -> Result<(), MountError> {
         let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_FORCE_SYNC;
         match rustix::fs::statx(rustix::fs::CWD, path, flags, StatxFlags::BASIC_STATS) {
             Err(Errno::NOTCONN) => {
-                tracing::info!("{} was left by a daemon that has ended; it is unmounted", path.display());
+                tracing::info!("{}: unmounted a stale mount of a daemon that has ended", path.display());
                 detach(path).map_err(system("unmount", path))?;
             }
             _ => {
@@ -246,7 +246,7 @@ fn unescaped(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// The file to mount on, made if it is not there.
+/// Returns the file to mount on, which is created if it does not exist.
 fn placeholder(path: &Path) -> Result<(Metadata, bool), MountError> {
     let failed = |error: io::Error| MountError::System {
         doing: "make",

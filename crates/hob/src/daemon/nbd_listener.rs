@@ -26,10 +26,11 @@ use super::socket_access::SocketAccess;
 use super::tls::{PeerCertificate, Tls};
 use super::watchdog::contained_task;
 
-/// Longest wait for the end of a connection whose client disconnects.
+/// Maximum time to wait for the end of a connection whose client disconnects.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
-/// How long a client waits for a disk that is being opened when the daemon starts: as long as systemd waits for the start.
+/// Maximum time that a client waits for a disk that is being opened at the daemon's start. It
+/// equals systemd's time limit for the start.
 const OPENING_MAX: Duration = Duration::from_secs(300);
 
 /// One of the connections that a listener may have; further clients wait in the kernel's queue. Released when the last clone is
@@ -59,7 +60,7 @@ pub(crate) struct ListenAddress {
 pub(crate) struct NbdTls {
     /// Certificates or keys.
     pub(crate) session: NbdSession,
-    /// Refuse clients that do not start TLS.
+    /// True if clients that do not start TLS are refused.
     pub(crate) required: bool,
 }
 
@@ -87,7 +88,7 @@ pub(crate) struct ListenerContext {
 /// A bound socket. Dropping it removes the file of a Unix socket, unless it stays open for the next program.
 pub(crate) struct Listener {
     socket: Socket,
-    /// Its name in `listening`.
+    /// Name of the socket in `listening`.
     name: String,
     listening: ListeningSockets,
     tls: Option<NbdTls>,
@@ -139,16 +140,17 @@ impl Listener {
 
     /// Accepts clients until the task is dropped. TLS connections run on `relays`.
     pub(crate) async fn run(self, context: ListenerContext, mut relays: Option<Spawner>) {
-        // Per listener, so that strangers at one listener cannot use up the connections of another.
+        // Each listener has its own limit, so that strangers at one listener cannot use up the
+        // connections of another.
         let permits = Arc::new(Semaphore::new(context.connections_max));
-        // Fewer than the permits, so that strangers leave some to clients.
+        // Fewer than the permits, so that strangers leave some to real clients.
         let half_open = HalfOpenConnections::new(HALF_OPEN_MAX.min(context.connections_max.div_ceil(2)));
         loop {
             let permit = Arc::new(Arc::clone(&permits).acquire_owned().await.expect("never closed"));
             self.listening.until_resumed().await;
             let accepted = tokio::select! {
                 biased;
-                // First, so that no connection is accepted once accepting is paused.
+                // This branch is first, so that no connection is accepted after a pause.
                 () = self.listening.until_paused() => continue,
                 accepted = self.accept(&context, permit) => accepted,
             };
@@ -174,8 +176,8 @@ impl Listener {
                     }
                 }
                 Err(error) => {
-                    // Usually EMFILE: wait for connections to be closed.
-                    tracing::warn!(%error, "cannot accept a client");
+                    // The usual error is EMFILE: wait until connections are closed.
+                    tracing::warn!(%error, "cannot accept an NBD client");
                     tokio::time::sleep(Duration::from_millis(100)).await;
                 }
             }
@@ -381,17 +383,18 @@ fn attach(
 
 /// The result of a negotiation.
 enum Step {
-    /// An export was chosen; with the bytes that the client has sent since.
+    /// The client chose an export. Includes the bytes received after the negotiation.
     Done(Negotiated, Vec<u8>),
     /// The client starts TLS.
     StartTls(Handshake),
-    /// The client chose a disk that is being opened; with its name, the handshake as it was before, and the bytes to read again.
+    /// The client chose a disk that is being opened. Includes its name, the handshake before that
+    /// request, and the bytes to process again.
     Opening(String, Box<Handshake>, Vec<u8>),
     /// The client disconnects.
     Disconnect,
 }
 
-/// The exports, and the name of the one that was requested while its disk was being opened.
+/// The export directory of one negotiation. Records the requested name if its disk is being opened.
 struct Asked<'a> {
     visible: &'a Visible,
     opening: RefCell<Option<String>>,
@@ -411,8 +414,8 @@ impl ExportDirectory for Asked<'_> {
     }
 }
 
-/// Negotiates. A client that asks for a disk which is being opened waits for it, and is not
-/// half-open any more.
+/// Negotiates with a client. A client that asks for a disk which is being opened waits for it, and
+/// no longer counts as half-open.
 async fn negotiate_in_time(
     hello: Handshake,
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),

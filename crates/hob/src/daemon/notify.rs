@@ -1,7 +1,7 @@
 //! The systemd service protocol: sd_notify(3) over the datagram socket in `NOTIFY_SOCKET`.
 //!
-//! Reports when guests are served, a status line, the begin of the shutdown, and, at the interval
-//! of `WATCHDOG_USEC`, that every shard answers. Without these variables it reports nothing. Errors
+//! Reports the end of the start, a status line, the start of the shutdown, and, at the interval of
+//! `WATCHDOG_USEC`, that every shard answers. Without these variables it reports nothing. Errors
 //! are ignored.
 
 use std::ffi::OsStr;
@@ -20,11 +20,11 @@ use super::shard_api::ShardHandle;
 /// Update interval of the status line without a watchdog.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Part of the watchdog's timeout within which the shards must answer; the same time passes between
-/// two reports.
+/// The shards must answer within one part in this many of the watchdog's timeout; the same time
+/// passes between two reports.
 const WATCHDOG_SHARE: u32 = 4;
 
-/// Sends notifications, if systemd wants any.
+/// Sends notifications, if systemd requests them.
 #[derive(Debug)]
 pub(crate) struct Notifier {
     line: Option<(UnixDatagram, SocketAddr)>,
@@ -34,7 +34,7 @@ pub(crate) struct Notifier {
 }
 
 impl Notifier {
-    /// According to systemd's environment variables.
+    /// Creates a notifier from systemd's environment variables.
     pub(crate) fn from_env() -> Arc<Notifier> {
         let var = |name| std::env::var_os(name);
         let text = |name| var(name).and_then(|value| value.into_string().ok());
@@ -55,7 +55,7 @@ impl Notifier {
         Arc::new(Notifier { line, watchdog, ready: AtomicBool::new(false), stopping: AtomicBool::new(false) })
     }
 
-    /// Guests are served. From now on tells how things are, and gives signs of life.
+    /// Reports that guests are served. From then on updates the status line and the watchdog.
     pub(crate) fn ready(self: &Arc<Self>, manager: &Arc<Manager>) {
         self.ready.store(true, Ordering::Relaxed);
         if self.line.is_some() {
@@ -64,27 +64,27 @@ impl Notifier {
         }
     }
 
-    /// The end has begun. Signs of life go on until the shards are stopped.
+    /// Reports that the shutdown has begun. The watchdog is updated until the shards have stopped.
     pub(crate) fn stopping(&self) {
         self.stopping.store(true, Ordering::Relaxed);
         self.say("STOPPING=1\nSTATUS=ending");
     }
 
-    /// Another program is about to go on in this process.
+    /// Reports that another program is about to take over in this process.
     pub(crate) fn reloading(&self) {
         let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
         let micros = now.tv_sec as u64 * 1_000_000 + now.tv_nsec as u64 / 1000;
         self.say(&format!("RELOADING=1\nMONOTONIC_USEC={micros}\nSTATUS=handing over"));
     }
 
-    /// It was not, after all.
+    /// Reports that the upgrade was cancelled.
     pub(crate) fn not_reloading(&self, why: &str) {
         let why = why.replace('\n', " ");
         self.say(&format!("READY=1\nSTATUS=not upgraded: {why}"));
     }
 
-    /// Gives signs of life while `shards` respond, for as long as the start of a program takes that went on in this process: systemd
-    /// waits for them from the one before.
+    /// Updates the watchdog while the `shards` respond, during the start of a program that took
+    /// over this process. Systemd expects these updates because the previous program sent them.
     pub(crate) fn going_on(self: &Arc<Self>, shards: Vec<ShardHandle>) {
         if let Some(pause) = self.watchdog.map(|limit| limit / WATCHDOG_SHARE) {
             let notifier = Arc::clone(self);
@@ -135,7 +135,7 @@ async fn respond(shards: &[ShardHandle], wait_max: Duration) -> bool {
     true
 }
 
-/// A socket to talk to `name`: a path, or behind `@` a name in the abstract namespace.
+/// Opens a socket to `name`: a path, or `@` and a name in the abstract namespace.
 fn open(name: &OsStr) -> std::io::Result<(UnixDatagram, SocketAddr)> {
     let address = match name.as_bytes() {
         [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,

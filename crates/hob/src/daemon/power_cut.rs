@@ -1,15 +1,14 @@
 //! How `hob selftest` tells its child process to lose unflushed data.
 //!
 //! An environment variable of the child, undocumented on purpose, contains the process that set it:
-//! the child's own parent. So it cannot take effect by accident: if a grandchild inherits it, or it
-//! is left in a shell, it is an error and the program does not start. The child ends with its
-//! parent.
+//! the child's own parent. The variable therefore cannot take effect by accident: in a grandchild
+//! or a shell it is an error, and the program does not start. The child ends with its parent.
 
 use anyhow::{Context, bail, ensure};
 use hob_storage::volatile::{self, Flushes, VolatileOptions};
 use rustix::process::Signal;
 
-/// The variable.
+/// Name of the environment variable.
 pub(crate) const VARIABLE: &str = "HOB_SELFTEST_POWER_CUT";
 
 /// The value of the variable for a child of this process.
@@ -22,7 +21,7 @@ pub(crate) fn order(options: &VolatileOptions) -> String {
     format!("{} {seed} {flushes} {}", std::process::id(), cut_after.unwrap_or(0))
 }
 
-/// Switches the layer on, if the parent says so.
+/// Enables the loss of unflushed data, if the parent process requests it.
 pub(super) fn obey() -> anyhow::Result<()> {
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(()) };
     let text = text.to_string_lossy();
@@ -35,14 +34,14 @@ pub(super) fn obey() -> anyhow::Result<()> {
     Ok(volatile::switch_on(options)?)
 }
 
-/// The daemon ends and the power stays on.
+/// Writes all data when the daemon ends without a simulated power cut.
 pub(super) fn end_in_peace() {
     if let Err(error) = volatile::settle() {
-        tracing::error!(%error, "the last writes did not reach their file");
+        tracing::error!(%error, "cannot write the last data of the simulated volatile device");
     }
 }
 
-/// Parent and options, from what [`order`] writes.
+/// Parses the value that [`order`] writes: the parent process and the options.
 fn parse(text: &str) -> anyhow::Result<(i32, VolatileOptions)> {
     let words: Vec<&str> = text.split(' ').collect();
     let [parent, seed, flushes, cut_after] = words[..] else {

@@ -2,10 +2,12 @@
 //!
 //! For clients with GnuTLS, such as qemu and libnbd; rustls does not support it
 //! (docs/decisions/0010-tls.md). The key file has a line `name:hexadecimal` for each client, as
-//! `psktool` writes it. It is checked at each new connection, and read again if it has changed. TLS
-//! 1.3 only, with an additional key exchange, so that a key that leaks later cannot decrypt
-//! recorded traffic. Sessions are not resumed. Keys that every user can read, and keys shorter than
-//! [`KEY_BYTES_MIN`], are refused.
+//! `psktool` writes it. The key file is checked at each new connection, and read again if it has
+//! changed.
+//!
+//! Only TLS 1.3 is accepted, with an additional key exchange, so that a key that leaks later cannot
+//! decrypt recorded traffic. Sessions are not resumed. Keys that every user can read, and keys
+//! shorter than [`KEY_BYTES_MIN`], are refused.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -24,30 +26,30 @@ use tokio_openssl::SslStream;
 
 use super::tls::{self, Stamp, TlsError};
 
-/// A client must have finished the TLS handshake by then.
+/// Maximum time for a client to finish the TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
 
-/// Shortest key, bytes.
+/// Minimum length of a key in bytes.
 const KEY_BYTES_MIN: usize = 16;
 
-/// Longest key that OpenSSL takes, bytes.
+/// Maximum length of a key that OpenSSL accepts, in bytes.
 const KEY_BYTES_MAX: usize = 256;
 
 /// Why keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum KeysError {
-    /// The file cannot be read, or by too many.
+    /// The file is unreadable or has too open permissions.
     #[error("the keys for TLS: {0}")]
     File(#[from] TlsError),
-    /// A line is no key.
+    /// A line is not a valid key.
     #[error("{}, line {line}: write a name, a colon, and 32 to 512 hexadecimal digits, as psktool does", path.display())]
     Line {
         /// The file.
         path: PathBuf,
-        /// From 1.
+        /// Line number, from 1.
         line: usize,
     },
-    /// A name stands there twice, or none at all.
+    /// A name occurs twice, or the file has no key.
     #[error("{}: {what}", path.display())]
     Names {
         /// The file.
@@ -62,7 +64,7 @@ pub(crate) enum KeysError {
 
 type Table = BTreeMap<Vec<u8>, Vec<u8>>;
 
-/// The keys, and how to speak TLS with them.
+/// The keys, and the TLS context that uses them.
 pub(crate) struct Keys {
     path: PathBuf,
     context: SslContext,
@@ -70,7 +72,7 @@ pub(crate) struct Keys {
     current: Arc<Mutex<Current>>,
 }
 
-/// Shared with what OpenSSL calls.
+/// The current keys, shared with the callbacks of OpenSSL.
 struct Current {
     table: Table,
     stamp: Option<Stamp>,
@@ -90,7 +92,7 @@ impl Keys {
         let name = Ssl::new_ex_index()?;
         let mut builder = SslContext::builder(SslMethod::tls_server())?;
         builder.set_min_proto_version(Some(SslVersion::TLS1_3))?;
-        // The hash that keys without one of their own go with.
+        // Keys without their own hash function use SHA-256.
         builder.set_ciphersuites("TLS_AES_128_GCM_SHA256:TLS_CHACHA20_POLY1305_SHA256")?;
         builder.set_session_cache_mode(SslSessionCacheMode::OFF);
         builder.set_options(SslOptions::NO_TICKET);
@@ -113,7 +115,7 @@ impl Keys {
         Ok(Keys { path, context: builder.build(), name, current })
     }
 
-    /// The TLS handshake with a client; with the name of its key.
+    /// Performs the TLS handshake with a client. Returns the name of its key.
     pub(crate) async fn accept<S>(&self, stream: S) -> io::Result<(SslStream<S>, String)>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -130,7 +132,7 @@ impl Keys {
         }
     }
 
-    /// Reads the file again if it was changed; one that cannot be used changes nothing.
+    /// Reads the file again if it has changed. An invalid file is ignored.
     fn refresh(&self) {
         let stamp = Stamp::of(&self.path);
         let mut current = lock(&self.current);
@@ -143,7 +145,7 @@ impl Keys {
                 tracing::info!("read {} again", self.path.display());
                 current.table = table;
             }
-            Err(error) => tracing::warn!("{error}; the keys from before stay in use"),
+            Err(error) => tracing::warn!("{error}; the previous keys stay in use"),
         }
     }
 }
@@ -152,7 +154,7 @@ fn lock(current: &Mutex<Current>) -> MutexGuard<'_, Current> {
     current.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Names and keys. Empty lines and lines that begin with # mean nothing.
+/// Parses names and keys. Ignores empty lines and lines that begin with #.
 fn read(path: &Path) -> Result<Table, KeysError> {
     let bytes = tls::secret(path)?;
     let names = |what: String| KeysError::Names { path: path.to_owned(), what };

@@ -1,7 +1,7 @@
 //! Threads for NBD connections inside TLS.
 //!
 //! A shard serves sockets that its ring reads and writes. TLS needs a relay: a task with the TLS
-//! session and one end of a Unix socket pair, whose other end the shard serves like a client. These
+//! session and one end of a Unix socket pair, whose other end the shard serves like a client. Relay
 //! tasks have their own threads, so that encryption delays neither unencrypted I/O nor the control
 //! API.
 //!
@@ -17,13 +17,13 @@ use tokio::net::UnixStream;
 use tokio::runtime::Handle;
 use tokio::sync::{mpsc, oneshot};
 
-/// Bytes on their way in each direction, per connection.
+/// Buffer size per direction and connection, in bytes.
 const BUFFER_BYTES: usize = 64 << 10;
 
 /// Maximum time for sending the end of the session to a client.
 const FAREWELL_MAX: Duration = Duration::from_secs(5);
 
-/// The threads. They end when this is dropped.
+/// The relay threads, which end when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct Relays {
     threads: Vec<Thread>,
@@ -40,14 +40,14 @@ struct Thread {
 }
 
 impl Relays {
-    /// Starts that many threads, at least one.
+    /// Starts this many threads, at least one.
     pub(crate) fn start(threads: usize) -> io::Result<Relays> {
         let (alive, ended) = mpsc::channel(1);
         let threads = (0..threads.max(1)).map(Thread::start).collect::<io::Result<_>>()?;
         Ok(Relays { threads, alive, ended })
     }
 
-    /// For code that has connections to relay.
+    /// Returns a handle that runs tasks on the threads.
     pub(crate) fn spawner(&self) -> Spawner {
         let handles = self.threads.iter().map(|thread| thread.handle.clone()).collect();
         Spawner { handles, next: 0, alive: self.alive.clone() }
@@ -59,7 +59,9 @@ impl Relays {
         let Relays { threads, alive, mut ended } = self;
         drop(alive);
         if tokio::time::timeout(time_max, ended.recv()).await.is_err() {
-            tracing::info!("some TLS clients did not take their last answers");
+            tracing::info!(
+                "some TLS clients did not receive their last replies before the connection was closed"
+            );
         }
         drop(threads);
     }
@@ -71,7 +73,7 @@ impl Thread {
         let handle = runtime.handle().clone();
         let (stop, stopped) = oneshot::channel::<()>();
         let run = move || {
-            // An error means that the sender was dropped, which is the expected end.
+            // An error means that the sender was dropped, which is the normal end.
             let _ = runtime.block_on(stopped);
         };
         std::thread::Builder::new().name(format!("hob-tls-{number}")).spawn(run)?;
@@ -79,7 +81,7 @@ impl Thread {
     }
 }
 
-/// Gives the threads work, each in turn.
+/// Distributes tasks over the threads in turn.
 #[derive(Clone, Debug)]
 pub(crate) struct Spawner {
     handles: Vec<Handle>,
@@ -106,8 +108,8 @@ pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream
     let (mut from_shard, mut to_shard) = shard.into_split();
     let up = async {
         if let Err(error) = copy(&mut from_client, &mut to_shard).await {
-            // Most clients leave without saying so inside TLS.
-            tracing::debug!("a TLS client broke off: {error}");
+            // Most clients close the connection without ending the TLS session.
+            tracing::debug!("a TLS connection ended with an error: {error}");
         }
         let _ = to_shard.shutdown().await;
     };
@@ -124,7 +126,8 @@ pub(crate) async fn relay(client: impl AsyncRead + AsyncWrite, shard: UnixStream
     }
 }
 
-/// Until `from` ends. What was read has left before more is read: nothing waits in a session for company.
+/// Copies until `from` ends. All data that was read is sent before more is read, so that no data
+/// waits inside a TLS session.
 async fn copy(from: &mut (impl AsyncRead + Unpin), to: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     let mut buffer = vec![0; BUFFER_BYTES];
     loop {

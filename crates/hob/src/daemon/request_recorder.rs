@@ -1,9 +1,9 @@
 //! The ring through which a shard passes the record of each request of a disk to a recorder.
 //!
-//! One thread writes ([`Recorder`]), one reads ([`Reader`]). Between them is a ring with a fixed
-//! number of records, so that recording costs three stores per request, and one clock reading for
-//! all requests that arrived together. The writer never waits, wakes no thread and allocates
-//! nothing. If the reader is a whole ring behind, records are dropped and counted.
+//! One thread writes ([`Recorder`]), one reads ([`Reader`]). Writer and reader share a ring with a
+//! fixed number of records. Recording costs three stores per request, and one clock reading for all
+//! requests that arrived together. The writer never waits, wakes no thread and allocates nothing.
+//! If the reader is a whole ring behind, records are dropped and counted.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -11,30 +11,31 @@ use std::time::Instant;
 
 use hob_control::{TraceOp, TraceRecord};
 
-/// Records that a ring has room for: a quarter of a second at half a million requests a second, 3 MiB.
+/// Capacity of a ring in records: a quarter of a second at half a million requests per second, 3
+/// MiB.
 const RECORDS_MAX: usize = 1 << 17;
 
-/// Words of a record: time, offset, and length with the operation above it.
+/// Number of words per record: time, offset, and length with the operation in the upper half.
 const WORDS: usize = 3;
 
 #[derive(Debug)]
 struct RecordRing {
-    /// The ring. Each word is written by the recorder alone, before `written` says so, and not
-    /// again before `read` does.
+    /// Words of the ring. Only the recorder writes a word, before it advances `written`, and again
+    /// only after `read` has advanced.
     words: Box<[AtomicU64]>,
-    /// Records written, since the start.
+    /// Number of records written.
     written: AtomicU64,
     /// Number of records read.
     read: AtomicU64,
     dropped: AtomicU64,
-    /// There is no recorder any more.
+    /// True after the recorder has ended.
     ended: AtomicBool,
-    /// There is no reader any more.
+    /// True after the reader has ended.
     abandoned: AtomicBool,
     origin: Instant,
 }
 
-/// A new tape, whose time begins now.
+/// Creates a ring whose time starts now.
 pub(crate) fn new() -> (Recorder, Reader) {
     with_room(RECORDS_MAX)
 }
@@ -59,7 +60,7 @@ impl RecordRing {
         self.origin.elapsed().as_nanos() as u64
     }
 
-    /// The words of the record of that number.
+    /// Returns the words of the record with this number.
     fn record(&self, number: u64) -> &[AtomicU64] {
         let records = self.words.len() / WORDS;
         let at = (number as usize & (records - 1)) * WORDS;
@@ -71,14 +72,15 @@ impl RecordRing {
 #[derive(Debug)]
 pub(crate) struct Recorder {
     ring: Arc<RecordRing>,
-    /// Our own copies, and what `read` was when last looked at.
+    /// Local copy of the number of written records; the next field is the last seen value of
+    /// `read`.
     written: u64,
     read: u64,
     dropped: u64,
 }
 
 impl Recorder {
-    /// The time of requests that arrive now.
+    /// Returns the time for requests that arrive now.
     pub(crate) fn now_ns(&self) -> u64 {
         self.ring.elapsed_ns()
     }
@@ -105,7 +107,7 @@ impl Recorder {
         ring.written.store(self.written, Ordering::Release);
     }
 
-    /// Nobody will read it.
+    /// Returns true if the reader has ended.
     pub(crate) fn is_abandoned(&self) -> bool {
         self.ring.abandoned.load(Ordering::Relaxed)
     }
@@ -117,24 +119,24 @@ impl Drop for Recorder {
     }
 }
 
-/// The other end.
+/// The reading end of a ring.
 #[derive(Debug)]
 pub(crate) struct Reader {
     ring: Arc<RecordRing>,
 }
 
 impl Reader {
-    /// How long the recording has lasted.
+    /// Returns the duration of the recording in nanoseconds.
     pub(crate) fn elapsed_ns(&self) -> u64 {
         self.ring.elapsed_ns()
     }
 
-    /// Will nothing more be written? What has been written before can still be read.
+    /// Returns true if the recorder has ended. Records written before can still be read.
     pub(crate) fn has_ended(&self) -> bool {
         self.ring.ended.load(Ordering::Acquire)
     }
 
-    /// Requests that were dropped.
+    /// Returns the number of dropped requests.
     pub(crate) fn dropped(&self) -> u64 {
         self.ring.dropped.load(Ordering::Relaxed)
     }
@@ -159,12 +161,12 @@ impl Reader {
         records
     }
 
-    /// Reads no more.
+    /// Ends the reader.
     pub(crate) fn abandon(&self) {
         self.ring.abandoned.store(true, Ordering::Relaxed);
     }
 
-    /// To look at from elsewhere.
+    /// Returns a counter of the recording for other threads.
     pub(crate) fn counter(&self) -> Counter {
         Counter(Arc::downgrade(&self.ring))
     }
@@ -176,7 +178,7 @@ impl Drop for Reader {
     }
 }
 
-/// How far a recording is. Does not keep the tape.
+/// Counter of a recording, which does not keep the ring alive.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(Weak<RecordRing>);
 

@@ -1,14 +1,14 @@
-//! The boundary between the control thread and a shard's thread: calls in, events out. Here are the calls; [`ShardHandle`] has a function
-//! for each.
+//! The interface between the control thread and a shard's thread: calls to the shard, and events
+//! from it. [`ShardHandle`] has a function for each call.
 //!
-//! A call is a value put into a channel, then a wake-up; the shard answers through the call's own
-//! one-shot channel when the engine has finished. Changes have no time-out here, because a change
-//! that was begun ends some day and releases segments that must not be lost: the manager runs each
-//! change as a task of its own, and it is the *asker* that stops waiting ([`PATIENCE`]). Questions
-//! that change nothing give up after [`PATIENCE`].
+//! A call is a value sent through a channel, followed by a wake-up. The shard answers through the
+//! call's own one-shot channel. Changes have no time-out here: a change that has started must
+//! finish, because it returns segments that must not be lost. The manager runs each change as a
+//! task, and the caller of that task may stop waiting after [`PATIENCE`]. Queries fail after
+//! [`PATIENCE`].
 
 mod abandon;
-mod carry;
+mod cache_transfer;
 mod error;
 mod event;
 mod handle;
@@ -34,319 +34,254 @@ use super::cluster::LeaseClock;
 use super::hardware::{Area, Backing, ChangeDetector, ChangeMark, DeviceCounts, FlashDevice};
 use super::nbd_listener::{ConnectionPermit, Transport};
 use super::request_recorder::Recorder;
-use super::shard::{CarryCall, MachineCall};
+use super::shard::{TransferCall, VhostUserCall};
 pub(crate) use error::ShardError;
 pub(crate) use event::{EventSender, ShardEvent};
 pub(crate) use handle::{PATIENCE, ShardHandle};
 
-/// Sends a shard's answer to a call. Dropping it means that the shard has ended.
+/// Sends a shard's answer to a call. A dropped sender means that the shard has ended.
 pub(crate) type Answer<T> = oneshot::Sender<Result<T, ShardError>>;
 
-/// A question or an instruction to a shard. Each is answered once; [`ShardCall::Attach`], [`ShardCall::AttachFile`],
-/// [`ShardCall::CloseExport`], [`ShardCall::GiveUpDevice`], [`ShardCall::Resume`], [`ShardCall::Control`], [`ShardCall::SetLease`], [`ShardCall::Lose`],
-/// [`ShardCall::ExpireRequests`], [`ShardCall::Abandon`] and
-/// [`ShardCall::EndRecording`] never.
+/// A call to a shard. Each call is answered once, except for these, which have no answer:
+/// [`ShardCall::Attach`], [`ShardCall::AttachFile`], [`ShardCall::CloseExport`],
+/// [`ShardCall::GiveUpDevice`], [`ShardCall::Resume`], [`ShardCall::Control`],
+/// [`ShardCall::SetLease`], [`ShardCall::Lose`], [`ShardCall::ExpireRequests`],
+/// [`ShardCall::Abandon`] and [`ShardCall::EndRecording`].
 #[derive(Debug)]
 pub(crate) enum ShardCall {
     /// Answer, to show that the shard's loop runs.
     Ping {
-        /// At once.
         answer: Answer<()>,
     },
     /// Open a flash device for the caches of this shard.
     AddDevice {
-        /// Its name from now on.
         id: DeviceId,
-        /// Its device and segments.
+        /// The flash device and its segments.
         device: Box<FlashDevice>,
-        /// When it can be used.
         answer: Answer<()>,
     },
-    /// Close a flash device. No cache uses it any more.
+    /// Close a flash device that no cache uses any more.
     RemoveDevice {
-        /// The device.
         id: DeviceId,
-        /// When it is closed.
         answer: Answer<()>,
     },
-    /// Fail all I/O to a flash device on another host, in flight and later. Its content is not
-    /// trusted any more.
+    /// Fail all I/O to a flash device on another host, and do not trust its content any more.
     GiveUpDevice {
-        /// The device.
         id: DeviceId,
     },
-    /// Serve a disk.
     AddDisk {
-        /// Its name from now on.
         id: DiskId,
-        /// Its properties for the guest.
+        /// Properties of the disk for the guest.
         config: DiskConfig,
-        /// Its backing.
         backing: Backing,
-        /// Sent when requests may be submitted.
+        /// Sent when the disk accepts requests.
         answer: Answer<()>,
     },
-    /// Fail the next flush of this many guests once: acknowledged writes may have been lost before
-    /// the disk was opened.
+    /// Fail the next flush of this many guests once, because acknowledged writes may have been lost
+    /// before the disk was opened.
     OweFailures {
-        /// The disk.
         id: DiskId,
-        /// Number of guests.
         count: u32,
     },
     /// Close a disk's connections and its backing.
     RemoveDisk {
-        /// The disk.
         id: DiskId,
-        /// The remains of the disk, when the last request has been answered.
+        /// Receives the resources of the disk when its last request has been answered.
         answer: Answer<Gone>,
     },
     /// Serve a disk under this lease.
     SetLease {
-        /// The disk.
         id: DiskId,
-        /// Until when.
         clock: Arc<LeaseClock>,
     },
-    /// A disk is another host's: refuse everything.
+    /// Fail all requests of a disk that another host owns.
     Lose {
-        /// The disk.
         id: DiskId,
     },
-    /// Let another disk of this shard serve the blocks of a disk's parent; `None` ends that.
+    /// Let another disk of this shard serve the blocks of a clone's parent; `None` ends that.
     LinkParent {
-        /// The clone.
         id: DiskId,
-        /// Its parent's disk.
+        /// The parent's disk.
         parent: Option<DiskId>,
     },
-    /// Change a disk's cache, or let the disk be larger, as its backing is already.
+    /// Change a disk's cache, or grow the disk to the size of its backing.
     ChangeCache {
-        /// The disk.
         id: DiskId,
-        /// How.
         change: CacheChange,
-        /// Segments that the cache does not use any more, when the change has taken effect.
+        /// Receives the segments that the cache no longer uses, when the change is complete.
         answer: Answer<Vec<Segment>>,
     },
-    /// Give a disk other memory above its cache, or none.
+    /// Replace or remove the RAM tier of a disk's cache.
     SetMemory {
-        /// The disk.
         id: DiskId,
-        /// Its settings and its memory.
+        /// Settings and memory of the RAM tier.
         memory: Option<(MemoryConfig, Area)>,
-        /// The memory that it had.
+        /// Receives the previous memory.
         answer: Answer<Option<Area>>,
     },
     /// Fail the requests that wait for a disk's backing now.
     ExpireRequests {
-        /// The disk.
         id: DiskId,
     },
-    /// Close a disk's connections, refuse everything, and ask its backing for nothing more: requests that it does not end within a second are
-    /// given up. The disk is removed next.
+    /// Close a disk's connections, refuse new requests and stop using its backing. Requests that
+    /// the backing does not complete within a second are abandoned. The disk is removed next.
     Abandon {
-        /// The disk.
         id: DiskId,
     },
     /// Change how long requests wait for a disk's backing.
     SetWaitMax {
-        /// The disk.
         id: DiskId,
-        /// How long.
         wait_max: Duration,
     },
-    /// Set a disk's entitlement.
     SetQos {
-        /// The disk.
         id: DiskId,
-        /// Its entitlement.
         qos: DiskQos,
-        /// When it is so.
         answer: Answer<()>,
     },
-    /// Throttle a resource, or stop that.
+    /// Set or remove the throttle of a resource.
     Control {
-        /// The resource.
         resource: Resource,
-        /// How.
         control: Control,
     },
-    /// How a resource is doing.
+    /// Return the load and the state of a resource.
     Resource {
-        /// The resource.
         resource: Resource,
-        /// The current value.
         answer: Answer<ResourceState>,
     },
-    /// The shard's report about a resource to the hosts that share it.
+    /// Return the shard's report about a resource, for the hosts that share it.
     ReportOn {
-        /// The resource.
         resource: Resource,
-        /// The level of the last agreement.
+        /// Rate per share of the last round between the hosts.
         level: Option<f64>,
-        /// Nothing where there is nothing to agree on.
+        /// Receives `None` if the resource is not shared.
         answer: Answer<Option<Report>>,
     },
-    /// Take the part of a resource that was agreed on.
+    /// Set the shard's part of a shared resource.
     TakePart {
-        /// The resource.
         resource: Resource,
-        /// I/Os in flight.
+        /// Number of I/Os in flight.
         in_flight: f64,
     },
-    /// Change a disk's bitmaps.
+    /// Change a disk's dirty bitmaps.
     ChangeBitmaps {
-        /// The disk.
         id: DiskId,
-        /// How.
         change: BitmapChange,
-        /// When it is so.
         answer: Answer<()>,
     },
-    /// Counters of a disk's bitmaps.
+    /// Return the counters of a disk's dirty bitmaps.
     Bitmaps {
-        /// The disk.
         id: DiskId,
-        /// Return the whole content of this bitmap, and only the counters of the others.
+        /// Name of a bitmap whose whole content is returned.
         whole: Option<String>,
-        /// The current value.
         answer: Answer<Noted>,
     },
-    /// Figures of a disk.
+    /// Return a disk's statistics.
     Stats {
-        /// The disk.
         id: DiskId,
-        /// The current value.
         answer: Answer<Box<DiskStats>>,
     },
-    /// Histograms of a disk's requests.
+    /// Return the histograms of a disk's requests.
     Histograms {
-        /// The disk.
         id: DiskId,
-        /// The current values, and the time.
+        /// Receives the histograms and the current time.
         answer: Answer<(Instant, Box<Histograms>)>,
     },
-    /// Predicted hit ratios of other cache sizes for a disk.
+    /// Return predicted hit ratios of other cache sizes for a disk.
     Sizing {
-        /// The disk.
         id: DiskId,
-        /// The current value.
         answer: Answer<Box<Sizing>>,
     },
-    /// How many clients and machines use a disk.
+    /// Return the number of NBD and vhost-user clients of a disk.
     Users {
-        /// The disk.
         id: DiskId,
-        /// The current value.
         answer: Answer<u64>,
     },
-    /// Reset a counter.
     Reset {
-        /// For which disk.
         id: DiskId,
-        /// The counter.
         counter: Counter,
-        /// When it has begun.
         answer: Answer<()>,
     },
-    /// Counters of the flash devices. The loop that serves disks answers in turn, which shows that
-    /// it is alive.
+    /// Return the counters of the flash devices. The answer also shows that the shard's loop runs.
     Devices {
-        /// The current values of the devices that it has open.
+        /// Receives the counters of the devices that the shard has open.
         answer: Answer<Vec<(DeviceId, DeviceCounts)>>,
     },
-    /// The regions of a disk that were changed while its cache is being recovered; `None` if it is
-    /// not.
+    /// Return the regions of a disk that were written while its cache recovers; `None` without a
+    /// recovery.
     ChangedMeanwhile {
-        /// The disk.
         id: DiskId,
-        /// The current value.
         answer: Answer<Option<Box<Regions>>>,
     },
-    /// Record a disk's requests from now on, instead of what recorded them before.
+    /// Start to record a disk's requests, with this recorder instead of an earlier one.
     Record {
-        /// The disk.
         id: DiskId,
-        /// The recorder.
         recorder: Recorder,
-        /// When it has begun.
         answer: Answer<()>,
     },
-    /// Drop a disk's recorder if nothing reads it.
+    /// Drop a disk's recorder if no client reads it.
     EndRecording {
-        /// The disk.
         id: DiskId,
     },
-    /// A client has negotiated and sends requests now.
+    /// Serve an NBD client that has completed the negotiation.
     Attach {
-        /// For which disk.
         id: DiskId,
-        /// Its connection.
         socket: OwnedFd,
         /// Result of the negotiation.
         negotiated: Box<Negotiated>,
-        /// Bytes that were received after the negotiation.
+        /// Bytes received after the negotiation.
         leftover: Vec<u8>,
-        /// What its reads promote into the cache.
+        /// What reads of this client promote into the cache.
         promote: Promote,
-        /// The peer of the socket.
         transport: Transport,
-        /// Held for as long as the connection lasts.
+        /// Connection permit, returned when the connection ends.
         permit: ConnectionPermit,
     },
-    /// The kernel has mounted a disk as a file.
+    /// Serve a disk through a file that the kernel has mounted.
     AttachFile {
-        /// The disk.
         id: DiskId,
-        /// The connection, not blocking.
+        /// The non-blocking FUSE connection.
         device: OwnedFd,
-        /// Attributes for programs.
+        /// Attributes of the file.
         file: Attributes,
-        /// Its rights.
         rights: FileRights,
     },
-    /// A machine that speaks vhost-user.
-    Machine(MachineCall),
-    /// A disk that moves between hosts.
-    Carry(DiskId, CarryCall),
-    /// An export was removed: close the connections of its NBD clients.
+    /// A call of a vhost-user session.
+    VhostUser(VhostUserCall),
+    /// A call about a migrating disk.
+    Transfer(DiskId, TransferCall),
+    /// Close the NBD connections to an export that was removed.
     CloseExport {
-        /// The disk.
         id: DiskId,
-        /// Its name.
+        /// Name of the export.
         export: String,
     },
-    /// Take no new request from anybody, and answer all that there are.
+    /// Quiesce: accept no new request, and answer all accepted ones.
     Rest {
-        /// When all have been answered.
+        /// Sent when all requests have been answered.
         answer: Answer<()>,
     },
-    /// Take requests again.
+    /// End the quiesced state and accept requests again.
     Resume,
-    /// Let go of connections that are at rest. Those that are not, or cannot be kept, stay.
+    /// Hand over the quiesced connections. Busy or unsupported connections stay.
     HandOver {
-        /// The quiesced connections.
         answer: Answer<AtRest>,
     },
-    /// Stop: close every connection, finish requests in flight, close everything.
+    /// Stop the shard: close every connection, finish requests in flight, close all devices and
+    /// backings.
     Stop {
-        /// When it is done.
         answer: Answer<()>,
     },
 }
 
-/// A counter that can be reset.
+/// A statistic that can be reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Counter {
-    /// Histograms of a disk's requests.
     Histograms,
-    /// Predicted hit ratios of other cache sizes.
     Sizing,
 }
 
 impl Counter {
-    /// The engine's command for it.
+    /// Returns the engine's command that resets this statistic.
     pub(crate) fn command(self) -> Command {
         match self {
             Counter::Histograms => Command::ResetHistograms,
@@ -355,47 +290,46 @@ impl Counter {
     }
 }
 
-/// The remains of a disk that is not served any more.
+/// Resources that a removed disk leaves behind.
 #[derive(Debug, Default)]
 pub(crate) struct Gone {
-    /// Segments that its cache does not use any more.
+    /// Segments that the disk's cache no longer uses.
     pub(crate) released: Vec<Segment>,
-    /// When its backing was last changed, after everything that hob did.
+    /// Time of the last change of the backing, after all writes of hob.
     pub(crate) changed: Option<ChangeMark>,
-    /// Keeps its backing open, and tells whether it was changed since.
+    /// Keeps the backing open and detects changes by other programs.
     pub(crate) witness: Option<ChangeDetector>,
-    /// Memory above its cache.
+    /// Memory of the disk's RAM tier.
     pub(crate) memory: Option<Area>,
-    /// Its bitmaps, which have noted everything that was acknowledged.
+    /// The disk's dirty bitmaps, which include all acknowledged writes.
     pub(crate) bitmaps: Vec<Bitmap>,
     /// Number of guests that were not told that acknowledged writes may be lost.
     pub(crate) failures_owed: u32,
-    /// Its backing was abandoned and is not closed: [`ShardEvent::BackingClosed`] tells when, and the disk's id is not free before.
+    /// True if the abandoned backing is still open. The disk's id can be reused after
+    /// [`ShardEvent::BackingClosed`].
     pub(crate) is_closing: bool,
 }
 
-/// Counters and content of a disk's bitmaps.
+/// Counters and content of a disk's dirty bitmaps.
 #[derive(Debug, Default)]
 pub(crate) struct Noted {
-    /// In the order in which they were made.
+    /// Counters of all bitmaps, in the order of their creation.
     pub(crate) all: Vec<BitmapFigures>,
-    /// The one that was asked for.
+    /// Whole content of the requested bitmap.
     pub(crate) whole: Option<Bitmap>,
 }
 
-/// A bitmap in figures, bytes.
+/// Counters of a dirty bitmap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BitmapFigures {
-    /// Its name.
     pub(crate) name: String,
-    /// Bytes that one bit stands for.
+    /// Number of bytes that one bit stands for.
     pub(crate) granule_bytes: u64,
-    /// Bytes marked as changed.
     pub(crate) dirty_bytes: u64,
 }
 
 impl Noted {
-    /// The counters of these bitmaps, and the whole content of one.
+    /// Collects the counters of these bitmaps, and the content of the bitmap called `whole`.
     pub(crate) fn of(bitmaps: &[Bitmap], whole: Option<&str>) -> Noted {
         let figures = |bitmap: &Bitmap| BitmapFigures {
             name: bitmap.name.clone(),
@@ -410,41 +344,36 @@ impl Noted {
 /// Quiesced connections, to be continued by another process.
 #[derive(Debug, Default)]
 pub(crate) struct AtRest {
-    /// NBD clients.
     pub(crate) clients: Vec<ClientAtRest>,
-    /// Mounted files.
     pub(crate) files: Vec<FileAtRest>,
 }
 
-/// An NBD client of which no request is unanswered.
+/// An NBD client without unanswered requests.
 #[derive(Debug)]
 pub(crate) struct ClientAtRest {
-    /// Its connection.
     pub(crate) socket: OwnedFd,
     /// Result of the negotiation.
     pub(crate) negotiated: Negotiated,
-    /// Bytes received after its last request.
+    /// Bytes received after the client's last complete request.
     pub(crate) received: Vec<u8>,
 }
 
-/// A mounted file of which no request is unanswered.
+/// A mounted file without unanswered requests.
 #[derive(Debug)]
 pub(crate) struct FileAtRest {
-    /// Its connection.
     pub(crate) device: OwnedFd,
-    /// Attributes for programs.
+    /// Attributes of the file.
     pub(crate) file: Attributes,
-    /// Its rights.
     pub(crate) rights: FileRights,
 }
 
-/// Rights of a mounted file.
+/// Access rights of a mounted file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct FileRights {
-    /// The export that it is: that of the disk's own name, or a further one.
+    /// Name of the export: the disk's name, or an additional export.
     pub(crate) export: String,
-    /// Changes are refused.
+    /// True if writes are refused.
     pub(crate) read_only: bool,
-    /// What its reads promote into the cache.
+    /// What reads of this file promote into the cache.
     pub(crate) promote: Promote,
 }

@@ -20,7 +20,7 @@ pub(crate) struct SocketSettings {
 }
 
 impl SocketSettings {
-    /// These settings, completed by those of `other`.
+    /// Fills in missing settings from `other`.
     pub(crate) fn or(self, other: SocketSettings) -> SocketSettings {
         SocketSettings {
             owner: self.owner.or(other.owner),
@@ -69,7 +69,7 @@ impl SocketAccess {
         })
     }
 
-    /// Applies them to a socket.
+    /// Applies the settings to a socket.
     pub(crate) fn apply(self, path: &Path) -> io::Result<()> {
         if self.owner.is_some() || self.group.is_some() {
             std::os::unix::fs::chown(path, self.owner, self.group)?;
@@ -81,7 +81,7 @@ impl SocketAccess {
     }
 }
 
-/// The number of a user or group: itself, or that of its name in the table.
+/// Returns the id of a user or group from its number or its name.
 pub(crate) fn number_in(table: &str, name: &str) -> Option<u32> {
     name.parse().ok().or_else(|| in_table(&std::fs::read_to_string(table).unwrap_or_default(), name))
 }
@@ -91,7 +91,7 @@ pub(crate) fn in_table(table: &str, name: &str) -> Option<u32> {
     rows.find_map(|mut row| (row.next() == Some(name)).then(|| row.nth(1)?.parse().ok())?)
 }
 
-/// Octal digits in a string, or a number: `"0660"` and `0o660` are the same.
+/// Deserializes a mode: octal digits in a string, or a number. `"0660"` and `0o660` are equal.
 pub(crate) fn mode_of<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<String>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]

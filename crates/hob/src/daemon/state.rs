@@ -28,13 +28,13 @@ pub(crate) use image::{FileSpec, FormatName, ImageSpec};
 pub(crate) use migration::{GoneState, MigrationSpec, RecordSpec};
 pub(crate) use qos::{ControlSpec, DatastoreState, DiskQosSpec, PolicyState, check_qos};
 
-/// Version of the file's form.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
 /// The state file is padded with newlines to a multiple of this many bytes.
 const SPARE_BYTES: usize = 16 << 10;
 
-/// Longest state file that is read, bytes.
+/// Maximum length of a state file in bytes.
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// The configured objects.
@@ -56,13 +56,13 @@ pub(crate) struct State {
     /// Storage policies.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) policies: Vec<PolicyState>,
-    /// Datastores of which something was said.
+    /// Datastores with changed settings.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) datastores: Vec<DatastoreState>,
-    /// Disks that were expected from another host and did not arrive.
+    /// Incoming disks of migrations that did not complete.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) gone: Vec<GoneState>,
-    /// Disks that are expected from another host, as they were when they waited for their cluster.
+    /// Incoming disks, in the state in which they waited for the cluster.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) waited: Vec<DiskState>,
     /// Swap areas of the host.
@@ -74,7 +74,7 @@ pub(crate) struct State {
     /// Why caches that hob.toml defines could not be created, by disk.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) caches_refused: BTreeMap<String, String>,
-    /// Changes that failed in the background, and that nobody has acknowledged.
+    /// Changes that failed in the background and were not acknowledged.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) failed_tasks: Vec<FailedTask>,
 }
@@ -91,7 +91,7 @@ pub(crate) struct FailedTask {
     pub(crate) error: String,
 }
 
-/// A pool and where it lies.
+/// A pool and its devices.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PoolState {
@@ -107,7 +107,7 @@ pub(crate) struct PoolState {
     pub(crate) peers: Vec<PeerState>,
     /// Unit of allocation.
     pub(crate) segment_size: Size,
-    /// Its identity, as its devices tell it.
+    /// UUID of the pool on its devices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) uuid: Option<String>,
 }
@@ -116,11 +116,11 @@ pub(crate) struct PoolState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct PeerState {
-    /// The socket that it is here.
+    /// Path of the local socket that leads to the device.
     pub(crate) path: PathBuf,
     /// HOST:PORT of that host's control API.
     pub(crate) host: String,
-    /// How much was borrowed.
+    /// Size of the flash lease.
     pub(crate) size: Size,
 }
 
@@ -132,9 +132,9 @@ pub(crate) struct SwapSpec {
     pub(crate) name: String,
     /// Name of the pool.
     pub(crate) pool: String,
-    /// The device that it was on last.
+    /// Last known device of the area.
     pub(crate) device: PathBuf,
-    /// Room, whole segments.
+    /// Size of the area, a multiple of the segment size.
     pub(crate) size: Size,
     /// Owner id of its segments and in its header.
     #[serde(with = "cache::word")]
@@ -154,12 +154,13 @@ pub(crate) struct DiskState {
     pub(crate) name: String,
     /// Path or URI of its data.
     pub(crate) backing: String,
-    /// How that is read, where it is a path. State files of earlier versions do not say.
+    /// Image format and files, if the backing is a path. State files of earlier versions lack this
+    /// field.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) image: Option<ImageSpec>,
     /// Whether writes are refused.
     pub(crate) read_only: bool,
-    /// The cache it is to have.
+    /// The configured cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CacheSpec>,
     /// How long requests wait for its backing; the daemon's limit if absent.
@@ -169,37 +170,37 @@ pub(crate) struct DiskState {
     /// lost.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) flush_failures_owed: u32,
-    /// Its datastore, if it was configured.
+    /// Datastore of the disk, if it was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) datastore: Option<String>,
     /// Path of its vhost-user socket, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) vhost_user: Option<String>,
-    /// Its entitlement, if one was configured.
+    /// Entitlement of the disk, if one was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) qos: Option<DiskQosSpec>,
-    /// Further exports.
+    /// Additional exports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) exports: Vec<Export>,
-    /// The file that it is to be.
+    /// Path of the disk's file, if it is mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fuse: Option<String>,
-    /// Its way from host to host, if it ever began.
+    /// Migration state of the disk, if it ever migrated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) migration: Option<MigrationSpec>,
-    /// In a cluster: its generation when it was served here last, of which what flash has is.
+    /// In a cluster: the generation to which the disk's data in flash belongs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) generation: Option<u64>,
     /// Present if it shares its parent's blocks with other clones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) share_parent: Option<ShareSpec>,
-    /// Nobody asked for it but clones that name it.
+    /// True if the disk exists only for clones that name it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) for_clones: bool,
-    /// Its dirty bitmaps; their content is in separate files.
+    /// Dirty bitmaps of the disk; their content is in separate files.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) bitmaps: Vec<BitmapSpec>,
-    /// Its backing is opened without a lock, because a running QEMU has it.
+    /// True if the backing is opened without a lock, because a running QEMU has it.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) unlocked: bool,
 }
@@ -208,7 +209,7 @@ pub(crate) struct DiskState {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ShareSpec {
-    /// How large a cache the parent's disk is given if it is made for this clone.
+    /// Size of the cache for the parent's disk, if that disk is created for this clone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<Size>,
     /// The parent's disk.
@@ -225,7 +226,7 @@ fn is_false(value: &bool) -> bool {
 }
 
 impl DiskState {
-    /// A disk of which nothing else is said.
+    /// Creates a disk with default settings.
     pub(crate) fn new(name: String, backing: String, read_only: bool) -> DiskState {
         DiskState {
             name,
@@ -251,13 +252,13 @@ impl DiskState {
 }
 
 impl DiskState {
-    /// How its backing is read, if that is a path and was decided.
+    /// Returns the name of the decided image format, if the backing is a path.
     pub(crate) fn format_name(&self) -> Option<String> {
         Some(self.image.as_ref()?.format?.0.name().to_owned())
     }
 
-    /// The format to send to another host that knows the disk by this path or another; `None` if
-    /// the path implies it.
+    /// Returns the format to send to another host that uses this path or another; `None` if the
+    /// path implies it.
     pub(crate) fn format_to_say(&self, elsewhere: Option<&str>) -> Option<String> {
         let FormatName(format) = self.image.as_ref()?.format?;
         let path = Path::new(elsewhere.unwrap_or(&self.backing));
@@ -279,7 +280,7 @@ impl State {
         }
     }
 
-    /// Refuses impossible numbers; they are not checked again.
+    /// Checks all numeric settings of the state, which are not checked again later.
     fn check(&self) -> Result<(), String> {
         for disk in &self.disks {
             let own = disk.qos.as_ref().map_or(Ok(()), |spec| check_qos(&spec.own));
@@ -316,20 +317,18 @@ impl Default for State {
     }
 }
 
-/// Why the state cannot be read or kept.
+/// Why the state cannot be read or saved.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StateError {
-    /// The system says no.
+    /// A system call failed.
     #[error("cannot {doing} {}: {source}", path.display())]
     Io {
         /// The failed action.
         doing: &'static str,
-        /// On what.
         path: PathBuf,
-        /// The answer.
         source: io::Error,
     },
-    /// The file is not what this version wrote.
+    /// The file has an invalid format or an unknown version.
     #[error("{} is malformed ({what}); repair it, or move it away to start without pools and disks", path.display())]
     Broken {
         /// The file.
@@ -342,13 +341,13 @@ pub(crate) enum StateError {
 /// The place where the state is stored.
 #[derive(Debug)]
 pub(crate) enum Store {
-    /// Nowhere: it ends with the process.
+    /// In memory only.
     Memory,
     /// In a directory, locked for this process.
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Held locked.
+        /// The file lock.
         _lock: File,
     },
 }
@@ -376,7 +375,7 @@ impl Store {
         Ok((Store::Directory { path: directory.to_owned(), _lock: lock }, state))
     }
 
-    /// The directory, for other files.
+    /// Returns the directory, for other files.
     pub(crate) fn directory(&self) -> Option<&Path> {
         match self {
             Store::Memory => None,
@@ -384,7 +383,7 @@ impl Store {
         }
     }
 
-    /// Replaces the stored state by `state` atomically. It is durable when this returns.
+    /// Replaces the stored state by `state` atomically. The new state is durable when this returns.
     pub(crate) fn save(&self, state: &State) -> Result<(), StateError> {
         let Store::Directory { path: directory, .. } = self else { return Ok(()) };
         let spare = directory.join("state.json.new");
@@ -406,7 +405,8 @@ impl Store {
         written().map_err(|source| StateError::Io { doing: "save", path: target.clone(), source })
     }
 
-    /// Tries to write as much in the state directory as a state may take. A directory that does not exist yet passes.
+    /// Checks that a state of the usual size can be written to the directory. A directory that does
+    /// not exist yet passes.
     pub(crate) fn check_writable(directory: &Path) -> Result<(), StateError> {
         let path = directory.join(format!("check.{}", std::process::id()));
         if !directory.exists() {
@@ -422,13 +422,13 @@ impl Store {
     }
 }
 
-/// Gives a written file the name of the one that it replaces, which stays as the spare file.
+/// Exchanges a new state file with the old one, which becomes the spare file.
 fn put_in_place(spare: &Path, target: &Path) -> io::Result<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     if renameat_with(CWD, spare, CWD, target, RenameFlags::EXCHANGE).is_ok() {
         return Ok(());
     }
-    // There is none yet, or this filesystem cannot exchange names.
+    // The target does not exist yet, or the filesystem cannot exchange names.
     let room = fs::metadata(spare)?.len();
     fs::rename(spare, target)?;
     // Without a spare file, saving works for as long as there is space.
@@ -457,7 +457,7 @@ fn parse(text: &[u8]) -> Result<State, String> {
         version: u32,
     }
 
-    // The version first: a file of another form has other fields.
+    // The version is checked first, because a file of another version has other fields.
     let Versioned { version } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     if version != VERSION {
         return Err(format!("it has version {version}, this hob knows version {VERSION}"));

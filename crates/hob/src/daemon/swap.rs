@@ -1,8 +1,8 @@
-//! The kernel's interface for swap: the trait that the manager uses, and its implementation.
+//! The kernel's swap interface: the trait that the manager uses, and its implementation.
 //!
-//! All calls may block, and are made on threads that may block. A child process turns swap off:
-//! ending the child cancels it, and if memory runs out meanwhile, the kernel kills the process that
-//! turns swap off before all others, which must not be the daemon.
+//! All calls may block and run on blocking threads. A child process turns swap off, for two
+//! reasons. Killing the child cancels the operation. If memory runs out meanwhile, the kernel first
+//! kills the process that turns swap off, which must not be the daemon.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -20,13 +20,12 @@ pub(crate) use hob_storage::swap::{
 /// The command that the child runs; see `cli/swap.rs`.
 pub(crate) const OFF_COMMAND: &str = "swap-off";
 
-/// Pause between two looks whether the child has ended or is to be stopped.
+/// Interval between two checks whether the child has ended or must be stopped.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
 /// Location of an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Spot {
-    /// The device.
     pub(crate) file: FileId,
     /// The area's part of the device.
     pub(crate) range: Range,
@@ -43,8 +42,8 @@ pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
     /// Returns the area's state if it is on.
     fn look(&self, spot: Spot) -> Result<Option<Active>, SwapError>;
 
-    /// Prepares an area unless it is prepared. `goes_on` gets the bytes done, and returns whether
-    /// to continue.
+    /// Prepares an area for swap, if necessary. Calls `goes_on` with the number of bytes done; it
+    /// returns whether to continue.
     fn prepare(
         &self,
         device: &OwnedFd,
@@ -52,17 +51,17 @@ pub(crate) trait SwapKernel: Send + Sync + fmt::Debug {
         goes_on: &mut dyn FnMut(u64) -> bool,
     ) -> Result<(), SwapError>;
 
-    /// Turns it on.
+    /// Turns the area on. Returns the path that the kernel shows.
     fn turn_on(&self, device: &OwnedFd, range: Range, priority: Option<u16>) -> Result<PathBuf, SwapError>;
 
-    /// Turns it off, which takes as long as it takes, or until `stop` is set.
+    /// Turns the area off. Returns when this is complete, or after `stop` is set.
     fn turn_off(&self, path: &Path, stop: &AtomicBool) -> Result<(), SwapError>;
 
-    /// How much memory there is.
+    /// Returns the memory sizes of the host.
     fn memory(&self) -> std::io::Result<Memory>;
 }
 
-/// An area that is to be made ready.
+/// A swap area to be prepared.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Area<'a> {
     pub(crate) range: Range,
@@ -70,7 +69,7 @@ pub(crate) struct Area<'a> {
     pub(crate) label: &'a str,
 }
 
-/// That of this host.
+/// The swap interface of this host's kernel.
 #[derive(Debug)]
 pub(crate) struct HostKernel;
 
@@ -105,7 +104,7 @@ impl SwapKernel for HostKernel {
 
     fn turn_off(&self, path: &Path, stop: &AtomicBool) -> Result<(), SwapError> {
         let child = |source| SwapError::System { action: "start a process that turns swap off", source };
-        // The program that runs, also when its file has been replaced since.
+        // This path is the running program, even if its file was replaced.
         let mut process = Command::new("/proc/self/exe")
             .arg(OFF_COMMAND)
             .arg(path)
@@ -124,7 +123,7 @@ impl SwapKernel for HostKernel {
                 };
             }
             if stop.load(Ordering::Relaxed) {
-                // It may have ended in this moment.
+                // The child may have ended at this moment.
                 let _ = process.kill();
             }
             std::thread::sleep(LOOK_EVERY);
@@ -138,7 +137,8 @@ impl SwapKernel for HostKernel {
 
 /// Runs in the child process; returns its exit code, 0 or the errno.
 pub(crate) fn turn_off_as_child(path: &Path) -> i32 {
-    // If the daemon ends, so does this, and swap stays on: the next daemon finds it as it was.
+    // If the daemon ends, the child ends too and swap stays on. The next daemon finds the area
+    // unchanged.
     let with_parent = rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL));
     match with_parent.map_err(std::io::Error::from).and_then(|()| swap::turn_off(path)) {
         Ok(()) => 0,

@@ -1,4 +1,4 @@
-//! Listeners for vhost-user: a socket and a thread for each such disk.
+//! Vhost-user listeners: a socket and a thread for each export that has one.
 //!
 //! A socket serves one client at a time; a second one waits until the first has disconnected. The
 //! socket exists while the disk is served. If it cannot be created at a restart, the daemon
@@ -19,17 +19,17 @@ use hob_frontends::vhost_user::{Start, session};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 
 use super::nbd_listener::bind_socket;
-use super::shard::MachineCall;
+use super::shard::VhostUserCall;
 use super::shard_api::ShardHandle;
 use super::socket_access::SocketAccess;
 
-/// How often a socket that cannot be made is tried again.
+/// Interval between two attempts to create a socket.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Longest path of a socket, bytes.
+/// Maximum length of a socket path in bytes.
 const PATH_BYTES_MAX: usize = 107;
 
-/// Checks that it can be the path of a socket.
+/// Checks that the text can be the path of a socket.
 pub(crate) fn check_path(path: &str) -> Result<(), String> {
     if path.starts_with('/') && path.len() <= PATH_BYTES_MAX && !path.contains('\0') {
         return Ok(());
@@ -39,7 +39,7 @@ pub(crate) fn check_path(path: &str) -> Result<(), String> {
     ))
 }
 
-/// The socket of an export. Dropping it sends its machine away and removes it.
+/// The vhost-user socket of an export. Dropping it disconnects the client and removes the socket.
 #[derive(Debug)]
 pub(crate) struct Gateway {
     shared: Arc<Shared>,
@@ -51,7 +51,7 @@ struct Shared {
     access: SocketAccess,
     /// Size of the disk, and the client to notify.
     capacity: Arc<Capacity>,
-    /// Wakes the thread up.
+    /// Eventfd that wakes the listener's thread when the socket is dropped.
     stop: OwnedFd,
     state: Mutex<State>,
 }
@@ -59,22 +59,22 @@ struct Shared {
 #[derive(Debug, Default)]
 struct State {
     stopped: bool,
-    /// The socket's file is ours.
+    /// True if this process created the socket file.
     bound: bool,
-    /// Ends the connection of the machine that is there.
-    machine: Option<UnixStream>,
+    /// Second descriptor of the client's connection, to close it.
+    client: Option<UnixStream>,
 }
 
-/// The disk behind a socket.
+/// The disk that a vhost-user socket serves.
 #[derive(Debug)]
 pub(crate) struct Behind {
-    /// Its name on its shard.
+    /// Id of the disk on its shard.
     pub(crate) disk: DiskId,
     /// The shard that serves it.
     pub(crate) shard: ShardHandle,
     /// Its properties for guests.
     pub(crate) info: Info,
-    /// What their reads promote into the cache.
+    /// What reads of guests promote into the cache.
     pub(crate) promote: Promote,
 }
 
@@ -90,14 +90,14 @@ pub(crate) struct SocketPlace {
 /// What to do if a socket cannot be created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failing {
-    /// Say so.
+    /// Return an error.
     Refuse,
-    /// Try again until it can be.
+    /// Retry until the socket is created.
     TryAgain,
 }
 
 impl Gateway {
-    /// Lets machines in at `path`.
+    /// Opens a vhost-user socket at `path`.
     pub(crate) fn open(place: &SocketPlace, behind: Behind, failing: Failing) -> io::Result<Gateway> {
         let stop = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let capacity = Capacity::new(behind.info.size_bytes);
@@ -113,7 +113,7 @@ impl Gateway {
         Ok(gateway)
     }
 
-    /// The disk has grown and its shard knows it: notifies the connected guest.
+    /// Notifies the connected guest that the disk has grown. The shard already knows the new size.
     pub(crate) fn grow(&self, size_bytes: u64) {
         if !self.shared.capacity.grow(size_bytes) {
             tracing::debug!("{}: no guest to notify of the new size", self.shared.path.display());
@@ -128,8 +128,8 @@ impl Drop for Gateway {
         if state.bound {
             let _ = std::fs::remove_file(&self.shared.path);
         }
-        if let Some(machine) = &state.machine {
-            let _ = machine.shutdown(std::net::Shutdown::Both);
+        if let Some(client) = &state.client {
+            let _ = client.shutdown(std::net::Shutdown::Both);
         }
         let _ = rustix::io::write(&self.shared.stop, &1u64.to_ne_bytes());
     }
@@ -155,7 +155,7 @@ impl Shared {
         Ok(listener)
     }
 
-    /// Serves one machine after the other until the socket is to go.
+    /// Serves one client after the other until the socket is dropped.
     fn run(&self, listener: Option<UnixListener>, behind: &Behind) {
         let mut listener = listener;
         loop {
@@ -177,13 +177,14 @@ impl Shared {
         }
     }
 
-    /// Waits for the next machine, or for as long as one should before trying again. True at the end.
+    /// Waits for the next client, or for the time of the next attempt to create the socket. Returns
+    /// true when the socket is dropped.
     fn wait(&self, listener: Option<&UnixListener>) -> bool {
         let again = rustix::event::Timespec { tv_sec: AGAIN.as_secs() as i64, tv_nsec: 0 };
         let timeout = if listener.is_none() { Some(&again) } else { None };
         let mut fds = vec![PollFd::new(&self.stop, PollFlags::IN)];
         fds.extend(listener.map(|listener| PollFd::new(listener, PollFlags::IN)));
-        // Interruptions end it early, which does no harm.
+        // An interruption ends the wait early, which is harmless.
         let _ = poll(&mut fds, timeout);
         self.state().stopped
     }
@@ -193,7 +194,7 @@ impl Shared {
         let ready = || -> io::Result<bool> {
             socket.set_nonblocking(false)?;
             let mut state = self.state();
-            state.machine = Some(socket.try_clone()?);
+            state.client = Some(socket.try_clone()?);
             Ok(!state.stopped)
         };
         match ready() {
@@ -208,46 +209,46 @@ impl Shared {
                 Err(why) => tracing::warn!("{name}: connection of the guest closed: {why}"),
             }
         }
-        self.state().machine = None;
+        self.state().client = None;
     }
 }
 
-/// A machine's place on its shard.
+/// Registration of a vhost-user client on its shard.
 struct ServedClient<'a> {
     shard: &'a ShardHandle,
-    machine: u16,
+    client: u16,
 }
 
 impl ServedClient<'_> {
     fn take(behind: &Behind) -> Option<ServedClient<'_>> {
         let (answer, number) = mpsc::channel();
         let Behind { disk, shard, info, promote } = behind;
-        let open = MachineCall::Open { disk: *disk, info: info.clone(), promote: *promote, answer };
-        shard.machine(open).ok()?;
-        Some(ServedClient { shard, machine: number.recv().ok()? })
+        let open = VhostUserCall::Open { disk: *disk, info: info.clone(), promote: *promote, answer };
+        shard.vhost_user(open).ok()?;
+        Some(ServedClient { shard, client: number.recv().ok()? })
     }
 }
 
 impl Drop for ServedClient<'_> {
     fn drop(&mut self) {
-        // A shard that is gone has no machines.
-        let _ = self.shard.machine(MachineCall::Close { machine: self.machine });
+        // A shard that has ended has no clients.
+        let _ = self.shard.vhost_user(VhostUserCall::Close { client: self.client });
     }
 }
 
 impl session::Shard for &mut ServedClient<'_> {
     fn start(&mut self, start: Start, kick: OwnedFd, call: Option<OwnedFd>) {
         let start = Box::new(start);
-        let _ = self.shard.machine(MachineCall::Start { machine: self.machine, start, kick, call });
+        let _ = self.shard.vhost_user(VhostUserCall::Start { client: self.client, start, kick, call });
     }
 
     fn set_call(&mut self, queue: u16, call: Option<OwnedFd>) {
-        let _ = self.shard.machine(MachineCall::SetCall { machine: self.machine, queue, call });
+        let _ = self.shard.vhost_user(VhostUserCall::SetCall { client: self.client, queue, call });
     }
 
     fn stop(&mut self, queue: u16) -> Option<u16> {
         let (answer, base) = mpsc::channel();
-        self.shard.machine(MachineCall::Stop { machine: self.machine, queue, answer }).ok()?;
+        self.shard.vhost_user(VhostUserCall::Stop { client: self.client, queue, answer }).ok()?;
         base.recv().ok()
     }
 }
@@ -294,9 +295,9 @@ mod tests {
         assert_eq!(other.err().unwrap().kind(), io::ErrorKind::AddrInUse);
         assert!(path.exists(), "the second one took the first one's socket away");
         // The shard has ended, and with it the client's connection.
-        let mut machine = UnixStream::connect(&path).unwrap();
-        machine.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        assert_eq!(io::Read::read(&mut machine, &mut [0]).unwrap(), 0);
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        assert_eq!(io::Read::read(&mut client, &mut [0]).unwrap(), 0);
         drop(gateway);
         assert!(!path.exists());
     }

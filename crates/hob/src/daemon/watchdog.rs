@@ -1,19 +1,19 @@
-//! Ends the process when a shard hangs, or after a panic in code that others depend on.
+//! Ends the process when a shard hangs, or after a panic in code on which other code depends.
 //!
-//! If a task or thread ends, a part of the daemon is dead: its disks do not answer, its sockets
-//! accept no clients, or its half-made change stays so. A panic is a normal error only if nothing
-//! depends on the work: reading flash or a file ([`contained`]: a journal that makes recovery panic
-//! must not end the daemon at each start), one client's connection, and requests that change
-//! nothing ([`contained_task`]).
+//! After the panic of a thread or task, a part of the daemon is dead: its disks do not answer, its
+//! sockets accept no clients, or its change stays half-made. A panic is a normal error only in
+//! three cases. The first is work that only reads flash or a file ([`contained`]), because a
+//! journal that makes recovery panic must not end the daemon at each start. The others are the
+//! connection of one client, and requests that change nothing ([`contained_task`]).
 //!
-//! Many disks share a shard, and the disks of a dead shard would never answer. The process aborts
-//! instead: systemd restarts it, caches are recovered, and guests reconnect. This is the path of
-//! kill -9, which is tested most.
+//! Many disks share a shard, and the disks of a dead shard would never answer. Therefore the
+//! process aborts: systemd restarts it, caches are recovered, and guests reconnect. The recovery
+//! after an abort is the same as after kill -9, which is tested most.
 //!
 //! # Time
-//! A shard is silent while a ping to it has no answer. Silence is counted in the watchdog's own
-//! periods, each for at most [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP, freezer, a
-//! suspended VM) stops the watchdog too, so it is not ended when it continues.
+//! A shard is silent while a ping to it has no answer. Silence is counted in the watchdog's
+//! own periods, each for at most [`TURN_COUNTED_MAX`]. A process that is stopped (SIGSTOP, freezer,
+//! a suspended VM) stops the watchdog too, so it does not abort when it continues.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -24,13 +24,14 @@ use tokio::sync::oneshot::error::TryRecvError;
 
 use super::shard_api::{ShardError, ShardHandle};
 
-/// Time between two turns of the watchdog.
+/// Interval between two checks of the watchdog.
 const TURN: Duration = Duration::from_millis(250);
 
-/// Most time that one turn counts for.
+/// Maximum time that one check counts as silence.
 const TURN_COUNTED_MAX: Duration = Duration::from_millis(500);
 
-/// Threads that only read for callers that handle their panics: a cache's journal, and hob.toml.
+/// Names of threads that only read for callers that handle their panics: a cache's journal, and
+/// hob.toml.
 const CONTAINED: [&str; 2] = ["hob-recovery", "hob-check"];
 
 thread_local! {
@@ -41,9 +42,10 @@ tokio::task_local! {
     static IS_TASK_CONTAINED: bool;
 }
 
-/// Runs code that changes nothing and whose caller handles its panic: the process continues.
+/// Runs work that changes nothing and whose caller handles a panic. The process continues after a
+/// panic.
 pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> T {
-    /// Puts it back, also after a panic: the thread is used again.
+    /// Restores the previous value, also after a panic, because the thread is reused.
     struct Before(bool);
 
     impl Drop for Before {
@@ -56,7 +58,7 @@ pub(crate) fn contained<T>(work: impl FnOnce() -> T) -> T {
     work()
 }
 
-/// The same for a task, as far as `is_contained`. Tasks that it starts are not.
+/// Runs a task like [`contained`] if `is_contained`. Tasks that it spawns are not included.
 pub(crate) async fn contained_task<T>(is_contained: bool, work: impl Future<Output = T>) -> T {
     IS_TASK_CONTAINED.scope(is_contained, work).await
 }
@@ -78,7 +80,8 @@ pub(crate) fn abort_on_panic() {
     }));
 }
 
-/// Watches `shards` from now on, and ends the process when one is silent for `silence_max`. Zero means: never.
+/// Watches `shards` from now on, and ends the process when one is silent for `silence_max`. Zero
+/// disables the watchdog.
 pub(crate) fn start(shards: &[ShardHandle], silence_max: Duration) -> anyhow::Result<()> {
     if silence_max.is_zero() {
         return Ok(());
@@ -110,14 +113,14 @@ fn abort(why: &str) -> ! {
     std::process::abort()
 }
 
-/// One shard.
+/// A shard under observation.
 struct Watched {
     shard: ShardHandle,
-    /// The ping without an answer.
+    /// The outstanding ping.
     ping: Option<oneshot::Receiver<Result<(), ShardError>>>,
-    /// How long the watchdog has seen it unanswered.
+    /// Time for which the ping was outstanding.
     silent: Duration,
-    /// The shard ended because the daemon ends.
+    /// True if the shard ended because the daemon is ending.
     is_over: bool,
 }
 
@@ -126,7 +129,8 @@ impl Watched {
         Watched { shard, ping: None, silent: Duration::ZERO, is_over: false }
     }
 
-    /// One turn: returns how long the shard has been silent. `passed` is the time since the last turn.
+    /// Runs one check and returns how long the shard has been silent. `passed` is the time since
+    /// the last check.
     fn silence(&mut self, passed: Duration) -> Duration {
         match self.ping.as_mut().map(oneshot::Receiver::try_recv) {
             Some(Err(TryRecvError::Empty)) => {

@@ -7,27 +7,28 @@ use serde_json::{Value, json};
 
 use super::qmp::Monitor;
 
-/// Nodes below a device, at most: from the device to the image file.
+/// Maximum number of nodes below a device, down to the image file.
 const DEPTH_MAX: usize = 16;
 
-/// One of the guest's disks.
+/// A disk of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Device {
-    /// The name of its block backend in the graph: of `-drive`, or the path of the device in QOM.
+    /// Name of the device's block backend in the graph: that of `-drive`, or the path of the device
+    /// in QOM.
     pub(super) backend: String,
-    /// A short name, for people.
+    /// A short name for users.
     pub(super) label: String,
     pub(super) read_only: bool,
     pub(super) removable: bool,
 }
 
-/// A node.
+/// A block node.
 #[derive(Clone, Debug)]
 pub(super) struct Node {
     pub(super) driver: String,
     /// The file, or a description of what the node opens.
     pub(super) file: String,
-    /// As `query-named-block-nodes` describes it.
+    /// Description of the node by `query-named-block-nodes`.
     pub(super) info: Value,
 }
 
@@ -36,14 +37,14 @@ pub(super) struct Node {
 pub(super) struct Graph {
     pub(super) devices: Vec<Device>,
     pub(super) nodes: BTreeMap<String, Node>,
-    /// Parent, kind of the edge, child.
+    /// Edges of the graph: parent, kind, child.
     edges: Vec<(String, String, String)>,
     /// Block jobs: identifier and type.
     pub(super) jobs: Vec<(String, String)>,
 }
 
 impl Graph {
-    /// Asks QEMU for it.
+    /// Reads the block graph from QEMU.
     pub(super) async fn read(monitor: &mut Monitor) -> anyhow::Result<Graph> {
         let nodes = monitor.ask("query-named-block-nodes", json!({ "flat": true })).await?;
         let graph = monitor
@@ -113,7 +114,7 @@ impl Graph {
     }
 }
 
-/// As `query-block` describes it.
+/// Converts a device that `query-block` describes.
 fn device(block: &Value) -> Device {
     let of = |key: &str| block[key].as_str().unwrap_or_default().to_owned();
     let (device, qdev) = (of("device"), of("qdev"));
@@ -130,7 +131,8 @@ fn device(block: &Value) -> Device {
     }
 }
 
-/// Is this the name of a node that QEMU made up, which `blockdev-reopen` and `blockdev-del` do not accept?
+/// Returns true if QEMU generated the name of this node. `blockdev-reopen` and `blockdev-del` do
+/// not accept such names.
 pub(super) fn is_made_up(node: &str) -> bool {
     node.starts_with('#')
 }

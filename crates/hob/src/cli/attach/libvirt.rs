@@ -1,6 +1,8 @@
-//! The persistent definition of a libvirt domain: its next start uses hob's disk, or its image again.
+//! The persistent definition of a libvirt domain: its next start uses hob's disk, or its image
+//! again.
 //!
-//! Only the element of one disk changes. The rest of the XML is the operator's, who may edit it while the disk is attached.
+//! Only the element of one disk changes. The rest of the XML belongs to the operator, who may edit
+//! it while the disk is attached.
 
 use std::io::Write as _;
 use std::path::Path;
@@ -10,16 +12,16 @@ use anyhow::{Context, bail};
 
 use super::qmp::virsh;
 
-/// What the definition says of a disk.
+/// The disk's source in the definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Defined {
-    /// It is the image, in this element.
+    /// The image, in this XML element.
     Image(String),
-    /// It is hob's disk, in this element.
+    /// hob's disk, in this XML element.
     Hob(String),
 }
 
-/// Returns what the XML of a domain says of a disk.
+/// Returns the source of a disk in the XML of a domain.
 pub(super) fn find(xml: &str, file: &Path, disk: &str) -> Option<Defined> {
     elements(xml).find_map(|element| {
         if is_hobs(element, disk) {
@@ -34,7 +36,7 @@ pub(super) fn find(xml: &str, file: &Path, disk: &str) -> Option<Defined> {
 /// Returns the element of a disk with hob as its source, on the NBD socket `socket`.
 ///
 /// # Errors
-/// The element has something that a network disk cannot have.
+/// The element has an option that a network disk cannot have.
 pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Result<String> {
     let start = element.find("<source ").context("the disk has no source in the domain's XML")?;
     let end = start + element[start..].find('>').context("the domain's XML is broken")? + 1;
@@ -56,7 +58,7 @@ pub(super) fn with_hob(element: &str, disk: &str, socket: &str) -> anyhow::Resul
             new = new.replacen(&old, " type='network'", 1);
         }
     }
-    // How a file is accessed.
+    // Access methods of files.
     for way in ["native", "threads", "io_uring"] {
         new = new.replacen(&format!(" io='{way}'"), "", 1);
     }
@@ -105,7 +107,7 @@ fn elements(xml: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The image's path.
+/// Returns the path of the image.
 fn source(element: &str) -> Option<String> {
     let start = element.find("<source ")?;
     let tag = &element[start..start + element[start..].find('>')?];

@@ -5,23 +5,24 @@ use serde_json::{Map, Value, json};
 
 use super::graph::{Node, is_made_up};
 
-/// Drivers whose `blockdev-reopen` wants to be told of the backing file.
+/// Drivers whose `blockdev-reopen` requires the name of the backing file.
 const WITH_BACKING: [&str; 4] = ["qcow2", "qcow", "qed", "vmdk"];
 
-/// Returns the options of a node from QEMU's command line, if it was made there with `-blockdev`.
+/// Returns the options of a node from QEMU's command line, if `-blockdev` created it there.
 pub(super) fn given(command_line: &[String], node: &str) -> Option<Value> {
     let given = command_line.windows(2).filter(|pair| pair[0] == "-blockdev" || pair[0] == "--blockdev");
     given.map(|pair| parse(&pair[1])).find_map(|options| find(&options, node).cloned())
 }
 
-/// Does QEMU's command line give a `-drive` of this file the guest's discards?
+/// Returns true if QEMU's command line passes the guest's discards on for a `-drive` with this
+/// file.
 pub(super) fn drive_discards(command_line: &[String], file: &str) -> bool {
     let names_it = |text: &&String| text.split(',').any(|part| part == format!("file={file}"));
     let discards = |text: &String| text.split(',').any(|part| matches!(part, "discard=unmap" | "discard=on"));
     command_line.iter().filter(names_it).any(discards)
 }
 
-/// Options as JSON, or as `key=value,…`.
+/// Parses options in JSON, or as `key=value,…`.
 fn parse(text: &str) -> Value {
     if text.trim_start().starts_with('{') {
         return serde_json::from_str(text).unwrap_or_default();
@@ -57,7 +58,7 @@ fn parse(text: &str) -> Value {
     options
 }
 
-/// The options with this node's name, at any depth.
+/// Returns the options with this node's name, at any depth.
 fn find<'a>(options: &'a Value, node: &str) -> Option<&'a Value> {
     if options["node-name"] == node {
         return Some(options);
@@ -65,7 +66,7 @@ fn find<'a>(options: &'a Value, node: &str) -> Option<&'a Value> {
     options.as_object()?.values().find_map(|value| find(value, node))
 }
 
-/// Options that QMP shows of a node.
+/// Returns the options that QMP shows for a node.
 fn shown(node: &Node) -> Map<String, Value> {
     let info = |pointer: &str| node.info.pointer(pointer).cloned().unwrap_or_default();
     let mut options = Map::new();
@@ -78,7 +79,7 @@ fn shown(node: &Node) -> Map<String, Value> {
     options
 }
 
-/// Options to open an image file as it is open now. `name` is for the new node.
+/// Returns the options that open an image file like the present node. `name` is for the new node.
 pub(super) fn of_image(node: &Node, file: &str, current: &str, name: &str, command_line: &[String]) -> Value {
     let given = given(command_line, current).and_then(|options| options.as_object().cloned());
     let mut options = given.unwrap_or_else(|| shown(node));
@@ -87,7 +88,8 @@ pub(super) fn of_image(node: &Node, file: &str, current: &str, name: &str, comma
     Value::Object(options)
 }
 
-/// Options to reopen a format node as it is, but for its `file`. `backing` is the node of its backing file.
+/// Returns the options that reopen a format node unchanged, but without its `file`. `backing` is
+/// the node of its backing file.
 pub(super) fn of_parent(name: &str, node: &Node, backing: Option<&str>, command_line: &[String]) -> Value {
     let given = given(command_line, name).and_then(|options| options.as_object().cloned());
     let mut options = given.unwrap_or_else(|| {
@@ -103,7 +105,7 @@ pub(super) fn of_parent(name: &str, node: &Node, backing: Option<&str>, command_
     Value::Object(options)
 }
 
-/// The node that is connected to hob.
+/// Returns the options of the node that is connected to hob.
 pub(super) fn of_hob(name: &str, socket: &str, export: &str, discard: bool) -> Value {
     json!({
         "driver": "nbd",
@@ -115,7 +117,7 @@ pub(super) fn of_hob(name: &str, socket: &str, export: &str, discard: bool) -> V
     })
 }
 
-/// A name for a node of this disk: QEMU allows 31 characters.
+/// Returns a node name for this disk, of at most 31 characters as QEMU requires.
 pub(super) fn node_name(disk: &str, what: &str) -> String {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     for byte in disk.bytes() {
@@ -124,7 +126,7 @@ pub(super) fn node_name(disk: &str, what: &str) -> String {
     format!("hob-{:08x}{what}", hash >> 32)
 }
 
-/// The node's own name, or one for it.
+/// Returns the node's own name, or a new one if QEMU generated it.
 pub(super) fn name_or(current: &str, disk: &str, what: &str) -> String {
     if is_made_up(current) { node_name(disk, what) } else { current.to_owned() }
 }

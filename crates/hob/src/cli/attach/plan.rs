@@ -1,12 +1,14 @@
-//! The plan of `hob attach` and `hob detach` (docs/decisions/0054): which step is next, for a disk in a given state.
+//! The plan of `hob attach` and `hob detach` (docs/decisions/0054): the next step for a disk in a
+//! given state.
 //!
-//! There is no list of steps that a killed command would have to find its place in. [`next`] looks at the state of the VM,
-//! of hob and of the record, and names the one step that leads towards the goal. So a command that is killed is repeated, a
-//! step that is done twice does no harm, and rolling back means to pursue [`Goal::Detached`].
+//! No list of steps is saved. [`next`] examines the state of the VM, of hob and of the record, and
+//! returns the one step that leads towards the goal. An interrupted command can therefore be
+//! repeated, a repeated step is harmless, and rolling back an attachment means to pursue
+//! [`Goal::Detached`].
 
 use std::fmt;
 
-/// What a command is to achieve.
+/// The intended result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Goal {
     /// The VM uses hob's disk, which has a cache.
@@ -15,7 +17,7 @@ pub(super) enum Goal {
     Detached,
 }
 
-/// hob's disk.
+/// State of hob's disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum HobDisk {
     /// The daemon does not answer.
@@ -29,7 +31,7 @@ pub(super) enum HobDisk {
     Cached,
 }
 
-/// Where the VM's requests go.
+/// Target of the VM's requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Path {
     /// To the image file.
@@ -38,45 +40,45 @@ pub(super) enum Path {
     Hob,
 }
 
-/// Nodes of the image file in QEMU that the VM does not use.
+/// State of the image's nodes in QEMU that the VM does not use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Spare {
     None,
-    /// Some of them are missing.
+    /// Some of the nodes are missing.
     Part,
     All,
 }
 
-/// What the VM uses when it starts the next time.
+/// Disk that the VM uses after its next start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Definition {
-    /// hob does not keep the VM's definition.
+    /// hob does not change the VM's definition.
     None,
     Image,
     Hob,
 }
 
-/// What the next step depends on.
+/// State on which the next step depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct State {
-    /// The attachment is on record.
+    /// True if the record of the attachment exists.
     pub(super) recorded: bool,
     pub(super) disk: HobDisk,
-    /// QEMU has a node that is connected to hob.
+    /// True if QEMU has a node that is connected to hob.
     pub(super) node: bool,
     pub(super) path: Path,
-    /// Only if [`Path::Hob`].
+    /// Spare nodes; only meaningful with [`Path::Hob`].
     pub(super) spare: Spare,
-    /// The VM's CPUs run.
+    /// True if the VM's CPUs run.
     pub(super) running: bool,
-    /// QEMU has the mark which says that hob paused the VM.
+    /// True if QEMU has the mark that hob paused the VM.
     pub(super) marked: bool,
-    /// A block job of hob is under way in QEMU.
+    /// True while a block job of hob runs in QEMU.
     pub(super) job: bool,
     pub(super) definition: Definition,
 }
 
-/// One step. Each is atomic for the VM, and repeating it does no harm.
+/// A step. Each is atomic for the VM, and repeating it is harmless.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Record,
@@ -171,7 +173,7 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
             State { spare: Spare::None | Spare::Part, .. } => Step::AddSpare,
             _ => Step::ToImage,
         },
-        // The VM continues before the daemon is asked for anything: it may not answer.
+        // The VM continues before any request to the daemon, which may not answer.
         (Goal::Detached, Path::Image) => match state {
             State { node: true, .. } => Step::DeleteNode,
             State { running: false, marked: true, .. } => Step::Continue,
@@ -187,11 +189,11 @@ pub(super) fn next(goal: Goal, state: State) -> Result<Option<Step>, NoDaemon> {
     Ok(Some(step))
 }
 
-/// The daemon does not answer, and the next step needs it.
+/// The next step needs the daemon, which does not answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NoDaemon;
 
-/// Returns the state after a step. The plan that `--dry-run` prints is made with this.
+/// Returns the expected state after a step. `--dry-run` uses this to print the plan.
 pub(super) fn after(step: Step, state: State) -> State {
     match step {
         Step::Record => State { recorded: true, ..state },

@@ -9,7 +9,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::time::timeout;
 
-/// QEMU sends its greeting in this time, or is talking to another client.
+/// Maximum time for QEMU's greeting. QEMU sends none while it serves another client.
 const GREETING_MAX: Duration = Duration::from_secs(5);
 /// Maximum time of one command. QEMU flushes the disks when it stops the VM.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
@@ -25,13 +25,13 @@ pub(super) struct Refused {
 /// A connection to one VM.
 #[derive(Debug)]
 pub(super) enum Monitor {
-    /// A QMP socket.
+    /// A connection to a QMP socket.
     Socket {
         stream: BufReader<UnixStream>,
-        /// QEMU's process.
+        /// Process id of QEMU.
         pid: Option<i32>,
     },
-    /// libvirt has the socket, and forwards commands.
+    /// A domain of libvirt, which has the socket and forwards commands.
     Libvirt { domain: String },
     /// The VM does not run.
     None,
@@ -58,7 +58,7 @@ impl Monitor {
     /// Connects to a domain of libvirt.
     ///
     /// # Errors
-    /// It does not run.
+    /// The domain does not run.
     pub(super) async fn of_domain(domain: &str) -> anyhow::Result<Monitor> {
         let state = virsh(&["domstate", domain]).await?;
         match state.trim() {
@@ -67,7 +67,7 @@ impl Monitor {
         }
     }
 
-    /// The process of QEMU, if it is known.
+    /// Returns the process id of QEMU, if it is known.
     pub(super) fn pid(&self) -> Option<i32> {
         match self {
             Monitor::None => None,
@@ -82,7 +82,7 @@ impl Monitor {
     /// Runs a command and returns its result. Events are skipped.
     ///
     /// # Errors
-    /// [`Refused`] if QEMU refuses it; anything else if QEMU does not answer.
+    /// [`Refused`] if QEMU refuses the command; another error if QEMU does not answer.
     pub(super) async fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
         let question = json!({ "execute": command, "arguments": arguments });
         let answer = timeout(ANSWER_MAX, self.exchange(&question))
@@ -124,10 +124,10 @@ impl Monitor {
     }
 }
 
-/// Runs `virsh` and returns what it prints.
+/// Runs `virsh` and returns its output.
 ///
 /// # Errors
-/// What it says.
+/// The error text of `virsh`.
 pub(super) async fn virsh(args: &[&str]) -> anyhow::Result<String> {
     let mut command = std::process::Command::new("virsh");
     command.arg("-q").args(args);

@@ -1,5 +1,5 @@
-//! The record of an attachment: what was changed in QEMU, and how it is undone. One file per disk, written before the
-//! first change and deleted after the last.
+//! The record of an attachment: the changes in QEMU, and how to undo them. One file per disk,
+//! written before the first change and deleted after the last.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -11,7 +11,7 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Version of the file.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
 /// How the VM's requests are sent elsewhere.
@@ -31,27 +31,29 @@ pub(super) enum Method {
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
     pub(super) version: u32,
-    /// As it was given: `qmp:PATH` or `libvirt:NAME`.
+    /// The VM as named by the user: `qmp:PATH` or `libvirt:NAME`.
     pub(super) target: String,
     /// hob's disk.
     pub(super) disk: String,
-    /// The guest's device, by its short name, and by the name of its block backend.
+    /// The guest's device: its short name, and the name of its block backend.
     pub(super) label: String,
     pub(super) backend: String,
-    /// The image file, and its format.
+    /// The image file and its format.
     pub(super) file: PathBuf,
     pub(super) format: String,
     pub(super) method: Method,
-    /// The cache that the disk gets.
+    /// Settings of the disk's cache.
     pub(super) cache: CacheEnable,
-    /// The node that is connected to hob: arguments of `blockdev-add`.
+    /// Arguments of `blockdev-add` for the node that is connected to hob.
     pub(super) node: Value,
-    /// The nodes of the image that the VM does not use meanwhile, lowest first: arguments of `blockdev-add`.
+    /// Arguments of `blockdev-add` for the image's nodes, which the VM does not use meanwhile,
+    /// lowest first.
     pub(super) spare: Vec<Value>,
-    /// The node whose `file` is changed, for [`Method::Reopen`]: arguments of `blockdev-reopen`, without `file`.
+    /// Arguments of `blockdev-reopen` without `file`, for the node whose `file` changes; only for
+    /// [`Method::Reopen`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) parent: Option<Value>,
-    /// The disk's element in the persistent definition of a libvirt domain, as it was.
+    /// The original XML element of the disk in the persistent definition of a libvirt domain.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) definition: Option<String>,
 }
@@ -64,7 +66,7 @@ impl Record {
         name_of(&self.node)
     }
 
-    /// The domain of libvirt.
+    /// Returns the libvirt domain of the VM.
     pub(super) fn domain(&self) -> Option<&str> {
         self.target.strip_prefix("libvirt:")
     }
@@ -74,18 +76,19 @@ impl Record {
         self.node["server"]["path"].as_str().unwrap_or_default()
     }
 
-    /// Identifier of the block job.
+    /// Returns the identifier of the block job.
     pub(super) fn job(&self) -> String {
         format!("{}-job", self.node_name())
     }
 
-    /// Name of the node that the VM uses when it does not use hob: the parent's `file`, or the device's root.
+    /// Returns the name of the node that the VM uses without hob: the parent's `file`, or the
+    /// device's root.
     pub(super) fn image_node(&self) -> &str {
         self.spare.last().map(name_of).unwrap_or_default()
     }
 }
 
-/// The name in a node's options.
+/// Returns the node name in a node's options.
 pub(super) fn name_of(options: &Value) -> &str {
     options["node-name"].as_str().unwrap_or_default()
 }
@@ -113,7 +116,7 @@ impl Records {
         Ok(Records { directory: directory.to_owned(), _lock: lock })
     }
 
-    /// Reads all records, of whatever VM. Changes nothing.
+    /// Reads the records of all VMs. Changes nothing.
     pub(super) fn list(directory: &Path) -> anyhow::Result<Vec<Record>> {
         let files = match fs::read_dir(directory) {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),

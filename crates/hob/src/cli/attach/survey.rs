@@ -1,4 +1,5 @@
-//! What can be attached: the disks of a VM, and for each the record of its attachment, or why it cannot be attached.
+//! The disks of a VM that can be attached, each with the record of its attachment or the reason why
+//! it cannot be attached.
 
 use std::path::{Path, PathBuf};
 
@@ -15,16 +16,16 @@ use super::record::{Method, Record};
 /// States of a VM in which its disks can change.
 const STATES: [&str; 2] = ["running", "paused"];
 
-/// A VM, as it is found.
+/// A VM with its block graph.
 pub(super) struct Vm {
-    /// Its name, for the names of hob's disks.
+    /// Name of the VM, used in the names of hob's disks.
     pub(super) name: String,
     pub(super) graph: Graph,
     command_line: Vec<String>,
     directory: Option<PathBuf>,
 }
 
-/// What the user wants for each disk.
+/// The user's options for each disk.
 pub(super) struct Wanted {
     pub(super) target: String,
     pub(super) method: Option<Method>,
@@ -35,7 +36,7 @@ pub(super) struct Wanted {
 }
 
 impl Vm {
-    /// Looks at a VM.
+    /// Examines a VM.
     pub(super) async fn look(monitor: &mut Monitor, default_name: &str) -> anyhow::Result<Vm> {
         let graph = Graph::read(monitor).await?;
         let name = monitor.ask("query-name", json!({})).await?;
@@ -49,7 +50,7 @@ impl Vm {
         Ok(Vm { name, graph, command_line: words.collect(), directory })
     }
 
-    /// Refuses a VM that is busy with something that does not bear the change of a disk.
+    /// Refuses a VM with an operation in progress that conflicts with changing a disk.
     pub(super) async fn check(&self, monitor: &mut Monitor) -> anyhow::Result<()> {
         let status = monitor.ask("query-status", json!({})).await?;
         let status = status["status"].as_str().unwrap_or_default();
@@ -182,13 +183,13 @@ impl Vm {
         })
     }
 
-    /// The image file of a node.
+    /// Returns the image file of a node.
     fn file(&self, node: &str) -> anyhow::Result<PathBuf> {
         let node = &self.graph.nodes[node];
         if !matches!(node.driver.as_str(), "file" | "host_device") {
             bail!("{} is opened with '{}'; files and block devices can be attached", node.file, node.driver);
         }
-        // With options that a name cannot express, QEMU shows JSON.
+        // If a name cannot express all options, QEMU shows JSON.
         let file = match node.file.strip_prefix("json:").map(serde_json::from_str::<Value>) {
             Some(Ok(options)) => options["filename"].as_str().unwrap_or_default().to_owned(),
             _ => node.file.clone(),
@@ -244,7 +245,8 @@ impl Vm {
         Ok(())
     }
 
-    /// Was the file node given inside the options of its parent? Then it goes with it.
+    /// Returns true if the file node was created inside the options of its parent. An inline file
+    /// node is deleted together with the parent.
     fn is_inline(&self, root: &str) -> bool {
         super::options::given(&self.command_line, root).is_some_and(|options| options["file"].is_object())
     }
@@ -262,19 +264,20 @@ fn image_element(xml: &str, file: &Path, disk: &str) -> Option<String> {
     }
 }
 
-/// Returns how long a file must be so that an image in it can grow to its full size, in bytes: QEMU cannot make hob's disk
-/// larger. The additional room is a hole. `None` for formats that do not grow.
+/// Returns the necessary length of a file in bytes so that its image can grow to the full size,
+/// because QEMU cannot enlarge hob's disk. The added part is a hole. Returns `None` for formats
+/// that do not grow.
 pub(super) async fn room(record: &Record) -> anyhow::Result<Option<u64>> {
     if matches!(record.format.as_str(), "raw" | "file" | "host_device") {
         return Ok(None);
     }
     let length = std::fs::metadata(&record.file)?.len();
     let full = measure(&record.file, &record.format).await?;
-    // Snapshots inside the image keep what it has now.
+    // Snapshots inside the image keep the present data.
     Ok(Some((length + full).next_multiple_of(1 << 20)))
 }
 
-/// Bytes of an image that is completely allocated.
+/// Returns the size of a completely allocated image in bytes.
 async fn measure(file: &Path, format: &str) -> anyhow::Result<u64> {
     let mut command = std::process::Command::new("qemu-img");
     command.args(["measure", "-U", "--output=json", "-O", format, "-f", format]).arg(file);

@@ -1,4 +1,5 @@
-//! Carries out the plan: looks at the state, performs the next step, and undoes what was done if a step fails.
+//! Execution of the plan: examines the state, performs the next step, and undoes the changes if a
+//! step fails.
 
 use std::io::{self, Write as _};
 use std::sync::Arc;
@@ -19,23 +20,24 @@ use super::survey::room;
 use crate::cli::drain::drain_first;
 use crate::cli::remote::explain;
 
-/// The object in QEMU which says that hob paused the VM. It lives as long as the VM.
+/// Object in QEMU which marks that hob paused the VM. The mark exists until the VM ends.
 const MARK: &str = "hob-paused";
 
-/// How long a daemon that does not answer may take to restart.
+/// Maximum time for a daemon that does not answer to restart.
 const DAEMON_MAX: Duration = Duration::from_secs(30);
-/// How long a block job may take to start or end.
+/// Maximum time for a block job to start or end.
 const JOB_MAX: Duration = Duration::from_secs(20);
-/// How long hob may take to notice that QEMU has disconnected.
+/// Maximum time for hob to notice that QEMU has disconnected.
 const DISCONNECT_MAX: Duration = Duration::from_secs(10);
-/// How long QEMU may take to connect to hob.
+/// Maximum time for QEMU to connect to hob.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 /// Pause between two attempts.
 const CONNECT_EVERY: Duration = Duration::from_millis(100);
-/// Pause between two looks.
+/// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
-/// Name of a variable with a number of steps, after which the command stops itself with SIGSTOP: for tests.
+/// Name of an environment variable for tests: a number of steps, after which the command stops
+/// itself with SIGSTOP.
 const STOP_AFTER: &str = "HOB_ATTACH_STOP_AFTER";
 
 /// The work on one disk.
@@ -47,12 +49,12 @@ pub(super) struct Work<'a> {
     /// Set when the user interrupts the command.
     pub(super) interrupted: Arc<AtomicBool>,
     pub(super) paused_at: Option<Instant>,
-    /// How long the VM was paused.
+    /// Time for which the VM was paused.
     pub(super) paused: Duration,
     pub(super) stop_after: Option<u32>,
 }
 
-/// Returns after how many steps a test wants the command to stop.
+/// Returns the number of steps after which a test stops the command.
 pub(super) fn stop_after() -> Option<u32> {
     std::env::var(STOP_AFTER).ok()?.parse().ok()
 }
@@ -88,7 +90,7 @@ impl Work<'_> {
             match next(goal, state) {
                 Ok(Some(step)) => {
                     self.perform(step, state).await.with_context(|| format!("cannot {step}"))?;
-                    // Looking takes time that the VM is paused.
+                    // The VM is paused, so this avoids the time for examining the state.
                     (state, is_fresh) = (after(step, state), false);
                     self.stop_here();
                 }
@@ -125,7 +127,7 @@ impl Work<'_> {
         }
     }
 
-    /// Looks at the VM, at hob and at the record.
+    /// Examines the VM, hob and the record.
     pub(super) async fn look(&mut self) -> anyhow::Result<State> {
         let record = self.record;
         let graph = Graph::read(self.monitor).await?;
@@ -162,7 +164,7 @@ impl Work<'_> {
         }
     }
 
-    /// What the VM's definition in libvirt says of the disk.
+    /// Returns the disk's source in the VM's libvirt definition.
     async fn definition(&self) -> anyhow::Result<Definition> {
         let (Some(domain), Some(_)) = (self.record.domain(), &self.record.definition) else {
             return Ok(Definition::None);
@@ -212,7 +214,7 @@ impl Work<'_> {
             Step::AddNode => self.add_node().await,
             Step::Mark => self.ask("object-add", json!({ "qom-type": "throttle-group", "id": MARK })).await,
             Step::Pause => {
-                // What the guest wrote reaches the disk now, and not during the pause.
+                // Writes the guest's data to the disk now, and not during the pause.
                 let file = record.file.clone();
                 let _ = tokio::task::spawn_blocking(move || std::fs::File::open(file)?.sync_data()).await;
                 self.paused_at = Some(Instant::now());
@@ -252,7 +254,7 @@ impl Work<'_> {
         self.monitor.ask(command, arguments).await.map(|_| ())
     }
 
-    /// Adds hob's disk, after the file has room for an image that grows.
+    /// Adds hob's disk, after enlarging the file for an image that can grow.
     async fn add_disk(&self) -> anyhow::Result<()> {
         let record = self.record;
         if let Some(bytes) = room(record).await? {
@@ -271,7 +273,8 @@ impl Work<'_> {
         self.client.disk_add(&add).await.map(|_| ()).map_err(explain)
     }
 
-    /// Connects QEMU to hob. A daemon that is being restarted answers at its control socket first.
+    /// Connects QEMU to hob. A restarting daemon answers on its control socket before its NBD
+    /// socket.
     async fn add_node(&mut self) -> anyhow::Result<()> {
         let deadline = Instant::now() + CONNECT_MAX;
         loop {
@@ -288,7 +291,8 @@ impl Work<'_> {
         loop {
             match self.client.disk_patch(&self.record.disk, &patch).await {
                 Ok(_) => return Ok(()),
-                // It is being restarted: the VM is paused meanwhile, and nothing is decided.
+                // The daemon is restarting; the VM is paused meanwhile, and the result is still
+                // open.
                 Err(
                     ClientError::Unreachable { .. }
                     | ClientError::BrokeOff { .. }
@@ -335,8 +339,8 @@ impl Work<'_> {
         }
     }
 
-    /// A mirror that copies nothing replaces the node below the device when it completes. Nothing is written meanwhile: the VM
-    /// is paused.
+    /// Replaces the node below the device through a mirror that copies nothing. The VM is paused,
+    /// so no write occurs meanwhile.
     async fn mirror_to(&mut self, node: &str) -> anyhow::Result<()> {
         let job = self.record.job();
         let from = Graph::read(self.monitor).await?.chain(&self.record.backend)?.swap_remove(0);
@@ -375,7 +379,7 @@ impl Work<'_> {
     async fn delete_spare(&mut self) -> anyhow::Result<()> {
         for spare in self.record.spare.iter().rev().map(name_of) {
             if let Err(error) = self.ask("blockdev-del", json!({ "node-name": spare })).await {
-                // Nodes that were made inside another one's options have ended with that one.
+                // Nodes inside another node's options are deleted together with it.
                 if Graph::read(self.monitor).await?.has(spare) {
                     return Err(error);
                 }
@@ -395,7 +399,7 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Removes hob's disk of a VM that does not run, with its record.
+    /// Removes hob's disk of a stopped VM, and its record.
     pub(super) async fn detach_stopped(&mut self) -> anyhow::Result<()> {
         let disk = self.record.disk.as_str();
         self.define(Definition::Image).await?;
@@ -410,7 +414,7 @@ impl Work<'_> {
     }
 }
 
-/// Where a VM's requests go.
+/// Returns the target of a VM's requests.
 fn path(graph: &Graph, record: &Record) -> anyhow::Result<Path> {
     let chain = graph.chain(&record.backend)?;
     let last = chain.last().expect("a chain has a node");
@@ -426,7 +430,7 @@ fn path(graph: &Graph, record: &Record) -> anyhow::Result<Path> {
     }
 }
 
-/// Tells people what happens. Nobody is left to be told when stderr is closed.
+/// Writes a message to stderr, and ignores a closed stderr.
 pub(super) fn tell(text: &str) {
     let _ = writeln!(io::stderr(), "{text}");
 }

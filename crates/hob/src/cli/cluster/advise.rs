@@ -1,4 +1,4 @@
-//! `hob cluster advise`: where flash is to spare, and which disks had better be elsewhere.
+//! `hob cluster advise`: hosts with spare flash, and disks that should move to other hosts.
 
 use clap::Args;
 use hob_control::{AdvisedDisk, AdvisedHost, ClusterAdvice};
@@ -24,7 +24,7 @@ fn percent(value: f64) -> String {
     format!("{value:.1} %")
 }
 
-/// The advice as text.
+/// Formats the advice as text.
 fn text(advice: &ClusterAdvice) -> String {
     let mut out = hosts(&advice.hosts);
     if !advice.disks.is_empty() {
@@ -151,9 +151,10 @@ fn moves(advice: &ClusterAdvice) -> String {
     )
 }
 
-/// Caches whose size the advice would change by more than a tenth, where that brings hits.
+/// Lists caches whose size the advice would change by more than a tenth, if that increases the
+/// hits.
 fn resizes(advice: &ClusterAdvice) -> Vec<String> {
-    /// Points of a percent.
+    /// Minimum gain in percentage points.
     const WORTH: f64 = 1.0;
     let is_other = |disk: &&AdvisedDisk| {
         let (now, then) = (disk.cache.bytes() as f64, disk.cache_then.bytes() as f64);

@@ -1,7 +1,8 @@
 //! `hob cluster evacuate [HOST]`: moves every disk of a host to other hosts, a few at a time.
 //!
-//! The progress is in etcd, so an interrupted command continues when it is run again: moved disks
-//! are not on the host any more, and moves under way are watched and not ordered again.
+//! The progress is in etcd, so an interrupted command continues when it is run again. Moved disks
+//! are no longer on the host, and the command watches moves in progress instead of ordering them
+//! again.
 
 use std::collections::VecDeque;
 use std::io::Write as _;
@@ -51,16 +52,17 @@ struct Outcome {
     plan: Vec<Step>,
     /// Completed moves.
     moved: Vec<ClusterMove>,
-    /// Disks that have not, and why.
+    /// Disks that have not moved, with the reasons.
     stays: Vec<AdvisedStay>,
 }
 
-/// One disk.
+/// A planned move of a disk.
 #[derive(Clone, Debug, Serialize)]
 struct Step {
     disk: String,
     to: String,
-    /// Expected there with a cache of the size that it has, as far as there is room, percent.
+    /// Expected percentage of hits on the new host, with a cache of the present size as far as
+    /// there is space.
     hit_percent_at_once: f64,
     hit_percent: f64,
     users: u64,
@@ -88,7 +90,7 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
         let is_copied =
             args.cache.map_or(step.users > 0, |cache| matches!(cache, Carry::Copy | Carry::Remote));
         if !is_copied {
-            // stderr may be closed: there is no one to tell then.
+            // stderr may be closed; this is not an error.
             let _ = writeln!(std::io::stderr(), "{}: its cache on {} is emptied", step.disk, outcome.host);
         }
     }
@@ -98,7 +100,7 @@ async fn evacuate(args: &Evacuate, client: &Client) -> anyhow::Result<Outcome> {
     let mut watch = Watch::new()?;
     let mut going: Vec<ClusterMove> = Vec::new();
     let mut waiting: VecDeque<Step> = outcome.plan.iter().cloned().collect();
-    // Moves that were ordered before, by an earlier run or another operator.
+    // These moves were ordered earlier, by another run or another operator.
     let known = client.cluster_moves().await.map_err(explain)?;
     for one in known.into_iter().filter(|one| !one.state.is_over()) {
         let is_ours = one.from == outcome.host || waiting.iter().any(|step| step.disk == one.disk);
@@ -151,7 +153,7 @@ async fn order(args: &Evacuate, client: &Client, step: &Step) -> anyhow::Result<
         bandwidth: args.bandwidth,
     };
     client.cluster_move(&step.disk, &start).await.map_err(|error| match error {
-        // It is said with the disk.
+        // The error is shown together with the disk.
         ClientError::Refused { problem, .. } => anyhow::anyhow!("{problem}"),
         error => explain(error),
     })

@@ -110,11 +110,11 @@ pub(super) fn run(args: &Move, global: &Global) -> anyhow::Result<()> {
     print(global.output, &shown, sentence)
 }
 
-/// Says what becomes of the cache of a disk that is to be moved.
+/// Shows what happens to the cache of a moving disk.
 async fn announce(client: &Client, disk: &str, cache: Option<Carry>, dry_run: bool) -> anyhow::Result<()> {
     let is_kept = match cache {
         Some(cache) => matches!(cache, Carry::Copy | Carry::Remote),
-        // It is copied if the disk is in use.
+        // The cache is copied if the disk is in use.
         None => {
             let remove = PlannedChange::Remove { discard_dirty: false };
             client.preview(disk, &remove).await.is_ok_and(|preview| preview.clients > 0)
@@ -131,7 +131,8 @@ async fn find(client: &Client, disk: &str) -> anyhow::Result<ClusterMove> {
     })
 }
 
-/// Progress of a move. An order that is gone has ended; the current owner of the disk tells how.
+/// Returns the progress of a move. If its order is gone, the move has ended, and the disk's present
+/// owner shows the result.
 pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Result<ClusterMove> {
     let moves = client.cluster_moves().await.map_err(explain)?;
     if let Some(found) = moves.into_iter().find(|one| one.disk == before.disk && one.id == before.id) {
@@ -149,7 +150,7 @@ pub(super) async fn look(client: &Client, before: &ClusterMove) -> anyhow::Resul
     Ok(ClusterMove { state, note, ..before.clone() })
 }
 
-/// How far it is, in a sentence.
+/// Describes the progress in a sentence.
 pub(super) fn sentence(shown: &ClusterMove) -> String {
     use ClusterMoveState::*;
     let ClusterMove { disk, from, to, state, note, .. } = shown;

@@ -1,4 +1,4 @@
-//! `hob lab advise TRACE`: the cache that a disk should get, from a trace of it.
+//! `hob lab advise TRACE`: the recommended cache for a disk, from a trace.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -42,7 +42,7 @@ pub(crate) struct Advise {
     html: Option<PathBuf>,
 }
 
-/// A share: 85%, 85 % or 0.85.
+/// Parses a share: 85%, 85 % or 0.85.
 pub(in crate::cli) fn percent(text: &str) -> Result<f64, String> {
     let (number, whole) = text.trim().strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().ok().map(|number| number / whole);

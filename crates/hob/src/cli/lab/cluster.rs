@@ -16,24 +16,25 @@ use crate::cli::output::{numbers, print, table, words};
 
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Time that a member of etcd 3.4 with four cores takes for a request over its JSON gateway: a
-/// quarter of the measured processor time (docs/LAB.md).
+/// Time that a member of etcd 3.4 with four cores takes for a request over its JSON gateway, in
+/// microseconds: a quarter of the measured processor time (docs/LAB.md).
 const QUESTION_US: u64 = 190;
 const CHANGE_NS: u64 = 110_000;
 const KEY_NS: u64 = 11_000;
 const NEWS_NS: u64 = 33_000;
-/// Until a change is on disk, and the way there and back.
+/// Time to commit a change to disk, in nanoseconds. The next constant is the network round trip.
 const COMMIT_NS: u64 = 5_000_000;
 const WAY_NS: u64 = 300_000;
 
 /// Seconds until the load on etcd is steady when hosts poll.
 const LOOKS_WARM_S: u64 = 6;
 const LOOKS_STEADY_S: u64 = 6;
-/// The same when hosts watch etcd: they read everything about once a minute.
+/// Seconds until the load on etcd is steady when hosts watch etcd, which then read all keys about
+/// once a minute.
 const NEWS_WARM_S: u64 = 75;
 const NEWS_STEADY_S: u64 = 60;
 
-/// Nobody waits longer for a disk in the model.
+/// Maximum time in seconds that the model waits for a disk.
 const AFTER_S: u64 = 30;
 
 /// Simulate many hosts that share an etcd: the load on etcd, and how long disks of killed hosts are
@@ -81,7 +82,7 @@ struct Report {
     rows: Vec<Row>,
 }
 
-/// Rates of a second.
+/// Requests to etcd per second.
 #[derive(Debug, Serialize)]
 struct Asked {
     questions: f64,
@@ -106,11 +107,11 @@ struct Row {
     pacing: &'static str,
     killed: u32,
     steady: Asked,
-    /// The busiest second after the kill.
+    /// Requests in the busiest second after the kill.
     busiest: Asked,
     disks_away: usize,
     disks_taken: usize,
-    /// Seconds until that part of them was taken; none if some were not.
+    /// Seconds until this fraction of the disks was acquired; none if some were not.
     away_p50_s: Option<f64>,
     away_p99_s: Option<f64>,
     away_max_s: Option<f64>,
@@ -168,7 +169,7 @@ pub(super) fn run(args: &ClusterArgs, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, show)
 }
 
-/// The runs for this number of hosts.
+/// Returns the simulations for this number of hosts.
 fn plan(args: &ClusterArgs, hosts: u32) -> Vec<Owners> {
     let looks = Owners {
         hosts: hosts as usize,
@@ -236,7 +237,7 @@ fn show(report: &Report) -> String {
     table(&columns, report.rows.iter().map(row))
 }
 
-/// Points of the rows of one kind: number of hosts, and the value that `of` takes from the row.
+/// Returns the points of one series: number of hosts, and the value that `of` takes from the row.
 fn points(report: &Report, pacing: &str, of: impl Fn(&Row) -> Option<f64>) -> Vec<(f64, f64)> {
     let rows = report.rows.iter().filter(|row| row.pacing == pacing && row.killed == 1);
     rows.filter_map(|row| Some((f64::from(row.hosts), of(row)?))).collect()

@@ -1,5 +1,5 @@
-//! The records of a trace as a plain iterator, for what takes records and nothing else: what else can happen while
-//! they are read (errors, Ctrl-C, a limit) ends the iterator and is asked for afterwards.
+//! The records of a trace as a plain iterator. Errors, Ctrl-C and the limit end the iterator, and
+//! are reported afterwards.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,7 +10,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::{Source, remarks};
 
-/// A progress bar of `length` requests, or a counter.
+/// Creates a progress bar of `length` requests, or a counter.
 pub(super) fn bar(length: Option<u64>) -> anyhow::Result<ProgressBar> {
     Ok(match length {
         Some(length) => ProgressBar::new(length).with_style(ProgressStyle::with_template(
@@ -21,15 +21,15 @@ pub(super) fn bar(length: Option<u64>) -> anyhow::Result<ProgressBar> {
     })
 }
 
-/// A trace that is being read once through.
+/// A trace that is read once.
 pub(super) struct Feed<'a> {
     blocks: TraceBlocks,
     block: Vec<Record>,
-    /// The next record's place in `block`.
+    /// Index of the next record in `block`.
     at: usize,
-    /// Records handed on.
+    /// Number of records returned so far.
     count: u64,
-    /// Most records to hand on.
+    /// Maximum number of records to return.
     limit: u64,
     stop: &'a AtomicBool,
     bar: ProgressBar,
@@ -43,19 +43,19 @@ enum End {
     Failed(anyhow::Error),
 }
 
-/// The records that were read.
+/// Result of reading the records.
 pub(super) struct Fed {
-    /// Records handed on.
+    /// Number of records returned.
     pub(super) count: u64,
-    /// The trace continues beyond the limit.
+    /// True if the trace continues beyond the limit.
     pub(super) is_cut: bool,
-    /// Remarks of the reader, a line each.
+    /// Remarks of the reader, one line each.
     pub(super) remarks: Vec<String>,
 }
 
 impl<'a> Feed<'a> {
-    /// Opens a trace, of which `limit` records at most are read. `message` stands beside the bar, which ends at
-    /// `length` requests if that is known.
+    /// Opens a trace and reads at most `limit` records of it. `message` appears beside the progress
+    /// bar, which ends at `length` requests if that is known.
     ///
     /// # Errors
     /// The trace cannot be opened.
@@ -90,7 +90,7 @@ impl<'a> Feed<'a> {
         Ok(Fed { count: self.count, is_cut, remarks })
     }
 
-    /// Reads the next block; `end` says why there is none.
+    /// Reads the next block, or sets `end` to the reason why there is none.
     fn refill(&mut self) {
         self.bar.set_position(self.count);
         self.block.clear();

@@ -1,4 +1,5 @@
-//! `hob lab figures [NAME…]`: the published figures, measured again; a page, pictures and tables in a directory.
+//! `hob lab figures [NAME…]`: repeats published measurements; writes a page, pictures and tables to
+//! a directory.
 
 use std::path::PathBuf;
 
@@ -92,7 +93,7 @@ fn show(report: &Report) -> String {
     with_notes(text, &notes)
 }
 
-/// A row a line; the figure is named in its first one.
+/// Returns one row per line; only the first row names the figure.
 fn rows(figure: &FigureReport) -> Vec<Vec<String>> {
     if let Some(why) = figure.waits_for {
         let missing = || "–".to_owned();

@@ -1,4 +1,5 @@
-//! `hob lab generate NAME key=value… --out FILE`: a trace of a workload that was published without one.
+//! `hob lab generate NAME key=value… --out FILE`: generates a trace of a workload that was
+//! published without one.
 
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
@@ -14,9 +15,10 @@ use super::out::{Columns, Out, To};
 use crate::cli::Global;
 use crate::cli::output::{print, table, tell, words};
 
-/// Time between requests of clients that wait for each reply. Only a replay knows the real times.
+/// Time between requests of clients that wait for each reply, in nanoseconds. Only a replay knows
+/// the real times.
 const TURN_NS: u64 = 1_000_000;
-/// Records between looks at Ctrl-C.
+/// Number of records between two checks for Ctrl-C.
 const RECORDS_A_LOOK: u64 = 8192;
 
 /// Make a trace up after a published workload; without a name, list the workloads and their parameters
@@ -45,7 +47,7 @@ pub(crate) struct Generate {
     force: bool,
 }
 
-/// A generator as it is listed.
+/// A generator in the list.
 #[derive(Debug, Serialize)]
 struct Listed {
     name: &'static str,

@@ -1,6 +1,7 @@
-//! `hob lab import TRACE OUT`: any trace becomes one of hob's.
+//! `hob lab import TRACE OUT`: converts a trace into one of hob's formats.
 //!
-//! How many disks a trace has is known at its end: a CSV that turns out to need the column is written again.
+//! The number of disks in a trace is known only at its end. If a CSV file turns out to need a
+//! column for the disk, it is written again.
 
 use std::path::PathBuf;
 
@@ -32,7 +33,7 @@ pub(super) fn run(args: &Import) -> anyhow::Result<()> {
     let convert = |columns: Columns| -> anyhow::Result<(TraceReader, u64)> {
         let mut reader = args.source.open()?;
         let mut out = Out::create(&args.out, args.to, args.force, columns)?;
-        // Part of a trace becomes a trace of one disk.
+        // A part of a trace becomes a trace of one disk.
         let only = args.source.disk.is_some();
         let records = read_all(&mut reader, &stop, |record| {
             out.push(&Record { disk: if only { 0 } else { record.disk }, ..*record })
@@ -40,7 +41,7 @@ pub(super) fn run(args: &Import) -> anyhow::Result<()> {
         out.finish()?;
         Ok((reader, records))
     };
-    // How many disks there are is known at the end; a stream cannot be read again.
+    // The number of disks is known only at the end, and a stream cannot be read again.
     let again = args.source.trace.as_os_str() != "-" && args.out.as_os_str() != "-";
     let first = if again || args.source.disk.is_some() { Columns::OneDisk } else { Columns::Disks };
     let (reader, records) = match convert(first) {

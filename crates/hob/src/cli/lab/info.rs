@@ -1,4 +1,4 @@
-//! `hob lab info TRACE`: what a trace is like.
+//! `hob lab info TRACE`: properties of a trace.
 
 use std::path::PathBuf;
 
@@ -23,14 +23,14 @@ pub(crate) struct Info {
     picture: Option<PathBuf>,
 }
 
-/// The answer.
+/// The JSON output.
 #[derive(Serialize)]
 struct Report {
     trace: String,
     format: &'static str,
     #[serde(flatten)]
     profile: Profile,
-    /// By number.
+    /// Names of the disks, by number.
     disk_names: Vec<String>,
     skipped: u64,
     skipped_first: Vec<String>,
@@ -163,7 +163,7 @@ fn requests(profile: &Profile) -> String {
     if kinds.is_empty() { "none".to_owned() } else { format!("{} ({})", profile.requests, kinds.join(", ")) }
 }
 
-/// Bytes to three digits or so, as they need not be exact.
+/// Formats a size with about three digits.
 fn human(bytes: u64) -> String {
     const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     if bytes < 1024 {
@@ -197,7 +197,7 @@ fn long_duration(nanos: u64) -> String {
     }
 }
 
-/// Columns of a line that shows rates; the highest is full.
+/// Width of the line that shows rates, in characters; the highest rate has a full bar.
 const SPARK_COLUMNS: usize = 72;
 
 fn sparkline(buckets: &[ArrivalBucket]) -> String {
@@ -207,15 +207,15 @@ fn sparkline(buckets: &[ArrivalBucket]) -> String {
         .map(|part| part.iter().map(|bucket| bucket.reads + bucket.writes + bucket.others).sum())
         .collect();
     let most = counts.iter().copied().max().unwrap_or(0).max(1);
-    // Anything at all shows.
+    // Any rate above 0 is visible.
     let level = |count: u64| (count as f64 / most as f64 * 8.0).ceil() as usize;
     counts.into_iter().map(|count| LEVELS[level(count).min(8)]).collect()
 }
 
-/// The requests of one kind in a bucket.
+/// Returns the number of requests of one kind in a bucket.
 type Count = fn(&ArrivalBucket) -> u64;
 
-/// Requests a second over time, by kind.
+/// Draws the requests per second over time, by kind.
 fn draw(report: &Report) -> String {
     let Profile { arrivals, duration_ns, .. } = &report.profile;
     let end = *duration_ns as f64 / 1e9;
@@ -238,7 +238,7 @@ fn draw(report: &Report) -> String {
         let from = |n: usize| n as f64 * arrivals.bucket_ns as f64 / 1e9;
         let mut points = Vec::with_capacity(arrivals.buckets.len() + 1);
         for (n, bucket) in arrivals.buckets.iter().enumerate() {
-            // The last bucket is cut short by the trace's end; one that is hardly begun would show a made-up peak.
+            // The last bucket is shorter than the others; a very short one would show a false peak.
             let width = if n == 0 { from(1) } else { (end - from(n)).clamp(from(1) / 2.0, from(1)) };
             points.push((from(n), of(bucket) as f64 / width));
         }

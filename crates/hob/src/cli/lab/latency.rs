@@ -1,4 +1,4 @@
-//! `hob lab latency TRACE`: latencies of a trace without a cache and with one, in virtual time.
+//! `hob lab latency TRACE`: latencies of a trace without and with a cache, in virtual time.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -22,7 +22,7 @@ use crate::cli::output::{duration, numbers, pairs, print, table, with_notes, wor
 use crate::cli::settings::Settings;
 use crate::daemon::simulated_cache;
 
-/// Most requests of one run: 3.2 GB of them.
+/// Maximum number of requests of one run, which take 3.2 GB.
 const REQUESTS_MAX: i64 = 50_000_000;
 
 /// Play a trace in virtual time and report its latencies, without a cache and with one
@@ -67,14 +67,14 @@ pub(crate) struct Latency {
     picture: Option<PathBuf>,
 }
 
-/// The cache with the daemon's settings.
+/// Returns the cache with the daemon's settings.
 fn cache(size: Size, settings: Settings) -> anyhow::Result<CacheSetup> {
     let settings = hob_control::CacheSettings::from(settings);
     if settings.ram.is_some_and(|ram| ram.bytes() > 0) {
         anyhow::bail!("the model has no memory above the cache: leave --ram out");
     }
     let refused = |refusal| anyhow!("{refusal}");
-    // The length of segments depends on the block size, which a preset may say.
+    // The segment size depends on the block size, which a preset may define.
     let (config, _) = simulated_cache(size, &settings, segment_bytes(u64::MAX, 0)).map_err(refused)?;
     let segment_bytes = segment_bytes(size.bytes(), config.block_bytes);
     let (config, journal) = simulated_cache(size, &settings, segment_bytes).map_err(refused)?;
@@ -118,7 +118,7 @@ impl CacheReport {
         }
     }
 
-    /// As sentences. Default settings are left out.
+    /// Describes the cache in sentences, without default settings.
     fn text(&self, flash: &str) -> String {
         let (size, block) = (Size(self.bytes), Size(self.block_bytes));
         let twice = if self.copies == Copies::One.name() { "" } else { "two devices, each " };
@@ -183,12 +183,12 @@ fn with_progress(material: Material, options: &Options, stop: &AtomicBool) -> an
     latencies
 }
 
-/// The runs, named.
+/// Returns the runs with their names.
 fn runs(latencies: &Latencies) -> impl Iterator<Item = (&'static str, &Played)> {
     [("without", &latencies.without)].into_iter().chain(latencies.with.iter().map(|with| ("with", with)))
 }
 
-/// For people.
+/// Formats the report as text.
 fn show(report: &Report) -> String {
     let latencies = &report.latencies;
     [facts(report), classes(latencies), devices(latencies)].join("\n\n") + "\n"
@@ -230,7 +230,7 @@ fn classes(latencies: &Latencies) -> String {
     let mut rows = Vec::new();
     for (name, run) in runs(latencies) {
         let ops = [Some(&run.all), run.reads.as_ref(), run.writes.as_ref()];
-        // Without a cache all outcomes are alike.
+        // Without a cache, all outcomes are the same.
         let outcomes = if name == "with" { run.classes.as_slice() } else { &[] };
         rows.extend(ops.into_iter().flatten().chain(outcomes).map(|class| row(name, class)));
     }
@@ -268,7 +268,7 @@ fn devices(latencies: &Latencies) -> String {
     table(&columns, runs(latencies).map(row))
 }
 
-/// A line for each interval of each run. What an interval without requests does not have is empty.
+/// Returns one CSV line per interval and run. Values of an interval without requests are empty.
 fn csv(latencies: &Latencies) -> String {
     fn cell<T: ToString>(value: Option<T>) -> String {
         value.map_or(String::new(), |value| value.to_string())
@@ -285,8 +285,8 @@ fn csv(latencies: &Latencies) -> String {
     text
 }
 
-/// Mean and 99th percentile of both runs over time, or over the trace if requests arrived one at a
-/// time.
+/// Draws the mean and the 99th percentile of both runs over time, or over the trace if requests
+/// arrived one at a time.
 fn draw(report: &Report) -> String {
     let latencies = &report.latencies;
     let x = match latencies.span_s {

@@ -1,4 +1,4 @@
-//! `hob lab …`: what a cache would do, worked out from a trace. No daemon is asked.
+//! `hob lab …`: effects of a cache, computed from a trace without a daemon.
 
 mod advise;
 mod cluster;
@@ -101,7 +101,7 @@ impl Source {
         trace::open(&self.trace, &self.options()?)
     }
 
-    /// The same, some thousand records at a time.
+    /// Opens the trace for reading in blocks of some thousand records.
     fn open_blocks(&self) -> anyhow::Result<TraceBlocks> {
         TraceBlocks::open(&self.trace, &self.options()?)
     }
@@ -119,10 +119,10 @@ impl Source {
     }
 }
 
-/// Records between looks at the clock, the bar and Ctrl-C.
+/// Number of records between two updates of the progress bar, which also check for Ctrl-C.
 const RECORDS_A_LOOK: u64 = 8192;
 
-/// Reads all of a trace with a progress bar, until Ctrl-C.
+/// Reads a whole trace with a progress bar, until Ctrl-C.
 fn read_all(
     reader: &mut TraceReader,
     stop: &AtomicBool,
@@ -153,7 +153,7 @@ fn read_all(
     }
 }
 
-/// Becomes true at Ctrl-C, which from now on does not end the program.
+/// Returns a flag that Ctrl-C sets. From now on Ctrl-C does not end the program.
 fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
     let told = Arc::clone(&stop);
@@ -166,7 +166,7 @@ fn interruption() -> anyhow::Result<Arc<AtomicBool>> {
     Ok(stop)
 }
 
-/// Remarks of the reader, a line each.
+/// Returns the remarks of the reader, one line each.
 fn remarks(reader: &TraceReader) -> Vec<String> {
     let mut remarks = Vec::new();
     let skipped = reader.skipped();
@@ -183,7 +183,7 @@ fn remarks(reader: &TraceReader) -> Vec<String> {
     remarks
 }
 
-/// A ratio as per cent, without the sign.
+/// Formats a ratio as a percentage without the sign.
 fn percent(ratio: f64) -> String {
     format!("{:.2}", ratio * 100.0)
 }

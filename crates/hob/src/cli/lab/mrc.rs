@@ -1,7 +1,7 @@
-//! `hob lab mrc TRACE`: miss-ratio curves: the miss ratio of an LRU cache of every size, from one
-//! pass for each block size.
+//! `hob lab mrc TRACE`: miss-ratio curves, which give the miss ratio of an LRU cache of every size,
+//! from one pass per block size.
 //!
-//! Sizes in the table are shares of the *footprint*: the bytes of all blocks that were cached at
+//! Sizes in the table are fractions of the *footprint*: the bytes of all blocks that were cached at
 //! least once.
 
 mod render;
@@ -20,15 +20,15 @@ use super::{Source, interruption, write};
 use crate::cli::Global;
 use crate::cli::output::{print, with_notes};
 
-/// Requests beyond which a trace is sampled unless `--exact` is given.
+/// Number of requests above which a trace is sampled unless `--exact` is given.
 const EXACT_REQUESTS_MAX: u64 = 8_000_000;
-/// Room for samples at a fixed rate: 0.9 GB.
+/// Maximum number of samples at a fixed rate, which take 0.9 GB.
 const FIXED_RATE_SAMPLES_MAX: f64 = (1u64 << 24) as f64;
-/// Fewer samples than this make a curve that scatters.
+/// Minimum number of samples for a smooth curve.
 const SAMPLES_FEW: u32 = 1024;
-/// The sizes of the table, of the footprint.
+/// Cache sizes of the table, as fractions of the footprint.
 const SHARES: [f64; 7] = [0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0];
-/// Points of a curve in the CSV and in the picture, to each doubling of the size.
+/// Number of curve points in the CSV and in the picture for each doubling of the size.
 const POINTS_A_DOUBLING: f64 = 16.0;
 
 /// Work out miss-ratio curves: what an LRU cache of every size would do with a trace
@@ -68,16 +68,16 @@ pub(crate) struct Mrc {
 /// Effect of a write on the cache.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Serialize)]
 enum Writes {
-    /// It goes to the backing and into the cache.
+    /// A write goes to the backing and into the cache.
     #[default]
     #[value(name = "write-through")]
     #[serde(rename = "write-through")]
     Through,
-    /// It goes into the cache, and to the backing when its block leaves.
+    /// A write goes into the cache, and to the backing when its block is evicted.
     #[value(name = "write-back")]
     #[serde(rename = "write-back")]
     Back,
-    /// It goes to the backing; what the cache holds of it becomes invalid.
+    /// A write goes to the backing, and the cached data of its range is invalidated.
     #[value(name = "write-around")]
     #[serde(rename = "write-around")]
     Around,
@@ -107,16 +107,16 @@ fn target(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The answer.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report {
     trace: String,
     requests: u64,
     mode: Writes,
-    /// Target of the recommendation: share of reads, 0 to 1.
+    /// Target of the recommendation: fraction of reads, 0 to 1.
     target_hit_ratio: f64,
     curves: Vec<CurveReport>,
-    /// Reading and counting.
+    /// Time for reading and counting, in seconds.
     seconds: f64,
 }
 
@@ -126,17 +126,17 @@ struct CurveReport {
     block_bytes: u64,
     /// Bytes of all blocks that were cached; an estimate if blocks were sampled.
     footprint_bytes: u64,
-    /// The blocks that were followed, where they were sampled.
+    /// The sampled blocks; `None` for an exact curve.
     sampled: Option<Sampled>,
-    /// The size above which more cache brings few more hits; none if no cache has a hit.
+    /// Cache size above which more space brings few more hits; `None` if no cache has a hit.
     knee: Option<SizeReport>,
-    /// The smallest cache that reaches the target; none when no cache does.
+    /// The smallest cache that reaches the target; `None` if no cache does.
     target: Option<SizeReport>,
-    /// The most that any cache can hit.
+    /// The hit ratio of the largest useful cache.
     read_hit_ratio_max: f64,
-    /// At some shares of the footprint.
+    /// Results for some fractions of the footprint.
     rows: Vec<Row>,
-    /// From one block to the last size at which anything changes.
+    /// Results from one block up to the last size at which the hit ratio changes.
     #[serde(skip)]
     points: Vec<Row>,
 }
@@ -144,7 +144,7 @@ struct CurveReport {
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Sampled {
     blocks: u32,
-    /// Share of all blocks that were sampled at the end.
+    /// Fraction of all blocks that were sampled at the end.
     rate: f64,
 }
 
@@ -158,9 +158,10 @@ struct SizeReport {
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Row {
     cache_bytes: u64,
-    /// Share of the footprint.
+    /// Size as a fraction of the footprint.
     cache_share: f64,
-    /// Read requests served whole from flash, of all; where blocks were sampled, blocks of reads.
+    /// Fraction of read requests served whole from flash; with sampling, fraction of the blocks of
+    /// reads.
     read_hit_ratio: f64,
     /// Results that only exact curves have.
     #[serde(flatten)]
@@ -169,9 +170,9 @@ struct Row {
 
 #[derive(Clone, Copy, Debug, Serialize)]
 struct Exact {
-    /// Bytes of reads served from flash, of all.
+    /// Fraction of read bytes served from flash.
     byte_hit_ratio: f64,
-    /// Write requests all of whose blocks were there, of all.
+    /// Fraction of write requests whose blocks were all in the cache.
     write_hit_ratio: f64,
     /// Written bytes that never reach the backing.
     absorbed_bytes: u64,
@@ -213,11 +214,11 @@ pub(super) fn run(args: &Mrc, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, |report| with_notes(render::show(report), &notes))
 }
 
-/// The way through the trace for one block size.
+/// One pass through the trace, for one block size.
 struct Pass<'a> {
     args: &'a Mrc,
     block_bytes: u64,
-    /// Requests of the trace, once they were counted.
+    /// Number of requests in the trace, if already counted.
     length: Option<u64>,
     stop: &'a std::sync::atomic::AtomicBool,
 }
@@ -338,7 +339,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// Sizes from 1 to `last`, evenly spaced in their logarithm; both ends are there.
+/// Returns sizes from 1 to `last`, evenly spaced on a logarithmic scale and including both ends.
 fn sizes(last: u64) -> impl Iterator<Item = u64> {
     let (mut step, mut before, mut done) = (0.0, 0, false);
     std::iter::from_fn(move || {

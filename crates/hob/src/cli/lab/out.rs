@@ -1,4 +1,4 @@
-//! Output of trace commands.
+//! Output files of trace commands.
 //!
 //! The file appears when it is complete. After Ctrl-C or an error there is no file.
 
@@ -23,7 +23,7 @@ pub(super) enum To {
     Csv,
 }
 
-/// A trace that should have one disk has a second one.
+/// Error of a second disk in a trace that should have only one.
 #[derive(Debug, thiserror::Error)]
 #[error("the trace has several disks")]
 pub(super) struct SeveralDisks;
@@ -44,10 +44,11 @@ pub(super) enum Out {
 }
 
 impl Out {
-    /// `out` may be -, standard output.
+    /// Creates the output; `-` is standard output.
     ///
     /// # Errors
-    /// The file exists and `force` is not given, is no plain file, or cannot be made.
+    /// The file exists and `force` is not given, is not a regular file, or cannot be
+    /// created.
     pub(super) fn create(out: &Path, to: To, force: bool, columns: Columns) -> anyhow::Result<Out> {
         let cannot = || format!("cannot write {}", out.display());
         if out.as_os_str() == "-" {
@@ -89,7 +90,7 @@ impl Out {
         .context("cannot write the records")
     }
 
-    /// The trace is complete: the file appears.
+    /// Completes the trace, after which the file appears.
     pub(super) fn finish(self) -> anyhow::Result<()> {
         let (file, target) = match self {
             Out::BinaryFile(writer, target) => (writer.finish_counted(0), target),
@@ -99,13 +100,13 @@ impl Out {
         };
         let file = file.context("cannot write the records")?;
         let Target { out, force } = target;
-        // Somebody may have made the file meanwhile.
+        // Another program may have created the file meanwhile.
         let kept = if force { file.persist(&out) } else { file.persist_noclobber(&out) };
         kept.map(drop).with_context(|| format!("cannot make {}", out.display()))
     }
 }
 
-/// The file to be.
+/// The output file.
 pub(super) struct Target {
     out: PathBuf,
     force: bool,
@@ -115,7 +116,7 @@ fn writer<W: Write>(out: W, columns: Columns) -> io::Result<csv::Writer<W>> {
     if columns == Columns::Disks { csv::Writer::with_disks(out) } else { csv::Writer::new(out) }
 }
 
-/// A trace never takes the place of something that is no file, like a disk.
+/// Refuses to replace an object that is not a regular file, such as a disk.
 fn check_target(out: &Path, force: bool) -> anyhow::Result<()> {
     if let Ok(metadata) = out.symlink_metadata() {
         ensure!(metadata.is_file(), "{} is there and no plain file; name another", out.display());

@@ -1,5 +1,5 @@
-//! `hob lab scale`: simulates many hosts on one shared store: does each disk get its entitlement on
-//! every host?
+//! `hob lab scale`: simulates many hosts on one shared store, and measures whether each disk gets
+//! its entitlement on every host.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,8 @@ use super::{interruption, write};
 use crate::cli::Global;
 use crate::cli::output::{numbers, print, table, words};
 
-/// I/Os that the store serves at once for each host, and the time of each: 1 250 per second.
+/// Number of I/Os that the store serves at once per host. With the time of each, the next constant,
+/// this gives 1 250 I/Os per second.
 const SERVERS_A_HOST: usize = 8;
 const SERVICE_NS: u64 = 6_400_000;
 
@@ -25,7 +26,7 @@ const THRESHOLD_NS: u64 = 15_000_000;
 /// Time until all hosts know a report, nanoseconds: one write and one read.
 const DELAY_NS: u64 = 20_000_000;
 
-/// Seconds before anything counts.
+/// Seconds of virtual time before the measurement.
 const WARM_S: u64 = 30;
 
 /// Simulate many hosts on one shared store, and measure whether disks get their entitlement
@@ -66,7 +67,7 @@ struct Row {
     hosts: u32,
     disks: u32,
     hosts_know: &'static str,
-    /// Units a second.
+    /// Rate in units per second.
     rate: f64,
     latency_ms: f64,
     /// Deviation relative to the entitlement.

@@ -1,4 +1,5 @@
-//! `hob lab sim TRACE`: every combination of policy, admission, block size and cache size, simulated.
+//! `hob lab sim TRACE`: simulates every combination of policy, admission, block size and cache
+//! size.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -25,9 +26,9 @@ use super::{Source, interruption, percent, remarks, write};
 use crate::cli::Global;
 use crate::cli::output::{numbers, print, table, with_notes, words};
 
-/// The name under which the bound for all policies is asked for.
+/// Name that selects the bound for all policies.
 const OPTIMUM: &str = "optimum";
-/// Combinations of one run.
+/// Maximum number of combinations per run.
 const POINTS_MAX: usize = 10_000;
 
 /// Simulate caches on a trace: hit ratios, flash writes and backing I/O of every combination
@@ -70,11 +71,11 @@ pub(crate) struct Sim {
     picture: Option<PathBuf>,
 }
 
-/// How large a cache is to be.
+/// Size of a simulated cache.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum CacheSize {
     Bytes(u64),
-    /// Share of the trace's footprint: 0.1 is a tenth.
+    /// Fraction of the trace's footprint: 0.1 is a tenth.
     Share(f64),
 }
 
@@ -94,23 +95,24 @@ impl FromStr for CacheSize {
     }
 }
 
-/// A line of the answer.
+/// A row of the result.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Row {
     policy: String,
     admission: String,
     block_bytes: u32,
     cache_bytes: u64,
-    /// Share of the bytes that the trace accesses, if they were counted.
+    /// Size as a fraction of the bytes that the trace accesses, if they were counted.
     cache_share: Option<f64>,
     reads: u64,
     /// Read requests served whole from flash.
     read_hits: u64,
-    /// The same, of all.
+    /// Fraction of read requests served whole from flash.
     read_hit_ratio: f64,
-    /// The same by bytes.
+    /// Fraction of read bytes served from flash.
     byte_hit_ratio: f64,
-    /// Blocks that were there of the blocks that reads touch, also in requests that missed as a whole.
+    /// Fraction of blocks that were cached when a read accessed them, including reads that missed
+    /// as a whole.
     block_hit_ratio: f64,
     partial_misses: u64,
     not_admitted: u64,
@@ -119,19 +121,19 @@ struct Row {
     flash_write_bytes: u64,
     backing_ios: u64,
     evictions: u64,
-    /// Memory of the cache's metadata for each of its blocks.
+    /// Memory for metadata per block of the cache, in bytes.
     memory_bytes_per_block: f64,
     out_of_reach: u64,
 }
 
-/// The answer.
+/// The JSON output.
 #[derive(Debug, Serialize)]
 struct Report {
     trace: String,
     footprint_bytes: Option<u64>,
     requests: u64,
     sample: f64,
-    /// Reading and simulating, without the pass that counts the footprint.
+    /// Time for reading and simulating in seconds, without the pass that counts the footprint.
     seconds: f64,
     results: Vec<Row>,
 }
@@ -258,7 +260,7 @@ fn unknown(name: &str) -> String {
     format!("there is no policy '{name}'; there are {}, {OPTIMUM} and all", names.join(", "))
 }
 
-/// A share of the footprint is rounded to whole blocks, one at least.
+/// Rounds a fraction of the footprint to whole blocks, at least one.
 fn bytes(size: CacheSize, footprint_bytes: Option<u64>, block_bytes: u32) -> u64 {
     match size {
         CacheSize::Bytes(bytes) => bytes,
@@ -274,7 +276,7 @@ pub(super) fn processors() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
-/// The bytes a trace touches, and its requests.
+/// Returns the bytes that a trace accesses, and the number of its requests.
 fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u64, u64)> {
     if args.source.trace == Path::new("-") {
         bail!("standard input cannot be read twice: give sizes in bytes instead of shares of the footprint");
@@ -299,7 +301,7 @@ fn count(args: &Sim, stop: &std::sync::atomic::AtomicBool) -> anyhow::Result<(u6
     Ok((profiler.finish().footprint.bytes, requests))
 }
 
-/// Belady's bound, block by block: writes bring blocks in, reads count.
+/// Computes Belady's bound block by block: writes fill blocks, reads count.
 fn optimum(args: &Sim, footprint: Option<u64>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for block_size in &args.block_size {
@@ -376,7 +378,7 @@ impl Row {
         }
     }
 
-    /// The optimum knows blocks and no requests.
+    /// Returns `figure`, or a dash for the optimum, which knows blocks but no requests.
     fn by_request(&self, figure: String) -> String {
         if self.policy == OPTIMUM { "-".to_owned() } else { figure }
     }

@@ -1,4 +1,4 @@
-//! The daemon under test: this program as a child process, over files that lose unflushed writes.
+//! The daemon under test: this program as a child process, with files that lose unflushed writes.
 
 use std::fs::OpenOptions;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -15,13 +15,13 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::setup::Stage;
 use crate::daemon::power_cut;
 
-/// How long a daemon may take until its disk is there.
+/// Maximum time for a daemon to serve its disk.
 const READY_MAX: Duration = Duration::from_secs(30);
 
-/// How long it may take over one request, and over an end it was asked for.
+/// Maximum time for a request, and for a requested end.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// How long the kernel may take over a process that was killed.
+/// Maximum time for the kernel to end a killed process.
 const DEATH_MAX: Duration = Duration::from_secs(20);
 
 const POLL: Duration = Duration::from_millis(2);
@@ -32,13 +32,13 @@ pub(super) struct Daemon {
 }
 
 impl Daemon {
-    /// Starts one.
+    /// Starts a daemon.
     pub(super) fn start(stage: &Stage, options: &VolatileOptions) -> anyhow::Result<Daemon> {
         for socket in [stage.nbd_socket(), stage.control_socket()] {
             let _ = std::fs::remove_file(socket);
         }
         let log = OpenOptions::new().create(true).append(true).open(stage.log())?;
-        // The file of that name may have been replaced since this process started.
+        // The program's file may have been replaced since this process started.
         let child = Command::new("/proc/self/exe")
             .args(["daemon", "--log", "info", "--config"])
             .arg(stage.config())
@@ -46,14 +46,14 @@ impl Daemon {
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
-            // Ctrl-C is for us alone.
+            // Ctrl-C must reach only this process.
             .process_group(0)
             .spawn()
             .context("cannot start the daemon")?;
         Ok(Daemon { child })
     }
 
-    /// Waits until its disk is there; `None` when the power was cut before.
+    /// Waits until the daemon serves its disk; returns `None` if the power was cut before.
     pub(super) fn connect(&mut self, stage: &Stage) -> anyhow::Result<Option<Dialogue>> {
         let start = Instant::now();
         loop {
@@ -73,15 +73,15 @@ impl Daemon {
         }
     }
 
-    /// Does `work`, with a kill -9 from outside after that time unless it is through before.
+    /// Runs `work`, and kills the daemon with SIGKILL after `time` unless the work has ended.
     pub(super) fn killed_after<T>(&self, time: Duration, work: impl FnOnce() -> T) -> T {
         let (through, waits) = mpsc::channel::<()>();
         let pid = Pid::from_child(&self.child);
         thread::scope(|scope| {
             scope.spawn(move || {
                 if waits.recv_timeout(time) == Err(RecvTimeoutError::Timeout) {
-                    // The daemon may have killed itself just before. It was not waited for, so its
-                    // pid is still its own.
+                    // The daemon may have killed itself just before. Its pid is still valid,
+                    // because the process was not waited for.
                     let _ = kill_process(pid, Signal::KILL);
                 }
             });
@@ -91,7 +91,7 @@ impl Daemon {
         })
     }
 
-    /// Waits for the end of one that was killed; any other end is an error.
+    /// Waits for the end of a killed daemon; any other end is an error.
     pub(super) fn bury(mut self) -> anyhow::Result<()> {
         match self.wait(DEATH_MAX)? {
             Some(status) => demand_cut(status),
@@ -99,7 +99,7 @@ impl Daemon {
         }
     }
 
-    /// SIGTERM, and the clean end it must have.
+    /// Sends SIGTERM and requires a clean end.
     pub(super) fn stop(mut self) -> anyhow::Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM).context("cannot signal the daemon")?;
         let status = self.wait(SILENCE_MAX)?;
@@ -124,13 +124,13 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // An error says that it has ended.
+        // An error means that the process has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Only a kill is a power cut; a daemon that ends by itself is broken.
+/// Requires that a process was killed. A daemon that ends by itself has a bug.
 fn demand_cut(status: ExitStatus) -> anyhow::Result<()> {
     ensure!(status.signal() == Some(Signal::KILL.as_raw()), "the daemon ended by itself, with {status}");
     Ok(())

@@ -1,9 +1,9 @@
 //! The load of the disk's only client, similar to fio's. Every byte that is read is checked.
 //!
-//! Writes of 4 to 64 KiB, some not aligned to sectors, some with FUA, some zeroes; reads of written
-//! data; sometimes a flush. Half of the load goes to an eighth of the disk, so that blocks are hit
-//! and overwritten before they are flushed. Requests in flight overlap only if both are reads,
-//! because otherwise the result is undefined.
+//! The load consists of writes of 4 to 64 KiB, some not aligned to sectors, some with FUA, some
+//! zeroes; reads of written data; and a few flushes. Half of the load goes to an eighth of the
+//! disk, so that blocks are hit and overwritten before they are flushed. Requests in flight overlap
+//! only if both are reads, because otherwise the result is undefined.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,37 +15,37 @@ use serde::Serialize;
 
 use super::model::{Content, Model, UNIT_BYTES, Write};
 
-/// Requests in flight.
+/// Maximum number of requests in flight.
 const DEPTH: usize = 16;
 
-/// Units in a sector.
+/// Number of units per sector.
 const SECTOR_UNITS: u64 = 8;
 
-/// Units in the longest request.
+/// Length of the longest request in units.
 const UNITS_MAX: u64 = 16 * SECTOR_UNITS;
 
-/// Units in one read of a check of the whole disk.
+/// Length of one read in units when the whole disk is checked.
 const CHECK_UNITS: u64 = 256;
 
 /// Number of requests by kind.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub(super) struct Counts {
-    /// Writes answered, zeroes included.
+    /// Number of completed writes, including zeroes.
     pub(super) writes: u64,
     /// FUA writes among them.
     pub(super) fua: u64,
-    /// Flushes answered.
+    /// Number of completed flushes.
     pub(super) flushes: u64,
-    /// Bytes read and found right.
+    /// Number of bytes read and verified.
     pub(super) bytes_checked: u64,
 }
 
-/// Why there is no going on.
+/// Why the load cannot continue.
 #[derive(Debug)]
 pub(super) enum Trouble {
-    /// The connection is closed, as after a power cut.
+    /// The connection was closed, as after a power cut.
     Cut,
-    /// Something is wrong.
+    /// An error of the daemon or of its data.
     Wrong(anyhow::Error),
 }
 
@@ -55,7 +55,7 @@ enum Flying {
     Flush { answers: u64 },
 }
 
-/// A client of the disk.
+/// The NBD client of the disk.
 pub(super) struct Client<'a> {
     dialogue: Dialogue,
     model: &'a mut Model,
@@ -74,7 +74,7 @@ impl<'a> Client<'a> {
         Client { dialogue, model, dice, counts, flying: BTreeMap::new() }
     }
 
-    /// Reads and checks the whole disk, in any order.
+    /// Reads and checks the whole disk in random order.
     pub(super) fn check_disk(&mut self) -> Result<(), Trouble> {
         let mut starts: Vec<u64> = (0..self.model.units()).step_by(CHECK_UNITS as usize).collect();
         for at in (1..starts.len()).rev() {
@@ -91,7 +91,7 @@ impl<'a> Client<'a> {
 
     /// Sends `requests` requests, or fewer if `stop` is set.
     pub(super) fn load(&mut self, requests: u64, stop: &AtomicBool) -> Result<(), Trouble> {
-        // From a flush every few requests to hardly any.
+        // The rate varies between one flush per few requests and almost none.
         let flush_once_in = [4, 16, 64, 1024][self.dice.below(4) as usize];
         for _ in 0..requests {
             if stop.load(Ordering::Relaxed) {
@@ -105,7 +105,7 @@ impl<'a> Client<'a> {
         self.finish()
     }
 
-    /// Waits for all answers.
+    /// Waits for all replies.
     fn finish(&mut self) -> Result<(), Trouble> {
         while !self.flying.is_empty() {
             self.receive()?;
@@ -148,7 +148,7 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// First unit and number of units of a request.
+    /// Returns the first unit and the number of units of a request.
     fn somewhere(&mut self) -> (u64, u64) {
         let units = self.model.units();
         let sectors = match self.dice.below(4) {
@@ -184,7 +184,7 @@ impl<'a> Client<'a> {
         Ok(())
     }
 
-    /// Takes one answer.
+    /// Receives one reply.
     fn receive(&mut self) -> Result<(), Trouble> {
         let Answer { cookie, error, data } = self.dialogue.receive()?;
         let flying = self.flying.remove(&cookie).expect("only what was asked is answered");

@@ -1,13 +1,13 @@
 //! `hob selftest`: checks that this host and this binary lose no acknowledged data at a power
 //! failure.
 //!
-//! A daemon of its own serves a scratch disk through a cache, over a layer that keeps unflushed
-//! writes in memory (`hob_storage::volatile`). It is killed under load, by kill -9 from outside or
-//! by the layer in the middle of an I/O, and started again. Then the whole disk is read twice and
-//! compared with the client's model. After the last cut the daemon ends cleanly, and the backing
-//! must have the last writes.
+//! The command runs a separate daemon. It serves a scratch disk through a cache, over a layer that
+//! keeps unflushed writes in memory (`hob_storage::volatile`). The daemon is killed under load, by
+//! kill -9 from outside or by the layer in the middle of an I/O, and started again. Then the whole
+//! disk is read twice and compared with the client's model. After the last cut the daemon ends
+//! cleanly, and the backing must have the last writes.
 //!
-//! Only scratch files are used. No disk or pool of the user's is touched.
+//! Only scratch files are used, and no disk or pool of the user.
 
 mod child;
 mod load;
@@ -37,16 +37,16 @@ use load::{Client, Counts, Trouble};
 use model::{Model, UNIT_BYTES};
 use setup::{SETUPS, Setup, Stage};
 
-/// Requests in the load before the clean end of each setup.
+/// Number of requests before the clean end of each setup.
 const LAST_REQUESTS: u64 = 2_000;
 
-/// How long the last drain may take: there is little to drain, and the backing is a file.
+/// Maximum time of the last drain, which has little data and a file as its backing.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
 
-/// Milliseconds of load before a kill from outside: minimum, and maximum above it.
+/// Duration of the load before a kill from outside in milliseconds: minimum, and maximum above it.
 const LOAD_MS: (u64, u64) = (10, 250);
 
-/// The layer cuts the power by itself after up to 2 to the power of this many steps.
+/// The layer cuts the power after at most 2 to the power of this many steps.
 const STEPS_LOG2_MAX: u64 = 15;
 
 /// Cut the power of a daemon under load repeatedly, and check that no acknowledged data is lost
@@ -103,14 +103,14 @@ struct SetupReport {
     counts: Counts,
 }
 
-/// When the power was cut.
+/// Number of power cuts by phase.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 struct Cuts {
-    /// While the daemon started, before its disk was there.
+    /// Cuts during the daemon's start, before it served its disk.
     starting: u64,
-    /// While the disk was read.
+    /// Cuts while the disk was read.
     checking: u64,
-    /// Under load.
+    /// Cuts under load.
     under_load: u64,
 }
 
@@ -171,7 +171,7 @@ pub(super) fn run(args: &Selftest, global: &Global) -> anyhow::Result<()> {
     print(global.output, &report, show)
 }
 
-/// The text before the error.
+/// Returns the text before an error.
 fn failure(args: &Selftest, setup: &Setup, seed: u64, kept: &Path) -> String {
     let Selftest { power_cut, size, ring, .. } = args;
     let name = setup.name;
@@ -182,7 +182,7 @@ fn failure(args: &Selftest, setup: &Setup, seed: u64, kept: &Path) -> String {
     )
 }
 
-/// One setup on its way.
+/// The test of one setup.
 struct Trial<'a> {
     setup: &'a Setup,
     stage: Stage,
@@ -204,7 +204,7 @@ impl<'a> Trial<'a> {
         bar: &'a ProgressBar,
     ) -> anyhow::Result<Trial<'a>> {
         let size = args.size.bytes();
-        // From the name, so that a setup tested alone has the same seed.
+        // The seed is derived from the name, so that a setup tested alone has the same seed.
         let seed = setup.name.bytes().fold(seed, |seed, byte| seed.wrapping_mul(31) ^ u64::from(byte));
         Ok(Trial {
             setup,
@@ -243,7 +243,7 @@ impl<'a> Trial<'a> {
         Client::new(dialogue, &mut self.model, &mut self.dice, &mut self.report.counts)
     }
 
-    /// A daemon from its start to its cut.
+    /// Runs a daemon from its start to its power cut.
     fn one_life(&mut self) -> anyhow::Result<()> {
         let first = self.report.cuts.all() == 0;
         // The first start must succeed, so that the setup can be checked.
@@ -268,7 +268,7 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// Uses a daemon until its power is cut, and says when that was.
+    /// Uses a daemon until its power is cut, and returns the phase of the cut.
     fn live(&mut self, daemon: &mut Daemon, first: bool, time: Duration) -> anyhow::Result<Phase> {
         let Some(dialogue) = daemon.connect(&self.stage)? else { return Ok(Phase::Starting) };
         if first {
@@ -276,7 +276,7 @@ impl<'a> Trial<'a> {
         }
         let stop = self.stop;
         let mut client = self.client(dialogue);
-        // Versions that the first reading settles must be the same in the second.
+        // Versions that the first reading determines must be the same in the second.
         match client.check_disk().and_then(|()| client.check_disk()) {
             Ok(()) => {}
             Err(Trouble::Cut) => return Ok(Phase::Checking),
@@ -288,7 +288,7 @@ impl<'a> Trial<'a> {
         }
     }
 
-    /// Checks that the disk is served as configured. Otherwise the test would test nothing.
+    /// Checks that the disk is served as configured. Otherwise the test would be meaningless.
     fn look(&self) -> anyhow::Result<()> {
         let disk = converse(&self.global(), async |client| Ok(client.disk("disk").await?))?;
         let cache = disk.cache.context("the daemon did not set up the cache; see its log")?;
@@ -298,7 +298,7 @@ impl<'a> Trial<'a> {
         Ok(())
     }
 
-    /// Has the daemon bring to the backing what only flash has.
+    /// Drains the dirty data to the backing.
     fn drain(&self) -> anyhow::Result<()> {
         converse(&self.global(), async |client| {
             client.drain("disk").await?;
@@ -321,8 +321,9 @@ impl<'a> Trial<'a> {
         Global { control: Some(Endpoint::Unix(self.stage.control_socket())), ..Global::default() }
     }
 
-    /// Two clean ends: nothing that was answered may be missing, flushed or not. After the first, the next daemon
-    /// must know it; it drains, and after the second the backing has it all.
+    /// Tests two clean ends, after which no acknowledged write may be missing, flushed or not.
+    /// After the first end, the next daemon must have all data and drains it. After the second end,
+    /// the backing must have all data.
     fn peace(&mut self) -> anyhow::Result<()> {
         self.live_in_peace(LAST_REQUESTS, |_| Ok(()))?;
         let drain = |trial: &Self| match trial.setup.mode {
@@ -333,7 +334,7 @@ impl<'a> Trial<'a> {
         self.check_backing().context("the backing after a clean end")
     }
 
-    /// A daemon from its start to an end that it was asked for.
+    /// Runs a daemon from its start to a requested end.
     fn live_in_peace(
         &mut self,
         requests: u64,
@@ -364,7 +365,7 @@ impl<'a> Trial<'a> {
     }
 }
 
-/// What a daemon was doing when its power was cut.
+/// Phase of a daemon when its power was cut.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Starting,

@@ -14,10 +14,10 @@
 use std::collections::VecDeque;
 use std::fmt;
 
-/// Bytes that a disk writes atomically.
+/// Number of bytes that a disk writes atomically.
 pub(super) const UNIT_BYTES: usize = 512;
 
-/// A version of one unit. Its lowest bit says that it is all zeroes.
+/// A version of one unit. Its lowest bit tells whether it is all zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Version(u32);
 
@@ -44,7 +44,7 @@ impl fmt::Display for Version {
 /// Content of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Content {
-    /// Bytes that name their place and version.
+    /// Bytes that contain their position and version.
     Stamps,
     /// Nothing but zeroes.
     Zeroes,
@@ -53,17 +53,17 @@ pub(super) enum Content {
 #[derive(Clone, Copy, Debug)]
 struct Unit {
     floor: Version,
-    /// Older ones than this, but for the floor, are known to be lost.
+    /// Versions below this one, except the floor, are known to be lost.
     from: Version,
-    /// The newest one asked for.
+    /// The newest requested version.
     asked: Version,
-    /// The newest zeroes asked for.
+    /// The newest requested version of zeroes.
     zeroes: Version,
     /// The version that a read must return; `None` after a cut.
     current: Option<Version>,
 }
 
-/// A write that was asked for.
+/// A requested write.
 #[derive(Clone, Debug)]
 pub(super) struct Write {
     /// First unit.
@@ -88,29 +88,29 @@ enum Found {
     Garbage([u8; 16]),
 }
 
-/// See the module's text.
+/// The model of a disk; see the module's text.
 pub(super) struct Model {
     seed: u64,
     units: Vec<Unit>,
-    /// Writes that were answered and not flushed, with their places in the order of answers.
+    /// Acknowledged but unflushed writes, numbered in the order of their replies.
     unflushed: VecDeque<(u64, Write)>,
     answers: u64,
 }
 
 impl Model {
-    /// A disk of zeroes.
+    /// Creates a model of a disk of zeroes.
     pub(super) fn new(seed: u64, units: u64) -> Model {
         let none = Version::NONE;
         let unit = Unit { floor: none, from: none, asked: none, zeroes: none, current: Some(none) };
         Model { seed, units: vec![unit; units as usize], unflushed: VecDeque::new(), answers: 0 }
     }
 
-    /// How many units.
+    /// Returns the number of units.
     pub(super) fn units(&self) -> u64 {
         self.units.len() as u64
     }
 
-    /// Asks for a write; none of its units may be in flight.
+    /// Records the request of a write; none of its units may be in flight.
     pub(super) fn ask(&mut self, first: u64, count: u64, content: Content) -> Write {
         let units = &mut self.units[first as usize..(first + count) as usize];
         let versions = units.iter_mut().map(|unit| {
@@ -123,7 +123,7 @@ impl Model {
         Write { first, versions: versions.collect() }
     }
 
-    /// The bytes of a write of stamps.
+    /// Returns the data of a write of stamps.
     pub(super) fn bytes(&self, write: &Write) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(write.versions.len() * UNIT_BYTES);
         for (unit, version) in (write.first..).zip(&write.versions) {
@@ -132,7 +132,7 @@ impl Model {
         bytes
     }
 
-    /// A write was answered; `durable` if it was to be on the media then.
+    /// Records the reply to a write; `durable` if the write must be durable from then on.
     pub(super) fn answered(&mut self, write: Write, durable: bool) {
         for (unit, version) in (write.first..).zip(&write.versions) {
             self.units[unit as usize].current = Some(*version);
@@ -149,7 +149,7 @@ impl Model {
         self.answers
     }
 
-    /// A flush was answered.
+    /// Records the reply to a flush.
     pub(super) fn flushed(&mut self, answers: u64) {
         while self.unflushed.front().is_some_and(|(number, _)| *number <= answers) {
             let (_, write) = self.unflushed.pop_front().expect("there is a first one");
@@ -164,13 +164,13 @@ impl Model {
         }
     }
 
-    /// The power was cut.
+    /// Records a power cut.
     pub(super) fn cut(&mut self) {
         self.unflushed.clear();
         self.units.iter_mut().for_each(|unit| unit.current = None);
     }
 
-    /// Checks data that was read from `first` on while no write to it was in flight.
+    /// Checks data that was read from unit `first` on while no write to it was in flight.
     pub(super) fn check(&mut self, first: u64, bytes: &[u8]) -> Result<(), Wrong> {
         for (unit, bytes) in (first..).zip(bytes.chunks_exact(UNIT_BYTES)) {
             let found = self.identify(bytes);
@@ -228,7 +228,7 @@ impl Unit {
         }
     }
 
-    /// The version number of zeroes.
+    /// Returns the version number of zeroes, if the unit may contain zeroes.
     fn zeroes_now(&self) -> Option<Version> {
         match self.current {
             Some(current) => Some(current).filter(|current| current.is_zero()),
@@ -237,17 +237,17 @@ impl Unit {
         }
     }
 
-    /// Returns true if the version was requested, is not older than the floor, and was not seen to
+    /// Returns true if the version was requested, is not older than the floor, and is not known to
     /// be lost.
     fn is_open(&self, version: Version) -> bool {
         version > self.floor && version >= self.from && version <= self.asked
     }
 }
 
-/// "hob test".
+/// The text "hob test" as a number.
 const MAGIC: u64 = 0x7473_6574_2062_6f68;
 
-/// The last step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
+/// Performs the last step of splitmix64 (Steele, Lea and Flood, OOPSLA 2014).
 fn scatter(mut word: u64) -> u64 {
     word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

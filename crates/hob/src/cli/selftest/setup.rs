@@ -1,4 +1,4 @@
-//! The tested configurations of a cache, and the files of one of them.
+//! The tested cache configurations, and the files of each of them.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -8,21 +8,21 @@ use hob_nbd::NbdUri;
 use hob_nbd::uri::Address;
 use tempfile::TempDir;
 
-/// A way of setting a cache up.
+/// A tested cache configuration.
 #[derive(Debug)]
 pub(super) struct Setup {
-    /// For `--setup`.
+    /// Name for the option `--setup`.
     pub(super) name: &'static str,
     /// The mode that the daemon must report.
     pub(super) mode: &'static str,
-    /// Files of the pool.
+    /// Number of pool files.
     devices: usize,
     /// Lines of `[disk.cache]` in hob.toml.
     settings: &'static str,
 }
 
-/// Every one. Together they have each mode that caches writes, with and without a journal, one copy and two,
-/// blocks that are replaced and blocks that are overwritten, and each preset that writes back.
+/// All configurations. Together they cover each mode that caches writes, with and without a
+/// journal, one copy and two, replaced and overwritten blocks, and each preset with write-back.
 pub(super) const SETUPS: &[Setup] = &[
     Setup { name: "write-through", mode: "write-through", devices: 1, settings: r#"block_size = "4K""# },
     Setup {
@@ -78,12 +78,12 @@ pub(super) const SETUPS: &[Setup] = &[
 #[derive(Debug)]
 pub(super) struct Stage {
     dir: PathBuf,
-    /// Apart, because a socket's path may have 107 bytes only.
+    /// Separate directory, because a socket path is limited to 107 bytes.
     sockets: TempDir,
 }
 
 impl Stage {
-    /// Makes the files for a setup in `dir`, which must not exist.
+    /// Creates the files of a configuration in `dir`, which must not exist.
     pub(super) fn make(dir: PathBuf, setup: &Setup, disk_bytes: u64, ring: &str) -> anyhow::Result<Stage> {
         std::fs::create_dir(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
         let dir = dir.canonicalize()?;
@@ -100,8 +100,8 @@ impl Stage {
         let path = |path: PathBuf| toml::Value::String(path.to_string_lossy().into_owned());
         let unix = |path: PathBuf| toml::Value::String(format!("unix:{}", path.display()));
         let devices: Vec<String> = (0..setup.devices).map(|at| path(self.flash(at)).to_string()).collect();
-        // Smaller than the written data, so that blocks are evicted, with space for copies and a
-        // journal.
+        // The cache is smaller than the written data, so that blocks are evicted; the pool has
+        // space for copies and a journal.
         let cache_bytes = disk_bytes / 2;
         format!(
             "state_dir = {}\nlisten = [{}]\nring = \"{ring}\"\n[control]\nlisten = [{}]\n\
@@ -117,7 +117,7 @@ impl Stage {
         )
     }
 
-    /// The backing.
+    /// Returns the path of the backing.
     pub(super) fn disk(&self) -> PathBuf {
         self.dir.join("disk.img")
     }
@@ -126,7 +126,7 @@ impl Stage {
         self.dir.join(format!("flash{at}"))
     }
 
-    /// hob.toml.
+    /// Returns the path of hob.toml.
     pub(super) fn config(&self) -> PathBuf {
         self.dir.join("hob.toml")
     }
@@ -136,7 +136,7 @@ impl Stage {
         self.dir.join("daemon.log")
     }
 
-    /// The last error in the log.
+    /// Returns the last error in the log.
     pub(super) fn last_complaint(&self) -> String {
         let log = std::fs::read_to_string(self.log()).unwrap_or_default();
         let last = log.lines().rev().find_map(|line| line.split_once(" ERROR "));
@@ -151,7 +151,7 @@ impl Stage {
         self.sockets.path().join("control.sock")
     }
 
-    /// The disk's export.
+    /// Returns the NBD URI of the disk.
     pub(super) fn uri(&self) -> NbdUri {
         NbdUri { address: Address::Unix { path: self.nbd_socket() }, export: "disk".to_owned() }
     }

@@ -1,5 +1,5 @@
-//! Data of `hob top`: the last response for each disk, the rates since the one before, and earlier
-//! rates.
+//! Data of `hob top`: the last response for each disk, the rates since the previous one, and
+//! earlier rates.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, VecDeque};
@@ -8,7 +8,7 @@ use hob_control::{BackingState, CacheState, DiskLoad, DiskState, Size};
 
 use crate::cli::output::{self, duration, numbers, word, words};
 
-/// Looks that are remembered.
+/// Maximum number of remembered responses.
 pub(super) const HISTORY_MAX: usize = 300;
 
 const NS: f64 = 1e9;
@@ -19,19 +19,19 @@ const NOTHING: &str = "–";
 /// Load of a disk between two responses, per second.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Rates {
-    /// Requests.
+    /// Requests per second.
     pub(super) iops: f64,
-    /// Bytes read.
+    /// Bytes read per second.
     pub(super) read_bytes: f64,
-    /// Bytes written.
+    /// Bytes written per second.
     pub(super) write_bytes: f64,
-    /// Share of the reads that flash served, percent; none without reads.
+    /// Percentage of reads served from flash; `None` without reads.
     pub(super) hit_percent: Option<f64>,
-    /// The same of memory above it.
+    /// Percentage of reads served from the RAM tier; `None` without reads.
     pub(super) memory_hit_percent: Option<f64>,
-    /// Mean latency; none without requests.
+    /// Mean latency; `None` without requests.
     pub(super) mean_ns: Option<u64>,
-    /// 99 % took at most this; none without requests.
+    /// Upper bound of the latency of 99 % of the requests; `None` without requests.
     pub(super) p99_ns: Option<u64>,
 }
 
@@ -61,7 +61,8 @@ impl Rates {
     }
 }
 
-/// An upper bound of the latency that a share of the requests between two looks kept to.
+/// Returns an upper bound of the latency that this fraction of the requests between two responses
+/// did not exceed.
 fn quantile_between(before: &DiskLoad, now: &DiskLoad, share: f64) -> Option<u64> {
     let earlier: BTreeMap<u64, u64> =
         before.latency.iter().map(|bucket| (bucket.up_to_ns, bucket.count)).collect();
@@ -82,19 +83,19 @@ fn quantile_between(before: &DiskLoad, now: &DiskLoad, share: f64) -> Option<u64
     })
 }
 
-/// A disk.
+/// A row of the table: one disk.
 #[derive(Debug)]
 pub(super) struct Row {
     /// Counters in the last response.
     pub(super) load: DiskLoad,
-    /// Rates before that; none after the first response, and for an offline disk.
+    /// Rates since the previous response; `None` after the first response and for an offline disk.
     pub(super) rates: Option<Rates>,
-    /// The same of earlier looks, oldest first, the last one included.
+    /// Rates of earlier responses, oldest first, including the last one.
     pub(super) history: VecDeque<Option<Rates>>,
 }
 
 impl Row {
-    /// The state of the backing if it does not work, otherwise the state of the disk and its cache.
+    /// Returns the state of the backing if it fails, otherwise the state of the disk and its cache.
     pub(super) fn state(&self) -> String {
         match &self.load.backing_state {
             None | Some(BackingState::Connected) => {}
@@ -117,7 +118,7 @@ impl Row {
         (all > 0).then(|| 100.0 * self.load.used_bytes as f64 / all as f64)
     }
 
-    /// A figure, of a disk that has figures.
+    /// Returns a value of a disk that has statistics.
     fn counted(&self, value: u64) -> Option<f64> {
         self.load.is_counted.then_some(value as f64)
     }
@@ -127,13 +128,13 @@ impl Row {
     }
 }
 
-/// A column, of the screen and of the table.
+/// A column of the screen and of the table.
 pub(super) struct Column {
-    /// Above it.
+    /// Heading of the column.
     pub(super) heading: &'static str,
     /// The key that sorts by it.
     pub(super) key: char,
-    /// Characters that it has on the screen.
+    /// Width on the screen in characters.
     pub(super) width: u16,
     /// Text of its cells.
     pub(super) cell: fn(&Row) -> String,
@@ -142,13 +143,14 @@ pub(super) struct Column {
 }
 
 impl Column {
-    /// As a column of a table.
+    /// Returns the column for a table.
     pub(super) fn of_table(&self) -> output::Column {
         if self.width == 0 || self.heading == "STATE" { words(self.heading) } else { numbers(self.heading) }
     }
 }
 
-/// The first one is as wide as its names; from the right they give way on a narrow screen.
+/// All columns. The first is as wide as its names. On a narrow screen, columns are omitted from the
+/// right.
 #[rustfmt::skip]
 pub(super) const COLUMNS: &[Column] = &[
     Column { heading: "DISK", key: 'n', width: 0, cell: |row| row.load.disk.clone(), rank: |_| 0.0 },
@@ -174,7 +176,7 @@ fn count(value: Option<f64>) -> String {
     }
 }
 
-/// Requests per second, in few characters.
+/// Formats requests per second in few characters.
 pub(super) fn iops(value: f64) -> String {
     count(Some(value))
 }
@@ -189,30 +191,30 @@ fn percent(value: Option<f64>) -> String {
 
 fn time(value: Option<u64>) -> String {
     match value {
-        // Longer than the engine's last bound.
+        // The latency exceeds the engine's last bound.
         Some(u64::MAX) => "> 2 min".to_owned(),
         Some(nanos) => duration(nanos),
         None => NOTHING.to_owned(),
     }
 }
 
-/// All disks, in the order that was asked for.
+/// All disks in the selected order.
 #[derive(Debug)]
 pub(super) struct Model {
     rows: Vec<Row>,
     column: usize,
     ascending: bool,
-    /// The disk that is looked at, by name: it stays that one when the order changes.
+    /// Name of the selected disk, which stays selected when the order changes.
     selected: Option<String>,
 }
 
 impl Model {
-    /// Without disks, to be sorted by a column.
+    /// Creates a model without disks, sorted by a column.
     pub(super) fn new(column: usize) -> Model {
         Model { rows: Vec::new(), column, ascending: ascends(column), selected: None }
     }
 
-    /// Takes in the next look.
+    /// Adds the next response.
     pub(super) fn take(&mut self, loads: Vec<DiskLoad>) {
         let mut known: BTreeMap<String, Row> =
             self.rows.drain(..).map(|row| (row.load.disk.clone(), row)).collect();
@@ -233,7 +235,7 @@ impl Model {
         self.sort();
     }
 
-    /// Sorts by a column; by the one it is sorted by already, the other way round.
+    /// Sorts by a column; reverses the order if it is already the sorted column.
     pub(super) fn sort_by(&mut self, column: usize) {
         self.ascending = if column == self.column { !self.ascending } else { ascends(column) };
         self.column = column;
@@ -250,17 +252,18 @@ impl Model {
         });
     }
 
-    /// In order.
+    /// Returns the rows in order.
     pub(super) fn rows(&self) -> &[Row] {
         &self.rows
     }
 
-    /// The column to sort by, and whether the order is ascending.
+    /// Returns the column to sort by, and whether the order is ascending.
     pub(super) fn order(&self) -> (usize, bool) {
         (self.column, self.ascending)
     }
 
-    /// Row of the selected disk; the first one until another is selected, or if the disk is gone.
+    /// Returns the row of the selected disk: the first one until another is selected, or after the
+    /// disk was removed.
     pub(super) fn selected(&self) -> usize {
         let chosen = self.selected.as_ref();
         chosen.and_then(|name| self.rows.iter().position(|row| row.load.disk == *name)).unwrap_or(0)
@@ -282,7 +285,7 @@ impl Model {
     }
 }
 
-/// Names and states begin at the front, numbers with the greatest.
+/// Returns true for columns that sort ascending first: names and states, but not numbers.
 fn ascends(column: usize) -> bool {
     column < 2
 }

@@ -10,25 +10,25 @@ use ratatui::widgets::{Cell, Paragraph, RenderDirection, Sparkline, Table, Table
 use super::model::{COLUMNS, Model, Rates, Row, iops};
 use crate::cli::output::duration;
 
-/// Characters of the narrowest picture of a disk's requests in its row.
+/// Minimum width of the trend of a disk's requests, in characters.
 const TREND_WIDTH_MIN: u16 = 10;
 
 /// Maximum width of a trend.
 const TREND_WIDTH_MAX: u16 = 60;
 
-/// Lines of the part below, which shows one disk.
+/// Height of the lower part of the screen, which shows one disk.
 const DETAIL_HEIGHT: u16 = 6;
 
-/// Lines of a screen below which that part is left out.
+/// Minimum height of a screen with the lower part.
 const HEIGHT_FOR_DETAIL: u16 = 14;
 
-/// Longest name that is shown whole.
+/// Maximum length of a name that is shown whole.
 const NAME_WIDTH_MAX: usize = 32;
 
-/// Heights of a row's picture, low to high.
+/// Characters of a trend from low to high.
 const BARS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// With colours or without.
+/// Use of colours on the screen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Theme {
     /// With.
@@ -38,7 +38,8 @@ pub(super) enum Theme {
 }
 
 impl Theme {
-    /// Colours unless the environment has none: `NO_COLOR` (no-color.org), or a terminal that cannot.
+    /// Returns the theme for the environment. `NO_COLOR` (no-color.org) and simple terminals have
+    /// no colours.
     pub(super) fn of_environment() -> Theme {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let cannot = std::env::var("TERM").is_ok_and(|term| term == "dumb" || term.ends_with("-m"));
@@ -53,14 +54,14 @@ impl Theme {
     }
 }
 
-/// Screen content besides disks.
+/// State of the screen besides the disks.
 pub(super) struct Screen {
     endpoint: String,
     /// With colours or without.
     pub(super) theme: Theme,
-    /// Nothing new is shown.
+    /// True while the screen is not updated.
     pub(super) paused: bool,
-    /// The daemon's last health report, or why there is none.
+    /// The daemon's last health report, or the reason for its absence.
     pub(super) health: Result<Health, String>,
 }
 
@@ -70,7 +71,7 @@ impl Screen {
         Screen { endpoint, theme, paused: false, health: Err("it has not been asked yet".to_owned()) }
     }
 
-    /// Draws all of it.
+    /// Draws the whole screen.
     pub(super) fn draw(&self, frame: &mut Frame<'_>, model: &Model) {
         let detail = if frame.area().height >= HEIGHT_FOR_DETAIL { DETAIL_HEIGHT } else { 0 };
         let parts =
@@ -171,7 +172,7 @@ impl Screen {
         frame.render_stateful_widget(table, area, &mut TableState::new().with_selected(selected));
     }
 
-    /// One disk's past: requests, latency, hits.
+    /// Draws the history of one disk: requests, latency, hits.
     fn draw_detail(&self, frame: &mut Frame<'_>, area: Rect, row: &Row) {
         let third = Constraint::Ratio(1, 3);
         let parts: [Rect; 3] = Layout::horizontal([third; 3]).spacing(2).areas(area);
@@ -214,7 +215,7 @@ impl Screen {
     }
 }
 
-/// Widths of as many columns as there is room for, from the left.
+/// Returns the widths of the columns that fit, from the left.
 fn columns_that_fit(width: u16, name_width: u16) -> Vec<u16> {
     let mut left = width;
     let wanted = COLUMNS.iter().map(|column| if column.width == 0 { name_width } else { column.width });
@@ -227,17 +228,17 @@ fn columns_that_fit(width: u16, name_width: u16) -> Vec<u16> {
         .collect()
 }
 
-/// Words stand at the left, numbers at the right.
+/// Returns the alignment of a column: words left, numbers right.
 fn alignment(column: usize) -> Alignment {
     if column < 2 { Alignment::Left } else { Alignment::Right }
 }
 
-/// Values of earlier looks, newest first.
+/// Returns the values of earlier responses, newest first.
 fn past(row: &Row, value: impl Fn(&Rates) -> Option<u64>) -> Vec<Option<u64>> {
     row.history.iter().rev().map(|rates| rates.as_ref().and_then(&value)).collect()
 }
 
-/// A disk's requests so far in one line, newest at the right.
+/// Returns a disk's recent requests as one line, newest at the right.
 fn trend(row: &Row, width: u16) -> String {
     let values: Vec<Option<f64>> = row
         .history

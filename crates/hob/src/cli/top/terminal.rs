@@ -1,5 +1,5 @@
-//! The terminal during `hob top`. It is restored at the end, whether by key, signal, error or
-//! panic.
+//! The terminal during `hob top`. The terminal is restored at the end, whether by key, signal,
+//! error or panic.
 
 use std::io;
 
@@ -18,7 +18,7 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// Takes the terminal. Needs a runtime.
+    /// Takes over the terminal. Needs a runtime.
     pub(super) fn enter() -> anyhow::Result<Guard> {
         let listen = |kind| signal(kind).context("cannot listen for signals");
         let signals = [
@@ -28,7 +28,7 @@ impl Guard {
         ];
         let terminal = ratatui::try_init().context("cannot use this terminal")?;
         let (sender, events) = unbounded_channel();
-        // Reading keys blocks. The thread ends with the process, or after the first key that has no
+        // Reading keys blocks. The thread ends with the process, or after the first key without a
         // reader.
         let read = move || {
             loop {
@@ -51,7 +51,7 @@ impl Guard {
         Ok(())
     }
 
-    /// The next key or change of size; none when a signal says that it is over.
+    /// Returns the next key or change of size; `None` after a signal to end.
     pub(super) async fn next_event(&mut self) -> anyhow::Result<Option<Event>> {
         let [term, int, hup] = &mut self.signals;
         tokio::select! {

@@ -1,8 +1,8 @@
-//! Batched reads of ownership keys: a host that starts, or whose lease has ended, reads those of
-//! hundreds of disks.
+//! Batched reads of ownership keys. A host that starts, or whose lease has expired, reads the keys
+//! of hundreds of disks.
 //!
 //! A caller adds its disk to a list and waits for its turn. The caller whose turn it is reads all
-//! listed disks, and hands out the results.
+//! listed disks and distributes the results.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -14,16 +14,17 @@ use tokio::sync::{Semaphore, oneshot};
 use super::lock;
 use super::store::{Names, StoreError};
 
-/// Questions at a time.
+/// Maximum number of concurrent reads.
 const TURNS: usize = 2;
 
-/// Disks of a question: etcd takes 128 operations in one, and each disk has two keys.
+/// Maximum number of disks per read: etcd accepts 128 operations per request, and each disk has two
+/// keys.
 const DISKS_MAX: usize = 60;
 
 /// A disk, and the channel for the result.
 type Pending = (String, oneshot::Sender<Result<OwnershipSnapshot, StoreError>>);
 
-/// See the module's text.
+/// Reads ownership keys in batches; see the module's text.
 #[derive(Debug)]
 pub(super) struct BatchedReader {
     pending: Mutex<Vec<Pending>>,
@@ -37,7 +38,7 @@ impl Default for BatchedReader {
 }
 
 impl BatchedReader {
-    /// The keys of a disk, as they were at some moment after the call.
+    /// Returns the keys of a disk, read after the call began.
     pub(super) async fn look(
         &self,
         names: &Names,
@@ -59,7 +60,7 @@ impl BatchedReader {
                 pending.drain(..count).collect()
             };
             if batch.is_empty() {
-                // Somebody asks for this one already.
+                // Another caller is reading this disk already.
                 drop(turn);
                 return understood(answered.await);
             }
@@ -80,12 +81,13 @@ impl BatchedReader {
     }
 }
 
-/// Whoever asked may have been given up together with whatever it did.
+/// Converts a cancelled read into an error. The caller that performed the read may have been
+/// cancelled.
 fn understood(
     told: Result<Result<OwnershipSnapshot, StoreError>, oneshot::error::RecvError>,
 ) -> Result<OwnershipSnapshot, StoreError> {
     told.unwrap_or_else(|_| {
-        let why = "the question was given up".to_owned();
+        let why = "the read was cancelled".to_owned();
         Err(EtcdError::Lost { endpoint: "etcd".to_owned(), why }.into())
     })
 }

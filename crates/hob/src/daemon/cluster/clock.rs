@@ -1,42 +1,43 @@
-//! The clock by which leases count, and the moment that shards compare it with.
+//! The clock for leases, and the expiry time that shards compare with it.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use hob_engine::units::Instant;
 use hob_storage::ring::Gate;
 
-/// This host's clock for leases. It continues while the host sleeps, and nothing sets it.
+/// Returns the time of the lease clock. The lease clock also advances while the host is suspended,
+/// and cannot be set.
 pub(crate) fn now() -> Instant {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Instant(time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64)
 }
 
-/// A lease, as shards see it. It only ends once.
+/// Expiry time of a lease, as shards see it. A lease that has ended stays ended.
 #[derive(Debug)]
 pub(crate) struct LeaseClock {
-    /// Not at this moment any more; 0 when it is over.
+    /// Time at which the lease expires; 0 after its end.
     until: AtomicU64,
-    /// Time after which unanswered requests to a backing are called back, nanoseconds.
+    /// Time after the expiry at which unfinished backing requests are cancelled, in nanoseconds.
     patience_ns: u64,
 }
 
 impl LeaseClock {
-    /// A lease that is valid until then. Other hosts wait `settle_ns` after its end before they
-    /// take its disks.
+    /// Creates a lease that is valid until `until`. Other hosts wait `settle_ns` after its end
+    /// before they acquire its disks.
     ///
     /// Half of that time is for slow responses of backings; requests in flight have the other half.
     pub(crate) fn new(until: Instant, settle_ns: u64) -> LeaseClock {
         LeaseClock { until: AtomicU64::new(until.0), patience_ns: settle_ns / 2 }
     }
 
-    /// It holds until then, unless it is over.
+    /// Extends the lease, unless it has ended.
     pub(super) fn extend(&self, until: Instant) {
         let _ = self.until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |known| {
             (known != 0).then_some(until.0.max(known))
         });
     }
 
-    /// It is over.
+    /// Ends the lease.
     pub(super) fn end(&self) {
         self.until.store(0, Ordering::SeqCst);
     }
@@ -46,7 +47,7 @@ impl LeaseClock {
         now.0 < self.until.load(Ordering::SeqCst)
     }
 
-    /// The time from which requests in flight must not change a backing any more.
+    /// Returns the time from which requests in flight must not change a backing any more.
     pub(crate) fn calls_back_at(&self) -> Instant {
         match self.until.load(Ordering::SeqCst) {
             0 => Instant(0),
@@ -54,7 +55,7 @@ impl LeaseClock {
         }
     }
 
-    /// How much longer, nanoseconds.
+    /// Returns the remaining time of the lease, in nanoseconds.
     pub(crate) fn left_ns(&self, now: Instant) -> u64 {
         Instant(self.until.load(Ordering::SeqCst)).nanos_since(now)
     }

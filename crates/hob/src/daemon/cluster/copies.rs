@@ -1,17 +1,17 @@
-//! Second copies of dirty data at other members: what the titles of disks say of them, and taking a disk over for the sake of one
-//! (docs/decisions/0023).
+//! Replicas of dirty data on other members: their place in ownership records, and failover to a
+//! replica (docs/decisions/0023).
 
 use hob_engine::cluster::{Found, LeaseId, Member, OwnershipRecord, SecondCopy};
 
 use super::{Cluster, DiskMembership, GOES, LIST_MAX, QUESTION_MAX, Taken};
 
-/// A word about a disk that is not said.
+/// A change of an ownership record that is not certain to have taken effect.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct Unsaid(pub(crate) String);
 
 impl Cluster {
-    /// Removes the second copy from a disk's ownership record, and makes sure of it.
+    /// Removes the replica from a disk's ownership record, and waits until this is certain.
     pub(crate) async fn forget_copy(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;
@@ -33,9 +33,9 @@ impl Cluster {
         Err(Unsaid(trouble))
     }
 
-    /// Records that member `host` has a second copy of all dirty data of this host's cache `cache`,
-    /// in that export. Returns false if nothing is recorded: the disk is not held, or none of its
-    /// data may be dirty.
+    /// Records that member `host` has, in flash lease `loan`, a replica of all dirty data of this
+    /// host's cache `cache`. Returns false if nothing is recorded: this host has no ownership lock
+    /// of the disk, or the disk can have no dirty data.
     pub(crate) async fn note_copy(
         &self,
         disk: &str,
@@ -59,13 +59,14 @@ impl Cluster {
             Err(error) => return Err(Unsaid(error.to_string())),
         };
         if member.id == self.me.id {
-            return Err(Unsaid(format!("{host} is this host: that is no second copy")));
+            return Err(Unsaid(format!("{host} is this host, and a replica must be on another host")));
         }
         let copy = SecondCopy { member, loan: loan.to_owned(), cache: cache.to_owned() };
         self.say(&mut place, disk, &title, Some(copy)).await.map_err(Unsaid)
     }
 
-    /// One attempt. Returns false if the record is not the expected one; it was read again then.
+    /// Tries once to change the record. Returns false if the record was not the expected one; the
+    /// record is then read again.
     async fn say(
         &self,
         place: &mut DiskMembership,
@@ -79,9 +80,12 @@ impl Cluster {
             Ok(Some(revision)) => {
                 match &copy {
                     Some(copy) => {
-                        tracing::info!("{disk}: {} has a second copy of its dirty data", copy.member.name)
+                        tracing::info!(
+                            "disk {disk}: host {} has a replica of its dirty data",
+                            copy.member.name
+                        )
                     }
-                    None => tracing::info!("{disk}: no other host has a second copy of its dirty data"),
+                    None => tracing::info!("disk {disk}: no other host has a replica of its dirty data"),
                 }
                 let value = OwnershipRecord { copy, ..title.value.clone() };
                 place.title = Some(Found { value, revision, lease: LeaseId(0) });
@@ -94,14 +98,14 @@ impl Cluster {
         trouble.map_or(looked.map(|()| false), Err)
     }
 
-    /// The cache of this host that has a second copy elsewhere according to the record.
+    /// Returns this host's cache that has a replica on another host according to the record.
     pub(crate) async fn copied_cache(&self, disk: &str) -> Option<String> {
         let place = self.place(disk);
         let place = place.lock().await;
         place.title.as_ref()?.value.copy.as_ref().map(|copy| copy.cache.clone())
     }
 
-    /// Returns true if an ownership record names this export, or if that is unknown.
+    /// Returns true if an ownership record names this flash lease, or if that is unknown.
     pub(crate) async fn is_loan_named(&self, loan: &str) -> bool {
         match self.names.disks(&self.etcd, LIST_MAX).await {
             Ok(all) => {
@@ -120,7 +124,8 @@ impl Cluster {
         }
     }
 
-    /// The copy that is here counts from now on, and nothing else: before the backing is changed. The disk is held for that.
+    /// Records that from now on only the replica on this host is valid. Must precede the first
+    /// write to the backing; this host has the ownership lock.
     pub(crate) async fn begin_adopting(&self, disk: &str) -> Result<(), Unsaid> {
         let place = self.place(disk);
         let mut place = place.lock().await;
@@ -143,7 +148,8 @@ impl Cluster {
         Err(Unsaid(trouble))
     }
 
-    /// The backing has everything of the copy, durably: the disk is this host's. `dirty`: something of it may be dirty here as soon as it is served.
+    /// Completes a failover: the backing has all data of the replica, and this host owns the disk.
+    /// `dirty`: the disk may get dirty data as soon as it is served.
     pub(crate) async fn end_adopting(&self, disk: &str, dirty: bool) -> Result<Taken, Unsaid> {
         let Some(membership) = self.membership.borrow().clone() else {
             return Err(Unsaid("this host has no lease any more".to_owned()));

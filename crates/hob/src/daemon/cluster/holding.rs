@@ -1,4 +1,4 @@
-//! Disks that this host holds: what their titles say, and giving them back.
+//! Disks that this host owns: changes of their ownership records, and their release.
 
 use hob_engine::cluster::{Found, LeaseId, OwnershipRecord, OwnershipRequest};
 
@@ -13,7 +13,8 @@ impl Cluster {
         place.title.is_some() && place.lease == membership.lease
     }
 
-    /// Gives a disk back that is not served any more. `dirty` says whether data of it stays in this host's flash.
+    /// Releases a disk that is not served any more. `dirty` tells whether dirty data stays in this
+    /// host's flash.
     pub(crate) async fn give_back(&self, disk: &str, dirty: bool) -> Result<(), String> {
         let place = self.place(disk);
         let mut place = place.lock().await;
@@ -27,12 +28,12 @@ impl Cluster {
             let is_adopted = title.value.member.id == self.me.id && title.value.adopts.is_none();
             let txn = match is_adopted {
                 true => place.seat.give_back(place.lease, &title, dirty),
-                // A pending failover of it stays pending.
+                // A pending failover of the disk stays pending.
                 false => place.seat.leave_alone(place.lease, &title),
             };
             match self.commit(place, &txn).await {
                 Ok(Some(_)) => {
-                    tracing::info!("{disk} is given back in generation {}", title.value.generation);
+                    tracing::info!("disk {disk}: released in generation {}", title.value.generation);
                     place.title = None;
                     return Ok(());
                 }
@@ -48,24 +49,30 @@ impl Cluster {
         Err(trouble)
     }
 
-    /// After a disk that was taken could not be opened.
+    /// Releases a disk that was acquired but could not be opened.
     pub(crate) async fn leave(&self, disk: &str, taken: &Taken) {
         if let Err(why) = self.give_back(disk, taken.dirty_before).await {
-            tracing::warn!("{disk} was not given back: {why}; that happens when the lease ends");
+            tracing::warn!(
+                "disk {disk}: cannot release its ownership lock: {why}; the lock ends with the lease"
+            );
         }
     }
 
-    /// After a disk that was held for the sake of its second copy could not be adopted, or not so far.
+    /// Releases a disk after a failed or interrupted failover.
     pub(crate) async fn leave_adopting(&self, disk: &str) {
         if let Err(why) = self.give_back(disk, false).await {
-            tracing::warn!("{disk} was not released: {why}; it is released when the lease ends");
+            tracing::warn!(
+                "disk {disk}: cannot release its ownership lock after a failover: {why}; the lock ends with the lease"
+            );
         }
     }
 
-    /// Gives a disk back of which this host keeps nothing, whether it holds it now, or an earlier life of it did, or it only had it last.
+    /// Releases a disk of which this host keeps no data. This host may hold the lock, an earlier
+    /// process of it may have held it, or it may be the last owner only.
     pub(crate) async fn give_up(&self, disk: &str, known: Option<u64>) -> Result<(), String> {
         let place = self.place(disk);
-        // Until the end, so that no other task of this host takes the disk meanwhile.
+        // The lock is held until the end, so that no other task of this host acquires the disk
+        // meanwhile.
         let mut place = place.lock().await;
         self.give_back_at(&mut place, disk, false).await?;
         let look = self.look(disk).await.map_err(|error| error.to_string())?;
@@ -82,14 +89,15 @@ impl Cluster {
         Ok(())
     }
 
-    /// Says that dirty data may be in this host's flash, if that is not said already. In effect when it returns.
+    /// Records that this host's flash may have dirty data of the disk. The record is in effect when
+    /// this returns.
     pub(crate) async fn mark(&self, disk: &str) -> Result<(), String> {
         self.say_dirty(disk, true, || true).await
     }
 
-    /// Records that this host's flash has no dirty data, as long as that is true. Code that wants
-    /// to make data dirty makes `is_so` false first and then calls [`Cluster::mark`], which is
-    /// ordered after everything recorded here.
+    /// Records that this host's flash has no dirty data, as long as that is true. A caller that
+    /// wants to make data dirty makes `is_so` false first and then calls [`Cluster::mark`], which
+    /// is ordered after everything recorded here.
     pub(crate) async fn unmark(&self, disk: &str, is_so: impl Fn() -> bool) -> Result<(), String> {
         self.say_dirty(disk, false, is_so).await
     }
@@ -106,7 +114,7 @@ impl Cluster {
             let txn = place.seat.mark(place.lease, &title, dirty);
             match self.commit(&mut place, &txn).await {
                 Ok(Some(revision)) => {
-                    // Without dirty data there is no copy of it.
+                    // Without dirty data there is no replica.
                     let copy = title.value.copy.clone().filter(|_| dirty);
                     let value = OwnershipRecord { dirty, copy, ..title.value };
                     place.title = Some(Found { value, revision, lease: LeaseId(0) });
@@ -123,15 +131,16 @@ impl Cluster {
         Err(trouble)
     }
 
-    /// Returns true if the record says that this host may have dirty data. `None` for a disk that
-    /// is not held.
+    /// Returns true if the record says that this host may have dirty data. `None` without the
+    /// ownership lock.
     pub(crate) async fn is_marked(&self, disk: &str) -> Option<bool> {
         let place = self.place(disk);
         let place = place.lock().await;
         place.title.as_ref().map(|title| title.value.dirty)
     }
 
-    /// The same, and nothing that this host has said can make it untrue any more.
+    /// Returns the same as `is_marked`, but false if a request in doubt could still change the
+    /// record.
     pub(crate) async fn stays_marked(&self, disk: &str) -> Option<bool> {
         let place = self.place(disk);
         let place = place.lock().await;

@@ -12,7 +12,7 @@ pub(crate) fn host_name() -> String {
     name.trim().to_owned()
 }
 
-/// This host's random identity, made when it is needed first.
+/// Returns this host's random identity, which is created on first use.
 pub(crate) fn identity(directory: &Path) -> anyhow::Result<String> {
     let path = directory.join("member");
     match fs::read_to_string(&path) {

@@ -1,4 +1,5 @@
-//! Keeps the lease: the machine's calls to etcd, in a thread of their own.
+//! Renewal of this host's lease in etcd: the etcd calls of the lease state machine, in a separate
+//! thread.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -18,14 +19,14 @@ use crate::daemon::shard_api::ShardHandle;
 /// Interval at which the published information about this host is compared.
 const ABOUT_EVERY: Duration = Duration::from_secs(5);
 
-/// Ending the lease at the end takes no longer.
+/// Maximum time to revoke the lease when the daemon ends.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// The thread that keeps the lease.
+/// The thread that renews the lease.
 #[derive(Debug)]
 pub(super) struct Keeping {
     facts: Mutex<Facts>,
-    /// Says whether the lease is to end too.
+    /// Stops the thread. The value tells whether to revoke the lease.
     stop: mpsc::UnboundedSender<bool>,
     thread: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
@@ -37,7 +38,7 @@ struct Facts {
 }
 
 impl Keeping {
-    /// Begins.
+    /// Starts the thread.
     pub(super) fn start(
         me: Member,
         (lease_seconds, settle_seconds): (u64, u64),
@@ -71,7 +72,7 @@ impl Keeping {
         Ok((keeping, membership))
     }
 
-    /// Ends, and the lease with it if nothing depends on it any more.
+    /// Stops the thread, and revokes the lease if no disk depends on it.
     pub(super) fn stop(&self, is_over: bool) {
         let _ = self.stop.send(is_over);
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -84,7 +85,7 @@ impl Keeping {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).about = about;
     }
 
-    /// The last error, if there was no success since.
+    /// Returns the last error, if no call has succeeded since.
     pub(super) fn trouble(&self) -> Option<String> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).trouble.clone()
     }
@@ -97,7 +98,7 @@ impl Keeping {
             tracing::warn!("cluster: {why}");
         }
         if trouble.is_none() && facts.trouble.is_some() {
-            tracing::info!("cluster: the trouble is over");
+            tracing::info!("cluster: etcd answers again");
         }
         facts.trouble = trouble;
     }
@@ -125,8 +126,8 @@ impl Task {
         let mut about = tokio::time::interval(ABOUT_EVERY);
         about.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
-            // Before the next call: results under a lease that has ended are not acknowledged any
-            // more, and only then may its other state end.
+            // Before the next call: replies under an expired lease must be stopped before the rest
+            // of the lease's state ends.
             self.tell();
             if let Some(call) = self.keeper.poll_call(now()) {
                 let wait_max = Duration::from_nanos(self.keeper.call_ns_max());
@@ -196,7 +197,8 @@ impl Task {
     }
 
     async fn perform(&mut self, ask: &Ask, wait_max: Duration) -> Answer {
-        // A host whose shard hangs cannot serve its disks: others may have them when the lease has run out.
+        // A host with a hung shard cannot serve its disks, so other hosts may acquire them when the
+        // lease expires.
         let begun = tokio::time::Instant::now();
         let needs_shards = matches!(ask, Ask::Grant(_) | Ask::Renew(_));
         if needs_shards && let Some(number) = self.silent_shard(wait_max / 2).await {
@@ -252,7 +254,7 @@ impl Task {
         }
     }
 
-    /// Says of this host what there is to say now. How that goes matters little.
+    /// Publishes the information about this host. A failure matters little.
     async fn put_about(&mut self) {
         let about = self.shared.about();
         let Some(lease) = self.current.as_ref().map(|current| current.lease) else { return };
@@ -274,7 +276,7 @@ impl Task {
         if let Some(Membership { lease: LeaseId(lease), clock }) = self.current.take() {
             clock.end();
             if is_over && self.etcd.revoke(lease, END_MAX).await.is_err() {
-                tracing::debug!("the lease ends by itself");
+                tracing::debug!("cannot revoke the lease; it expires by itself");
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Placement data: each host publishes its flash and the curves of its disks under the key
-//! `learnt/HOST`, with its lease. Only placement advice uses it ([`hob_engine::placement`]).
+//! `learnt/HOST`, with its lease. Only placement advice uses this data ([`hob_engine::placement`]).
 
 use hob_control::check_name;
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError};
@@ -8,52 +8,51 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cluster, LIST_MAX, QUESTION_MAX};
 
-/// Longest value that is read or written, bytes. Etcd accepts 1.5 MiB per request, and base64 is
-/// longer than its content.
+/// Maximum length of a value in bytes. Etcd accepts 1.5 MiB per request, and base64 is longer than
+/// its content.
 const VALUE_BYTES_MAX: usize = 768 << 10;
 
-/// Points of all curves of a host together, and of one at most and at least.
+/// Maximum number of points of all curves of a host. The next constant limits the points of one
+/// curve.
 const POINTS_MAX: usize = 16 << 10;
 const POINTS_OF_ONE: std::ops::RangeInclusive<usize> = 4..=24;
 
 /// Hit ratios are published in units of this fraction.
 const PARTS: f64 = 10_000.0;
 
-/// A host.
+/// Placement data of a host.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct HostLearnt {
-    /// Its name.
     #[serde(skip)]
     pub(crate) name: String,
-    /// Flash for caches of its disks, used or not, bytes.
+    /// Flash for caches of the host's disks, used or not, in bytes.
     pub(crate) flash: u64,
-    /// Unused flash, part of the above.
+    /// Unused part of this flash, in bytes.
     pub(crate) free: u64,
-    /// Disks that it serves as their owner.
+    /// Disks that the host serves as their owner.
     pub(crate) disks: Vec<DiskLearnt>,
 }
 
-/// One of its disks.
+/// Placement data of a disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct DiskLearnt {
-    /// Its name.
     pub(crate) name: String,
-    /// Its cache, bytes; 0 for none.
+    /// Size of the cache in bytes; 0 for none.
     pub(crate) cache: u64,
-    /// Blocks of the curve, bytes.
+    /// Block size of the curve, in bytes.
     pub(crate) block: u64,
-    /// Clients and machines.
+    /// Number of NBD and vhost-user clients.
     pub(crate) users: u64,
     /// Reads a second.
     pub(crate) reads: f64,
     /// Requests a second.
     pub(crate) load: f64,
-    /// Reads that were served from flash or memory since counting began, 0 … 1.
+    /// Fraction of reads served from flash or memory since counting began, 0 to 1.
     pub(crate) hits: f64,
-    /// Why it cannot move.
+    /// Reason why the disk cannot move.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) fixed: Option<String>,
-    /// Blocks, and misses in parts of 10 000.
+    /// Points of the curve: number of blocks, and misses in units of 1/10 000.
     pub(crate) curve: Vec<(u64, u32)>,
 }
 
@@ -71,7 +70,7 @@ impl DiskLearnt {
         self.curve = thin.points().iter().map(point).collect();
     }
 
-    /// The curve. One that makes no sense is of a disk that no cache helps.
+    /// Returns the curve. An invalid curve counts as one of a disk that no cache helps.
     pub(crate) fn curve(&self) -> Curve {
         let point =
             |&(blocks, parts): &(u64, u32)| CurvePoint { blocks, miss_ratio: f64::from(parts) / PARTS };
@@ -95,12 +94,13 @@ fn learnt(name: &str, entry: &EtcdEntry) -> Option<HostLearnt> {
 }
 
 impl Cluster {
-    /// Tells the other hosts. Nothing while this host is no member.
+    /// Publishes the placement data for the other hosts. Does nothing while this host is not a
+    /// member.
     pub(crate) async fn tell(&self, host: &HostLearnt) -> Result<(), EtcdError> {
         let Some(membership) = self.membership.borrow().clone() else { return Ok(()) };
         let mut json = encode(host);
         if json.len() > VALUE_BYTES_MAX {
-            // Those that do least are left out.
+            // The least active disks are left out.
             let mut fewer = host.clone();
             fewer.disks.sort_by(|one, other| other.load.total_cmp(&one.load));
             fewer.disks.truncate(host.disks.len() * VALUE_BYTES_MAX / json.len() / 2);
@@ -111,7 +111,7 @@ impl Cluster {
         self.etcd.txn(&[], &[put], QUESTION_MAX).await.map(drop)
     }
 
-    /// The data of all hosts, by name.
+    /// Returns the placement data of all hosts, by name.
     pub(crate) async fn told(&self) -> Result<Vec<HostLearnt>, EtcdError> {
         let prefix = self.names.learnt();
         let entries = self.etcd.list(&prefix, LIST_MAX).await?;

@@ -1,8 +1,8 @@
 //! Orders in etcd to move a disk: one key for each, `move/DISK`, under the lease of the host that
 //! wrote it last (docs/decisions/0024).
 //!
-//! The key has the order and its progress. It gives no right to a disk; ownership records and locks
-//! do.
+//! The key has the order and its progress. The key of an order gives no right to a disk; ownership
+//! records and locks do.
 
 use hob_control::etcd::{EtcdChange, EtcdEntry, EtcdError, EtcdIs};
 use hob_control::{Arrival, CarryMode, ClusterMove, ClusterMoveState, Size, check_name};
@@ -10,31 +10,31 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cluster, LIST_MAX, QUESTION_MAX};
 
-/// Longest value that is believed to be ours, bytes.
+/// Maximum length of a valid value in bytes.
 const VALUE_BYTES_MAX: usize = 64 << 10;
 
-/// `move/DISK`
+/// Value of the key `move/DISK`: an order to move the disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Order {
-    /// Tells it from others about the disk.
+    /// Distinguishes the order from others about the same disk.
     pub(crate) id: String,
     /// Name of the host that has or had the disk; empty until that host has seen the order.
     #[serde(default)]
     pub(crate) from: String,
-    /// Name of the host that is to have it.
+    /// Name of the new host.
     pub(crate) to: String,
-    /// How far it is.
+    /// Progress of the move.
     pub(crate) state: ClusterMoveState,
-    /// What happens to its cache, if that was ordered or decided.
+    /// Handling of the disk's cache, if it was ordered or decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) cache: Option<CarryMode>,
-    /// The pool at the other host, if that was said.
+    /// Pool on the new host, if it was named.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pool: Option<String>,
-    /// Bytes a second, if that was said.
+    /// Bandwidth limit in bytes per second, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) bandwidth: Option<Size>,
-    /// What the move waits for, or why it failed.
+    /// Condition for which the move waits, or the reason of its failure.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) note: Option<String>,
     /// Description of the disk, for a host that does not know it.
@@ -42,21 +42,19 @@ pub(crate) struct Order {
     pub(crate) arrival: Option<Box<Arrival>>,
 }
 
-/// An order as it was found.
+/// An order that was read from etcd.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct OrderFound {
-    /// About which disk.
     pub(crate) disk: String,
-    /// The order.
     pub(crate) order: Order,
-    /// When it was written last.
+    /// Revision of the last write.
     pub(crate) revision: u64,
-    /// This host wrote it last, under the lease that it has now.
+    /// True if this host wrote the order last, under its current lease.
     pub(crate) is_ours: bool,
 }
 
 impl OrderFound {
-    /// For people.
+    /// Returns the API view of the order.
     pub(crate) fn view(&self) -> ClusterMove {
         let Order { id, from, to, state, cache, note, .. } = self.order.clone();
         ClusterMove { disk: self.disk.clone(), id, from, to, state, cache, note }
@@ -99,7 +97,8 @@ impl Cluster {
         Ok(entries.first().and_then(|entry| self.found(disk, entry)))
     }
 
-    /// Writes an order, under this host's lease, if nothing has changed since it was read at `known`, or if there is none. Its revision then.
+    /// Writes an order under this host's lease, unless it has changed since the revision `known` or
+    /// exists unexpectedly. Returns the new revision.
     pub(crate) async fn put_order(
         &self,
         disk: &str,

@@ -1,4 +1,4 @@
-//! The machines' keys and values in etcd: names under a prefix, and JSON.
+//! Keys and values of the cluster's state machines in etcd: names under a prefix, and JSON.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,17 +11,17 @@ use hob_engine::cluster::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Longest value that is believed to be ours, bytes.
+/// Maximum length of a valid value in bytes.
 const VALUE_BYTES_MAX: usize = 256 << 10;
 
 /// Names of the keys.
 #[derive(Clone, Debug)]
 pub(super) struct Names {
-    /// With a slash at its end.
+    /// Prefix with a trailing slash.
     prefix: String,
 }
 
-/// `host/NAME`
+/// Value of the key `host/NAME`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) struct HostValue {
     id: String,
@@ -34,14 +34,14 @@ pub(super) struct HostValue {
     pools: Vec<ClusterPool>,
 }
 
-/// `hold/DISK`
+/// Value of the key `hold/DISK`.
 #[derive(Serialize, Deserialize)]
 struct HoldValue {
     id: String,
     host: String,
 }
 
-/// `title/DISK`
+/// Value of the key `title/DISK`.
 #[derive(Serialize, Deserialize)]
 struct TitleValue {
     id: String,
@@ -57,7 +57,7 @@ struct TitleValue {
     adopted: Vec<ServedValue>,
 }
 
-/// Part of an ownership record: the location of the second copy.
+/// Location of the replica, as part of an ownership record.
 #[derive(Serialize, Deserialize)]
 struct CopyValue {
     id: String,
@@ -66,7 +66,7 @@ struct CopyValue {
     cache: String,
 }
 
-/// Part of an ownership record: a former owner, and its time.
+/// A former owner with its generation, as part of an ownership record.
 #[derive(Serialize, Deserialize)]
 struct ServedValue {
     id: String,
@@ -92,13 +92,13 @@ pub(crate) struct About {
     pub(crate) pools: Vec<ClusterPool>,
 }
 
-/// Something in etcd is not what a hob of this version puts there.
+/// Error of reading the cluster's state in etcd.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum StoreError {
-    /// It did not answer.
+    /// Etcd did not answer.
     #[error(transparent)]
     Etcd(#[from] EtcdError),
-    /// Another program's value, or one of another version.
+    /// The value is from another program or an incompatible version.
     #[error(
         "etcd's key {0} has a value that this hob does not understand; is another program using the prefix?"
     )]
@@ -123,7 +123,7 @@ impl Names {
         format!("{}{kind}/", self.prefix)
     }
 
-    /// Orders to move disks begin with that.
+    /// Returns the prefix of orders to move disks.
     pub(super) fn moves(&self) -> String {
         self.kind("move")
     }
@@ -154,7 +154,7 @@ impl Names {
         (conditions.collect(), txn.changes.iter().map(change).collect())
     }
 
-    /// The keys of some disks at one moment, in their order.
+    /// Reads the ownership keys of several disks at one moment, in the given order.
     pub(super) async fn looks(
         &self,
         etcd: &Etcd,
@@ -183,7 +183,7 @@ impl Names {
         [self.kind("title"), self.kind("hold")]
     }
 
-    /// The disk and the meaning of an event of a watch on
+    /// Returns the disk and the meaning of an event of a watch on
     /// [`titles_and_holds`](Self::titles_and_holds).
     pub(super) fn news<'a>(&self, event: &'a EtcdEvent) -> Option<(&'a str, ClusterEvent)> {
         let [titles, holds] = self.titles_and_holds();
@@ -192,19 +192,20 @@ impl Names {
                 let TitleValue { taken, .. } = serde_json::from_slice(value).ok()?;
                 Some((disk, ClusterEvent::OwnershipRecord { taken }))
             }
-            // Only an operator deletes ownership records: then no host has had the disk.
+            // Only an operator deletes an ownership record; then no host counts as an earlier
+            // owner.
             (Some(disk), _, None) => Some((disk, ClusterEvent::OwnershipRecord { taken: false })),
             (_, Some(disk), None) => Some((disk, ClusterEvent::HoldGone)),
             _ => None,
         }
     }
 
-    /// Returns true if it concerns an order to move a disk.
+    /// Returns true if the event concerns an order to move a disk.
     pub(super) fn is_of_order(&self, event: &EtcdEvent) -> bool {
         event.key.starts_with(&self.moves())
     }
 
-    /// The member with the name of a host.
+    /// Returns the member with this host name.
     pub(super) async fn look_up(
         &self,
         etcd: &Etcd,
@@ -218,7 +219,7 @@ impl Names {
         Ok(Some((Member { name, id }, entry.revision, LeaseId(entry.lease))))
     }
 
-    /// All hosts. What is not understood is left out.
+    /// Returns all hosts, without malformed entries.
     pub(super) async fn hosts(&self, etcd: &Etcd, wait_max: Duration) -> Result<Vec<ClusterHost>, EtcdError> {
         let host = |entry: &EtcdEntry| {
             let HostValue { id, name, address, version, pools } = value(entry).ok()?;
@@ -227,7 +228,7 @@ impl Names {
         Ok(etcd.list(&self.kind("host"), wait_max).await?.iter().filter_map(host).collect())
     }
 
-    /// All disks that anybody has or had, by name.
+    /// Returns all disks that a host has or had, by name.
     pub(super) async fn disks(
         &self,
         etcd: &Etcd,

@@ -1,4 +1,4 @@
-//! Taking disks: calls etcd until the decision of
+//! Acquiring disks: calls etcd until the decision of
 //! [`OwnershipState`](hob_engine::cluster::OwnershipState) is carried out or impossible.
 
 use std::sync::Arc;
@@ -10,81 +10,80 @@ use hob_engine::cluster::{
 
 use super::{Cluster, DiskMembership, GOES, LeaseClock, Membership, lock, now};
 
-/// The word of an operator counts no longer than settling and this, nanoseconds.
+/// Time after the settle time for which an operator's `--force` is valid, in nanoseconds.
 const FORCE_NS_MAX: u64 = 10_000_000_000;
 
-/// A disk that this host holds.
+/// A disk that this host has acquired.
 #[derive(Debug)]
 pub(crate) struct Taken {
-    /// Kept with what flash has of the disk.
+    /// Generation to save with the disk's data in flash.
     pub(crate) generation: u64,
-    /// Until when anything may be acknowledged.
+    /// Expiry time of the lease under which requests may be acknowledged.
     pub(crate) clock: Arc<LeaseClock>,
     /// The host that has had it since flash was filled: data in flash is outdated.
     pub(crate) foreign: Option<String>,
-    /// The host that has written its dirty data to the backing, which has newer data now.
+    /// The host that has written this host's dirty data to the backing, which has newer data now.
     pub(crate) outdated_by: Option<String>,
-    /// The record said before that this host may have dirty data.
+    /// True if the earlier record said that this host may have dirty data.
     pub(super) dirty_before: bool,
 }
 
 /// Result of an attempt to take a disk.
 #[derive(Debug)]
 pub(crate) enum Took {
-    /// It is this host's.
+    /// This host owns the disk.
     Taken(Taken),
-    /// It is held, so that its second copy, which is here, is brought to the backing first.
+    /// This host has the ownership lock, and must first write the replica on this host to the
+    /// backing.
     FailoverCandidate(FailoverCandidate),
 }
 
-/// A disk whose owner vanished and whose dirty data has a second copy here.
+/// A disk whose owner has failed and whose dirty data has a replica on this host.
 #[derive(Debug)]
 pub(crate) struct FailoverCandidate {
-    /// The second copy.
     pub(crate) copy: SecondCopy,
-    /// The owner of the data.
     pub(crate) from: Member,
-    /// Until when anything may be sent to the backing.
+    /// Expiry time of the lease under which the backing may be written.
     pub(crate) clock: Arc<LeaseClock>,
 }
 
-/// Why a disk cannot be taken.
+/// Why a disk cannot be acquired.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TakeError {
-    /// Another host has it, or has data without which it must not be served.
+    /// Another host owns the disk, or has data without which it must not be served.
     #[error("{why}")]
     OtherOwner {
-        /// In words.
         why: String,
-        /// What to do.
+        /// Suggested action.
         hint: String,
-        /// The kind of obstacle.
+        /// Kind of the obstacle.
         how: OtherOwner,
     },
-    /// Nobody knows: ask again later.
+    /// The answer is unknown; try again later.
     #[error("{0}")]
     Unknown(String),
 }
 
-/// How a disk is that cannot be had.
+/// Why another host prevents the acquisition of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OtherOwner {
-    /// Another host serves it: all is well.
+    /// Another host serves the disk, which is normal.
     Served,
-    /// Its owner vanished, and what that had sent may still be on its way.
+    /// The owner has failed, and its last writes may still be in flight.
     Settling,
-    /// It cannot be done without what another host has of it.
+    /// Another host has data without which the disk must not be served.
     Needed,
 }
 
 impl Cluster {
-    /// A disk may be taken once, whatever is lost by it, now or when it has settled.
+    /// Allows acquiring a disk once with a loss of data, now or after the settle time.
     pub(crate) fn force(&self, disk: &str) {
         let until = now() + self.config.settle_seconds * 1_000_000_000 + FORCE_NS_MAX;
         lock(&self.forced).insert(disk.to_owned(), until);
     }
 
-    /// Takes a disk. `known` is the generation that is kept with what flash has of it; `dirty`: something of it may be dirty, now or soon.
+    /// Acquires a disk. `known` is the generation saved with its data in flash; `dirty`: the disk
+    /// may have dirty data now or soon.
     pub(crate) async fn take(&self, disk: &str, known: Option<u64>, dirty: bool) -> Result<Took, TakeError> {
         let took = self.take_as_it_is(disk, known, dirty).await;
         self.watcher.tried(disk, &took);
@@ -118,7 +117,7 @@ impl Cluster {
         self.attempt(membership, place, disk, wish, false).settle().await
     }
 
-    /// Takes a disk that is served, under the lease that there is now.
+    /// Acquires a served disk again under the current lease.
     pub(crate) async fn take_again(
         &self,
         disk: &str,
@@ -158,9 +157,9 @@ struct Attempt<'a> {
     place: &'a mut DiskMembership,
     disk: &'a str,
     wish: OwnershipRequest,
-    /// It is already served: no other host may have had it meanwhile.
+    /// True if the disk is already served, so that no other host may have had it meanwhile.
     goes_on: bool,
-    /// Why the last try failed.
+    /// Reason why the last try failed.
     trouble: String,
 }
 
@@ -174,7 +173,7 @@ impl Attempt<'_> {
         Err(TakeError::Unknown(format!("it could not be taken: {}", self.trouble)))
     }
 
-    /// One look, and what follows from it; nothing if another look is called for.
+    /// Reads the keys and acts on the decision. Returns `None` if the keys must be read again.
     async fn go(&mut self) -> Result<Option<Took>, TakeError> {
         let cluster = self.cluster;
         let look = cluster.look(self.disk).await.map_err(|error| TakeError::Unknown(error.to_string()))?;
@@ -186,8 +185,9 @@ impl Attempt<'_> {
         let before = look.title;
         let had_it = before.as_ref().map(|title| &title.value.member);
         match verdict {
-            // A transaction in doubt cannot take effect after the record was written again. Dirty
-            // data is announced before it exists, also for a disk that was held all the time.
+            // A transaction in doubt cannot take effect after the record was written again. The
+            // record must also announce dirty data before it exists, even for a disk whose lock was
+            // held all the time.
             Verdict::Mine(title) if self.place.in_doubt || self.wish.dirty && !title.value.dirty => {
                 let dirty = self.wish.dirty || title.value.dirty;
                 let txn = self.place.seat.mark(self.membership.lease, &title, dirty);
@@ -215,13 +215,13 @@ impl Attempt<'_> {
         }
     }
 
-    /// Takes only the ownership lock: first the second copy on this host must be written to the
-    /// backing.
+    /// Acquires only the ownership lock, because the replica on this host must be written to the
+    /// backing first.
     async fn adopt(&mut self, adopting: Adopting) -> Option<Took> {
         let Adopting { txn, title, copy } = adopting;
         let revision = self.commit(&txn).await?;
         let from = title.value.adopts.as_ref().map_or(&title.value.member, |it| &it.by).clone();
-        tracing::info!("{} is held for the second copy of what {} had dirty", self.disk, from.name);
+        tracing::info!("disk {}: ownership lock acquired for a failover from {}", self.disk, from.name);
         self.place.title = Some(Found { revision, ..title });
         self.place.lease = self.membership.lease;
         Some(Took::FailoverCandidate(FailoverCandidate { copy, from, clock: self.membership.clock.clone() }))
@@ -235,7 +235,7 @@ impl Attempt<'_> {
         let Taking { txn, title, continued, lost_by, outdated_by } = taking;
         if let Some(by) = &lost_by {
             tracing::error!(
-                "{} is taken by force: what {} has of it in flash and not on the backing is LOST",
+                "disk {}: acquired with --force; dirty data in the flash of {} is LOST",
                 self.disk,
                 by.name
             );
@@ -243,7 +243,7 @@ impl Attempt<'_> {
         let _turn = self.cluster.commits.acquire().await;
         let seen = before.as_ref().map_or(0, |title| title.revision);
         if self.cluster.watcher.has_moved(self.disk, seen) {
-            // While others were waited for.
+            // The owner has moved while this host waited for others.
             return Ok(None);
         }
         let Some(revision) = self.commit(&txn).await else { return Ok(None) };
@@ -251,7 +251,8 @@ impl Attempt<'_> {
         self.has_it(before, title, continued, outdated_by).map(Some)
     }
 
-    /// Asks for something: at which revision it happened, or nothing. What is not answered may have happened: the next look tells.
+    /// Commits a transaction and returns its revision, or `None` after a failure. A transaction
+    /// without a response may have succeeded; the next read tells.
     async fn commit(&mut self, txn: &Txn) -> Option<u64> {
         self.cluster.commit(self.place, txn).await.unwrap_or_else(|error| {
             self.trouble = error.to_string();
@@ -259,7 +260,7 @@ impl Attempt<'_> {
         })
     }
 
-    /// This host owns the disk now. Its record was `before` and is `title` now.
+    /// Returns the acquired disk. The disk's record was `before` and is `title` now.
     fn has_it(
         &mut self,
         before: Option<Found<OwnershipRecord>>,
@@ -278,7 +279,7 @@ impl Attempt<'_> {
         });
         let generation = title.value.generation;
         if self.place.lease != self.membership.lease || self.place.title.is_none() {
-            tracing::info!("{} is held in generation {generation}", self.disk);
+            tracing::info!("disk {}: acquired in generation {generation}", self.disk);
         }
         (self.place.title, self.place.lease) = (Some(title), self.membership.lease);
         Ok(Took::Taken(Taken {
@@ -320,7 +321,7 @@ fn refused(disk: &str, why: &Why) -> TakeError {
         },
         Why::Dirty(by, generation) => TakeError::OtherOwner {
             why: format!(
-                "data of it that is not on the backing may be in the flash of {} (generation {generation})",
+                "the flash of {} may have dirty data of the disk (generation {generation})",
                 by.name
             ),
             hint: format!(

@@ -10,12 +10,12 @@ use tokio::sync::Mutex as AsyncMutex;
 use super::{Cluster, DiskMembership, LIST_MAX, lock, now};
 
 impl Cluster {
-    /// How this host is, as a member.
+    /// Returns this host's state as a member.
     pub(crate) fn view(&self) -> View {
         let membership = self.membership.borrow().clone();
         let left_ns = membership.as_ref().map_or(0, |membership| membership.clock.left_ns(now()));
         let held = |place: &Arc<AsyncMutex<DiskMembership>>| {
-            // One that is being worked at is counted next time.
+            // A disk in use by another task is counted next time.
             place.try_lock().is_ok_and(|place| place.title.is_some())
         };
         View {
@@ -35,7 +35,7 @@ impl Cluster {
         }
     }
 
-    /// All members, by name.
+    /// Returns all members by name.
     pub(crate) async fn hosts(&self) -> Result<Vec<ClusterHost>, EtcdError> {
         let mut hosts = self.names.hosts(&self.etcd, LIST_MAX).await?;
         for (_, _, by) in self.names.disks(&self.etcd, LIST_MAX).await? {
@@ -45,7 +45,7 @@ impl Cluster {
         Ok(hosts)
     }
 
-    /// All disks that any host has or had, by name.
+    /// Returns all disks that a host has or had, by name.
     pub(crate) async fn disks(&self) -> Result<Vec<ClusterDisk>, EtcdError> {
         let disk = |(name, title, by): (String, OwnershipRecord, Option<Member>)| ClusterDisk {
             name,

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 
 use super::{Cluster, lock};
 
-/// For writing and for reading: the next exchange is not far.
+/// Maximum time for the writes and reads of one exchange; the next exchange follows soon.
 const EXCHANGE_MAX: Duration = Duration::from_millis(800);
 
-/// Older reports say nothing.
+/// Maximum age of a valid report.
 const FRESH: Duration = Duration::from_secs(4);
 
-/// Longest value that is looked at, bytes.
+/// Maximum length of a valid value in bytes.
 const VALUE_BYTES_MAX: usize = 4096;
 
 #[derive(Serialize, Deserialize)]
@@ -30,12 +30,13 @@ struct Value {
     waits: bool,
 }
 
-/// Reports by their keys: which revision was seen last, and when first.
+/// Keys of reports with their last revision, and the time at which that revision was first seen.
 #[derive(Debug, Default)]
 pub(super) struct Heard(Mutex<BTreeMap<String, (u64, Instant)>>);
 
 impl Heard {
-    /// Those of other hosts that are fresh. `prefix` is of the datastore, `own` the key of this host.
+    /// Returns the recent reports of other hosts. `prefix` is that of the datastore, `own` the key
+    /// of this host.
     fn fresh(&self, now: Instant, prefix: &str, own: &str, entries: &[EtcdEntry]) -> Vec<Report> {
         let mut heard = lock(&self.0);
         heard.retain(|key, _| !key.starts_with(prefix) || entries.iter().any(|entry| entry.key == *key));

@@ -12,24 +12,24 @@ use tokio::sync::Notify;
 
 use super::{Cluster, OtherOwner, QUESTION_MAX, TakeError, Took, lock, now};
 
-/// After a watch that ended, or did not begin.
+/// Pause after a watch that ended or could not start.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Whoever is no member looks that often whether that is still so.
+/// Interval at which a host without membership checks for it.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// Longest sleep before it is looked again what there is to try.
+/// Maximum sleep before the next search for disks to try, in nanoseconds.
 const SLEEP_NS_MAX: u64 = 60_000_000_000;
 
-/// See the module's text.
+/// Watches etcd for waiting disks and orders; see the module's text.
 #[derive(Debug)]
 pub(super) struct ClusterWatcher {
     waiting: Mutex<Waiting>,
-    /// There may be something to try earlier than was thought.
+    /// Signals that a disk may be tried earlier than planned.
     sooner: Notify,
-    /// Etcd tells what changes.
+    /// True while etcd sends notifications.
     hears: AtomicBool,
-    /// Orders may be others than they were.
+    /// Signals that orders may have changed.
     orders: Notify,
 }
 
@@ -63,7 +63,7 @@ impl ClusterWatcher {
         let tried = match taken {
             Ok(_) => Tried::Taken,
             Err(TakeError::Unknown(_)) => Tried::Unknown,
-            // That was said when the moment was known.
+            // This was recorded when the time was known.
             Err(TakeError::OtherOwner { how: OtherOwner::Settling, .. }) => return,
             Err(TakeError::OtherOwner { .. }) => Tried::OtherOwner,
         };
@@ -86,12 +86,12 @@ impl Cluster {
         std::iter::from_fn(|| waiting.poll(now)).collect()
     }
 
-    /// A disk that was to be tried was not: it is on its way to another host.
+    /// Notes that a disk was not tried because it is moving to another host.
     pub(crate) fn try_later(&self, disk: &str) {
         self.watcher.tried(disk, &Err(TakeError::Unknown(String::new())));
     }
 
-    /// Returns when there is something to try.
+    /// Waits until there is a disk to try.
     pub(crate) async fn something_to_try(&self) {
         loop {
             let due = self.watcher.waiting().poll_timeout();
@@ -107,17 +107,17 @@ impl Cluster {
         }
     }
 
-    /// Returns true if etcd reports orders. Otherwise they must be polled.
+    /// Returns true if etcd reports orders. Otherwise the orders must be polled.
     pub(crate) fn hears_of_orders(&self) -> bool {
         self.watcher.hears.load(Ordering::Relaxed)
     }
 
-    /// Returns when orders may have changed.
+    /// Waits until orders may have changed.
     pub(crate) async fn orders_changed(&self) {
         self.watcher.orders.notified().await;
     }
 
-    /// Hears what changes, while this host is a member. Never returns.
+    /// Handles notifications of etcd while this host is a member. Never returns.
     pub(crate) async fn hear(&self) {
         let mut hears_not = None;
         loop {
@@ -146,13 +146,13 @@ impl Cluster {
         membership.mark_unchanged();
         let mut watch = self.etcd.watch(&[&titles, &moves], &[&holds], QUESTION_MAX).await?;
         if hears_not.take().is_some() {
-            tracing::info!("cluster: etcd tells what changes");
+            tracing::info!("cluster: watching etcd for changes");
         }
         self.set_hearing(true);
         let ended = loop {
             let events = tokio::select! {
                 events = watch.next() => events,
-                // Etcd or this host was offline: events may be missing.
+                // Etcd or this host was offline, so events may be missing.
                 _ = membership.changed() => break Ok(()),
             };
             match events {

@@ -1,8 +1,8 @@
-//! The hob.toml of the last start, kept in the state directory: a daemon whose hob.toml is refused starts with it
-//! ([0046](../../../../../docs/decisions/0046-what-ends-the-daemon.md)).
+//! The hob.toml of the last start, saved in the state directory. A daemon whose hob.toml is invalid
+//! starts with this copy ([0046](../../../../../docs/decisions/0046-what-ends-the-daemon.md)).
 //!
-//! The copy begins with a line that names the file that it is a copy of, so that no other daemon uses it. It is a text like its original, and as
-//! private as the state: it may name secrets.
+//! The first line of the copy names the original file, so that no other daemon uses it. The copy is
+//! text like the original, and has the same permissions as the state, because it may name secrets.
 
 use std::fs;
 use std::io::{self, Write};
@@ -11,13 +11,13 @@ use std::path::{Path, PathBuf};
 use super::{Config, default_state_dir};
 use crate::daemon::state::create_private;
 
-/// Its name in the state directory.
+/// Name of the copy in the state directory.
 const NAME: &str = "hob.toml.accepted";
 
-/// What its first line begins with; the path of hob.toml follows.
+/// Beginning of the first line; the path of hob.toml follows.
 const HEAD: &str = "# accepted from ";
 
-/// A configuration that is to be kept.
+/// A configuration to save.
 #[derive(Debug)]
 pub(crate) struct Accepted {
     directory: PathBuf,
@@ -25,14 +25,16 @@ pub(crate) struct Accepted {
 }
 
 impl Config {
-    /// What is to be kept once the daemon serves: nothing if it serves with what was kept before.
+    /// Returns the configuration to save after a successful start; `None` if the daemon runs with
+    /// the saved copy.
     pub(crate) fn to_keep(&self) -> Option<Accepted> {
         let path = self.path.as_deref().filter(|_| self.refused.is_none())?;
         Some(Accepted { directory: self.state_dir.clone(), text: format!("{}\n{}", head(path), self.text) })
     }
 
-    /// The configuration of the last start with the file at `path`, which was refused because of `why`. The state and the files that it
-    /// names are not looked at: they were right for it.
+    /// Loads the configuration of the last start, after the file at `path` was refused because of
+    /// `why`. The state and the files that it names are not checked, because they were valid at
+    /// that start.
     pub(crate) fn load_accepted(path: &Path, why: &str) -> Option<Config> {
         let directory =
             fs::read_to_string(path).map_or_else(|_| default_state_dir(), |text| state_dir(&text));
@@ -50,7 +52,7 @@ impl Config {
 }
 
 impl Accepted {
-    /// Writes the copy. If that fails, the one before stays.
+    /// Writes the copy. After a failure, the previous copy stays.
     pub(crate) fn keep(self) {
         let target = self.directory.join(NAME);
         if fs::read_to_string(&target).is_ok_and(|before| before == self.text) {
@@ -74,7 +76,7 @@ fn head(path: &Path) -> String {
     format!("{HEAD}{}", std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display())
 }
 
-/// The state directory that a text names, even if the rest of it cannot be read.
+/// Returns the state directory that a text names, even if the rest of the text is invalid.
 fn state_dir(text: &str) -> PathBuf {
     let named = |line: &str| {
         let table: toml::Table = toml::from_str(line).ok()?;

@@ -1,7 +1,8 @@
-//! Everything that is wrong with a hob.toml, found in one pass.
+//! The check of hob.toml, which finds all errors in one pass.
 //!
-//! [`check`] needs the file only. [`check_with`] also needs what the daemon kept, since the file may name pools and storage policies
-//! that were made by command, and looks at files on this host.
+//! [`check`] needs only the file. [`check_with`] also needs the saved state, because the file may
+//! refer to pools and storage policies that were created by command. `check_with` also examines
+//! files on this host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
@@ -22,10 +23,10 @@ use crate::daemon::socket_access::SocketAccess;
 use crate::daemon::state::State;
 use crate::daemon::vhost_user;
 
-/// How long the files that hob.toml names may take to be looked at together.
+/// Maximum time for examining all files that hob.toml names.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 
-/// Longest specification of a backing, bytes.
+/// Maximum length of a backing specification, in bytes.
 const BACKING_CHARS_MAX: usize = 4096;
 
 /// Errors found so far.
@@ -55,7 +56,7 @@ impl<'a> Findings<'a> {
     }
 }
 
-/// Checks what the file says, without looking at anything else.
+/// Checks the file alone.
 pub(super) fn check(config: &Config, found: &mut Findings<'_>) {
     if !(1..=64).contains(&config.shards) {
         found.add("shards", format!("shards = {}: there can be 1 to 64", config.shards));
@@ -250,7 +251,7 @@ fn check_all_names(config: &Config, found: &mut Findings<'_>) {
     check_names("storage_policy", numbered("storage_policy", policies), found);
     let stores = config.datastores.iter().map(|store| store.name.as_str()).collect();
     check_names("datastore", numbered("datastore", stores), found);
-    // Clients find disks and their further exports by the same names.
+    // Disks and additional exports share one set of names.
     let mut disks = numbered("disk", config.disks.iter().map(|disk| disk.name.as_str()).collect());
     for (number, disk) in config.disks.iter().enumerate() {
         let exports = disk.exports.iter().enumerate();
@@ -273,7 +274,7 @@ fn check_names(kind: &str, names: Vec<(String, String)>, found: &mut Findings<'_
     }
 }
 
-/// Each address, and each path of a socket or a disk's file, is used once.
+/// Checks that each address, and each path of a socket or a disk's file, is used once.
 fn check_sockets(config: &Config, found: &mut Findings<'_>) {
     if let Err(what) = SocketAccess::of(&config.sockets()) {
         found.add(what.key, what.to_string());
@@ -313,7 +314,8 @@ fn check_sockets(config: &Config, found: &mut Findings<'_>) {
     }
 }
 
-/// A key as the file's author calls it: `disk.0.vhost_user` is `vhost_user of disk web`.
+/// Returns a key in the words of the file's author: `disk.0.vhost_user` becomes `vhost_user of disk
+/// web`.
 fn readable(config: &Config, at: &str) -> String {
     let disk = at.strip_prefix("disk.").and_then(|rest| rest.split_once('.'));
     match disk.and_then(|(number, key)| Some((config.disks.get(number.parse::<usize>().ok()?)?, key))) {
@@ -322,13 +324,13 @@ fn readable(config: &Config, at: &str) -> String {
     }
 }
 
-/// Two disks of which one writes do not share a file, and no disk lies on a pool's device.
+/// Checks that no two disks with a writer share a file, and that no disk is on a pool's device.
 fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
     struct Use {
         at: String,
         what: String,
         path: PathBuf,
-        /// Others may read the file too.
+        /// True if others may read the file too.
         shares: bool,
     }
     let mut uses = Vec::new();
@@ -349,7 +351,7 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
             shares: disk.read_only,
         }));
     }
-    // Disks and pools that were made by command. Those of the file are as the file says.
+    // Disks and pools added by command count too. For those in the file, the file decides.
     for pool in state.pools.iter().filter(|pool| !config.pools.iter().any(|own| own.name == pool.name)) {
         let peers: Vec<&Path> = pool.peers.iter().map(|peer| peer.path.as_path()).collect();
         let own = pool.devices.iter().filter(|path| !peers.contains(&path.as_path()));
@@ -391,7 +393,7 @@ fn check_files(config: &Config, state: &State, found: &mut Findings<'_>) {
 fn identities(paths: Vec<PathBuf>) -> Vec<Identity> {
     let mut all: Vec<Identity> = paths.iter().cloned().map(Identity::Path).collect();
     let (sender, answers) = mpsc::channel();
-    // A filesystem that hangs must not keep the daemon from starting.
+    // A hung filesystem must not prevent the daemon's start.
     let look = move || {
         for (index, path) in paths.iter().enumerate() {
             let Ok(metadata) = std::fs::metadata(path) else { continue };

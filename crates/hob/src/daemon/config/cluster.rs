@@ -48,16 +48,16 @@ fn default_prefix() -> String {
     "/hob".to_owned()
 }
 
-/// Characters of a prefix.
+/// Maximum length of a prefix in characters.
 const PREFIX_CHARS_MAX: usize = 200;
 
 impl ClusterConfig {
-    /// The endpoints.
+    /// Returns the etcd endpoints.
     pub(crate) fn endpoints(&self) -> Result<Vec<EtcdEndpoint>, String> {
         self.etcd.iter().map(|text| text.parse().map_err(|why| format!("cluster.etcd: {why}"))).collect()
     }
 
-    /// Checks that need no files.
+    /// Checks the settings without reading files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         let endpoints = self.endpoints().unwrap_or_else(|what| {
             found.add("cluster.etcd", what);

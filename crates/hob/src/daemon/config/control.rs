@@ -1,4 +1,4 @@
-//! `[control]` in hob.toml: where the control API listens, and whom it lets in.
+//! `[control]` in hob.toml: addresses of the control API, and access rules.
 
 use std::path::PathBuf;
 
@@ -64,7 +64,7 @@ impl Default for ControlConfig {
 }
 
 impl ControlConfig {
-    /// Checks that need no files.
+    /// Checks the settings without reading files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         let tcp = self.listen.iter().find(|endpoint| matches!(endpoint, Endpoint::Tcp { .. }));
         if let (Some(endpoint), None) = (tcp, &self.tls) {

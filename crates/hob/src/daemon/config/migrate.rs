@@ -1,4 +1,4 @@
-//! `[migrate]` in hob.toml: what this host shows to others to which disks move.
+//! `[migrate]` in hob.toml: credentials of this host for connections to other hosts.
 
 use std::path::PathBuf;
 
@@ -21,7 +21,7 @@ pub(crate) struct MigrateConfig {
 }
 
 impl MigrateConfig {
-    /// Certificates to use, if all parts are there.
+    /// Returns the certificates to use, if all parts are configured.
     pub(crate) fn tls(&self, control: &ControlConfig) -> Option<MigrationTls> {
         let files = control.tls.as_ref();
         let (cert, key) = match (&self.cert, &self.key) {
@@ -32,7 +32,7 @@ impl MigrateConfig {
         Some(MigrationTls { cert, key, ca })
     }
 
-    /// Checks that need no files.
+    /// Checks the settings without reading files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         if self.cert.is_some() != self.key.is_some() {
             found.add("migrate", "migrate.cert and migrate.key go together");

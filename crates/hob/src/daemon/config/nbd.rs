@@ -1,4 +1,4 @@
-//! `[[nbd]]` in hob.toml: addresses for NBD clients that are more than an address.
+//! `[[nbd]]` in hob.toml: addresses for NBD clients with further settings.
 
 use std::path::PathBuf;
 
@@ -35,12 +35,12 @@ pub(crate) struct NbdTlsFiles {
     pub(crate) required: bool,
 }
 
-/// How the two sides authenticate.
+/// How NBD server and client authenticate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum NbdSecrets {
     /// Certificates.
     Certificates(TlsFiles),
-    /// Keys that both have, in this file.
+    /// Pre-shared keys in this file.
     Keys(PathBuf),
 }
 
@@ -49,7 +49,7 @@ fn yes() -> bool {
 }
 
 impl NbdTlsFiles {
-    /// TLS that is required.
+    /// Creates settings that require TLS.
     pub(crate) fn required(secrets: NbdSecrets) -> NbdTlsFiles {
         let none = NbdTlsFiles { cert: None, key: None, client_ca: None, psk: None, required: true };
         match secrets {
@@ -63,7 +63,7 @@ impl NbdTlsFiles {
     /// Returns the kind of authentication.
     ///
     /// # Errors
-    /// If neither or both are configured.
+    /// Neither or both kinds are configured.
     pub(crate) fn secrets(&self) -> Result<NbdSecrets, String> {
         match (&self.cert, &self.key, &self.client_ca, &self.psk) {
             (Some(cert), Some(key), client_ca, None) => {
@@ -76,7 +76,7 @@ impl NbdTlsFiles {
     }
 }
 
-/// Reports errors that need no files: the key, and the error.
+/// Reports errors that can be found without reading files: the key and the error.
 pub(crate) fn check_nbd(nbd: &[NbdEntry], allow: &[AllowEntry], report: &mut dyn FnMut(&str, String)) {
     let (mut certificates, mut keys, mut broken) = (false, false, false);
     for (number, entry) in nbd.iter().enumerate() {

@@ -1,4 +1,5 @@
-//! `[peers]` in hob.toml: what this host lends to others, and how patient it is with those that lend to it.
+//! `[peers]` in hob.toml: flash that this host lends to other hosts, and the time limit for hosts
+//! that lend to it.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,7 +13,7 @@ use super::check::Findings;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub(crate) struct PeersConfig {
-    /// Directory for second copies of other hosts, one file each.
+    /// Directory for the data of other hosts, one file per host.
     pub(crate) lend: Option<PathBuf>,
     /// Maximum size of all exported flash. Default: 0.
     pub(crate) lend_max: Size,
@@ -30,7 +31,7 @@ impl Default for PeersConfig {
 }
 
 impl PeersConfig {
-    /// Checks that need no files.
+    /// Checks the settings without reading files.
     pub(super) fn check(&self, found: &mut Findings<'_>) {
         match &self.lend {
             Some(path) if !path.is_absolute() => {
@@ -51,7 +52,7 @@ impl PeersConfig {
         }
     }
 
-    /// A peer that has not answered for so long is given up.
+    /// Returns the time after which a peer that does not answer is abandoned.
     pub(crate) fn wait(&self) -> Duration {
         Duration::from_secs(self.wait_seconds)
     }

@@ -9,20 +9,20 @@ use toml::de::{DeArray, DeTable, DeValue, Deserializer};
 
 use super::Config;
 
-/// Errors that are reported at most.
+/// Maximum number of reported errors.
 pub(super) const FINDINGS_MAX: usize = 100;
 
-/// One thing that is wrong with the file.
+/// An error in the file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Finding {
-    /// Counted from 1; none if it concerns no line.
+    /// Line number from 1; `None` if the error concerns no line.
     pub(crate) line: Option<usize>,
     /// The error, its object, and the allowed values.
     pub(crate) what: String,
 }
 
 impl Finding {
-    /// An unknown key. The rest of the file is valid without it.
+    /// Returns true for an unknown key. The rest of the file is valid without it.
     pub(super) fn is_unknown_key(&self) -> bool {
         self.what.starts_with("unknown field")
     }
@@ -33,7 +33,7 @@ impl Finding {
 pub(crate) struct Lines(BTreeMap<String, usize>);
 
 impl Lines {
-    /// The line of a key, or of the innermost table on the way to it that the file has.
+    /// Returns the line of a key, or of the innermost enclosing table in the file.
     pub(crate) fn of(&self, path: &str) -> Option<usize> {
         let mut path = path;
         loop {
@@ -45,7 +45,7 @@ impl Lines {
     }
 }
 
-/// Reads a text. The configuration is what remains when everything that is wrong is left out; it is absent if nothing can be read.
+/// Parses a text. The configuration is the part without errors; `None` if no part could be parsed.
 pub(super) fn read(text: &str) -> (Option<Config>, Vec<Finding>) {
     let line_of = |offset: usize| text.get(..offset).unwrap_or(text).matches('\n').count() + 1;
     let finding = |error: &toml::de::Error| Finding {
@@ -67,13 +67,13 @@ pub(super) fn read(text: &str) -> (Option<Config>, Vec<Finding>) {
             }
             Err(error) => {
                 let finding = finding(&error);
-                // A value that was left out because it is wrong is not missing.
+                // A value that was removed because it is invalid must not be reported as missing.
                 let missing =
                     finding.what.strip_prefix("missing field `").and_then(|rest| rest.split_once('`'));
                 if !missing.is_some_and(|(key, _)| removed.contains(key)) {
                     findings.push(finding);
                 }
-                // The wrong entry is removed, and the rest is parsed again.
+                // The invalid entry is removed, and the rest is parsed again.
                 let span = error.span().filter(|span| !span.is_empty());
                 let Some(key) = span.and_then(|span| remove(root.get_mut(), &span)) else { break };
                 removed.insert(key);
@@ -83,8 +83,8 @@ pub(super) fn read(text: &str) -> (Option<Config>, Vec<Finding>) {
     (None, findings)
 }
 
-/// Removes the innermost entry that an error concerns, found by the place of its key or of its value. Returns its key, or that of the
-/// array that it was in.
+/// Removes the innermost entry that contains the error's position in its key or value. Returns its
+/// key, or that of the enclosing array.
 fn remove(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<String> {
     let covers = |outer: Range<usize>| outer.start <= span.start && span.end <= outer.end;
     for (key, value) in table.iter_mut() {
@@ -98,7 +98,8 @@ fn remove(table: &mut DeTable<'_>, span: &Range<usize>) -> Option<String> {
     Some(key.get_ref().to_string())
 }
 
-/// The same inside a value. The inner value is the key of the removed entry, if it has one.
+/// Removes an entry inside a value. The inner result is the key of the removed entry, if it has
+/// one.
 fn remove_inside(value: &mut Spanned<DeValue<'_>>, span: &Range<usize>) -> Option<Option<String>> {
     match value.get_mut() {
         DeValue::Table(table) => remove(table, span).map(Some),

@@ -1,8 +1,8 @@
 //! Authentication and authorization of clients over TCP.
 //!
 //! A client sends a token with each request, or a certificate with the connection; if it has both,
-//! the token counts. Each has a role: `read-only` permits GET and HEAD, `admin` everything. A
-//! client on the Unix socket is an admin.
+//! the token counts. Each token and certificate has a role: `read-only` permits GET and HEAD,
+//! `admin` everything. A client on the Unix socket is an admin.
 
 use std::hint::black_box;
 use std::path::{Path, PathBuf};
@@ -22,19 +22,19 @@ use crate::daemon::config::ControlConfig;
 use crate::daemon::half_open::Establish;
 use crate::daemon::tls::{self, CertificateMatch, PeerCertificate, TlsError};
 
-/// Shortest token that is accepted, bytes: 128 bits in hexadecimal are 32.
+/// Minimum length of a token in bytes. For comparison, 128 bits are 32 hexadecimal digits.
 const TOKEN_BYTES_MIN: usize = 16;
 
-/// The header in which answers tell a caller its role.
+/// The response header that tells a client its role.
 const ROLE: HeaderName = HeaderName::from_static("x-hob-role");
 
 /// The rights of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Role {
-    /// Ask.
+    /// Read requests only.
     ReadOnly,
-    /// Everything.
+    /// All requests.
     Admin,
 }
 
@@ -47,23 +47,23 @@ impl Role {
         }
     }
 
-    /// Returns true if it permits that method.
+    /// Returns true if the role permits this method.
     fn may(self, method: &Method) -> bool {
         self == Role::Admin || matches!(*method, Method::GET | Method::HEAD)
     }
 }
 
-/// A secret. Does not print itself.
+/// A secret token, which is never printed.
 #[derive(Clone)]
 pub(crate) struct Token(Arc<[u8]>);
 
-/// Why there is no token.
+/// Why a token cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TokenError {
-    /// The file cannot be read, or by too many.
+    /// The file is unreadable or has too open permissions.
     #[error("the token file: {0}")]
     File(#[from] TlsError),
-    /// It is too easy to guess.
+    /// The token is too short.
     #[error("the token in {} is shorter than {TOKEN_BYTES_MIN} characters; make one with 'openssl rand -hex 32'", .0.display())]
     Short(PathBuf),
 }
@@ -80,7 +80,7 @@ impl Token {
         Ok(Token(token.into()))
     }
 
-    /// Compares in a time that depends on the length of `shown` only.
+    /// Compares in a time that depends only on the length of `shown`.
     fn matches(&self, shown: &[u8]) -> bool {
         let mut difference = self.0.len() ^ shown.len();
         for (index, byte) in shown.iter().enumerate() {
@@ -99,7 +99,7 @@ impl std::fmt::Debug for Token {
 /// Tokens and certificates with their roles.
 #[derive(Debug, Default)]
 pub(crate) struct Access {
-    /// With a name for logs.
+    /// Tokens with a name for logs and a role.
     tokens: Vec<(String, Token, Role)>,
     certificates: Vec<(CertificateMatch, Role)>,
 }
@@ -112,7 +112,7 @@ struct Caller {
 }
 
 impl Access {
-    /// According to the configuration. `token_file` has an admin's token.
+    /// Loads the access rules of the configuration. `token_file` contains an admin's token.
     pub(crate) fn of_config(config: &ControlConfig) -> Result<Access, TokenError> {
         let of_admin = config.token_file.iter().map(|file| (file, Role::Admin));
         let others = config.tokens.iter().map(|entry| (&entry.file, entry.role));
@@ -125,19 +125,19 @@ impl Access {
         Ok(Access { tokens, certificates })
     }
 
-    /// One token, with its name for logs and its role.
+    /// Creates rules with one token, its name for logs and its role.
     pub(super) fn of_token(name: &str, token: &str, role: Role) -> Access {
         let tokens = vec![(name.to_owned(), Token(token.as_bytes().into()), role)];
         Access { tokens, certificates: Vec::new() }
     }
 
-    /// Returns true if no client is permitted.
+    /// Returns true if the rules permit no client.
     pub(crate) fn is_empty(&self) -> bool {
         self.tokens.is_empty() && self.certificates.is_empty()
     }
 
     fn by_token(&self, shown: &[u8]) -> Option<Caller> {
-        // All are compared, so that the time tells nothing about which one was near.
+        // All tokens are compared, so that the time does not reveal which one was close.
         let found = self.tokens.iter().filter(|(_, token, _)| token.matches(shown)).collect::<Vec<_>>();
         let (name, _, role) = found.into_iter().max_by_key(|(_, _, role)| *role)?;
         Some(Caller { name: name.clone(), role: *role })
@@ -158,7 +158,7 @@ impl Access {
         }
         match request.extensions().get::<PeerCertificate>() {
             Some(shown) => self.by_certificate(shown).ok_or("the client certificate has no role here"),
-            None => Err("this socket wants a token or a client certificate"),
+            None => Err("this socket requires a token or a client certificate"),
         }
     }
 }
@@ -169,7 +169,7 @@ pub(super) async fn accept(request: Request, next: Next) -> Response {
     next.run(request).await
 }
 
-/// The connection of a request is a client's from now on.
+/// Marks the connection of a request as established.
 fn establish(request: &Request) {
     if let Some(establish) = request.extensions().get::<Establish>() {
         establish.now();
@@ -185,7 +185,7 @@ pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, n
     let caller = match access.caller(&request) {
         Ok(caller) => caller,
         Err(why) => {
-            tracing::info!("refused: {why}");
+            tracing::info!("request refused: {why}");
             let mut response = Answer::no(StatusCode::UNAUTHORIZED, why).into_response();
             response.headers_mut().insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
             return response;
@@ -194,7 +194,7 @@ pub(super) async fn check(State(access): State<Arc<Access>>, request: Request, n
     establish(&request);
     tracing::Span::current().record("caller", caller.name.as_str());
     if !caller.role.may(request.method()) {
-        tracing::info!("refused: may only read");
+        tracing::info!("request refused: the client's role permits reading only");
         let problem = Problem::new(format!("{} may only read", caller.name))
             .with_hint("use the token or certificate of an admin");
         return Answer::<()>::No(StatusCode::FORBIDDEN, problem).into_response();

@@ -1,4 +1,4 @@
-//! Dirty bitmaps of disks.
+//! API handlers for dirty bitmaps.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// All bitmaps of a disk.
+/// Returns all bitmaps of a disk.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/bitmaps",
@@ -22,7 +22,7 @@ pub(super) async fn list(State(manager): App, Path(disk): Path<String>) -> Answe
     manager.exports.bitmaps(disk).await.into()
 }
 
-/// Gives a disk another bitmap, which records from now on.
+/// Adds a bitmap to a disk, which records from now on.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/bitmaps",
@@ -39,7 +39,7 @@ pub(super) async fn add(
     manager.exports.bitmap_add(disk, add).await.into()
 }
 
-/// Takes a bitmap away.
+/// Removes a bitmap of a disk.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/bitmaps/{bitmap}",
@@ -57,7 +57,7 @@ pub(super) async fn remove(
     manager.exports.bitmap_remove(disk, bitmap).await.into()
 }
 
-/// Empties a bitmap.
+/// Clears a bitmap of a disk.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/bitmaps/{bitmap}/clear",
@@ -75,7 +75,8 @@ pub(super) async fn clear(
     manager.exports.bitmap_clear(disk, bitmap).await.into()
 }
 
-/// Freezes what a bitmap has noted under another name, and lets it go on empty. No change is lost between the two.
+/// Freezes the content of a bitmap under another name, and lets the bitmap continue empty. No
+/// change is lost in between.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/bitmaps/{bitmap}/rotate",
@@ -95,7 +96,7 @@ pub(super) async fn rotate(
     manager.exports.bitmap_rotate(disk, bitmap, rotate).await.into()
 }
 
-/// Puts what a bitmap has noted into another one that records, and takes it away: for a backup that failed.
+/// Merges a bitmap into a recording one and removes it, for example after a failed backup.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/bitmaps/{bitmap}/merge",

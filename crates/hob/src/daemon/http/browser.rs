@@ -1,10 +1,11 @@
-//! Protects the daemon against other web sites that use an operator's browser.
+//! Protection of the daemon against other web sites in an operator's browser.
 //!
-//! A browser with a client certificate sends it for every page. So a request from another site is
-//! refused: `Sec-Fetch-Site`, which pages cannot forge, shows its origin, or else `Origin`, which
-//! every browser sends with changes. Programs send neither. A link from another site may open a
-//! page, but nothing of the API. Over TCP, `Host` must be an address or a name of ours, which
-//! prevents DNS rebinding. No response has a CORS header, so no other site can read one.
+//! A browser with a client certificate sends it for every page. Therefore a request from another
+//! site is refused. The origin of a request is in `Sec-Fetch-Site`, which pages cannot forge, or
+//! else in `Origin`, which every browser sends with changes. Other programs send neither. A link
+//! from another site may open a page, but no part of the API. Over TCP, `Host` must be an address
+//! or a name of this host, which prevents DNS rebinding. No response has a CORS header, so no other
+//! site can read one.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -25,7 +26,7 @@ const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 const SEC_FETCH_MODE: HeaderName = HeaderName::from_static("sec-fetch-mode");
 const SEC_FETCH_DEST: HeaderName = HeaderName::from_static("sec-fetch-dest");
 
-/// Below this path is the API, and no page.
+/// Path prefix of the API.
 const API: &str = "/v1/";
 
 /// Headers of every response unless its handler sets another value.
@@ -42,16 +43,16 @@ const ANSWER_HEADERS: [(HeaderName, HeaderValue); 5] = [
     (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
 ];
 
-/// By which names a socket is called.
+/// Host names that a socket accepts.
 #[derive(Clone, Debug)]
 pub(super) enum Names {
-    /// Any: browsers cannot open a Unix socket.
+    /// Any name, because browsers cannot open a Unix socket.
     Any,
-    /// Those of this host's loopback addresses, at any port: it may be forwarded here.
+    /// Names of the loopback addresses at any port, because the port may be forwarded.
     Loopback,
-    /// Those in our certificate, and where we listen.
+    /// Names in the daemon's certificate, and the listening address.
     Ours {
-        /// Has the certificate.
+        /// TLS settings with the certificate.
         tls: Arc<Tls>,
         /// The host of the socket's address.
         listen: String,
@@ -76,12 +77,12 @@ impl Names {
     }
 }
 
-/// Refuses what another site made a browser ask for.
+/// Refuses requests that another site caused in a browser.
 pub(super) async fn check(State(names): State<Names>, request: Request, next: Next) -> Response {
     let mut response = match objection(&names, request.method(), request.uri().path(), request.headers()) {
         None => next.run(request).await,
         Some(why) => {
-            tracing::info!("refused: {why}");
+            tracing::info!("request refused: {why}");
             Answer::no(StatusCode::FORBIDDEN, why).into_response()
         }
     };
@@ -100,7 +101,7 @@ fn objection(names: &Names, method: &Method, path: &str, headers: &HeaderMap) ->
     let is_change = !matches!(*method, Method::GET | Method::HEAD);
     match (text(SEC_FETCH_SITE), text(ORIGIN)) {
         (Some("same-origin"), _) => None,
-        // Typed by the person, or a bookmark.
+        // The user typed the address or used a bookmark.
         (Some("none"), _) if !is_change => None,
         (Some(_), _) => {
             let is_link =
@@ -116,7 +117,7 @@ fn objection(names: &Names, method: &Method, path: &str, headers: &HeaderMap) ->
     }
 }
 
-/// Without the port, and without the brackets of an IPv6 address.
+/// Returns the host without the port and without the brackets of an IPv6 address.
 fn host_of(authority: &str) -> &str {
     if let Some((host, _)) = authority.strip_prefix('[').and_then(|inside| inside.split_once(']')) {
         return host;

@@ -1,4 +1,4 @@
-//! This host's cluster.
+//! API handlers for this host's cluster.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// The paths of this file.
+/// Returns the routes of this file.
 pub(super) fn routes() -> Router<Arc<Manager>> {
     Router::new()
         .route("/v1/cluster", get(cluster))
@@ -28,7 +28,7 @@ pub(super) fn routes() -> Router<Arc<Manager>> {
         .route("/v1/cluster/advice", get(advice))
 }
 
-/// How this host is, as a member of its cluster.
+/// Returns this host's state as a member of its cluster.
 #[utoipa::path(
     get,
     path = "/v1/cluster",
@@ -39,7 +39,7 @@ pub(super) async fn cluster(State(manager): App) -> Answer<Cluster> {
     manager.cluster_view().into()
 }
 
-/// All members of the cluster.
+/// Returns all members of the cluster.
 #[utoipa::path(
     get,
     path = "/v1/cluster/hosts",
@@ -50,7 +50,7 @@ pub(super) async fn hosts(State(manager): App) -> Answer<Vec<ClusterHost>> {
     manager.cluster_hosts().await.into()
 }
 
-/// All disks that any host of the cluster has or had.
+/// Returns all disks that a host of the cluster has or had.
 #[utoipa::path(
     get,
     path = "/v1/cluster/disks",
@@ -61,8 +61,8 @@ pub(super) async fn disks(State(manager): App) -> Answer<Vec<ClusterDisk>> {
     manager.cluster_disks().await.into()
 }
 
-/// Takes a disk now that this host is configured to serve. With `force`, even if its dirty data in
-/// the flash of a host that is gone is lost.
+/// Acquires a disk now that this host is configured to serve. With `force`, even if dirty data in
+/// the flash of a failed host is lost.
 #[utoipa::path(
     post,
     path = "/v1/cluster/disks/{disk}/take",
@@ -96,7 +96,7 @@ pub(super) async fn start_move(
     manager.cluster_move(disk, start).await.into()
 }
 
-/// Calls a disk's move off, if it is not too late.
+/// Cancels the move of a disk, if it is not too late.
 #[utoipa::path(
     delete,
     path = "/v1/cluster/disks/{disk}/move",
@@ -108,7 +108,7 @@ pub(super) async fn cancel_move(State(manager): App, Path(disk): Path<String>) -
     manager.cluster_move_cancel(&disk).await.into()
 }
 
-/// All moves of disks that are under way, or were not long ago.
+/// Returns all current and recent moves of disks.
 #[utoipa::path(
     get,
     path = "/v1/cluster/moves",
@@ -119,16 +119,16 @@ pub(super) async fn moves(State(manager): App) -> Answer<Vec<ClusterMove>> {
     manager.cluster_moves().await.into()
 }
 
-/// For whom advice is.
+/// Parameters of the placement advice.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Leaving {
-    /// A host that is to have no disk any more.
+    /// Host that all disks are to leave.
     #[serde(default)]
     leaving: Option<String>,
 }
 
-/// Placement advice: hosts with unused flash, and disks that should move.
+/// Returns placement advice: hosts with unused flash, and disks that should move.
 #[utoipa::path(
     get,
     path = "/v1/cluster/advice",

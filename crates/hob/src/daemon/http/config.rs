@@ -1,4 +1,4 @@
-//! hob.toml and the running daemon.
+//! API handlers that compare hob.toml with the running daemon.
 
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
-//! `GET /v1/events`: a snapshot of everything each second, as server-sent events (WHATWG HTML,
-//! section 9.2).
+//! `GET /v1/events`: a snapshot of the whole daemon each second, as server-sent events (WHATWG
+//! HTML, section 9.2).
 //!
-//! Counters are collected once for all listeners, and only while there are any. A slow listener
-//! skips snapshots and costs no memory: it has one event in flight, and the next one is the latest.
-//! A listener that takes no event for [`SLOW_MAX`] is disconnected.
+//! Counters are collected once for all listeners, and only while there are listeners. A slow
+//! listener skips snapshots and costs no memory: it has one event in flight, and the next one is
+//! the latest. A listener that takes no event for [`SLOW_MAX`] is disconnected.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -25,13 +25,13 @@ use super::extract::Answer;
 use super::listener::HangUp;
 use crate::daemon::manager::Manager;
 
-/// Pause between two events.
+/// Interval between two events.
 const EVERY: Duration = Duration::from_secs(1);
 
 /// Maximum number of listeners per socket: far fewer than connections.
 const LISTENERS_MAX: usize = 16;
 
-/// For how long a listener may take nothing.
+/// Maximum time that a listener may take no event.
 const SLOW_MAX: Duration = Duration::from_secs(15);
 
 /// Sends events to all listeners.
@@ -39,13 +39,13 @@ const SLOW_MAX: Duration = Duration::from_secs(15);
 pub(super) struct EventBroadcaster {
     manager: Arc<Manager>,
     places: Arc<Semaphore>,
-    /// The latest event; none without listeners.
+    /// The latest event; `None` without listeners.
     news: watch::Sender<Option<Bytes>>,
     is_gathering: Mutex<bool>,
 }
 
 impl EventBroadcaster {
-    /// Gathers nothing yet.
+    /// Creates a broadcaster without listeners.
     pub(super) fn new(manager: Arc<Manager>) -> Arc<EventBroadcaster> {
         Arc::new(EventBroadcaster {
             manager,
@@ -79,7 +79,7 @@ impl EventBroadcaster {
         }
     }
 
-    /// Nobody listens any more: gathering ends.
+    /// Returns true if there are no listeners any more, and ends the collection.
     fn is_alone(&self) -> bool {
         let mut is_gathering = self.is_gathering.lock().unwrap_or_else(PoisonError::into_inner);
         if self.news.receiver_count() > 0 {
@@ -97,8 +97,9 @@ fn event(number: u64, snapshot: &Snapshot) -> Bytes {
     Bytes::from(format!("event: snapshot\nid: {number}\ndata: {data}\n\n"))
 }
 
-/// How everything is, now and then once a second: server-sent events called `snapshot`, each with a number as its id and a `Snapshot`
-/// as its data. Whoever reads slowly gets fewer of them. There are few places; without a free one the answer is 503.
+/// Sends the state of the daemon once a second: server-sent events called `snapshot`, each with a
+/// number as its id and a `Snapshot` as its data. A slow reader gets fewer events. The number of
+/// listeners is limited; above the limit the response is 503.
 #[utoipa::path(
     get,
     path = "/v1/events",
@@ -122,7 +123,7 @@ pub(super) async fn events(
     (headers, HttpBody::new(Events(events))).into_response()
 }
 
-/// Brings a listener the latest event whenever it has taken the one before.
+/// Sends the latest event to a listener whenever it has taken the previous one.
 async fn pass_on(
     mut news: watch::Receiver<Option<Bytes>>,
     sender: mpsc::Sender<Bytes>,
@@ -141,7 +142,10 @@ async fn pass_on(
             Ok(Ok(())) => {}
             Ok(Err(_)) => return,
             Err(_) => {
-                tracing::info!("a listener has taken no event for {} s: hanging up", SLOW_MAX.as_secs());
+                tracing::info!(
+                    "closing an events connection: the client has read no event for {} s",
+                    SLOW_MAX.as_secs()
+                );
                 hang_up.iter().for_each(HangUp::now);
                 return;
             }

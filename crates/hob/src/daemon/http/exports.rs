@@ -1,4 +1,4 @@
-//! Further exports of disks.
+//! API handlers for additional exports of disks.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// Gives a disk another export.
+/// Adds an export to a disk.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/exports",
@@ -27,7 +27,7 @@ pub(super) async fn add(
     manager.disks.export_add(disk, export).await.into()
 }
 
-/// Takes a further export away. Its clients are disconnected.
+/// Removes an additional export. The export's clients are disconnected.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/exports/{export}",

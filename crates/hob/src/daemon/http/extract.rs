@@ -1,4 +1,4 @@
-//! Requests into types and results into responses.
+//! Conversion of requests into types, and of results into responses.
 
 use std::io;
 
@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 
 use crate::daemon::manager::{ApiError, ErrorKind};
 
-/// A JSON body of type `T`, whatever the content type says.
+/// A JSON body of type `T`, whatever the content type is.
 pub(super) struct Body<T>(pub(super) T);
 
 impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
@@ -55,7 +55,8 @@ impl<S: Send + Sync> FromRequest<S> for DataConnection {
 }
 
 impl DataConnection {
-    /// Agrees, and lets `speak` have the connection after the answer, or hear why there is none.
+    /// Accepts the protocol switch. Calls `speak` with the connection after the response, or with
+    /// an error.
     pub(super) fn switch<F>(
         self,
         speak: impl FnOnce(io::Result<TokioIo<Upgraded>>) -> F + Send + 'static,
@@ -74,11 +75,11 @@ impl DataConnection {
     }
 }
 
-/// Every response: a value, or a problem with its status.
+/// A response: a value, or a problem with its status.
 pub(super) enum Answer<T> {
-    /// 200.
+    /// Success, with status 200.
     Yes(T),
-    /// Anything else.
+    /// Failure, with another status.
     No(StatusCode, Problem),
 }
 

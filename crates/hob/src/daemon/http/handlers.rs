@@ -1,4 +1,5 @@
-//! One function per method and path. They translate; the manager decides.
+//! API handlers, one function per method and path. The handlers convert requests; the manager
+//! decides.
 
 use std::sync::Arc;
 
@@ -22,24 +23,24 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// The OpenAPI document.
+/// Returns the OpenAPI document.
 pub(super) async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, "application/json")], super::openapi_json())
 }
 
-/// Version of the daemon and of its API.
+/// Returns the versions of the daemon and of its API.
 #[utoipa::path(get, path = "/v1/version", responses((status = 200, body = Version)))]
 pub(super) async fn version(State(manager): App) -> Answer<Version> {
     Answer::Yes(manager.observe.version())
 }
 
-/// All pools.
+/// Returns all pools.
 #[utoipa::path(get, path = "/v1/pools", responses((status = 200, body = Vec<Pool>)))]
 pub(super) async fn pools(State(manager): App) -> Answer<Vec<Pool>> {
     Answer::Yes(manager.observe.pools())
 }
 
-/// Makes a pool.
+/// Creates a pool.
 #[utoipa::path(
     post,
     path = "/v1/pools",
@@ -50,7 +51,7 @@ pub(super) async fn pool_create(State(manager): App, Body(create): Body<PoolCrea
     manager.pools.pool_create(create).await.into()
 }
 
-/// One pool.
+/// Returns a pool.
 #[utoipa::path(
     get,
     path = "/v1/pools/{pool}",
@@ -72,7 +73,7 @@ pub(super) async fn pool_remove(State(manager): App, Path(pool): Path<String>) -
     manager.pools.pool_remove(pool).await.into()
 }
 
-/// A pool's devices.
+/// Returns a pool's devices.
 #[utoipa::path(
     get,
     path = "/v1/pools/{pool}/devices",
@@ -83,7 +84,7 @@ pub(super) async fn devices(State(manager): App, Path(pool): Path<String>) -> An
     manager.observe.pool(&pool).map(|pool| pool.devices).into()
 }
 
-/// Gives a pool another device.
+/// Adds a device to a pool.
 #[utoipa::path(
     post,
     path = "/v1/pools/{pool}/devices",
@@ -99,7 +100,7 @@ pub(super) async fn device_add(
     manager.pools.device_add(pool, add).await.into()
 }
 
-/// Says what a change of a pool would do to caches and dirty data, without making it.
+/// Returns the effects of a pool change on caches and dirty data, without making the change.
 #[utoipa::path(
     post,
     path = "/v1/pools/{pool}/preview",
@@ -120,11 +121,11 @@ pub(super) async fn pool_preview(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WhichDevice {
-    /// Its path.
+    /// Path of the device.
     path: String,
 }
 
-/// Lets a device give new segments, or no more of them. Segments in use on it stay.
+/// Switches allocation from a device on or off. Segments in use on the device stay.
 #[utoipa::path(
     patch,
     path = "/v1/pools/{pool}/devices",
@@ -149,9 +150,10 @@ pub(super) async fn device_set(
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct DeviceRemoval {
-    /// Its path.
+    /// Path of the device.
     path: String,
-    /// Dirty data on a device that is away is lost. Without this, such a device stays while a disk may need it.
+    /// Lose dirty data on a missing device. Otherwise, such a device stays while a disk may need
+    /// it.
     #[serde(default)]
     discard_dirty: bool,
 }
@@ -182,13 +184,13 @@ fn no_path<T>(method: &str) -> Answer<T> {
     Answer::No(StatusCode::BAD_REQUEST, problem)
 }
 
-/// All disks.
+/// Returns all disks.
 #[utoipa::path(get, path = "/v1/disks", responses((status = 200, body = Vec<Disk>)))]
 pub(super) async fn disks(State(manager): App) -> Answer<Vec<Disk>> {
     Answer::Yes(manager.observe.disks())
 }
 
-/// Serves a disk.
+/// Adds a disk and serves it.
 #[utoipa::path(
     post,
     path = "/v1/disks",
@@ -199,7 +201,7 @@ pub(super) async fn disk_add(State(manager): App, Body(add): Body<DiskAdd>) -> A
     manager.disks.disk_add(add).await.into()
 }
 
-/// One disk.
+/// Returns a disk.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}",
@@ -210,25 +212,25 @@ pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answe
     manager.observe.disk(&disk).into()
 }
 
-/// What happens to data that only flash has.
+/// Selects what happens to dirty data.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WhatOfDirty {
-    /// It is lost instead of drained: acknowledged writes are undone.
+    /// Discard dirty data instead of draining it: acknowledged writes are lost.
     #[serde(default)]
     discard_dirty: bool,
 }
 
-/// What happens to dirty data and to clients when a disk is removed.
+/// Selects what happens to dirty data and to clients when a disk is removed.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Removal {
-    /// Dirty data is lost instead of drained: acknowledged writes are undone.
+    /// Discard dirty data instead of draining it: acknowledged writes are lost.
     #[serde(default)]
     discard_dirty: bool,
-    /// Clients and guests that are connected are disconnected. Without this, the disk stays.
+    /// Disconnect the disk's clients. Otherwise, a disk with clients stays.
     #[serde(default)]
     force: bool,
 }
@@ -243,7 +245,7 @@ impl WhatOfDirty {
     }
 }
 
-/// Stops serving a disk, once its dirty data has reached the backing. The backing keeps its data.
+/// Removes a disk after draining its dirty data. The backing keeps its data.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}",
@@ -267,7 +269,8 @@ pub(super) async fn disk_remove(
     manager.disks.disk_remove_from(disk, dirty, clients).await.into()
 }
 
-/// Says what a change would do to cached data, dirty data and clients, without making it.
+/// Returns the effects of a change on cached data, dirty data and clients, without making the
+/// change.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/preview",
@@ -283,8 +286,9 @@ pub(super) async fn preview(
     manager.disks.preview(&disk, &change).await.into()
 }
 
-/// Begins to bring a disk's dirty data to its backing; clean data stays in flash. The disk shows how far it is. Goes on
-/// until it is done, or stopped; asking again does no harm.
+/// Starts to drain a disk's dirty data to its backing; clean data stays in flash. The disk shows
+/// the progress. The drain continues until it is complete or stopped. Repeating the request is
+/// harmless.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/drain",
@@ -295,7 +299,8 @@ pub(super) async fn drain(State(manager): App, Path(disk): Path<String>) -> Answ
     manager.pools.drain(disk).await.into()
 }
 
-/// Changes a disk's own settings while it is served. Requests that wait for the backing already follow the new limit too.
+/// Changes a disk's own settings while it is served. Requests that already wait for the backing
+/// follow the new limit too.
 #[utoipa::path(
     patch,
     path = "/v1/disks/{disk}",
@@ -311,7 +316,8 @@ pub(super) async fn disk_patch(
     manager.disks.disk_patch(disk, patch).await.into()
 }
 
-/// Lets a disk be larger while it is served: as large as its backing is now, or a raw file is made as large as is said.
+/// Grows a disk while it is served, to the size of its backing. With a size, a raw file is enlarged
+/// first.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/resize",
@@ -350,7 +356,7 @@ pub(super) async fn disk_event(
     manager.disks.disk_event(disk, event).await.into()
 }
 
-/// Stops a drain before it is done.
+/// Stops a drain before it is complete.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/drain",
@@ -402,8 +408,8 @@ pub(super) async fn export_dirty(
     manager.disks.export_dirty(disk, export).await.into()
 }
 
-/// Frees the room of a persistent cache that belongs to no disk. What is in it is lost. Refused without
-/// `discard_dirty=true` while anything is dirty in it, or may be.
+/// Frees the space of a persistent cache that belongs to no disk. The data in the cache is lost.
+/// Refused without `discard_dirty=true` while the cache has or may have dirty data.
 #[utoipa::path(
     delete,
     path = "/v1/pools/{pool}/orphans/{owner}",
@@ -430,7 +436,7 @@ pub(super) async fn orphan_discard(
     manager.disks.orphan_discard(pool, owner).await.into()
 }
 
-/// A disk's cache; null if it has none.
+/// Returns a disk's cache; null if it has none.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/cache",
@@ -457,7 +463,7 @@ pub(super) async fn cache_enable(
     manager.pools.cache_enable(disk, enable).await.into()
 }
 
-/// Changes size or settings of a cache.
+/// Changes the size or settings of a cache.
 #[utoipa::path(
     patch,
     path = "/v1/disks/{disk}/cache",
@@ -473,7 +479,7 @@ pub(super) async fn cache_patch(
     manager.pools.cache_patch(disk, patch).await.into()
 }
 
-/// Takes a disk's cache away, once its dirty data has reached the backing.
+/// Removes a disk's cache after draining its dirty data.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/cache",
@@ -502,7 +508,7 @@ pub(super) async fn cache_clear(State(manager): App, Path(disk): Path<String>) -
     manager.pools.cache_clear(disk).await.into()
 }
 
-/// A disk's figures.
+/// Returns a disk's statistics.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/stats",
@@ -513,7 +519,7 @@ pub(super) async fn stats(State(manager): App, Path(disk): Path<String>) -> Answ
     manager.observe.stats(&disk).await.into()
 }
 
-/// Why a disk's I/O is, or is not, served from flash.
+/// Explains why a disk's I/O is, or is not, served from flash.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/explain",

@@ -35,7 +35,8 @@ use crate::daemon::watchdog::contained_task;
 /// Maximum number of connections of each socket; further ones wait in the kernel's queue.
 pub(super) const CONNECTIONS_MAX: usize = 64;
 
-/// Longest wait for the head of a request, seconds. Idle connections are closed after it too.
+/// Maximum time to wait for the head of a request, in seconds. Idle connections are closed after
+/// the same time.
 const HEAD_SECONDS_MAX: u64 = 60;
 
 /// Interval and number of TCP keepalive probes.
@@ -55,7 +56,7 @@ pub(crate) enum ListenError {
         "no client could authenticate at the control socket {0}; give --token-file, or control.token or control.client in hob.toml"
     )]
     Nobody(Endpoint),
-    /// Another process listens there.
+    /// Another process listens on the socket.
     #[error("another process listens on {0}; stop that daemon or choose another socket")]
     InUse(Endpoint),
     /// The path is a file of another kind, which hob does not replace.
@@ -66,7 +67,6 @@ pub(crate) enum ListenError {
     System {
         /// The address.
         endpoint: Endpoint,
-        /// Why.
         source: io::Error,
     },
 }
@@ -74,16 +74,16 @@ pub(crate) enum ListenError {
 /// Access rules of the control API.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Guard {
-    /// For TCP.
+    /// TLS settings for TCP.
     tls: Option<Arc<Tls>>,
-    /// Over TCP.
+    /// Access rules for TCP.
     access: Arc<Access>,
-    /// May open Unix sockets too, by its number.
+    /// Id of the group that may open the Unix sockets, too.
     group: Option<u32>,
 }
 
 impl Guard {
-    /// According to the configuration; reads the files that it names.
+    /// Loads the rules of the configuration and the files that it names.
     pub(crate) fn of_config(config: &ControlConfig) -> anyhow::Result<Guard> {
         let load = |files: &_| Tls::load(Clone::clone(files), WithoutCertificate::Welcome).map(Arc::new);
         Ok(Guard {
@@ -94,12 +94,13 @@ impl Guard {
     }
 }
 
-/// A bound control socket. Its file is removed when this is dropped, unless it is left open.
+/// A bound control socket. Dropping it removes the socket's file, unless the socket stays open for
+/// the next program.
 #[derive(Debug)]
 pub(crate) struct ControlListener {
     socket: Socket,
     endpoint: Endpoint,
-    /// Its name in `listening`.
+    /// Name of the socket in `listening`.
     name: String,
     listening: ListeningSockets,
 }
@@ -111,8 +112,8 @@ enum Socket {
 }
 
 impl ControlListener {
-    /// Binds the socket. A Unix socket is for its owner only (mode 0600), or for a group too
-    /// (0660). A stale socket file is replaced if nothing listens on it.
+    /// Binds the socket. A Unix socket is accessible to its owner only (mode 0600), or also to a
+    /// group (0660). A stale socket file without a listener is replaced.
     pub(crate) async fn bind(
         endpoint: Endpoint,
         guard: &Guard,
@@ -125,7 +126,7 @@ impl ControlListener {
             Endpoint::Unix(path) => {
                 let socket = match open {
                     Some(socket) => {
-                        // To whom it is open may have been changed.
+                        // The configured group may have changed.
                         make_private(path, guard.group).map_err(system)?;
                         UnixListener::from_std(socket.into()).map_err(system)?
                     }
@@ -169,7 +170,7 @@ impl ControlListener {
     /// Accepts and serves until dropped.
     pub(crate) async fn serve(self, router: Router) {
         let router = self.guarded(router);
-        // Outermost, so that the log names refused requests too.
+        // This layer is outermost, so that the log names refused requests too.
         let router = router.layer(middleware::from_fn(request_id::name));
         let permits = Arc::new(Semaphore::new(CONNECTIONS_MAX));
         let half_open = HalfOpenConnections::default();
@@ -192,13 +193,13 @@ impl ControlListener {
             };
             let accepted = tokio::select! {
                 biased;
-                // First, so that no connection is accepted once accepting is paused.
+                // This branch is first, so that no connection is accepted after a pause.
                 () = self.listening.until_paused() => continue,
                 accepted = accept => accepted,
             };
             if let Err(error) = accepted {
                 tracing::warn!("control socket {}: {error}", self.endpoint);
-                // Usually EMFILE: wait for connections to be closed.
+                // The usual error is EMFILE: wait until connections are closed.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }
@@ -266,7 +267,7 @@ fn set_keepalive(stream: &TcpStream) {
 pub(super) struct HangUp(Arc<Notify>);
 
 impl HangUp {
-    /// Closes it immediately, for clients that do not read any more.
+    /// Closes the connection immediately, for clients that no longer read.
     pub(super) fn now(&self) {
         self.0.notify_one();
     }
@@ -320,7 +321,7 @@ async fn serve_connection(
     drop(permit);
 }
 
-/// Returns the number of a group, given as a number or as a name in /etc/group.
+/// Returns the id of a group, given as a number or as a name in /etc/group.
 fn group_number(group: &str) -> anyhow::Result<u32> {
     number_in("/etc/group", group)
         .ok_or_else(|| anyhow::anyhow!("control.socket_group: there is no group '{group}' in /etc/group"))
@@ -342,7 +343,7 @@ fn clear_stale(path: &Path, endpoint: &Endpoint) -> Result<(), ListenError> {
         Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
             std::fs::remove_file(path).map_err(system)
         }
-        // A process listens, or we may not ask: leave it.
+        // A process listens on the socket, or this process may not connect to it.
         _ => Err(ListenError::InUse(endpoint.clone())),
     }
 }

@@ -1,10 +1,9 @@
-//! Serves the dashboard of a daemon that listens on a Unix socket, which browsers cannot open: an
-//! HTTP listener on this host's loopback addresses that forwards requests to the daemon (`hob
-//! dashboard`).
+//! The dashboard of a daemon that listens on a Unix socket, which browsers cannot open (`hob
+//! dashboard`). An HTTP listener on this host's loopback addresses forwards requests to the daemon.
 //!
-//! Other users of the host can reach it, so everything but the page itself requires a token, and
-//! other web sites are refused, as over TCP. Method, path and body are forwarded, with the rights
-//! of the user who runs the command.
+//! Other users of the host can reach the listener. Therefore all requests except those for the page
+//! require a token, and other web sites are refused, as over TCP. Method, path and body are
+//! forwarded with the rights of the user who runs the command.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -32,7 +31,7 @@ use crate::daemon::watchdog::contained_task;
 const PASSED_ON: [HeaderName; 4] =
     [ACCEPT, CONTENT_TYPE, IF_NONE_MATCH, HeaderName::from_static("x-request-id")];
 
-/// Headers that concern one connection only.
+/// Headers that apply to one connection only.
 const HOP_BY_HOP: [&str; 4] = ["connection", "keep-alive", "transfer-encoding", "upgrade"];
 
 /// A bound listener.
@@ -44,7 +43,8 @@ pub(crate) struct Loopback {
 }
 
 impl Loopback {
-    /// Binds to a port of the loopback address, any free one for 0. Who shows the token, which is new, has that role.
+    /// Binds a port of the loopback address; 0 selects a free port. Clients that show the new token
+    /// get this role.
     pub(crate) async fn bind(port: u16, role: Role) -> io::Result<Loopback> {
         let mut secret = [0; 24];
         ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut secret)
@@ -81,7 +81,7 @@ impl Loopback {
                     let served = connection(stream, router.clone(), None, place, half_open.enter());
                     tokio::spawn(contained_task(true, served));
                 }
-                // Out of descriptors, most likely: wait for some to be closed.
+                // The usual reason is a lack of descriptors: wait until some are closed.
                 Err(_) => tokio::time::sleep(std::time::Duration::from_millis(100)).await,
             }
         }

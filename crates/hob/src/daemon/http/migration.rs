@@ -1,4 +1,4 @@
-//! Disks that move between hosts: what operators ask for, and what other hosts say.
+//! API handlers for migrations: commands of operators, and calls of other hosts.
 
 use std::sync::Arc;
 
@@ -19,10 +19,11 @@ use crate::daemon::manager::{CHANGED_BYTES_MAX, CallIn, Manager};
 
 type App = State<Arc<Manager>>;
 
-/// A page of the list has no more bytes: as many ranges as one may have, of two numbers each.
+/// Maximum length of a page of the list in bytes: the maximum number of ranges, with two numbers
+/// each.
 const PAGE_BYTES_MAX: usize = 128 << 10;
 
-/// The paths of this file.
+/// Returns the routes of this file.
 pub(super) fn routes() -> Router<Arc<Manager>> {
     Router::new()
         .route("/v1/disks/{disk}/migration", get(show).post(start).delete(cancel))
@@ -38,7 +39,7 @@ pub(super) fn routes() -> Router<Arc<Manager>> {
         .route("/v1/disks/{disk}/arrival/{call}", post(call))
 }
 
-/// Begins to move a disk to another host, with its cache.
+/// Starts the migration of a disk with its cache to another host.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/migration",
@@ -55,7 +56,7 @@ pub(super) async fn start(
     manager.migrate(disk, start).await.into()
 }
 
-/// How far a disk's migration is, or how the last one went.
+/// Returns the progress of a disk's migration, or the result of the last one.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/migration",
@@ -67,7 +68,7 @@ pub(super) async fn show(State(manager): App, Path(disk): Path<String>) -> Answe
     manager.migration(&disk).into()
 }
 
-/// Keeps the disk where it is.
+/// Cancels the migration of a disk.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/migration",
@@ -79,7 +80,7 @@ pub(super) async fn cancel(State(manager): App, Path(disk): Path<String>) -> Ans
     manager.order(&disk, Order::Cancel).await.into()
 }
 
-/// Hands the disk over now.
+/// Hands a migrating disk over now.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/migration/finish",
@@ -91,7 +92,7 @@ pub(super) async fn finish(State(manager): App, Path(disk): Path<String>) -> Ans
     manager.order(&disk, Order::Finish).await.into()
 }
 
-/// Takes a disk back that is away. The other host must never serve it again.
+/// Takes a migrated disk back. The other host must never serve it again.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/migration/take-back",
@@ -151,9 +152,9 @@ pub(super) async fn changed(
 /// Selects a page of the list.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct ListPage {
-    /// From 0 on.
+    /// Page number, from 0.
     page: u32,
-    /// There is none after it.
+    /// True for the last page.
     last: bool,
 }
 
@@ -199,8 +200,8 @@ pub(super) async fn call(
     body: Bytes,
 ) -> Answer<CallAnswer> {
     let call = match call.as_str() {
-        // Older hosts send no body, and newer ones perhaps another: only a host that has dropped
-        // the disk needs it.
+        // Older hosts send no body, and newer ones may send another one. Only a host that has
+        // dropped the disk needs it.
         "yours" => CallIn::Yours(serde_json::from_slice(&body).ok()),
         "cancel" => CallIn::Cancel,
         "look" => CallIn::Look,
@@ -209,15 +210,15 @@ pub(super) async fn call(
     manager.call_in(disk, session, call).await.into()
 }
 
-/// The role in which the other host is read.
+/// Role of this host for the connection.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct DataOf {
-    /// It had the disk before, and its flash is read.
+    /// True if this host is the former owner, whose flash is read.
     #[serde(default)]
     former: bool,
 }
 
-/// For other hosts: a connection on which this host is the NBD server of the disk, read-only.
+/// For other hosts: opens a connection on which this host is the read-only NBD server of the disk.
 #[utoipa::path(
     post,
     path = "/v1/disks/{disk}/arrival/data",
@@ -242,7 +243,9 @@ pub(super) async fn data(
     connection.switch(move |connection| async move {
         match connection {
             Ok(connection) => taker.put(connection),
-            Err(error) => tracing::debug!("{disk}: a data connection was not taken over: {error}"),
+            Err(error) => {
+                tracing::debug!("disk {disk}: cannot use a data connection of another host: {error}")
+            }
         }
     })
 }

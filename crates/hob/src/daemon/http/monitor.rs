@@ -1,4 +1,4 @@
-//! Endpoints for monitoring: metrics, health, load.
+//! API handlers for monitoring: metrics, health, load.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::daemon::metrics::{Form, Latencies};
 
 type App = State<Arc<Manager>>;
 
-/// Health for load balancers and monitors. The listed objects work badly or not at all; the others
-/// work. hob restarts nothing because of it, and its supervisor should not either: the watchdog is
-/// for that.
+/// Returns the health for load balancers and monitors. The listed objects fail or work badly; all
+/// others work. hob restarts nothing because of a problem, and its supervisor should not either:
+/// the watchdog serves that purpose.
 #[utoipa::path(
     get,
     path = "/healthz",
@@ -42,13 +42,13 @@ pub(super) async fn healthz(State(manager): App) -> Response {
     (status, [(CACHE_CONTROL, "no-store")], text).into_response()
 }
 
-/// The same for programs.
+/// Returns the health as JSON.
 #[utoipa::path(get, path = "/v1/health", responses((status = 200, body = Health)))]
 pub(super) async fn health(State(manager): App) -> Answer<Health> {
     Answer::Yes(manager.observe.health().await)
 }
 
-/// A few counters of each disk.
+/// Returns a few counters of each disk.
 #[utoipa::path(get, path = "/v1/load", responses((status = 200, body = Vec<DiskLoad>)))]
 pub(super) async fn load(State(manager): App) -> Answer<Vec<DiskLoad>> {
     Answer::Yes(manager.observe.load().await)
@@ -59,13 +59,13 @@ pub(super) async fn load(State(manager): App) -> Answer<Vec<DiskLoad>> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct WhichMetrics {
-    /// `outcome`: a histogram of latencies for each outcome of each disk that has happened. `disk`: one for each disk. If absent,
-    /// `outcome` unless there are very many disks.
+    /// `outcome`: one latency histogram for each outcome of each disk that has occurred. `disk`:
+    /// one for each disk. Default: `outcome`, unless there are very many disks.
     #[serde(default)]
     latency: Option<LatencyBy>,
 }
 
-/// See [`WhichMetrics`].
+/// Granularity of latency histograms, see [`WhichMetrics`].
 #[derive(Clone, Copy, Debug, Deserialize, utoipa::ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum LatencyBy {
@@ -73,7 +73,7 @@ enum LatencyBy {
     Disk,
 }
 
-/// All metrics, for Prometheus (text format 0.0.4), or as OpenMetrics 1.0 if requested by
+/// Returns all metrics in Prometheus text format 0.0.4, or as OpenMetrics 1.0 if requested by
 /// `application/openmetrics-text`. docs/metrics.md lists them.
 #[utoipa::path(
     get,

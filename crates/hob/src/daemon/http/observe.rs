@@ -1,5 +1,4 @@
-//! Histograms of disks' requests, for programs and for spreadsheets, and the predicted effect of
-//! other cache sizes.
+//! API handlers for request histograms of disks and for the predicted effect of other cache sizes.
 
 use std::sync::Arc;
 
@@ -17,12 +16,12 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// In which form.
+/// Selects the format of the response.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(super) struct Form {
-    /// `json` or `csv`; without it, what the `Accept` header asks for, and JSON otherwise.
+    /// `json` or `csv`. Default: the type in the `Accept` header, otherwise JSON.
     format: Option<String>,
 }
 
@@ -42,7 +41,7 @@ impl Form {
     }
 }
 
-/// Histograms of a disk's requests, in the buckets of vscsiStats.
+/// Returns the histograms of a disk's requests, in the buckets of vscsiStats.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/histograms",
@@ -72,7 +71,7 @@ pub(super) async fn histograms(
     }
 }
 
-/// Resets a disk's histograms, and returns them empty. Other counters continue.
+/// Resets a disk's histograms, and returns the empty histograms. Other counters continue.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/histograms",
@@ -86,8 +85,8 @@ pub(super) async fn histograms_reset(
     manager.observe.histograms_reset(&disk).await.into()
 }
 
-/// Predicted effect of other cache sizes for a disk: miss-ratio curves, estimated while it is
-/// served.
+/// Returns the predicted effect of other cache sizes for a disk: miss-ratio curves, estimated while
+/// the disk is served.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/curve",
@@ -98,7 +97,7 @@ pub(super) async fn curve(State(manager): App, Path(disk): Path<String>) -> Answ
     manager.observe.curve(&disk).await.into()
 }
 
-/// Discards the curves of a disk, and returns them empty.
+/// Discards the curves of a disk, and returns the empty curves.
 #[utoipa::path(
     delete,
     path = "/v1/disks/{disk}/curve",

@@ -1,8 +1,8 @@
-//! The dashboard: a page and its files, which are in the binary.
+//! The dashboard: a page and its files, which are part of the binary.
 //!
-//! They contain no data of the daemon, so they are public for all clients that reach the socket.
-//! The page gets its data from the API with its user's rights. It may load from its own origin
-//! only, and runs no inline scripts.
+//! The files contain no data of the daemon, so they are public for all clients that reach the
+//! socket. The page gets its data from the API with its user's rights. The page may load from its
+//! own origin only, and runs no inline scripts.
 
 use std::sync::OnceLock;
 
@@ -42,12 +42,12 @@ assets! {
     "/assets/icon.svg" "image/svg+xml" "icon.svg"
 }
 
-/// Returns true if it is public.
+/// Returns true if the path is a public file of the dashboard.
 pub(super) fn is_public(method: &Method, path: &str) -> bool {
     matches!(*method, Method::GET | Method::HEAD) && ASSETS.iter().any(|asset| asset.path == path)
 }
 
-/// The same with the page.
+/// Adds the dashboard's files to a router.
 pub(super) fn with_page<S: Clone + Send + Sync + 'static>(router: Router<S>) -> Router<S> {
     ASSETS.iter().fold(router, |router, asset| {
         router.route(asset.path, get(async move |headers: HeaderMap| serve(asset, &headers)))
@@ -63,7 +63,7 @@ fn serve(asset: &Asset, headers: &HeaderMap) -> Response {
     (fixed, [(CONTENT_TYPE, asset.media_type)], asset.bytes).into_response()
 }
 
-/// One for all files, for they belong together: another page has another one.
+/// Returns the entity tag of all files. All files share one tag because they belong together.
 fn tag() -> &'static str {
     static TAG: OnceLock<String> = OnceLock::new();
     TAG.get_or_init(|| {

@@ -1,4 +1,4 @@
-//! Shares, limits and reservations; storage policies; datastores.
+//! API handlers for shares, limits and reservations, storage policies, and datastores.
 
 use std::sync::Arc;
 
@@ -10,13 +10,13 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// Entitlements of all disks.
+/// Returns the entitlements of all disks.
 #[utoipa::path(get, path = "/v1/qos", operation_id = "qos_list", responses((status = 200, body = Vec<DiskQos>)))]
 pub(super) async fn disks(State(manager): App) -> Answer<Vec<DiskQos>> {
     Answer::Yes(manager.qos.disks())
 }
 
-/// The entitlement of a disk.
+/// Returns the entitlement of a disk.
 #[utoipa::path(
     get,
     path = "/v1/disks/{disk}/qos",
@@ -28,8 +28,7 @@ pub(super) async fn disk(State(manager): App, Path(disk): Path<String>) -> Answe
     manager.qos.disk(&disk).into()
 }
 
-/// Changes the entitlement of a disk. Reservations beyond the capacity of its datastore are
-/// refused.
+/// Changes the entitlement of a disk. Reservations above the capacity of its datastore are refused.
 #[utoipa::path(
     patch,
     path = "/v1/disks/{disk}/qos",
@@ -46,7 +45,7 @@ pub(super) async fn set(
     manager.qos.set(disk, patch).await.into()
 }
 
-/// All storage policies.
+/// Returns all storage policies.
 #[utoipa::path(
     get,
     path = "/v1/storage-policies",
@@ -57,7 +56,7 @@ pub(super) async fn policies(State(manager): App) -> Answer<Vec<StoragePolicy>> 
     Answer::Yes(manager.qos.policies())
 }
 
-/// Makes a storage policy, or changes it for all disks that have it.
+/// Creates a storage policy, or changes it for all disks that have it.
 #[utoipa::path(
     put,
     path = "/v1/storage-policies/{policy}",
@@ -86,7 +85,7 @@ pub(super) async fn policy_remove(State(manager): App, Path(policy): Path<String
     manager.qos.policy_remove(policy).await.into()
 }
 
-/// All datastores, and how they are doing.
+/// Returns all datastores with their state.
 #[utoipa::path(
     get,
     path = "/v1/datastores",
@@ -97,7 +96,7 @@ pub(super) async fn datastores(State(manager): App) -> Answer<Vec<Datastore>> {
     manager.qos.datastores().await.into()
 }
 
-/// One datastore.
+/// Returns a datastore with its state.
 #[utoipa::path(
     get,
     path = "/v1/datastores/{datastore}",
@@ -109,7 +108,7 @@ pub(super) async fn datastore(State(manager): App, Path(datastore): Path<String>
     manager.qos.datastore(&datastore).await.into()
 }
 
-/// Changes how a datastore is throttled, and its capacity.
+/// Changes the throttling and the capacity of a datastore.
 #[utoipa::path(
     patch,
     path = "/v1/datastores/{datastore}",

@@ -12,13 +12,14 @@ use axum::middleware::Next;
 use axum::response::Response;
 use tracing::Instrument as _;
 
-/// The header that carries it, in both directions.
+/// The header that carries the id, in both directions.
 const HEADER: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Longest name that is taken over, characters.
+/// Maximum length of an accepted id, in characters.
 const CHARS_MAX: usize = 64;
 
-/// Names requests, answers with their names, and logs how they ended: changes at `info`, questions at `debug`.
+/// Assigns an id to each request, adds it to the response, and logs the result: changes at level
+/// `info`, queries at `debug`.
 pub(super) async fn name(request: Request, next: Next) -> Response {
     let given = request.headers().get(&HEADER).and_then(|value| value.to_str().ok());
     let id = given.filter(|id| is_sound(id)).map_or_else(new, str::to_owned);
@@ -44,13 +45,14 @@ pub(super) async fn name(request: Request, next: Next) -> Response {
     response
 }
 
-/// Short, and nothing in it that a log or a header would have to escape.
+/// Returns true if the id is short and needs no escaping in logs and headers.
 fn is_sound(id: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.' | b':');
     (1..=CHARS_MAX).contains(&id.len()) && id.bytes().all(plain)
 }
 
-/// Unique in this process, and hardly ever the same in two: the process id, when it began to count, and a number.
+/// Returns an id that is unique in this process and almost certainly unique across processes. The
+/// request id consists of the process id, the process's start time and a counter.
 fn new() -> String {
     static PREFIX: std::sync::OnceLock<u64> = std::sync::OnceLock::new();
     static NUMBER: AtomicU64 = AtomicU64::new(1);

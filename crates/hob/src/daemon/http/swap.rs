@@ -1,4 +1,4 @@
-//! Swap of the host on flash.
+//! API handlers for the host's swap areas.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::daemon::manager::Manager;
 
 type App = State<Arc<Manager>>;
 
-/// All swap areas, and what the kernel says of them.
+/// Returns all swap areas with the kernel's state.
 #[utoipa::path(
     get,
     path = "/v1/swap",
@@ -21,8 +21,7 @@ pub(super) async fn swaps(State(manager): App) -> Answer<Vec<Swap>> {
     manager.swap.all().await.into()
 }
 
-/// Creates a swap area in a pool and turns it on. That continues after the response if it takes
-/// long.
+/// Creates a swap area in a pool and turns it on. A long operation continues after the response.
 #[utoipa::path(
     post,
     path = "/v1/swap",
@@ -34,7 +33,7 @@ pub(super) async fn create(State(manager): App, Body(create): Body<SwapCreate>) 
     manager.swap.create(create).await.into()
 }
 
-/// One swap area.
+/// Returns a swap area.
 #[utoipa::path(
     get,
     path = "/v1/swap/{swap}",
@@ -46,8 +45,8 @@ pub(super) async fn swap(State(manager): App, Path(swap): Path<String>) -> Answe
     manager.swap.one(&swap).await.into()
 }
 
-/// Turns a swap area on or off, or cancels the opposite change. That continues after the response
-/// if it takes long.
+/// Turns a swap area on or off, or cancels the opposite change. A long operation continues after
+/// the response.
 #[utoipa::path(
     patch,
     path = "/v1/swap/{swap}",
@@ -64,7 +63,7 @@ pub(super) async fn set(
     manager.swap.set(swap, patch).await.into()
 }
 
-/// Gives a swap area that is off back to its pool.
+/// Removes a swap area that is off, and returns its space to the pool.
 #[utoipa::path(
     delete,
     path = "/v1/swap/{swap}",

@@ -1,4 +1,4 @@
-//! Changes that continue in the background.
+//! API handlers for changes that continue in the background.
 
 use std::sync::Arc;
 
@@ -23,14 +23,15 @@ fn number(task: &str) -> Result<u64, ApiError> {
     task.parse().map_err(|_| ApiError::not_found(format!("there is no task '{task}': tasks have numbers")))
 }
 
-/// Changes that are under way, and those that ended after their request was answered: failed ones until they are acknowledged, of the others
-/// the last 20.
+/// Returns changes in progress, and those that ended after their request was answered. Failed ones
+/// are listed until they are acknowledged; of the others, the last 20.
 #[utoipa::path(get, path = "/v1/tasks", responses((status = 200, body = Vec<Task>)))]
 pub(super) async fn list(State(manager): App) -> Answer<Vec<Task>> {
     Answer::Yes(manager.pools.tasks_view())
 }
 
-/// Cancels a task that drains a disk (`can_cancel`): the drain stops, and a change that waited for it is not made. Others cannot be cancelled.
+/// Cancels a task that drains a disk (`can_cancel`): the drain stops, and a change that waited for
+/// it is not made. Other tasks cannot be cancelled.
 #[utoipa::path(
     delete,
     path = "/v1/tasks/{task}",

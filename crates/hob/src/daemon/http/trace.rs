@@ -1,7 +1,7 @@
-//! A recording as the body of an answer: frames, as long as the client takes them.
+//! A recording as a response body: frames, as long as the client reads them.
 //!
-//! The body is asked for the next frame when the connection has room for it, so a slow client makes
-//! the tape run full and not the daemon's memory.
+//! The connection asks for the next frame when it has room for one. A slow client therefore fills
+//! the ring of the recorder, not the daemon's memory.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -14,15 +14,15 @@ use tokio::time::{Interval, MissedTickBehavior};
 
 use crate::daemon::manager::Recording;
 
-/// Pause between frames, as long as one has room for what there is.
+/// Interval between two frames, as long as one frame has room for all records.
 const FRAME_EVERY: Duration = Duration::from_millis(50);
 
-/// See the module.
+/// The response body of a recording; see the module.
 #[derive(Debug)]
 pub(super) struct TraceBody {
     recording: Recording,
     ticks: Interval,
-    /// The last frame was full.
+    /// True if the last frame was full.
     behind: bool,
     over: bool,
 }

@@ -1,17 +1,19 @@
-//! A disk whose owner is gone and whose dirty data has a second copy here: that is brought to the backing, and then the disk is this host's
-//! (docs/decisions/0023).
+//! Failover of a disk whose owner has failed and whose replica is on this host
+//! (docs/decisions/0023). The replica's dirty data is written to the backing, and then this host
+//! owns the disk.
 //!
-//! | step | if it ends here |
+//! | step | effect of an interruption after it |
 //! |---|---|
-//! | the disk is held in etcd; its title stays | its owner's own restart has it as before |
-//! | the loan is ended: the owner writes the copy no more | the same |
-//! | the journal is read, each dirty sector is read and its checksum compared, the backing is opened | the same |
-//! | the title is this host's: the copy counts, and nothing else | begun anew by this host |
-//! | every dirty sector goes to the backing, then a flush | the same |
-//! | the title says that nothing is left | it is opened as any disk |
+//! | acquire the ownership lock; the ownership record stays | the owner has the disk as before when it restarts |
+//! | end the flash lease, so that the owner cannot write to the replica | the same |
+//! | read the journal, verify the checksum of each dirty sector, open the backing | the same |
+//! | write the ownership record: from now on only the replica is valid | this host restarts the failover |
+//! | write every dirty sector to the backing, then flush it | the same |
+//! | record that no dirty data is left | the disk is opened normally |
 //!
-//! Nothing of the copy is changed on the way, so beginning anew is always possible. What does not fit or cannot be read stops it before the title
-//! changes; then the disk is offline and says so. Before each write this host looks whether its lease holds.
+//! The failover does not change the replica, so it can always be restarted. A mismatch or a read
+//! error ends it before the ownership record changes; the disk is then offline with a reason.
+//! Before each write, this host checks that its lease is valid.
 
 use std::ops::Range;
 use std::path::Path;
@@ -33,22 +35,22 @@ use crate::daemon::cluster::{Cluster, FailoverCandidate, LeaseClock, Taken, now}
 use crate::daemon::hardware::{Backing, BackingInfo};
 use crate::daemon::state::CacheOwner;
 
-/// A copy that could not be used is not looked at again before.
+/// Time before an unusable replica is examined again.
 const RETRY_AFTER: Duration = Duration::from_secs(30);
 
-/// Progress is told after so many bytes.
+/// Number of bytes between two progress reports.
 const TELL_EVERY_BYTES: u64 = 16 << 20;
 
-/// A copy that was read and found whole, and the backing that it is for.
+/// A replica that was read and verified, and its backing.
 struct Checked {
-    /// Locked for as long as it is open.
+    /// The pool, which stays locked while it is open.
     _pool: Pool,
     dirty: Dirty,
     backing: Backing,
     bytes: u64,
 }
 
-/// How far one pass over the copy is.
+/// Progress of one pass over the replica.
 struct Pass<'a> {
     manager: &'a Manager,
     name: &'a str,
@@ -59,7 +61,8 @@ struct Pass<'a> {
 }
 
 impl Manager {
-    /// See the module's text. The disk is held, and claimed by the caller.
+    /// Fails the disk over to this host; see the module's text. The caller holds the ownership lock
+    /// and the operation guard.
     pub(super) async fn adopt(
         self: &Arc<Self>,
         cluster: &Cluster,
@@ -82,15 +85,19 @@ impl Manager {
         to_adopt: FailoverCandidate,
     ) -> Result<Taken, ApiError> {
         let FailoverCandidate { copy, from, clock } = to_adopt;
-        tracing::warn!("{name}: {} is gone; the second copy of what it had dirty is taken over", from.name);
+        tracing::warn!(
+            "disk {name}: its owner {} has failed; failing over to the replica on this host",
+            from.name
+        );
         let unusable = |error: ApiError| {
             let why = error.problem.error;
             ApiError::conflict(format!(
-                "the second copy of what {} has dirty of it is here and cannot be used: {why}",
+                "the replica of {}'s dirty data on this host cannot be used: {why}",
                 from.name
             ))
             .hint(format!(
-                "start that host again; if it never comes back, 'hob cluster take {name} --force --yes' goes on without that data"
+                "start that host again; if this is impossible, 'hob cluster take {name} --force --yes' \
+                 discards its dirty data"
             ))
         };
         let path = self.remote_flash.end_for_failover(&from.id, &copy.loan).await.map_err(unusable)?;
@@ -121,28 +128,29 @@ impl Manager {
         let (_, writes_back) = self.wish(name)?;
         let taken = cluster.end_adopting(name, writes_back).await.map_err(not_told)?;
         tracing::warn!(
-            "{name}: {} of dirty data that {} left reached the backing from its second copy; nothing is lost",
+            "disk {name}: {} of dirty data of {} was written to the backing from the replica; no data is \
+             lost",
             Size(bytes).human(),
             from.name
         );
         Ok(taken)
     }
 
-    /// Opens the copy, and counts what is dirty in it.
+    /// Opens the replica and counts its dirty data.
     fn check_copy(&self, name: &str, path: &Path, copy: &SecondCopy) -> Result<(Pool, Dirty, u64), ApiError> {
         let owner: CacheOwner = copy.cache.parse().map_err(ApiError::conflict)?;
         let pool = Pool::open(&[path.to_owned()]).map_err(|error| ApiError::failed(error.to_string()))?;
         let found = pool.devices()[0].uuid.to_string();
         if found != copy.loan {
             return Err(ApiError::conflict(format!(
-                "{} is loan {found}, and the copy is in loan {}",
+                "{} is the flash lease {found}, but the replica is in the flash lease {}",
                 path.display(),
                 copy.loan
             )));
         }
         let dirty = Dirty::of(Source::of(&pool, OwnerId(owner.0))?, |done, all| {
             let percent = (u128::from(done) * 100).checked_div(u128::from(all)).unwrap_or(0);
-            self.note_adoption(name, format!("its second copy is being read, {percent} % of its journal"));
+            self.note_adoption(name, format!("its replica is being read, {percent} % of its journal"));
         })?;
         let summary = dirty.summary();
         if summary.sectors_missing > 0 {
@@ -155,7 +163,7 @@ impl Manager {
         Ok((pool, dirty, bytes))
     }
 
-    /// Writes all of it to the backing, durably.
+    /// Writes all dirty data of the replica to the backing and flushes it.
     fn bring(&self, name: &str, checked: Checked, clock: &LeaseClock) -> Result<(), ApiError> {
         let Checked { _pool, mut dirty, backing, bytes } = checked;
         let may_go_on = || now() < clock.calls_back_at();
@@ -165,7 +173,7 @@ impl Manager {
         let written = write_all(&mut dirty, &mut alone, clock, |range| pass.advance(range));
         let flushed = written.and_then(|()| {
             alone.flush().map_err(|error| {
-                ApiError::failed(format!("its backing does not take what is dirty of it: {error:?}"))
+                ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
                     .hint("repair the backing; it is tried again by itself")
             })
         });
@@ -196,13 +204,13 @@ impl<'a> Pass<'a> {
             let left = left_text(self.done, self.all, self.began.elapsed());
             let (doing, all) = (self.doing, Size(self.all).human());
             let percent = (u128::from(self.done) * 100).checked_div(u128::from(self.all)).unwrap_or(100);
-            let text = format!("its second copy ({all} of dirty data) {doing}, {percent} %{left}");
+            let text = format!("its replica ({all} of dirty data) {doing}, {percent} %{left}");
             self.manager.note_adoption(self.name, text);
         }
     }
 }
 
-/// How much longer, if anybody can tell.
+/// Returns a text with the remaining time, if it can be estimated.
 fn left_text(done: u64, all: u64, took: Duration) -> String {
     if done == 0 || took < Duration::from_secs(1) {
         return String::new();
@@ -211,7 +219,7 @@ fn left_text(done: u64, all: u64, took: Duration) -> String {
     format!(", about {} s left", left.ceil())
 }
 
-/// Neighbouring sectors become one write.
+/// Writes the dirty data; adjacent sectors are merged into one write.
 fn write_all(
     dirty: &mut Dirty,
     alone: &mut OfflineWriter<'_>,
@@ -225,10 +233,10 @@ fn write_all(
         }
         if !clock.is_valid(now()) {
             return Err(ApiError::failed("this host's lease may have ended")
-                .hint("it begins anew when etcd is heard of again"));
+                .hint("the failover restarts when etcd answers again"));
         }
         let written = alone.write(run.0, &run.1).map_err(|error| {
-            ApiError::failed(format!("its backing does not take what is dirty of it: {error:?}"))
+            ApiError::failed(format!("cannot write the dirty data to the backing: {error:?}"))
                 .hint("repair the backing; it is tried again by itself")
         });
         run.1.clear();
@@ -253,7 +261,7 @@ fn write_all(
     put(&mut run)
 }
 
-/// Is it the backing that the copy is for, as far as hosts can compare that?
+/// Checks that the backing belongs to the replica, as far as hosts can compare that.
 fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
     let summary = dirty.summary();
     if info.read_only {
@@ -273,12 +281,15 @@ fn check_backing(dirty: &Dirty, info: &BackingInfo) -> Result<(), ApiError> {
                 info.identity_text
             )));
         }
-        tracing::warn!("nobody can tell whether {} is the backing of the copy", info.identity_text);
+        tracing::warn!(
+            "cannot compare the identity of the backing ({}) with that of the replica",
+            info.identity_text
+        );
     }
     Ok(())
 }
 
-/// Is a backing of this kind known by the same name on each host?
+/// Returns true if this kind of backing has the same identity on every host.
 fn is_same_everywhere(identity_text: &str) -> bool {
     const EVERYWHERE: [&str; 8] = [
         " created at ",
@@ -294,7 +305,8 @@ fn is_same_everywhere(identity_text: &str) -> bool {
 }
 
 fn not_told(why: crate::daemon::cluster::Unsaid) -> ApiError {
-    ApiError::failed(format!("etcd was not told of it: {why}")).hint("it begins anew by itself")
+    ApiError::failed(format!("cannot record the failover in etcd: {why}"))
+        .hint("the failover restarts by itself")
 }
 
 #[cfg(test)]

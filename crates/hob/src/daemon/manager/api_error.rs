@@ -1,4 +1,4 @@
-//! Why something that was asked for was not done. Each kind is one reaction of whoever asked.
+//! Errors of API requests. Each kind corresponds to one reaction of the client.
 
 use hob_control::Problem;
 use hob_storage::backing::OpenError;
@@ -6,57 +6,50 @@ use hob_storage::backing::OpenError;
 use crate::daemon::shard_api::ShardError;
 use crate::daemon::state::StateError;
 
-/// Which reaction.
+/// Kind of an API error, named by the client's reaction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ErrorKind {
-    /// Name something that exists.
+    /// The object does not exist; the client must name another one.
     NotFound,
-    /// Ask for something else.
+    /// The request is invalid; the client must change it.
     Invalid,
-    /// Change something else first.
+    /// The request conflicts with the present state, which the client must change first.
     Conflict,
-    /// Wait.
+    /// The client must wait and try again.
     Busy,
-    /// Repair the host.
+    /// The host failed; an operator must repair it.
     Failed,
 }
 
-/// A kind, and the words for people.
+/// An API error with a kind and a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ApiError {
-    /// Which reaction.
     pub(crate) kind: ErrorKind,
-    /// What to say.
     pub(crate) problem: Problem,
 }
 
 impl ApiError {
-    /// No such thing.
     pub(crate) fn not_found(error: impl Into<String>) -> ApiError {
         ApiError { kind: ErrorKind::NotFound, problem: Problem::new(error) }
     }
 
-    /// It cannot be asked for.
     pub(crate) fn invalid(error: impl Into<String>) -> ApiError {
         ApiError { kind: ErrorKind::Invalid, problem: Problem::new(error) }
     }
 
-    /// Not as things are.
     pub(crate) fn conflict(error: impl Into<String>) -> ApiError {
         ApiError { kind: ErrorKind::Conflict, problem: Problem::new(error) }
     }
 
-    /// Not yet.
     pub(crate) fn busy(error: impl Into<String>) -> ApiError {
         ApiError { kind: ErrorKind::Busy, problem: Problem::new(error) }
     }
 
-    /// It should have worked.
     pub(crate) fn failed(error: impl Into<String>) -> ApiError {
         ApiError { kind: ErrorKind::Failed, problem: Problem::new(error) }
     }
 
-    /// The same with a hint.
+    /// Adds a hint to the message.
     pub(crate) fn hint(self, hint: impl Into<String>) -> ApiError {
         ApiError { problem: self.problem.with_hint(hint), ..self }
     }
@@ -82,7 +75,7 @@ impl From<ShardError> for ApiError {
 }
 
 impl ApiError {
-    /// The state could not be kept, and so the change was not made.
+    /// The state could not be saved, so the change was not made.
     pub(crate) fn not_begun(error: &StateError) -> ApiError {
         ApiError::failed(format!("nothing more was changed: {error}"))
             .hint("make room or repair the state directory, and try again")
@@ -97,7 +90,7 @@ impl From<StateError> for ApiError {
     }
 }
 
-/// Why a backing cannot be opened.
+/// Converts the error of opening a backing.
 pub(super) fn open_error(error: &OpenError) -> ApiError {
     let kind = match error {
         OpenError::Spec { .. } | OpenError::System { .. } | OpenError::Unfit { .. } => ErrorKind::Invalid,

@@ -1,6 +1,7 @@
-//! Disks of a cluster: taken before they are opened, taken again when the lease ended, given back, and lost (docs/decisions/0019).
+//! Disks of a cluster: acquiring them before they are opened, acquiring them again after the lease
+//! has expired, releasing and losing them (docs/decisions/0019).
 //!
-//! Without a cluster nothing here does anything.
+//! Without a cluster, the functions here do nothing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,30 +18,32 @@ use super::registry::ClusterWait;
 use super::{DiskPhase, Manager};
 use crate::daemon::cluster::{Cluster, OtherOwner, TakeError, Took};
 
-/// How often it is looked which disks are waited for, or have to be taken again.
+/// Interval at which waiting disks, and disks to acquire again, are checked.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// Giving a disk back at the end takes no longer, or nothing more is given back.
+/// Maximum time to release a disk when the daemon ends; after that no further disk is released.
 const END_MAX: Duration = Duration::from_secs(2);
 
-/// Looks after which it is said what is clean again.
+/// Number of checks between two searches for disks without dirty data.
 const TIDY_LOOKS: u32 = 5;
 
-/// Looks after which orders are read although etcd tells of them, and there were none.
+/// Number of checks between two reads of all orders while etcd sends notifications and there are no
+/// orders.
 const ORDERS_LOOKS: u32 = 15;
 
-/// Looks after which the cluster is told what has been learnt of disks.
+/// Number of checks between two publications of placement data.
 const TELL_LOOKS: u32 = 12;
 
 impl super::DiskEntry {
-    /// Is it not here because of what etcd says of it, or does not say? It is tried when the cluster says so.
+    /// Returns true if the disk is offline because of its state in the cluster. The cluster's
+    /// watcher decides when to try again.
     pub(super) fn waits_for_cluster(&self) -> bool {
         matches!(self.phase, DiskPhase::Offline(_)) && self.cluster_wait != ClusterWait::No
     }
 }
 
 impl Manager {
-    /// Disks are served as members of a cluster from now on. Before any is opened.
+    /// Makes this host serve its disks as a member of a cluster. Must precede opening any disk.
     pub(crate) fn set_cluster(&self, cluster: Arc<Cluster>) {
         self.peers.set_cluster(cluster);
     }
@@ -56,22 +59,22 @@ impl Manager {
         })
     }
 
-    /// How this host is, as a member.
+    /// Returns this host's state as a cluster member.
     pub(crate) fn cluster_view(&self) -> Result<View, ApiError> {
         Ok(self.cluster_or_refuse()?.view())
     }
 
-    /// All members.
+    /// Returns all members.
     pub(crate) async fn cluster_hosts(&self) -> Result<Vec<ClusterHost>, ApiError> {
         self.cluster_or_refuse()?.hosts().await.map_err(|error| ApiError::failed(error.to_string()))
     }
 
-    /// All disks that any host has or had.
+    /// Returns all disks that a host of the cluster has or had.
     pub(crate) async fn cluster_disks(&self) -> Result<Vec<ClusterDisk>, ApiError> {
         self.cluster_or_refuse()?.disks().await.map_err(|error| ApiError::failed(error.to_string()))
     }
 
-    /// Takes a disk that this host is to serve and another one had; with force, whatever that host has of it and the backing does not.
+    /// Acquires a disk that another host had. With `force`, discards data that only that host has.
     pub(crate) async fn cluster_take(self: &Arc<Self>, disk: String, force: bool) -> Result<Disk, ApiError> {
         let cluster = self.cluster_or_refuse()?;
         let is_offline = matches!(self.inner().disk(&disk)?.phase, DiskPhase::Offline(_));
@@ -95,8 +98,9 @@ impl Manager {
             .await
     }
 
-    /// Opens a disk's backing, gives it to a shard and offers it to clients; takes it first, where there is a cluster. The caller has claimed the
-    /// disk, which is offline. See `Disks::open_owned`.
+    /// Opens a disk's backing, assigns the disk to a shard and offers it to clients. In a cluster,
+    /// acquires the disk first. The caller holds the operation guard of the offline disk. See
+    /// `Disks::open_owned`.
     pub(super) async fn open_disk(
         self: &Arc<Self>,
         name: &str,
@@ -126,7 +130,7 @@ impl Manager {
         if let Some(to) = self.moves.promised(name, cluster.own_name()) {
             cluster.try_later(name);
             return Err(ApiError::conflict(format!("it is on its way to {to}"))
-                .hint("it comes back by itself if that host does not take it"));
+                .hint("this host acquires the disk again if that host does not"));
         }
         let (known, dirty) = self.wish(name)?;
         let taken = cluster.take(name, known, dirty).await;
@@ -141,48 +145,50 @@ impl Manager {
         taken.map_err(refuse)
     }
 
-    /// A disk that came from another host of the cluster is this one's, before it is served.
+    /// Acquires a disk that migrated from another host of the cluster, before it is served.
     pub(super) async fn take_arrived(&self, name: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster().filter(|_| !self.needs_no_owner(name)) else { return Ok(()) };
         let taken = match self.take_disk(cluster, name).await? {
             Took::Taken(taken) => taken,
             Took::FailoverCandidate(to_adopt) => {
                 cluster.leave_adopting(name).await;
-                let why = format!("{} vanished with dirty data of it", to_adopt.from.name);
+                let why = format!("{} failed and has dirty data of the disk", to_adopt.from.name);
                 return Err(ApiError::conflict(why).hint("start that host again"));
             }
         };
         let (shard, id) = self.shard_of(name)?;
         shard.set_lease(id, taken.clock)?;
-        // What was pulled of it counts, whoever had it before; it is kept with the record that says so.
+        // The pulled data is valid, whichever host had the disk before. This is saved together with
+        // the record.
         self.inner().disk_mut(name)?.wanted.generation = Some(taken.generation);
         Ok(())
     }
 
-    /// A disk went to another host, which waits until it may take it.
+    /// Releases a disk that migrated to another host, which waits to acquire it.
     pub(super) fn give_back_departed(self: &Arc<Self>, name: &str) {
         let Some(cluster) = self.cluster().cloned() else { return };
         let (manager, name) = (self.clone(), name.to_owned());
         tokio::spawn(async move {
-            // Unless it came back.
+            // The loop ends if the disk comes back.
             while matches!(manager.record_of(&name), Some(Record::Away { .. })) {
                 let (known, _) = manager.wish(&name).unwrap_or((None, false));
-                // It was drained before it went, whatever its title still says: etcd may have been away, or this host since then.
+                // The disk was drained before it left. Its record may still say otherwise, if etcd
+                // or this host was down since.
                 match cluster.give_up(&name, known).await {
                     Ok(()) => return,
-                    Err(why) => tracing::warn!("{name} is not given back yet: {why}"),
+                    Err(why) => tracing::warn!("disk {name}: cannot release it in the cluster yet: {why}"),
                 }
                 tokio::time::sleep(LOOK_EVERY).await;
             }
         });
     }
 
-    /// Which cluster this host is in, for other hosts.
+    /// Returns the identity of this host's cluster, for other hosts.
     pub(super) fn cluster_identity(&self) -> Option<String> {
         self.cluster().and_then(|cluster| cluster.identity())
     }
 
-    /// Refuses a disk of another cluster, and of none.
+    /// Refuses a disk of another cluster, and a disk without a cluster if this host has one.
     pub(super) fn check_cluster(&self, theirs: Option<&str>) -> Result<(), ApiError> {
         let ours = self.cluster_identity();
         match (self.cluster().is_some(), theirs) {
@@ -200,7 +206,7 @@ impl Manager {
         }
     }
 
-    /// Before something may become dirty in flash, etcd says so.
+    /// Records in etcd that disks may have dirty data, before any data becomes dirty.
     pub(super) async fn mark_dirty(&self) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster() else { return Ok(()) };
         let names: Vec<String> = {
@@ -223,7 +229,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Before a disk that was drained for a migration writes back again, etcd says so, however long that takes.
+    /// Records in etcd that a disk may have dirty data, before write-back continues after a
+    /// cancelled migration. Retries without a time limit.
     pub(super) async fn mark_kept(&self, name: &str) -> Result<(), ApiError> {
         let Some(cluster) = self.cluster().filter(|_| self.owns(name)) else { return Ok(()) };
         let mut is_said = false;
@@ -231,7 +238,7 @@ impl Manager {
             self.shard_of(name)?;
             if !std::mem::replace(&mut is_said, true) {
                 tracing::warn!(
-                    "{name} writes through until etcd is told that it may have dirty data here: {why}"
+                    "disk {name}: it writes through until etcd records that it may have dirty data: {why}"
                 );
             }
             tokio::time::sleep(LOOK_EVERY).await;
@@ -239,7 +246,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Follows the lease, until dropped.
+    /// Follows the state of the lease, until dropped.
     pub(crate) async fn tend_cluster(self: Arc<Self>) {
         let Some(cluster) = self.cluster().cloned() else { return std::future::pending().await };
         tokio::join!(cluster.hear(), self.tend_disks_of(&cluster));
@@ -287,14 +294,14 @@ impl Manager {
         }
     }
 
-    /// What this host says of its pools.
+    /// Returns the information about pools that this host publishes.
     pub(crate) fn cluster_pools(&self) -> Vec<ClusterPool> {
         let pool =
             |pool: hob_control::Pool| ClusterPool { name: pool.name, size: pool.size, free: pool.free };
         self.observe.pools().into_iter().map(pool).collect()
     }
 
-    /// Disks that are served and were taken under a lease that has ended.
+    /// Acquires the served disks again whose lease has expired.
     async fn take_all_again(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         let mut going = tokio::task::JoinSet::new();
         for name in self.served() {
@@ -307,7 +314,7 @@ impl Manager {
         while going.join_next().await.is_some() {}
     }
 
-    /// Disks that this host serves as their owner.
+    /// Returns the disks that this host serves as their owner.
     pub(super) fn served(&self) -> Vec<String> {
         let online: Vec<String> = {
             let inner = self.inner();
@@ -321,21 +328,25 @@ impl Manager {
         let (Ok((known, dirty)), Ok((shard, id))) = (self.wish(name), self.shard_of(name)) else { return };
         match cluster.take_again(name, known, dirty).await {
             Ok(taken) => {
-                tracing::info!("{name} goes on: nobody else has had it");
+                tracing::info!(
+                    "disk {name}: acquired again under a new lease; no other host had it, and it continues"
+                );
                 if let Err(error) = shard.set_lease(id, taken.clock) {
                     tracing::warn!("{name}: {error}");
                 }
             }
-            Err(TakeError::Unknown(why)) => tracing::debug!("{name} is not taken again yet: {why}"),
+            Err(TakeError::Unknown(why)) => {
+                tracing::debug!("disk {name}: cannot acquire it again yet: {why}")
+            }
             Err(error @ TakeError::OtherOwner { .. }) => {
-                tracing::error!("{name} is lost: {error}");
+                tracing::error!("disk {name}: lost to another host: {error}");
                 shard.lose(id);
                 self.disks.lost(id, refuse(error)).await;
             }
         }
     }
 
-    /// Tries the disks that this host is to serve and could not have so far, as far as they are worth it now.
+    /// Tries to acquire the waiting disks for which the watcher suggests an attempt.
     fn open_waiting(self: &Arc<Self>, cluster: &Cluster) {
         let waiting: Vec<String> = {
             let inner = self.inner();
@@ -348,15 +359,16 @@ impl Manager {
         }
     }
 
-    /// Disks that do not write back any more and have nothing dirty: others may have them.
+    /// Records in etcd which disks have no dirty data any more, so that other hosts may acquire
+    /// them.
     async fn unmark_clean(self: &Arc<Self>, cluster: &Cluster) {
         for name in self.served() {
             self.unmark_if_clean(cluster, &name).await;
         }
     }
 
-    /// A disk was drained to leave: should this host be gone before the disk is, others may have it. If etcd does not answer, the next
-    /// look says so.
+    /// Records in etcd that a disk was drained for its migration. If this host then fails, other
+    /// hosts may acquire the disk. If etcd does not answer, a later check repeats this.
     pub(super) fn unmark_drained(self: &Arc<Self>, name: &str) {
         let Some(cluster) = self.cluster().cloned() else { return };
         let (manager, name) = (self.clone(), name.to_owned());
@@ -368,7 +380,8 @@ impl Manager {
         if !writes_through() || cluster.is_marked(name).await != Some(true) {
             return;
         }
-        // Nobody changes its mode meanwhile; or a migration has it, which drained it and says first that it is to write back again.
+        // The guard prevents a change of the mode meanwhile. A migration that holds the guard has
+        // drained the disk, and records a return to write-back first.
         let guard = self.guard_disk(name, "looked at").ok();
         let is_clean = || writes_through() && (guard.is_some() || self.is_drained_to_leave(name));
         let Ok((shard, id)) = self.shard_of(name) else { return };
@@ -380,7 +393,7 @@ impl Manager {
         }
     }
 
-    /// The end: everything is given back, once no shard serves anything.
+    /// Releases all disks when the daemon ends, after the shards have stopped serving them.
     pub(crate) async fn leave_cluster(self: &Arc<Self>, ending: Ending) {
         let Some(cluster) = self.cluster() else { return };
         let goes_on = ending == Ending::HandOver;
@@ -392,7 +405,7 @@ impl Manager {
                 let given = tokio::time::timeout(END_MAX, cluster.give_back(&name, dirty && !is_drained));
                 if let Err(why) = given.await.unwrap_or_else(|_| Err("etcd does not answer".to_owned())) {
                     tracing::warn!(
-                        "{name} was not given back: {why}; others have it when the lease has ended"
+                        "disk {name}: cannot release it in the cluster: {why}; other hosts can acquire it when the lease has expired"
                     );
                     break;
                 }

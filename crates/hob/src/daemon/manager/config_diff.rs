@@ -1,7 +1,9 @@
-//! Differences between hob.toml and what is served, and how they are made to go ([0036](../../../../../docs/decisions/0036-config-apply.md)).
+//! Differences between hob.toml and the running configuration, and the changes that resolve them
+//! ([0036](../../../../../docs/decisions/0036-config-apply.md)).
 //!
-//! Disks and pools that were made by command are not in the file and are no differences. What the file defined when it was last read
-//! is kept, so that entries which were changed or deleted since then are known at the next reload.
+//! Disks and pools that were added by command are not in the file and do not count as differences.
+//! The daemon saves the file's definitions at each reload. The daemon can therefore recognise
+//! entries of hob.toml that were changed or deleted since.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +24,7 @@ use crate::daemon::config::{Config, DiskEntry};
 use crate::daemon::state::{CacheSpec, DatastoreState};
 use crate::daemon::watchdog::contained;
 
-/// A change that makes a difference go.
+/// A change that resolves a difference.
 #[derive(Clone, Debug)]
 enum Change {
     CreatePool(PoolCreate),
@@ -44,20 +46,20 @@ enum Change {
     Datastore(String, DatastorePatch),
 }
 
-/// A difference, and the change that makes it go if there is one.
+/// A difference, and the change that resolves it, if there is one.
 struct Found {
     difference: ConfigDifference,
     change: Option<Change>,
 }
 
 impl Manager {
-    /// Keeps what the daemon was started with, to be compared with the file later.
+    /// Saves the configuration at the daemon's start, for later comparisons.
     pub(crate) fn set_config(&self, config: Box<Config>) {
         self.inner().config_refused = config.refused().map(str::to_owned);
         let _ = self.config.set(config);
     }
 
-    /// Compares hob.toml, as it is now, with what is served.
+    /// Compares the present hob.toml with the running configuration.
     pub(crate) async fn config_diff(self: &Arc<Self>) -> Result<ConfigDiff, ApiError> {
         let (running, config) = self.read_config().await?;
         let found = self.differences(running, &config);
@@ -67,7 +69,8 @@ impl Manager {
         })
     }
 
-    /// Makes what is served as hob.toml says. Changes that empty a cache or remove something are made only with `yes`.
+    /// Applies hob.toml to the running configuration. Changes that empty a cache or remove an
+    /// object need `yes`.
     pub(crate) async fn config_apply(self: &Arc<Self>, yes: bool) -> Result<ConfigApplied, ApiError> {
         let (running, config) = self.read_config().await?;
         let manager = self.clone();
@@ -82,12 +85,13 @@ impl Manager {
             .await
     }
 
-    /// Applies what was changed in the file since it was last read, as far as nothing is emptied or removed by that. Says what is left.
+    /// Applies the changes in hob.toml since the last reload, except those that empty a cache or
+    /// remove an object. Logs the remaining changes.
     pub(super) async fn apply_changed(self: &Arc<Self>, config: &Config) {
         let before = self.inner().definitions.clone();
         let now = definitions(config);
         let refused = self.inner().caches_refused.clone();
-        // An entry that was not known before is new, and was made at the start.
+        // A new entry was already created at the start.
         let is_meant = |it: &ConfigDifference| {
             let is_changed = before.get(&it.subject).is_some_and(|text| Some(text) != now.get(&it.subject));
             let disk = it.subject.strip_prefix("disk ").filter(|_| it.key == "cache");
@@ -116,7 +120,7 @@ impl Manager {
     async fn read_config(&self) -> Result<(&Config, Config), ApiError> {
         let no_file = || {
             ApiError::conflict(
-                "this daemon has no configuration file: 'hob serve' is told everything on its command line",
+                "this daemon has no configuration file: 'hob serve' is configured by its command line",
             )
         };
         let running = self.config.get().ok_or_else(no_file)?;
@@ -129,7 +133,8 @@ impl Manager {
         Ok((running, config))
     }
 
-    /// In an order in which they can be made to go: what others need comes first, what others use goes last.
+    /// Returns the differences in an order in which they can be resolved: dependencies first,
+    /// dependent objects last when removing.
     fn differences(&self, running: &Config, config: &Config) -> Vec<Found> {
         let policies = policy_differences(&self.qos, config);
         let named: BTreeSet<String> = self.qos.policies().into_iter().map(|policy| policy.name).collect();
@@ -219,7 +224,7 @@ impl Manager {
         }
     }
 
-    /// Adds a disk of the file, with all that the file says of it.
+    /// Adds a disk from hob.toml with all its settings.
     async fn add_defined(self: &Arc<Self>, disk: DiskEntry) -> Result<(), ApiError> {
         let DiskEntry {
             name,
@@ -262,7 +267,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Keeps what the file defines now. Entries that were deleted from it are kept until they are gone.
+    /// Saves the definitions of the file. Deleted entries are kept until their objects are removed.
     fn note_definitions(&self, config: &Config) {
         let policies: BTreeSet<String> = self.qos.policies().into_iter().map(|policy| policy.name).collect();
         let mut inner = self.inner();
@@ -296,7 +301,8 @@ impl Inner {
             let subject = format!("pool {name}");
             let segment = pool.segment_size.map_or(SEGMENT_BYTES_DEFAULT, Size::bytes);
             if segment != entry.segment_bytes {
-                let action = "a pool keeps its segment size; remove the pool and make it anew";
+                let action = "the segment size of a pool cannot change; remove the pool and create it \
+                 again";
                 found.push(by_command(
                     &subject,
                     "segment_size",
@@ -402,7 +408,7 @@ impl Inner {
     }
 
     fn qos_difference(&self, disk: &DiskEntry, served: &Served, found: &mut Vec<Found>) {
-        // Where the file says nothing, commands have the last word.
+        // Settings that the file omits are left to commands.
         let Some(patch) = &disk.qos else { return };
         let subject = format!("disk {}", disk.name);
         let now = served.wanted.qos.clone().unwrap_or_default();
@@ -486,7 +492,7 @@ impl Inner {
         }
     }
 
-    /// Entries that the file once had, and that are served still.
+    /// Returns deleted entries of the file whose objects still exist.
     fn deleted(&self, config: &Config, policies: &BTreeSet<String>, found: &mut Vec<Found>) {
         let now: BTreeSet<String> = definitions(config).into_keys().collect();
         let is_gone = |subject: &&String| !now.contains(*subject) && self.is_served(subject, policies);
@@ -504,12 +510,12 @@ impl Inner {
             };
             found.push(one_side(subject, "", None, Some(&"served".to_owned()), action, change));
         }
-        // Disks go before the pools that their caches lie in.
+        // Disks are removed before the pools that hold their caches.
         found.sort_by_key(|it| matches!(it.change, Some(Change::RemovePool(_) | Change::RemovePolicy(_))));
     }
 }
 
-/// Storage policies and datastores that differ.
+/// Returns the differences in storage policies and datastores.
 fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
     let mut found = Vec::new();
     for policy in &config.policies {
@@ -537,7 +543,7 @@ fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
         let now = known.unwrap_or_else(|| DatastoreState::new(&store.name));
         let Ok(wanted) = DatastoreState::new(&store.name).patched(&patch) else { continue };
         if wanted != now {
-            // A capacity that the file does not say is taken away.
+            // A capacity that the file omits is removed.
             let patch = DatastorePatch {
                 control: Some(wanted.control.to_string()),
                 latency_ms: Some(wanted.latency_ms),
@@ -551,7 +557,7 @@ fn policy_differences(qos: &QosService, config: &Config) -> Vec<Found> {
     found
 }
 
-/// The text of each entry, by what it is and its name.
+/// Returns the text of each entry, by kind and name.
 pub(super) fn definitions(config: &Config) -> BTreeMap<String, String> {
     let pools = config.pools.iter().map(|pool| (format!("pool {}", pool.name), json(pool)));
     let disks = config.disks.iter().map(|disk| (format!("disk {}", disk.name), json(disk)));
@@ -561,7 +567,7 @@ pub(super) fn definitions(config: &Config) -> BTreeMap<String, String> {
     pools.chain(disks).chain(policies).chain(stores).collect()
 }
 
-/// What a cache is, key by key, as the file would say it.
+/// Returns the settings of a cache as keys and values of hob.toml.
 fn settings_of(spec: &CacheSpec) -> [(&'static str, String); 16] {
     [
         ("size", spec.size.to_string()),
@@ -604,7 +610,7 @@ fn whole_settings(spec: &CacheSpec) -> CacheSettings {
     }
 }
 
-/// Sets everything; what has no limit loses it.
+/// Returns a patch that sets every value, and removes limits that are not set.
 fn whole_patch(qos: Qos) -> QosPatch {
     QosPatch {
         policy: None,
@@ -625,7 +631,7 @@ fn added(kind: &str, name: &str, file: &str, change: Change) -> Found {
     one_side(&format!("{kind} {name}"), "", Some(&file.to_owned()), None, &action, change)
 }
 
-/// Something that the file has and the daemon has not, or the other way round.
+/// Returns a difference in an object that only one of file and daemon has.
 fn one_side(
     subject: &str,
     key: &str,

@@ -1,4 +1,4 @@
-//! What hob.toml may define, checked by the same rules as commands.
+//! Checks of hob.toml definitions, by the same rules as for commands.
 
 use std::str::FromStr;
 
@@ -13,12 +13,10 @@ use super::settings::{CacheContext, DEVICES_FOR_COPIES, new_spec, policy_name};
 use crate::daemon::config::DatastoreEntry;
 use crate::daemon::state::DatastoreState;
 
-/// Devices of a pool.
+/// Number of devices in a pool.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PoolShape {
-    /// On this host.
     pub(crate) devices: usize,
-    /// On other hosts.
     pub(crate) peers: usize,
 }
 
@@ -31,7 +29,7 @@ impl PoolShape {
     }
 }
 
-/// What is wrong with a cache whatever its pool is: the setting, and why.
+/// Returns the errors in cache settings that do not depend on the pool: the setting and the reason.
 pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> {
     let CacheSettings {
         preset,
@@ -74,12 +72,12 @@ pub(crate) fn cache_faults(enable: &CacheEnable) -> Vec<(&'static str, String)> 
     faults
 }
 
-/// Why a cache whose settings are right by themselves cannot be made in such a pool.
+/// Returns why a cache with valid settings cannot be created in such a pool.
 pub(crate) fn fault_in_pool(enable: &CacheEnable, shape: PoolShape) -> Option<String> {
     fault_of(new_spec(enable.pool.clone(), enable.size, &enable.settings, shape.context()))
 }
 
-/// Can a disk be due that?
+/// Checks the entitlement of a disk.
 pub(crate) fn qos_fault(patch: &QosPatch) -> Result<(), String> {
     if patch.policy.is_some() && (QosPatch { policy: None, ..patch.clone() }) != QosPatch::default() {
         return Err("a disk with a storage policy has no rules of its own".to_owned());
@@ -87,13 +85,13 @@ pub(crate) fn qos_fault(patch: &QosPatch) -> Result<(), String> {
     patched(Qos::default(), patch).map(drop).map_err(|error| error.to_string())
 }
 
-/// Can a datastore be so?
+/// Checks the settings of a datastore.
 pub(crate) fn datastore_fault(store: &DatastoreEntry) -> Result<(), String> {
     let patch = datastore_patch(store);
     DatastoreState::new(&store.name).patched(&patch).map(drop).map_err(|error| error.to_string())
 }
 
-/// What hob.toml says of a datastore, as a command would.
+/// Converts a datastore entry of hob.toml into a patch.
 pub(super) fn datastore_patch(store: &DatastoreEntry) -> DatastorePatch {
     let DatastoreEntry { name: _, throttle, latency_ms, capacity } = store.clone();
     DatastorePatch { control: throttle, latency_ms, capacity }

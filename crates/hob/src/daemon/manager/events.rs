@@ -1,4 +1,4 @@
-//! What shards report unasked, and what is tried again now and then.
+//! Handling of shard events, and periodic retries.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,11 +16,11 @@ use super::registry::JOURNAL_LOST;
 use super::{DiskPhase, Manager};
 use crate::daemon::shard_api::ShardEvent;
 
-/// Pause between attempts to open what is offline.
+/// Interval between two attempts to open offline objects.
 const RETRY_EVERY: Duration = Duration::from_secs(5);
 
 impl Manager {
-    /// Follows the shards' events and tries again what is offline, until dropped.
+    /// Handles shard events and retries offline objects, until dropped.
     pub(crate) async fn tend(self: Arc<Self>, mut events: UnboundedReceiver<ShardEvent>) {
         let mut retry = tokio::time::interval(RETRY_EVERY);
         retry.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -77,7 +77,8 @@ impl Manager {
             let lenders: Vec<String> = lenders.map(|(name, _)| name.clone()).collect();
             (disks, pools, roomy, lenders)
         };
-        // Each by itself: one that hangs holds up no other. The operation guard keeps attempts from piling up.
+        // Each attempt has its own task, so that a hung one does not delay others. The operation
+        // guard prevents concurrent attempts.
         for name in disks {
             let manager = self.clone();
             tokio::spawn(async move { manager.disks.bring_online(&name).await });
@@ -99,7 +100,7 @@ impl Manager {
         }
         let manager = self.clone();
         tokio::spawn(async move { manager.remote_flash.free_ended().await });
-        // A cache that was being changed when room came up missed it.
+        // A cache that was being changed when space became free missed the notification.
         for name in roomy {
             let manager = self.clone();
             tokio::spawn(async move { manager.pools.top_up(&name).await });
@@ -127,7 +128,7 @@ impl Manager {
                     inner.note_lost(segment);
                 }
                 tracing::error!(
-                    "the cache of {name} lost {lost} of its {count} segments with a fenced device"
+                    "disk {name}: its cache lost {lost} of its {count} segments with a fenced device"
                 );
             }
             ShardEvent::Stalled(device) if self.inner().is_peer(device) => {
@@ -145,12 +146,16 @@ impl Manager {
                 );
             }
             ShardEvent::PeerSilent(device) => {
-                // The pause itself may only have been counted.
+                // A short pause of the device may only have been counted so far.
                 tracing::error!(
                     device = device.0,
-                    "the host of a borrowed flash device does not answer; hob gives the device up"
+                    "the lender of a remote flash device does not answer; hob abandons the device"
                 );
-                self.note_health(device, DeviceState::Stalled, "its host has not answered, and is given up");
+                self.note_health(
+                    device,
+                    DeviceState::Stalled,
+                    "its lender does not answer, and the device is abandoned",
+                );
                 let manager = self.clone();
                 tokio::spawn(async move { manager.pools.peer_silent(device).await });
             }
@@ -193,7 +198,7 @@ impl Manager {
         }
     }
 
-    /// Fenced devices that persistent caches have not left yet, and that nobody takes them off.
+    /// Returns fenced devices with segments of persistent caches that no operation is moving yet.
     fn fenced_in_use(&self) -> Vec<DeviceId> {
         let inner = self.inner();
         let idle = inner
@@ -210,8 +215,9 @@ impl Manager {
         fenced.map(|ids| ids.on_shards).filter(|id| used.contains(id)).collect()
     }
 
-    /// Takes persistent caches off a device that failed: what is dirty on it, from its second copy or as far as it can be
-    /// read still. Volatile ones leave by themselves.
+    /// Moves persistent caches away from a failed device. Dirty data is read from its second copy
+    /// on another device, or from the failed device while it is readable. Volatile caches leave the
+    /// device by themselves.
     async fn flee(self: &Arc<Self>, device: DeviceId) {
         let on_it = |segments: &[Segment]| segments.iter().any(|segment| segment.device == device);
         let names: Vec<String> = {
@@ -224,13 +230,13 @@ impl Manager {
         };
         for name in names {
             let Some(_guard) = self.guard_patiently(&name, "moved off a failed device").await else {
-                tracing::warn!("{name} is being changed; its cache leaves its failed device later");
+                tracing::warn!("disk {name}: it is being changed; its cache leaves the failed device later");
                 continue;
             };
             match self.pools.leave_device(&name, device).await {
                 Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{note}")),
                 Err(error) => {
-                    tracing::error!("the cache of {name} cannot leave a failed device: {error}");
+                    tracing::error!("disk {name}: cannot move its cache away from a failed device: {error}");
                     if let Ok(disk) = self.inner().disk_mut(&name) {
                         disk.cache_reason =
                             Some(format!("it lies on a failed device: {}", error.problem.error));
@@ -240,7 +246,7 @@ impl Manager {
         }
     }
 
-    /// Notes that something is wrong with a disk's cache.
+    /// Records and logs a problem of a disk's cache.
     fn note_cache(&self, disk: DiskId, reason: &str) {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
@@ -250,7 +256,7 @@ impl Manager {
 
     fn fence(self: &Arc<Self>, device: DeviceId, errors: u32) {
         let reason = match self.inner().is_peer(device) {
-            true => "its host does not answer; second copies are made again when it does".to_owned(),
+            true => "its lender does not answer; replicas are created again when it does".to_owned(),
             false => format!("fenced after {errors} failed I/Os; remove it from the pool"),
         };
         self.note_health(device, DeviceState::Fenced, &reason);

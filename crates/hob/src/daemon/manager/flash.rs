@@ -1,10 +1,10 @@
-//! A pool as the manager holds it: storage's pool behind a lock, on threads that may wait.
+//! A pool of the manager: the storage crate's pool behind a lock, used on blocking threads.
 //!
-//! Pool operations read and write devices, which may hang. They run on blocking threads; the
-//! control thread sees the figures that the last operation left.
+//! Pool operations read and write devices, which may hang. The control thread only uses the device
+//! states that the last operation returned.
 //!
-//! A device that was opened gives no segments until it is [admitted](Flash::set_admission): the
-//! shards have to know it first.
+//! A newly opened device allows no allocation until it is [admitted](Flash::set_admission), because
+//! the shards must open it first.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,45 +20,45 @@ use crate::daemon::hardware::FlashDevice;
 use crate::daemon::swap::FileId;
 use crate::daemon::watchdog::contained;
 
-/// A pool. Clones share it. Its device ids are storage's, unique within the pool.
+/// A pool; clones share it. The device ids are unique within the pool only.
 #[derive(Clone, Debug)]
 pub(super) struct Flash {
     name: String,
     segment_bytes: u64,
-    /// None while no device is open.
+    /// The open pool; `None` while no device is open.
     pool: Arc<Mutex<Option<Pool>>>,
 }
 
-/// Copies of a ring, and where.
+/// Number and location of the copies of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RingCopies {
-    /// So many, on devices of this host.
+    /// This many copies on local devices.
     Here(usize),
-    /// Two, the second on another host.
+    /// Two copies, the second one on another host.
     OneFar,
 }
 
-/// Whose segments are to be.
+/// Owner of newly allocated segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// They are free at the next start.
+    /// The segments are free after a restart.
     Volatile(OwnerId),
-    /// They stay.
+    /// The segments survive a restart.
     Persistent(OwnerId),
 }
 
-/// What opening a pool found.
+/// Result of opening a pool.
 pub(super) struct Opened {
     pub(super) flash: Flash,
     pub(super) uuid: Option<String>,
     pub(super) segment_bytes: u64,
     pub(super) devices: Vec<DeviceInfo>,
-    /// Devices that cannot be used, and why.
+    /// Unusable devices, with the reason.
     pub(super) offline: Vec<(PathBuf, String)>,
 }
 
 impl Flash {
-    /// Makes a pool.
+    /// Creates a pool.
     pub(super) async fn create(
         name: String,
         devices: Vec<DeviceSpec>,
@@ -80,7 +80,7 @@ impl Flash {
         .await?
     }
 
-    /// Opens those of a pool's devices that can be opened and belong to it.
+    /// Opens the devices that belong to the pool, as far as possible.
     pub(super) async fn open(
         name: String,
         paths: Vec<PathBuf>,
@@ -138,7 +138,7 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// Takes a device in; returns its id.
+    /// Adds a device and returns its id.
     pub(super) async fn add_device(
         &self,
         spec: DeviceSpec,
@@ -148,7 +148,8 @@ impl Flash {
         self.with(move |pool| match pool {
             Some(pool) => {
                 let id = pool.add_device(&spec, overwrite).map_err(|error| refuse(&error))?;
-                // Caches bring new journals at any time, and a device on another host takes a while until the shards know it.
+                // Caches may allocate journals at any time, and the shards need a while to open a
+                // remote device.
                 if pool.devices().iter().any(|device| device.id == id && device.access == "remote") {
                     set(pool, id, Admission::Out);
                 }
@@ -166,13 +167,13 @@ impl Flash {
         .await
     }
 
-    /// The pool's identity; none while none of its devices is open.
+    /// Returns the UUID of the pool; `None` while none of its devices is open.
     pub(super) async fn uuid(&self) -> Result<Option<String>, ApiError> {
         self.with(|pool| Ok(pool.as_ref().map(|pool| pool.uuid().to_string()))).await.map(|(uuid, _)| uuid)
     }
 
-    /// Lets caches have segments of the device, or no more of them. A device that is too sick to
-    /// be told is not an error.
+    /// Switches allocation from a device on or off. A device that cannot store the setting is not
+    /// an error.
     pub(super) async fn set_admission(
         &self,
         id: DeviceId,
@@ -188,7 +189,7 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// Takes a device out. What is still in use on it is given up.
+    /// Removes a device. The device's segments in use are abandoned.
     pub(super) async fn remove_device(
         &self,
         id: DeviceId,
@@ -207,7 +208,7 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// Up to `most` segments for data, as far as there is room, but at least `least`.
+    /// Allocates data segments: up to `most`, at least `least`.
     pub(super) async fn allocate(
         &self,
         owner: Owner,
@@ -237,7 +238,7 @@ impl Flash {
         .await
     }
 
-    /// Up to so many segments for data, on this host and not on that device.
+    /// Allocates up to `most` data segments on local devices other than `besides`.
     pub(super) async fn allocate_besides(
         &self,
         owner: OwnerId,
@@ -251,8 +252,9 @@ impl Flash {
         .await
     }
 
-    /// Room for a ring of a journal: the segments of each copy, on a device of its own; one copy where there is no room for
-    /// two. Its number is `number` or, if the owner has used that, a higher one.
+    /// Allocates a ring of a journal. Each copy of the ring is on its own device; without space for
+    /// two copies there is one. The ring gets `number`, or a higher one if the owner has used that
+    /// number.
     pub(super) async fn allocate_ring(
         &self,
         owner: OwnerId,
@@ -271,7 +273,7 @@ impl Flash {
                 if copies != RingCopies::Here(1) && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
                     ring = pool.allocate_ring(owner, number, 1, segments, &avoid);
                 }
-                // This host's flash is gone, and the cache lives on what its peer has.
+                // The local flash has failed, and the cache uses only the data on its peer.
                 if copies == RingCopies::OneFar && matches!(ring, Err(PoolError::TooFewDevices { .. })) {
                     ring = pool.allocate_ring_far(owner, number, 1, segments, &avoid);
                 }
@@ -282,7 +284,8 @@ impl Flash {
         .await
     }
 
-    /// Up to so many segments for second copies, on another host, of which so many stay free.
+    /// Allocates up to `most` segments for a replica on another host, and leaves `spare` segments
+    /// free.
     pub(super) async fn allocate_seconds(
         &self,
         owner: OwnerId,
@@ -296,10 +299,10 @@ impl Flash {
         .await
     }
 
-    /// A device on another host is not to be had any more.
+    /// Abandons a device on another host.
     pub(super) async fn give_up(&self, id: DeviceId) {
         let given_up = self.with(move |pool| {
-            // One that has left is none any more.
+            // A device that was removed already is ignored.
             pool.iter_mut().for_each(|pool| drop(pool.give_up(id)));
             Ok(())
         });
@@ -308,7 +311,8 @@ impl Flash {
         }
     }
 
-    /// A swap area of so many segments, on that device or on any but some, by the pool's ids.
+    /// Allocates a swap area on `device`, or on any device except some. Device ids are those of the
+    /// pool.
     pub(super) async fn allocate_swap(
         &self,
         owner: OwnerId,
@@ -336,7 +340,7 @@ impl Flash {
         .await
     }
 
-    /// The swap areas on the devices that are there, with their files.
+    /// Returns the swap areas on the present devices, with their files.
     pub(super) async fn swap_areas(&self) -> Result<Vec<(SwapArea, FileId, PathBuf)>, ApiError> {
         let areas = self.with(|pool| {
             let Some(pool) = pool else { return Ok(Vec::new()) };
@@ -354,13 +358,13 @@ impl Flash {
         areas.await.map(|(areas, _)| areas)
     }
 
-    /// Whatever an owner has, by its devices.
+    /// Returns all segments of an owner.
     pub(super) async fn segments_of(&self, owner: OwnerId) -> Result<Vec<Segment>, ApiError> {
         let segments = self.with(move |pool| Ok(pool.as_ref().map(|pool| pool.segments_of(owner))));
         Ok(segments.await?.0.unwrap_or_default())
     }
 
-    /// What is to be read of a persistent cache, and the highest number of a ring of it.
+    /// Returns the data for recovering a persistent cache, and its highest ring number.
     pub(super) async fn recovery(&self, owner: OwnerId) -> Result<(Recovery, u32), ApiError> {
         self.read(move |pool| {
             let recovery = Recovery::of(pool, owner).map_err(|error| refuse(&error))?;
@@ -369,7 +373,7 @@ impl Flash {
         .await
     }
 
-    /// Makes rings of an owner void, up to that number.
+    /// Invalidates the rings of an owner up to a number.
     pub(super) async fn make_void(&self, owner: OwnerId, upto: u32) -> Result<(), ApiError> {
         let void = self.with(move |pool| match pool {
             Some(pool) => pool.make_void(owner, upto).map_err(|error| refuse(&error)),
@@ -378,7 +382,7 @@ impl Flash {
         void.await.map(|((), _)| ())
     }
 
-    /// Reads from the devices, where that may wait.
+    /// Reads from the devices on a blocking thread.
     pub(super) async fn read<T: Send + 'static>(
         &self,
         read: impl FnOnce(&Pool) -> Result<T, ApiError> + Send + 'static,
@@ -391,7 +395,7 @@ impl Flash {
         Ok(value.await?.0)
     }
 
-    /// Who has persistent caches on the devices, and how many segments each.
+    /// Returns the owners of persistent caches with their number of segments.
     pub(super) async fn owners(&self) -> Result<(Vec<(OwnerId, u64)>, Vec<DeviceInfo>), ApiError> {
         self.with(|pool| {
             let owners = pool.iter().flat_map(|pool| {
@@ -403,7 +407,7 @@ impl Flash {
         .await
     }
 
-    /// Takes segments back. A device that cannot record it has forgotten it by the next start.
+    /// Releases segments. If a device cannot record this, it is repeated after the next start.
     pub(super) async fn release(&self, segments: Vec<Segment>) -> Result<Vec<DeviceInfo>, ApiError> {
         self.with(move |pool| {
             pool.iter_mut().for_each(|pool| release_from(pool, &segments));
@@ -413,7 +417,7 @@ impl Flash {
         .map(|((), devices)| devices)
     }
 
-    /// A descriptor of a device for a shard.
+    /// Opens a descriptor of a device for a shard.
     pub(super) async fn file(&self, id: DeviceId) -> Result<FlashDevice, ApiError> {
         self.with(move |pool| match pool.as_ref().filter(|pool| has(pool, id)) {
             Some(pool) => pool.file(id).map_err(|error| refuse(&error)),
@@ -423,7 +427,7 @@ impl Flash {
         .map(|(file, _)| file)
     }
 
-    /// Runs `operation` where it may wait, and says how the devices are afterwards.
+    /// Runs `operation` on a blocking thread, and returns the device states after it.
     pub(super) async fn with<T: Send + 'static>(
         &self,
         operation: impl FnOnce(&mut Option<Pool>) -> Result<T, ApiError> + Send + 'static,
@@ -438,7 +442,7 @@ impl Flash {
     }
 }
 
-/// Runs something that may wait for a device on a thread that may.
+/// Runs work that may wait for a device on a blocking thread.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, ApiError> {
@@ -447,7 +451,7 @@ pub(super) async fn blocking<T: Send + 'static>(
         .map_err(|error| ApiError::failed(format!("an internal task ended: {error}")))
 }
 
-/// Are these all devices of hob pools that can be opened?
+/// Returns true if all paths are devices of hob pools that can be opened.
 pub(super) async fn are_pool_devices(paths: Vec<PathBuf>) -> Result<bool, ApiError> {
     let can_open = |path: &PathBuf| Pool::open(std::slice::from_ref(path)).is_ok();
     blocking(move || contained(|| paths.iter().all(can_open))).await
@@ -461,14 +465,14 @@ fn open_one(path: &Path, name: &str, uuid: Option<&str>) -> Result<Pool, String>
     Ok(pool)
 }
 
-/// Lets nobody have segments of devices that the shards do not know yet.
+/// Switches off allocation from devices that the shards have not opened yet.
 fn hold_back(pool: &mut Pool) {
     for device in pool.devices() {
         set(pool, device.id, Admission::Out);
     }
 }
 
-/// A device that is too sick to be told is not an error.
+/// Switches allocation on or off. Only logs a failure of the device.
 fn set(pool: &mut Pool, id: DeviceId, admission: Admission) {
     let is_so = pool.devices().iter().any(|device| device.id == id && device.admission == admission);
     if !is_so && let Err(error) = pool.set_admission(id, admission) {
@@ -480,14 +484,14 @@ fn has(pool: &Pool, id: DeviceId) -> bool {
     pool.devices().iter().any(|device| device.id == id)
 }
 
-/// A device that cannot record it is not an error.
+/// Releases segments. Only logs a failure of the device.
 fn release_from(pool: &mut Pool, segments: &[Segment]) {
     if let Err(error) = pool.release(segments) {
         tracing::warn!("{error}");
     }
 }
 
-/// Which reaction storage's error asks for.
+/// Converts a storage error into an API error.
 fn refuse(error: &PoolError) -> ApiError {
     let what = error.to_string();
     match error {

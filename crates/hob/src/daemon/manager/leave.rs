@@ -1,4 +1,5 @@
-//! Ending so that the next program can go on. From the moment at which the end is certain nothing is changed any more.
+//! Shutdown and hand-over to the next daemon process. From the start of the shutdown on, no changes
+//! are accepted.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,28 +13,28 @@ use super::{DiskEntry, DiskPhase, ExportService, Manager};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::Closed;
 
-/// How long closing a cache may take when the daemon ends.
+/// Maximum time to close a cache when the daemon ends.
 const CLOSE_MAX: Duration = Duration::from_secs(30);
 
-/// A drain at the end of the daemon is given up when nothing has reached the backing for that long.
+/// Time without progress after which a drain at the daemon's end is abandoned.
 const STUCK_MAX: Duration = Duration::from_secs(30);
 
-/// How the end goes.
+/// Kind of the daemon's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// What is dirty stays in the caches that keep it.
+    /// Dirty data stays in persistent caches.
     Plain,
-    /// What is dirty goes to the backings first, as far as they take it.
+    /// Dirty data is written to the backings first, as far as they accept it.
     Drain,
-    /// Another program goes on at once.
+    /// Another daemon process continues at once.
     HandOver,
 }
 
 impl Manager {
-    /// Lets nothing be changed from now on. Refused while something is.
+    /// Stops accepting changes. Fails while a change is in progress.
     pub(crate) fn begin_leaving(&self) -> Result<(), ApiError> {
         let mut inner = self.inner();
-        // One that is offline is only tried again and again.
+        // An offline disk is only being retried.
         let online = inner.disks.iter().filter(|(_, disk)| !matches!(disk.phase, DiskPhase::Offline(_)));
         let disks = online.filter_map(|(name, disk)| Some((name, disk.busy?)));
         let pools = inner.pools.iter().filter_map(|(name, pool)| Some((name, pool.busy?)));
@@ -46,8 +47,8 @@ impl Manager {
         Ok(())
     }
 
-    /// Makes what guests wrote durable on every backing. The next program does not know what was written and not flushed, so it could not
-    /// report a loss.
+    /// Flushes every backing. The next process does not know which writes are not flushed, so it
+    /// could not report their loss.
     ///
     /// # Errors
     /// The name of a disk that could not be flushed, and why.
@@ -74,13 +75,13 @@ impl Manager {
         Ok(())
     }
 
-    /// Stays after all.
+    /// Cancels the shutdown.
     pub(crate) fn stay(&self) {
         self.inner().leaving = false;
     }
 
-    /// Brings every persistent cache to rest, and dirty bitmaps, and keeps what is needed to believe it next time. New clients are not
-    /// let in any more.
+    /// Closes every persistent cache and dirty bitmap, and saves the evidence that they are valid.
+    /// No new clients are accepted.
     pub(crate) async fn close(self: &Arc<Self>, ending: Ending) {
         self.stop_migrations();
         let disks: Vec<String> = {
@@ -102,7 +103,7 @@ impl Manager {
                 }
                 if tokio::time::timeout(CLOSE_MAX, manager.close_disk(&name)).await.is_err() {
                     tracing::warn!(
-                        "{name} was not closed within {} s; its cache will be recovered from its journal",
+                        "disk {name}: not closed within {} s; its cache will be recovered from its journal",
                         CLOSE_MAX.as_secs()
                     );
                 }
@@ -120,7 +121,7 @@ impl Manager {
     async fn close_disk(self: &Arc<Self>, name: &str) {
         let Ok((shard, id)) = self.shard_of(name) else { return };
         self.exports.table().remove_disk(name);
-        // There are no more later.
+        // There is no later access to these statistics.
         let unverified = shard.stats(id).await.map_or(u64::MAX, |stats| stats.sectors_unverified);
         match self.exports.take_from_shard(name, &shard, id).await {
             Ok(gone) => {
@@ -138,21 +139,21 @@ impl Manager {
                     .changed
                     .map(|mark| Closed { size_bytes: mark.size_bytes, modified_ns: mark.modified_ns });
                 if disk.recovering.is_some() {
-                    // It was not there yet, and is on flash as it was.
+                    // The cache was not recovered yet and is unchanged on flash.
                     return;
                 }
                 if let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) {
-                    // Of a cache that was not in service, the evidence says nothing.
+                    // Without a cache in service, the evidence is meaningless.
                     let evidence = evidence.filter(|_| had_cache);
                     (journal.closed, journal.evidence) = (mark, evidence);
-                    tracing::info!("the cache of {name} is closed");
+                    tracing::info!("disk {name}: its cache is closed");
                 }
             }
-            Err(error) => tracing::warn!("{name} was not closed: {error}"),
+            Err(error) => tracing::warn!("disk {name}: cannot close it: {error}"),
         }
     }
 
-    /// Drains a disk for as long as something moves.
+    /// Drains a disk as long as there is progress.
     async fn drain_at_end(self: &Arc<Self>, name: &str) {
         let Ok((shard, id)) = self.shard_of(name) else { return };
         let clean = self.pools.clean(name, &shard, id);
@@ -167,7 +168,7 @@ impl Manager {
                                 disk.drained_at_end = true;
                             }
                         }
-                        Err(error) => tracing::warn!("{name} keeps dirty data in its cache: {error}"),
+                        Err(error) => tracing::warn!("disk {name}: dirty data stays in its cache: {error}"),
                     }
                     return;
                 }
@@ -178,7 +179,7 @@ impl Manager {
                 (moved, at) = (destaged, tokio::time::Instant::now());
             } else if at.elapsed() >= STUCK_MAX {
                 tracing::warn!(
-                    "the drain of {name} got nowhere for {} s; what is dirty stays in its cache",
+                    "disk {name}: its drain made no progress for {} s; dirty data stays in its cache",
                     STUCK_MAX.as_secs()
                 );
                 return;

@@ -1,9 +1,13 @@
-//! Disks that go to another host of their cluster because somebody wants it (docs/decisions/0024).
+//! Moves of disks to another host of the cluster by order (docs/decisions/0024).
 //!
-//! An order is a key in etcd, which any host writes; the host that has the disk and the one that is to have it hear of it from etcd, and look once
-//! a second while there are orders, or if etcd does not tell. Where a machine uses the disk, or its cache is to go along, the order is carried out as a migration ([`leave`]);
-//! otherwise the disk is drained, closed and given back, and the other host takes it ([`arrive`]). Whose the disk is at any moment, titles and
-//! holds say as always: an order only keeps the hosts that it does not concern from taking the disk in between, for a while.
+//! An order is a key in etcd that any host may write. The disk's owner and the new host learn of
+//! the order from etcd. Both hosts also check once a second while there are orders, in case etcd
+//! sends no notification.
+//!
+//! If a VM uses the disk, or its cache moves along, the move is a migration ([`leave`]). Without
+//! clients, the owner drains, closes and releases the disk, and the other host acquires it
+//! ([`arrive`]). Ownership records and locks decide about the owner as always. An order only keeps
+//! other hosts from acquiring the disk in the meantime, for a limited time.
 
 mod arrive;
 mod leave;
@@ -20,36 +24,37 @@ use super::api_error::ApiError;
 use crate::daemon::cluster::{Cluster, Order, OrderFound};
 use crate::daemon::state::CacheOwner;
 
-/// An order that its host has not seen after that long never will.
+/// Time after which an order that no host has handled fails.
 const ASKED_MAX: Duration = Duration::from_secs(20);
 
-/// Whoever is not concerned leaves a disk alone for so long, after the order was written last.
+/// Time after the last update of an order during which other hosts do not acquire the disk.
 const PROMISED_MAX: Duration = Duration::from_secs(45);
 
-/// What became of an order can be seen for so long.
+/// Time for which a finished order stays visible.
 const KEPT: Duration = Duration::from_secs(120);
 
-/// Looks because of what etcd tells are so far apart: each reads all orders, and what changes once often changes again.
+/// Minimum pause between two reads of all orders after a notification, because changes often arrive
+/// in groups.
 const LOOKS_APART: Duration = Duration::from_millis(50);
 
-/// Orders at which one host works at once.
+/// Maximum number of orders that a host executes at once.
 const AT_ONCE_MAX: usize = 8;
 
-/// What is known of orders.
+/// Known orders.
 #[derive(Debug, Default)]
 pub(super) struct Moves(Mutex<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// By disk: as they were last seen, and since when they have been so.
+    /// Orders by disk as last seen, with the time since which they are unchanged.
     seen: BTreeMap<String, (OrderFound, Instant)>,
-    /// Disks at whose orders this host works.
+    /// Disks whose orders this host is executing.
     at_work: BTreeSet<String>,
-    /// Of these, those that it is giving away: it must not take them itself.
+    /// Disks that this host is giving away, with their new host. This host must not acquire them.
     giving: BTreeMap<String, String>,
-    /// A look at them is under way.
+    /// True while the orders are being read.
     is_looking: bool,
-    /// Something has changed since it began.
+    /// True if the orders have changed since the read started.
     looks_again: bool,
 }
 
@@ -58,27 +63,27 @@ impl Moves {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Were there none at the last look?
+    /// Returns true if there were no orders at the last read.
     pub(super) fn are_none(&self) -> bool {
         let known = self.known();
         known.seen.is_empty() && known.at_work.is_empty()
     }
 
-    /// A look begins, unless one is under way: then another one follows that.
+    /// Starts a read of the orders. If one is in progress, schedules another one after it.
     fn begin_look(&self) -> bool {
         let mut known = self.known();
         known.looks_again = known.is_looking;
         !std::mem::replace(&mut known.is_looking, true)
     }
 
-    /// A look is over; true if another one begins.
+    /// Ends a read. Returns true if another one follows.
     fn end_look(&self) -> bool {
         let mut known = self.known();
         known.is_looking = std::mem::take(&mut known.looks_again);
         known.is_looking
     }
 
-    /// To whom a disk is on its way, if not to this host, and not for too long.
+    /// Returns the host to which a disk is moving, if it is another host and the order is recent.
     pub(super) fn promised(&self, disk: &str, own_name: &str) -> Option<String> {
         let known = self.known();
         if let Some(to) = known.giving.get(disk) {
@@ -90,7 +95,8 @@ impl Moves {
             .then(|| found.order.to.clone())
     }
 
-    /// This host begins to work at an order; false if it does so already, or has enough to do.
+    /// Starts to execute an order. Returns false if this host already executes it or has the
+    /// maximum number.
     fn begin(&self, disk: &str) -> bool {
         let mut known = self.known();
         known.at_work.len() < AT_ONCE_MAX && known.at_work.insert(disk.to_owned())
@@ -102,7 +108,7 @@ impl Moves {
         known.giving.remove(disk);
     }
 
-    /// This host gives a disk away from now on, or not any more.
+    /// Marks a disk as given away, or removes the mark.
     fn give(&self, disk: &str, to: Option<&str>) {
         let mut known = self.known();
         match to {
@@ -111,7 +117,7 @@ impl Moves {
         };
     }
 
-    /// Takes note of how orders are; each comes back with how long it has been so.
+    /// Records the current orders. Returns each with the time for which it is unchanged.
     fn note(&self, found: Vec<OrderFound>) -> Vec<(OrderFound, Duration)> {
         let mut known = self.known();
         let now = Instant::now();
@@ -130,13 +136,13 @@ impl Moves {
 }
 
 impl Manager {
-    /// All orders that are under way, or were not long ago.
+    /// Returns all current and recent orders.
     pub(crate) async fn cluster_moves(&self) -> Result<Vec<ClusterMove>, ApiError> {
         let orders = self.cluster_or_refuse()?.orders().await.map_err(lost)?;
         Ok(orders.iter().map(OrderFound::view).collect())
     }
 
-    /// Orders a disk to another host, whoever has it.
+    /// Orders the move of a disk to another host, whichever host has it.
     pub(crate) async fn cluster_move(
         &self,
         disk: String,
@@ -173,8 +179,14 @@ impl Manager {
                 .hint("order it again when it serves the disk"));
             }
             ClusterDiskState::Free | ClusterDiskState::Vanished => {
-                return Err(ApiError::conflict(format!("nobody serves {disk}: {} had it last", known.host))
-                    .hint(format!("a host that was told of it takes it by itself; 'hob cluster take {disk}' there says why not")));
+                return Err(ApiError::conflict(format!(
+                    "no host serves {disk}; its last owner was {}",
+                    known.host
+                ))
+                .hint(format!(
+                    "a host with this disk in its configuration acquires it by itself; 'hob \
+                     cluster take {disk}' there shows why it does not"
+                )));
             }
         }
         let before = cluster.order_of(&disk).await.map_err(lost)?;
@@ -195,11 +207,11 @@ impl Manager {
         };
         match cluster.put_order(&disk, &order, before.map(|before| before.revision)).await.map_err(lost)? {
             Some(revision) => Ok(OrderFound { disk, order, revision, is_ours: true }.view()),
-            None => Err(ApiError::conflict(format!("somebody else has just given an order about {disk}"))),
+            None => Err(ApiError::conflict(format!("another order about {disk} was given at the same time"))),
         }
     }
 
-    /// Calls an order off.
+    /// Cancels an order.
     pub(crate) async fn cluster_move_cancel(&self, disk: &str) -> Result<ClusterMove, ApiError> {
         let cluster = self.cluster_or_refuse()?;
         loop {
@@ -223,7 +235,7 @@ impl Manager {
         }
     }
 
-    /// Looks at all orders, once more if a look is under way: nothing waits for that.
+    /// Reads all orders in the background. If a read is in progress, another one follows.
     pub(super) fn look_at_moves(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         if !self.moves.begin_look() {
             return;
@@ -240,11 +252,11 @@ impl Manager {
         });
     }
 
-    /// Begins to do what orders want of this host.
+    /// Starts to execute the orders that concern this host.
     async fn tend_moves(self: &Arc<Self>, cluster: &Arc<Cluster>) {
         let orders = match cluster.orders().await {
             Ok(orders) => orders,
-            Err(error) => return tracing::debug!("orders to move disks cannot be read: {error}"),
+            Err(error) => return tracing::debug!("cannot read the orders to move disks from etcd: {error}"),
         };
         let own = cluster.own_name();
         for (found, since) in self.moves.note(orders) {
@@ -266,7 +278,7 @@ impl Manager {
         }
     }
 
-    /// Ends an order of this host at which nobody works, and takes one away that has been over for long enough.
+    /// Ends an order of this host without a task, and deletes an order that finished long ago.
     async fn tidy(&self, cluster: &Cluster, found: OrderFound, since: Duration) {
         let is_idle = !self.moves.known().at_work.contains(&found.disk);
         match found.order.state {
@@ -277,21 +289,21 @@ impl Manager {
             state if state.is_over() && since > KEPT => {
                 let _ = cluster.drop_order(&found.disk, found.revision).await;
             }
-            // Its task went with an earlier life of this process, or never began.
+            // The task ended with an earlier daemon process, or never started.
             state
                 if !state.is_over()
                     && since > PROMISED_MAX
                     && is_idle
                     && found.order.from == cluster.own_name() =>
             {
-                end(cluster, found, ClusterMoveState::Failed, "it was not gone on with").await;
+                end(cluster, found, ClusterMoveState::Failed, "the order was interrupted").await;
             }
             _ => {}
         }
     }
 }
 
-/// Writes how an order ended. Whether that succeeds matters little: it ends with the lease, too.
+/// Writes the result of an order. A failure matters little, because the order ends with its lease.
 async fn end(cluster: &Cluster, found: OrderFound, state: ClusterMoveState, why: &str) {
     let note = Some(why.to_owned()).filter(|why| !why.is_empty());
     let arrival = found.order.arrival.filter(|_| !state.is_over());

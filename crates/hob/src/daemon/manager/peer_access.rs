@@ -1,4 +1,5 @@
-//! How this host reaches others: its certificate, its name, and the cluster of which it is a member. All are set before the start.
+//! How this host reaches other hosts: its certificate, its name, and its cluster. All are set
+//! before the start.
 
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
@@ -8,27 +9,25 @@ use hob_control::{ClientTls, Endpoint};
 use super::api_error::ApiError;
 use crate::daemon::cluster::{Cluster, host_name};
 
-/// What a daemon needs to move disks.
+/// Credentials and directory for migrations.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationTransport {
-    /// What this host shows to others, and whom it trusts; `None` if nothing was configured.
+    /// Certificate of this host and the trusted authorities; `None` if not configured.
     pub(crate) tls: Option<MigrationTls>,
-    /// Where sockets of its own can be.
+    /// Directory for local sockets.
     pub(crate) directory: PathBuf,
 }
 
-/// Files with certificates.
+/// Files with certificates for migrations.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationTls {
-    /// What it shows.
     pub(crate) cert: PathBuf,
-    /// Its key.
     pub(crate) key: PathBuf,
-    /// Whom it trusts.
+    /// Trusted certificate authorities.
     pub(crate) ca: PathBuf,
 }
 
-/// See the module.
+/// The access to peers; see the module.
 #[derive(Debug, Default)]
 pub(super) struct PeerAccess {
     transport: OnceLock<MigrationTransport>,
@@ -37,7 +36,7 @@ pub(super) struct PeerAccess {
 }
 
 impl PeerAccess {
-    /// Sets what is needed to move disks. Later calls have no effect.
+    /// Sets the credentials and the directory for migrations. Later calls have no effect.
     pub(super) fn set_transport(&self, transport: MigrationTransport) {
         let _ = self.transport.set(transport);
     }
@@ -63,7 +62,7 @@ impl PeerAccess {
         })
     }
 
-    /// The name of this host among its peers.
+    /// Returns the name of this host among its peers.
     pub(super) fn own_name(&self) -> String {
         match self.cluster() {
             Some(cluster) => cluster.view().host,
@@ -71,7 +70,7 @@ impl PeerAccess {
         }
     }
 
-    /// Where another host's daemon is, and what is shown to it.
+    /// Returns the address of another host's daemon and the credentials for it.
     pub(super) fn other_daemon(&self, to: &str) -> Result<(String, u16, ClientTls), ApiError> {
         let Ok(Endpoint::Tcp { host, port }) = Endpoint::parse_control(&format!("tcp:{to}")) else {
             return Err(ApiError::invalid(format!("'{to}' is no HOST:PORT of a control API")));

@@ -1,5 +1,6 @@
-//! Where disks of the cluster had better be: what this host tells the others of its flash and its disks, and advice from what all tell
-//! (docs/decisions/0024). The decisions are [`hob_engine::placement`]'s.
+//! Placement of disks within the cluster: publishing data about this host's flash and disks, and
+//! advice from the data of all hosts (docs/decisions/0024). [`hob_engine::placement`] makes the
+//! decisions.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,22 +16,23 @@ use super::Manager;
 use super::api_error::ApiError;
 use crate::daemon::cluster::{Cluster, DiskLearnt, HostLearnt};
 
-/// Moves that are advised at once: what comes after them is better asked for when they are done.
+/// Maximum number of moves advised at once. Further advice is better after these moves.
 const MOVES_MAX: usize = 16;
 
-/// A move is advised if it brings this part of all reads.
+/// Minimum gain of an advised move, as a fraction of all reads.
 const GAIN_MIN: f64 = 0.01;
 
-/// A cache that serves so much less than the best one, as a share of the reads, is as useful.
+/// Maximum loss of hits, as a fraction of the reads, for a smaller cache to count as equally
+/// useful.
 const USEFUL_OFF: f64 = 0.005;
 
-/// Fewer reads say little.
+/// Minimum read rate for a statement, in reads per second.
 const READS_TELLING: f64 = 0.5;
 
-/// Weight of the newest look in a rate.
+/// Weight of the newest sample in a rate.
 const NEWEST: f64 = 0.3;
 
-/// What disks were asked for by the last look, and how fast that goes.
+/// Request counters of the disks at the last sample, and their rates.
 #[derive(Debug, Default)]
 pub(super) struct Rates(Mutex<BTreeMap<String, Rate>>);
 
@@ -44,7 +46,7 @@ struct Rate {
 }
 
 impl Rates {
-    /// Reads and requests a second, a moving mean.
+    /// Returns the moving averages of reads and requests per second.
     fn note(&self, disk: &str, now: Instant, sizing: &Sizing) -> (f64, f64) {
         let (reads, all) = (sizing.seen.reads, sizing.seen.reads + sizing.seen.writes);
         let mut rates = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,11 +74,11 @@ impl Rates {
 }
 
 impl Manager {
-    /// Tells the cluster what there is to say of this host and its disks now.
+    /// Publishes the placement data of this host and its disks.
     pub(super) async fn tell_cluster(self: &Arc<Self>, cluster: &Cluster) {
         let host = self.learnt().await;
         if let Err(error) = cluster.tell(&host).await {
-            tracing::debug!("what this host has learnt was not told: {error}");
+            tracing::debug!("cannot publish the placement data of this host: {error}");
         }
     }
 
@@ -116,21 +118,23 @@ impl Manager {
         Some(learnt)
     }
 
-    /// Where flash is to spare, and what had better be elsewhere. Every disk of the host `leaving` is to go.
+    /// Returns hosts with spare flash and advised moves. All disks of the host `leaving` are to
+    /// move.
     pub(crate) async fn cluster_advice(&self, leaving: Option<&str>) -> Result<ClusterAdvice, ApiError> {
         let cluster = self.cluster_or_refuse()?;
         let failed = |error: &dyn std::fmt::Display| ApiError::failed(error.to_string());
         let members = cluster.hosts().await.map_err(|error| failed(&error))?;
         if let Some(host) = leaving.filter(|host| !members.iter().any(|member| member.name == **host)) {
             return Err(ApiError::not_found(format!("'{host}' is no member of the cluster now")).hint(
-                "disks of a host that is gone are had by others by themselves, unless it has dirty data; 'hob cluster disks' shows them",
+                "other hosts acquire the disks of a failed host by themselves, unless it has their dirty \
+                 data; 'hob cluster disks' shows the owners",
             ));
         }
         let held = cluster.disks().await.map_err(|error| failed(&error))?;
         let held: Vec<_> = held.into_iter().filter(|disk| disk.state == ClusterDiskState::Held).collect();
         let mut told = cluster.told().await.map_err(|error| failed(&error))?;
         for host in &mut told {
-            // What has moved since belongs to nobody until its new host has told of it.
+            // A disk that has moved is ignored until its new host publishes it.
             host.disks
                 .retain(|told| held.iter().any(|disk| disk.name == told.name && disk.host == host.name));
         }
@@ -146,7 +150,7 @@ impl Manager {
         if let Some(host) = leaving {
             let known = |name: &str| advice.disks.iter().any(|disk| disk.name == name);
             let unheard = held.iter().filter(|disk| disk.host == host && !known(&disk.name));
-            let why = format!("{host} has not told of it yet; ask again in some seconds");
+            let why = format!("{host} has not published this disk yet; ask again in a few seconds");
             let stays: Vec<AdvisedStay> =
                 unheard.map(|disk| AdvisedStay { disk: disk.name.clone(), why: why.clone() }).collect();
             advice.stays.extend(stays);
@@ -155,22 +159,22 @@ impl Manager {
     }
 }
 
-/// Requests a second. (A sum of nothing is -0.)
+/// Returns the sum of requests per second. An empty sum would be -0.
 fn load_of(host: &HostLearnt) -> f64 {
     host.disks.iter().map(|disk| disk.load).fold(0.0, |sum, load| sum + load)
 }
 
-/// The curve of the largest blocks that are no larger than the cache's.
+/// Returns the curve of the largest blocks that are not larger than the cache's.
 fn best_curve(sizing: &Sizing, block_bytes: u64) -> Option<&BlockSizing> {
     let not_larger = sizing.block_sizes.iter().rfind(|size| size.block_bytes <= block_bytes);
-    // Without a cache: the smallest blocks hit most for each byte.
+    // Without a cache, the smallest blocks give the most hits per byte.
     match block_bytes {
         u64::MAX => sizing.block_sizes.first(),
         _ => not_larger.or(sizing.block_sizes.first()),
     }
 }
 
-/// Advice from what hosts have told.
+/// Computes the advice from the placement data of the hosts.
 fn advise(told: &[HostLearnt], leaving: Option<&str>) -> ClusterAdvice {
     let learnt: Vec<(usize, &DiskLearnt)> = told
         .iter()
@@ -197,7 +201,7 @@ fn advise(told: &[HostLearnt], leaving: Option<&str>) -> ClusterAdvice {
             moves: disk.fixed.is_none(),
         })
         .collect();
-    // Whoever empties a host wants that, and nothing else moved.
+    // To empty a host, only its disks move.
     let moves_max = if leaving.is_some() { 0 } else { MOVES_MAX };
     let placed = place(&hosts, &disks, Bounds { moves_max, gain_min: GAIN_MIN });
     let percent = |ratio: f64| 100.0 * ratio;
@@ -282,7 +286,7 @@ fn host_row(
     }
 }
 
-/// The smallest cache that is nearly as good as any.
+/// Returns the size of the smallest cache that is nearly as good as the best one.
 fn useful(disk: &Disk) -> u64 {
     let best = disk.curve.points().last().map_or(0.0, |point| 1.0 - point.miss_ratio);
     if disk.reads <= 0.0 || best <= USEFUL_OFF {

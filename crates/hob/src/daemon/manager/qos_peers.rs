@@ -1,4 +1,5 @@
-//! QoS across hosts: the [`QosService`](super::qos::QosService) agrees on datastores with the hosts of the cluster.
+//! QoS across hosts: the [`QosService`](super::qos::QosService) agrees on datastores with the hosts
+//! of the cluster.
 
 use std::sync::Arc;
 
@@ -6,7 +7,7 @@ use super::Manager;
 use super::api_error::ApiError;
 
 impl Manager {
-    /// Begins to agree on all datastores that are bounded by their latency and that other shards or hosts use too.
+    /// Starts an agreement on every latency-controlled datastore that several shards or hosts use.
     pub(super) fn agree_on_datastores(self: &Arc<Self>) {
         let shards_min = if self.cluster().is_some() { 1 } else { 2 };
         for name in self.qos.latency_controlled(shards_min) {

@@ -1,5 +1,5 @@
-//! What a cache is to be, from what was asked for: the parts of a preset or of the cache as it is,
-//! changed one by one, and checked against each other. Errors say what to do.
+//! Cache settings: from a preset or the present cache, changed by the request, and checked for
+//! consistency. Errors tell what to do.
 
 use hob_control::{CacheSettings, Size};
 use hob_engine::command::{CacheConfig, Copies, Mode};
@@ -9,21 +9,21 @@ use hob_engine::preset::{ALWAYS, OneDevice, PRESETS, Preset, Verify, preset};
 use super::api_error::ApiError;
 use crate::daemon::state::{CacheSpec, DestageSpec, JournalSpec};
 
-/// Devices of a pool that two copies need.
+/// Number of devices that two copies need.
 pub(super) const DEVICES_FOR_COPIES: usize = 2;
 
-/// What a cache is made of: the pool it lies in, how large it is there, and what can be used.
+/// Properties of the pool on which cache settings depend.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CacheContext {
-    /// Of the pool, bytes.
+    /// Segment size in bytes.
     pub(super) segment_bytes: u64,
-    /// That give segments.
+    /// Number of local devices that allow allocation.
     pub(super) devices: usize,
-    /// On other hosts.
+    /// Number of devices on other hosts.
     pub(super) peers: usize,
 }
 
-/// A new cache.
+/// Returns the specification of a new cache, and notes.
 pub(super) fn new_spec(
     pool: String,
     size: Size,
@@ -38,8 +38,8 @@ pub(super) fn new_spec(
     Ok((spec, notes))
 }
 
-/// What a pool of two devices would make of it: the engine's settings, and whether there is a journal. For
-/// simulations.
+/// Returns the engine's settings for a simulated cache in a pool of two devices, and whether it has
+/// a journal.
 pub(crate) fn simulated(
     size: Size,
     settings: &CacheSettings,
@@ -55,7 +55,7 @@ pub(crate) fn simulated(
     Ok((engine_config(&spec, segment_bytes)?, spec.journal.is_some()))
 }
 
-/// A cache that is to be different.
+/// Returns the changed specification of a cache, and notes.
 pub(super) fn changed_spec(
     before: &CacheSpec,
     size: Option<Size>,
@@ -71,7 +71,7 @@ pub(super) fn changed_spec(
     Ok((spec, notes))
 }
 
-/// As the engine takes it.
+/// Converts a specification into the engine's settings.
 pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<CacheConfig, ApiError> {
     let unknown = || ApiError::failed(format!("this hob has no policy '{}'", spec.policy));
     Ok(CacheConfig {
@@ -86,7 +86,7 @@ pub(super) fn engine_config(spec: &CacheSpec, segment_bytes: u64) -> Result<Cach
     })
 }
 
-/// The preset whose parts a cache has.
+/// Returns the name of the preset that matches a cache.
 pub(super) fn preset_of(spec: &CacheSpec) -> Option<&'static str> {
     let is_like = |row: &&Preset| {
         let other = of_preset(row);
@@ -125,7 +125,7 @@ fn of_preset(row: &Preset) -> CacheSpec {
     }
 }
 
-/// Changes the parts that are named. Says what is not as one may think.
+/// Applies the named settings. Returns notes about surprising results.
 fn apply(
     spec: &mut CacheSpec,
     settings: &CacheSettings,
@@ -160,12 +160,13 @@ fn apply(
             verify: spec.verify,
             ..of_preset(row)
         };
-        // A cache that has a journal keeps it.
+        // A persistent cache keeps its journal.
         spec.journal = spec.journal.take().map(|new| journal.unwrap_or(new));
     }
     let before = spec.mode;
     set_word(&mut spec.mode, mode)?;
-    // A write that is not admitted waits for the backing, which is not what write-back is for.
+    // A write that is not admitted waits for the backing, which contradicts the purpose of
+    // write-back.
     let is_default = spec.admission == PRESETS[0].admission && row.is_none();
     if spec.mode == Mode::WriteBack && before != Mode::WriteBack && is_default {
         spec.admission = ALWAYS;
@@ -203,7 +204,8 @@ fn apply(
     Ok(notes)
 }
 
-/// Write-back implies a journal; vfrc is volatile by definition.
+/// Applies the persistence setting. Write-back implies a journal; the preset vfrc is volatile by
+/// definition.
 fn set_persistent(
     spec: &mut CacheSpec,
     asked: Option<bool>,
@@ -240,7 +242,7 @@ fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError>
         return Ok(());
     }
     if spec.journal.is_none() {
-        return Err(ApiError::invalid("a volatile cache has one copy: what it holds is on the backing too")
+        return Err(ApiError::invalid("a volatile cache has one copy, because the backing has all its data")
             .hint("make it persistent, or leave the copies at 1"));
     }
     if spec.copies == Copies::Peer {
@@ -258,10 +260,8 @@ fn check_copies(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError>
 
 fn check_peer(spec: &CacheSpec, context: CacheContext) -> Result<(), ApiError> {
     if spec.mode != Mode::WriteBack {
-        return Err(ApiError::invalid(
-            "a copy at a peer is of what is not on the backing yet, which only write-back has",
-        )
-        .hint("say --mode write-back too, or leave the copies at 1"));
+        return Err(ApiError::invalid("a replica on a peer contains dirty data, which only write-back has")
+            .hint("say --mode write-back too, or leave the copies at 1"));
     }
     if context.peers == 0 {
         return Err(ApiError::conflict(format!("pool {} has nothing at a peer", spec.pool))
@@ -282,7 +282,7 @@ pub(super) fn policy_name(name: &str) -> Result<String, ApiError> {
     }
 }
 
-/// Rounds the size to whole segments.
+/// Rounds the size up to whole segments.
 fn round_up(spec: &mut CacheSpec, segment_bytes: u64) -> Result<Option<String>, ApiError> {
     let size = spec.size;
     if size.bytes() == 0 {

@@ -1,27 +1,28 @@
-//! Flash devices that pause: what is logged, and what is only counted.
+//! Pauses of flash devices: which are logged, and which are only counted.
 //!
-//! One warning an hour for each device, and one for each pause of [`LONG`] or more when it ends. The metric `hob_device_stalls`
-//! counts every pause.
+//! The log gets one warning per hour and device, and one at the end of each pause of [`LONG`] or
+//! more. The metric `hob_device_stalls` counts every pause.
 
 use std::time::{Duration, Instant};
 
-/// Pauses of a device that begin within this time after a logged one are only counted.
+/// Time after a logged pause in which further pauses are only counted.
 const QUIET: Duration = Duration::from_secs(3600);
-/// A pause of this length is no latency of a working device: it is logged whenever it ends.
+/// Minimum length of a pause that is always logged when it ends, because no working device pauses
+/// so long.
 const LONG: Duration = Duration::from_secs(10);
 
-/// The pauses of one flash device. Several shards may see the same pause.
+/// The pauses of one flash device. Several shards may report the same pause.
 #[derive(Debug, Default)]
 pub(super) struct Stalls {
-    /// Pauses since the daemon started.
+    /// Number of pauses since the daemon started.
     pub(super) count: u64,
-    /// When the present pause was noticed, and whether its begin was logged.
+    /// Start of the current pause, and whether it was logged.
     since: Option<(Instant, bool)>,
     logged: Option<Instant>,
 }
 
 impl Stalls {
-    /// A shard waits for the device. Returns true if that is to be logged.
+    /// Records that a shard waits for the device. Returns true if this is to be logged.
     pub(super) fn begin(&mut self, now: Instant) -> bool {
         if self.since.is_some() {
             return false;
@@ -35,7 +36,8 @@ impl Stalls {
         is_logged
     }
 
-    /// The device answers again. Returns the time since the pause was noticed if that is to be logged.
+    /// Records that the device answers again. Returns the length of the pause if it is to be
+    /// logged.
     pub(super) fn end(&mut self, now: Instant) -> Option<Duration> {
         let (since, is_logged) = self.since.take()?;
         let length = now.duration_since(since);

@@ -1,6 +1,6 @@
-//! What is to be there from the start: kept from last time, defined in hob.toml, or given to
-//! `hob serve`. In a daemon, what cannot be opened stops nothing else; `serve` has only one thing
-//! to do, and ends if it cannot.
+//! Start of the daemon: opening the pools and disks of the state file, of hob.toml, or of the `hob
+//! serve` command line. In a daemon, an object that cannot be opened does not stop the others. `hob
+//! serve` has only one disk and ends if it cannot be opened.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,21 +27,22 @@ use crate::daemon::state::{
 };
 use crate::daemon::swap::{FileId, loops_over};
 
-/// How long the listeners and the control API wait at the start for disks that are slow to open. Clients of such a disk wait longer.
+/// Maximum time that the listeners and the control API wait at the start for slow disks. Clients of
+/// such a disk wait longer.
 const OPENING_MAX: Duration = Duration::from_secs(3);
 
-/// Name of the pool in serve mode.
+/// Name of the pool of `hob serve`.
 const SERVE_POOL: &str = "default";
 
 impl Manager {
-    /// Brings up what a daemon is to have.
+    /// Opens the pools and disks of a daemon.
     pub(crate) async fn start(self: &Arc<Self>, kept: State, config: &Config) -> Result<(), ApiError> {
         {
             let mut inner = self.inner();
             let names =
                 config.pools.iter().map(|pool| &pool.name).chain(config.disks.iter().map(|disk| &disk.name));
             inner.defined = names.cloned().collect();
-            // A definition that was taken out of the file and comes back later is meant.
+            // An entry that was deleted from the file and returns later is intended.
             let defined = |names: &[String]| {
                 names.iter().filter(|name| inner.defined.contains(*name)).cloned().collect()
             };
@@ -65,7 +66,10 @@ impl Manager {
         for pool in &config.pools {
             let known = kept.pools.iter().any(|kept| kept.name == pool.name);
             if kept.pools_removed.contains(&pool.name) {
-                tracing::info!("pool {} of hob.toml was removed by command and stays away", pool.name);
+                tracing::info!(
+                    "pool {} of hob.toml is not created, because it was removed by command",
+                    pool.name
+                );
             } else if !known {
                 self.start_new_pool(pool).await?;
             }
@@ -74,7 +78,10 @@ impl Manager {
         for disk in &config.disks {
             let known = kept.disks.iter().any(|kept| kept.name == disk.name);
             if kept.disks_removed.contains(&disk.name) {
-                tracing::info!("disk {} of hob.toml was removed by command and stays away", disk.name);
+                tracing::info!(
+                    "disk {} of hob.toml is not added, because it was removed by command",
+                    disk.name
+                );
             } else if !known {
                 new.push(self.first_state(disk));
             }
@@ -94,28 +101,29 @@ impl Manager {
                 manager.disks.bring_online(&name).await;
                 if started.elapsed() > OPENING_MAX {
                     tracing::info!(
-                        "{name} took {} s to open; its clients waited",
+                        "disk {name}: opening took {} s; its clients waited",
                         started.elapsed().as_secs()
                     );
                 }
                 drop(is_opening);
             }));
         }
-        // One that hangs is listed as offline until it is through; the others do not wait for it, but its own clients do.
+        // A hung disk is listed as offline until it is open. Other disks do not wait for it, but
+        // its own clients do.
         let deadline = tokio::time::Instant::now() + OPENING_MAX;
         for task in opening {
             let _ = tokio::time::timeout_at(deadline, task).await;
         }
         self.resume_migrations();
         self.apply_changed(config).await;
-        // What was kept is intact, and guests need their disks: health reports it.
+        // The saved state is intact and guests need their disks, so health reports the failure.
         if let Err(error) = self.save().await {
-            tracing::error!("the daemon serves what it knows, and cannot save its state: {error}");
+            tracing::error!("cannot save the state: {error}; the daemon continues with the state in memory");
         }
         Ok(())
     }
 
-    /// A disk of hob.toml that is not known yet, with the cache it is to have.
+    /// Returns the state of a new disk from hob.toml, with its cache.
     fn first_state(&self, disk: &DiskEntry) -> DiskState {
         let DiskEntry {
             name,
@@ -145,7 +153,7 @@ impl Manager {
                     Some(spec)
                 }
                 Err(error) => {
-                    tracing::error!("disk {name} of hob.toml has no cache: {error}");
+                    tracing::error!("disk {name} of hob.toml: cannot create its cache: {error}");
                     self.inner().caches_refused.insert(name.clone(), error.to_string());
                     None
                 }
@@ -154,11 +162,11 @@ impl Manager {
         let qos = qos.and_then(|qos| match self.qos.first_of(&qos) {
             Ok(qos) => Some(qos),
             Err(error) => {
-                tracing::error!("disk {name} of hob.toml has the usual shares: {error}");
+                tracing::error!("disk {name} of hob.toml: using default shares, because its QoS settings are invalid: {error}");
                 None
             }
         });
-        // The file was checked.
+        // The file was checked already.
         let format = format.as_deref().and_then(Format::from_name);
         DiskState {
             share_parent,
@@ -175,7 +183,8 @@ impl Manager {
     }
 
     async fn start_pool(self: &Arc<Self>, pool: &PoolState) -> Result<(), ApiError> {
-        // Of a pool of hob.toml that could not be made, hobs before this one kept whatever stood there.
+        // Earlier versions saved an invalid segment size for a pool of hob.toml that could not be
+        // created.
         let segment_bytes = Some(pool.segment_size.bytes())
             .filter(|bytes| is_segment_size(*bytes))
             .unwrap_or(SEGMENT_BYTES_DEFAULT);
@@ -185,11 +194,7 @@ impl Manager {
                 Err(error) => Err(error),
             };
             if let Err(error) = asked {
-                tracing::error!(
-                    "pool {}: second copies at {} are not to be had: {error}",
-                    pool.name,
-                    peer.host
-                );
+                tracing::error!("pool {}: cannot open the remote flash at {}: {error}", pool.name, peer.host);
             }
         }
         let opened =
@@ -197,7 +202,7 @@ impl Manager {
         self.pools.take_pool_in(&pool.name, opened, &pool.devices_out, &pool.peers).await
     }
 
-    /// A pool of hob.toml that is not known: made, or found where it was made before.
+    /// Creates a new pool of hob.toml, or opens it where it was created before.
     pub(super) async fn start_new_pool(self: &Arc<Self>, pool: &PoolCreate) -> Result<(), ApiError> {
         let name = pool.name.clone();
         let paths: Vec<PathBuf> = pool.devices.iter().map(PathBuf::from).collect();
@@ -212,14 +217,14 @@ impl Manager {
                 let mut opened = Flash::open(name.clone(), paths, None, segment_bytes).await?;
                 complete(pool, &mut opened).await?;
                 if !opened.offline.is_empty() {
-                    tracing::error!("pool {name} of hob.toml cannot be made: {error}");
+                    tracing::error!("pool {name} of hob.toml: cannot create it: {error}");
                 }
                 self.pools.take_pool_in(&pool.name, opened, &[], &[]).await
             }
         }
     }
 
-    /// Brings up what `hob serve` was asked for, all of it or an error.
+    /// Opens the disk of `hob serve`, completely or not at all.
     pub(crate) async fn start_serving(
         self: &Arc<Self>,
         disk: DiskAdd,
@@ -230,7 +235,7 @@ impl Manager {
             return self.serve_disk(disk, None).await.map(drop);
         };
         let name = disk.name.clone();
-        // Better said before a pool file is made.
+        // Reports errors before a pool file is created.
         let context = CacheContext { segment_bytes: SEGMENT_BYTES_MIN, devices: 1, peers: 0 };
         let (spec, _) = new_spec(enable.pool.clone(), enable.size, &enable.settings, context)?;
         self.inner().check_memory(&name, &spec)?;
@@ -271,7 +276,8 @@ impl Manager {
         Ok(())
     }
 
-    /// The persistent cache that an earlier `hob serve` left in its pool, as it is to be now.
+    /// Returns the persistent cache that an earlier `hob serve` left in its pool, with its new
+    /// settings.
     async fn kept_cache(&self, device: &str, spec: &CacheSpec) -> Result<Option<CacheSpec>, ApiError> {
         let (owners, segment_bytes) = {
             let inner = self.inner();
@@ -293,8 +299,8 @@ impl Manager {
         }
     }
 
-    /// The pool of a `hob serve`: taken as it is if it is large enough. A file that an earlier
-    /// `hob serve` made is made anew if it is not.
+    /// Opens the pool of `hob serve`. A pool file that an earlier `hob serve` created is replaced
+    /// if it is too small.
     async fn serve_pool(
         self: &Arc<Self>,
         path: &Path,
@@ -314,7 +320,7 @@ impl Manager {
             if room(&opened) >= size.bytes() || !is_file || is_kept {
                 return self.pools.take_pool_in(SERVE_POOL, opened, &[], &[]).await;
             }
-            tracing::info!("{} is too small for {size} and is made anew", path.display());
+            tracing::info!("{} is too small for a cache of {size}; creating it again", path.display());
             drop(opened);
             remove_pool_file(path)?;
         } else if force && is_file {
@@ -322,7 +328,7 @@ impl Manager {
         }
         let segment_bytes = match spec.journal {
             None => serve_segment_bytes(size.bytes()),
-            // A ring takes whole segments, and they should not be much larger than it.
+            // A ring takes whole segments, which should not be much larger than the ring.
             Some(_) => serve_segment_bytes(size.bytes().div_ceil(16)),
         };
         let size = Size(size.bytes() + journal_room(spec, segment_bytes));
@@ -337,8 +343,9 @@ impl Manager {
     }
 }
 
-/// Clients find disks and further exports by their names: what hob.toml brings takes none that a command has given. Disks keep theirs before
-/// exports do, those of last time before new ones; who comes too late is left out, and stops nothing else.
+/// Resolves name conflicts between disks and exports. Names given by command take precedence over
+/// hob.toml, disk names over export names, and earlier entries over new ones. Conflicting entries
+/// are left out; the others are served.
 pub(super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskState> {
     let own = |disk: &DiskState| (disk.name.clone(), disk.name.clone());
     let mut owners: BTreeMap<String, String> = kept.iter().map(own).collect();
@@ -368,9 +375,9 @@ pub(super) fn told_apart(kept: Vec<DiskState>, new: Vec<DiskState>) -> Vec<DiskS
     disks
 }
 
-/// Removes a file unless a process uses it as a pool.
-/// Goes on with making a pool that a crash or power cut interrupted: some of its devices are formatted, and nothing is on them. Devices with
-/// other data stay offline, and so do all if any cache or swap lies in the pool: what is missing may hold the rest of it.
+/// Completes a pool whose creation was interrupted by a crash: its remaining devices are formatted.
+/// This needs devices without other data, and a pool without caches and swap areas. Otherwise the
+/// missing devices stay offline, because they may hold data.
 async fn complete(pool: &PoolCreate, opened: &mut Opened) -> Result<(), ApiError> {
     let flash = opened.flash.clone();
     let is_new =
@@ -413,7 +420,8 @@ fn room(opened: &Opened) -> u64 {
     opened.devices.iter().map(|device| device.segments * opened.segment_bytes).sum()
 }
 
-/// The largest usual segment of which `cache_bytes` is a multiple: less is lost to rounding.
+/// Returns the largest usual segment size that divides `cache_bytes`, so that little is lost to
+/// rounding.
 fn serve_segment_bytes(cache_bytes: u64) -> u64 {
     let fitting = 1u64.checked_shl(cache_bytes.trailing_zeros()).unwrap_or(SEGMENT_BYTES_DEFAULT);
     fitting.clamp(SEGMENT_BYTES_MIN, SEGMENT_BYTES_DEFAULT)

@@ -1,8 +1,8 @@
-//! Changes that are under way, and the results of those that nobody waited for: `hob tasks`.
+//! Changes in progress, and the results of changes whose client stopped waiting: `hob tasks`.
 //!
-//! A change is a task from its beginning. If whoever asked for it hears how it ends, it is forgotten then; otherwise its result is kept. A drain
-//! is a task that nobody waits for. A failed task is a problem in health until somebody acknowledges it, also after a restart of the daemon. Other
-//! tasks are not kept over restarts.
+//! Every change is a task. If its client receives the result, the task is removed; otherwise its
+//! result is kept. Drains have no waiting client. A failed task is a health problem until an
+//! operator acknowledges it, also after a restart. Other tasks are not saved.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -17,13 +17,14 @@ use super::registry::{Registry, StatePart};
 use crate::daemon::shard_api::PATIENCE;
 use crate::daemon::state::{FailedTask, State};
 
-/// So many tasks that are done or cancelled are remembered.
+/// Maximum number of remembered tasks that completed or were cancelled.
 const ENDED_MAX: usize = 20;
 
-/// So many that failed and were not acknowledged.
+/// Maximum number of remembered tasks that failed and were not acknowledged.
 const FAILED_MAX: usize = 100;
 
-/// Asked for by other hosts, which ask again: nobody is to acknowledge how they end.
+/// Name of tasks that other hosts request. Those hosts repeat their requests. The results of these
+/// tasks need no acknowledgement.
 const UNACKNOWLEDGED: &str = "peer lend";
 
 /// All tasks.
@@ -39,7 +40,7 @@ impl StatePart for Tasks {
     }
 }
 
-/// The tasks, by number.
+/// Tasks by number.
 #[derive(Debug, Default)]
 struct List {
     last: u64,
@@ -54,11 +55,11 @@ struct Entry {
     ended: Option<Instant>,
     state: TaskState,
     error: Option<String>,
-    /// Somebody has asked for its end.
+    /// True if an operator has cancelled the task.
     is_cancelled: bool,
 }
 
-/// A task that is under way. It has failed if this is dropped.
+/// A task in progress. Dropping this value marks the task as failed.
 #[derive(Debug)]
 pub(super) struct Running {
     tasks: Tasks,
@@ -71,13 +72,13 @@ impl Running {
         self.id
     }
 
-    /// Whoever asked has heard how it ended.
+    /// Removes the task, because its client has received the result.
     pub(super) fn forget(mut self) {
         self.is_over = true;
         self.tasks.lock().list.remove(&self.id);
     }
 
-    /// It ended, and nobody has heard how.
+    /// Records the result of a task whose client is no longer waiting.
     pub(super) fn end(mut self, result: Result<(), String>) {
         self.is_over = true;
         let is_kept = result.is_err();
@@ -87,7 +88,7 @@ impl Running {
         }
     }
 
-    /// Somebody stopped it.
+    /// Records that the task was cancelled.
     pub(super) fn end_cancelled(mut self) {
         self.is_over = true;
         let mut tasks = self.tasks.lock();
@@ -101,7 +102,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         if !self.is_over {
-            self.tasks.lock().end(self.id, Err("it broke off; the log says why".to_owned()));
+            self.tasks.lock().end(self.id, Err("it ended unexpectedly; see the daemon's log".to_owned()));
         }
     }
 }
@@ -139,7 +140,7 @@ impl List {
         self.trim(|state| matches!(state, TaskState::Done | TaskState::Cancelled), ENDED_MAX);
     }
 
-    /// Forgets the oldest of these if there are more than so many.
+    /// Removes the oldest tasks in a state for which `is_one` returns true, down to `most`.
     fn trim(&mut self, is_one: impl Fn(TaskState) -> bool, most: usize) {
         let ids: Vec<u64> =
             self.list.iter().filter(|(_, entry)| is_one(entry.state)).map(|(id, _)| *id).collect();
@@ -148,7 +149,7 @@ impl List {
         }
     }
 
-    /// The failed ones, to be kept over a restart.
+    /// Returns the failed tasks for the state file.
     pub(super) fn failed(&self) -> Vec<FailedTask> {
         let failed = self.list.values().filter(|entry| entry.state == TaskState::Failed);
         let keep = |entry: &Entry| FailedTask {
@@ -159,7 +160,7 @@ impl List {
         failed.map(keep).collect()
     }
 
-    /// Lists those that failed before a restart, as if they had failed now.
+    /// Restores failed tasks of an earlier process.
     pub(super) fn restore(&mut self, failed: &[FailedTask]) {
         for task in failed.iter().take(FAILED_MAX) {
             let id = self.begin("", task.subject.clone());
@@ -182,12 +183,12 @@ impl Tasks {
         let _ = self.registry.set(Arc::downgrade(registry));
     }
 
-    /// Lists tasks that failed before a restart, as if they had failed now.
+    /// Restores failed tasks of an earlier process.
     pub(super) fn restore(&self, failed: &[FailedTask]) {
         self.lock().restore(failed);
     }
 
-    /// Saves which tasks have failed, in the background.
+    /// Saves the failed tasks in the background.
     fn save(&self) {
         let Some(registry) = self.registry.get().and_then(Weak::upgrade) else { return };
         tokio::spawn(async move {
@@ -201,13 +202,14 @@ impl Tasks {
         self.list.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a change has begun.
+    /// Registers the start of a change.
     pub(super) fn begin(&self, what: &'static str, subject: String) -> Running {
         let id = self.lock().begin(what, subject);
         Running { tasks: self.clone(), id, is_over: false }
     }
 
-    /// Runs a change to its end as a task. Waits for it no longer than [`PATIENCE`]; then the task keeps the result.
+    /// Runs a change to its end as a task. Waits for at most [`PATIENCE`]; then the task keeps the
+    /// result.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         what: &'static str,
@@ -223,16 +225,16 @@ impl Tasks {
                 Ok(()) => task.forget(),
                 Err(Ok(_)) => task.end(Ok(())),
                 Err(Err(error)) => {
-                    tracing::warn!("task {id}, a change that nobody waited for any more, failed: {error}");
+                    tracing::warn!("task {id} failed after its client stopped waiting: {error}");
                     task.end(Err(error.to_string()));
                 }
             }
         };
-        // What it says is said in the name of the request that asked for it, also later.
+        // Log lines of the change keep the id of the request that caused it.
         tokio::spawn(run.in_current_span());
         match tokio::time::timeout(PATIENCE, result).await {
             Ok(Ok(result)) => result,
-            Ok(Err(_)) => Err(ApiError::failed("the change broke off; the log says why")),
+            Ok(Err(_)) => Err(ApiError::failed("the change ended unexpectedly; see the daemon's log")),
             Err(_) => Err(ApiError::busy(format!(
                 "the change is not finished after {} s",
                 PATIENCE.as_secs()
@@ -243,7 +245,8 @@ impl Tasks {
         }
     }
 
-    /// Returns the tasks in progress, and those that ended after their client stopped waiting; the oldest first.
+    /// Returns the tasks in progress, and those that ended after their client stopped waiting; the
+    /// oldest first.
     pub(super) fn all(&self) -> Vec<Task> {
         let now = Instant::now();
         let show = |(id, entry): (&u64, &Entry)| Task {
@@ -260,7 +263,7 @@ impl Tasks {
         self.lock().list.iter().map(show).collect()
     }
 
-    /// What a task in progress does, and to what.
+    /// Returns the operation and the subject of a task in progress.
     pub(super) fn running(&self, id: u64) -> Result<(String, String), ApiError> {
         let mut tasks = self.lock();
         let entry = tasks.find(id)?;
@@ -271,7 +274,7 @@ impl Tasks {
         Ok((entry.what.to_string(), entry.subject.clone()))
     }
 
-    /// Notes that a task ends because it was cancelled.
+    /// Records that a task ends because it was cancelled.
     pub(super) fn cancel(&self, id: u64) -> Result<(), ApiError> {
         self.lock().find(id)?.is_cancelled = true;
         Ok(())
@@ -290,7 +293,7 @@ impl Tasks {
         Ok(())
     }
 
-    /// What failed and was not acknowledged: what it concerns, and in words.
+    /// Returns the subjects and descriptions of failed tasks that were not acknowledged.
     pub(super) fn failed(&self) -> Vec<(String, String)> {
         let tasks = self.lock();
         let failed = tasks.list.iter().filter(|(_, entry)| entry.state == TaskState::Failed);

@@ -1,10 +1,10 @@
-//! The documentation of all metrics, as docs/metrics.md has it.
+//! The documentation of all metrics, as in docs/metrics.md.
 
 use std::fmt::Write as _;
 
 use super::{BOUNDS, DISKS_FINE_MAX, Kind, METRICS, bounds_ns};
 
-/// Text above the table.
+/// Text of the page above the table.
 const ABOVE: &str = "\
 # Metrics
 
@@ -16,7 +16,7 @@ Counters of a disk begin at 0 when the disk comes online: after a restart of the
 Those of a flash device begin at 0 when it is opened.
 ";
 
-/// Text below it.
+/// Text of the page below the table.
 const BELOW: &str = "
 ## What to ask
 
@@ -44,7 +44,7 @@ every line of the log that the request caused, also what goes on in the backgrou
 each line of the log a JSON object.
 ";
 
-/// The page, without its first line.
+/// Returns the page without its first line.
 pub(crate) fn page() -> String {
     let mut page = ABOVE.to_owned();
     let first = bounds_ns().next().unwrap_or(0);

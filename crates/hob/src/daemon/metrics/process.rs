@@ -1,31 +1,31 @@
-//! The kernel's figures of this process. A missing figure is 0: a page without it is better than
-//! none.
+//! Statistics of this process from the kernel. A missing value is 0, because an incomplete page is
+//! better than none.
 
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Figures of the process, as of one moment.
+/// Statistics of the process at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Process {
-    /// When it began, seconds since 1970.
+    /// Start time, in seconds since 1970.
     pub(crate) started_seconds: f64,
     /// CPU time of all threads, seconds.
     pub(crate) cpu_seconds: f64,
-    /// Memory it holds, bytes.
+    /// Resident memory in bytes.
     pub(crate) resident_bytes: u64,
-    /// File descriptors.
+    /// Number of open file descriptors.
     pub(crate) open_files: u64,
 }
 
 impl Process {
-    /// The current figures.
+    /// Reads the current statistics.
     pub(crate) fn look() -> Process {
         let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
         let uptime = std::fs::read_to_string("/proc/uptime").unwrap_or_default();
         let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
         let ticks = rustix::param::clock_ticks_per_second();
         let mut process = Process::parse(&stat, &uptime, since_1970.as_secs_f64(), ticks);
-        // Two clocks say when it began, and not the same each time.
+        // The start time is computed from two clocks and would vary slightly.
         static STARTED: OnceLock<f64> = OnceLock::new();
         process.started_seconds = *STARTED.get_or_init(|| process.started_seconds);
         process.resident_bytes *= rustix::param::page_size() as u64;
@@ -33,10 +33,10 @@ impl Process {
         process
     }
 
-    /// From the texts of proc(5), `now` seconds after 1970; the memory is in pages.
+    /// Parses texts of proc(5), read `now` seconds after 1970. Memory sizes in them are in pages.
     fn parse(stat: &str, uptime: &str, now: f64, ticks_per_second: u64) -> Process {
-        // The second field is the program's name in parentheses, which may contain anything; the
-        // next one is the third.
+        // The second field is the program's name in parentheses, which may contain any character;
+        // the next field is the third.
         let fields: Vec<&str> =
             stat.rsplit_once(')').map_or("", |(_, rest)| rest).split_whitespace().collect();
         let field = |number: usize| fields.get(number - 3).and_then(|text| text.parse::<u64>().ok());

@@ -21,7 +21,7 @@ pub(crate) struct Metric {
     pub(crate) name: &'static str,
     /// Its type.
     pub(crate) kind: Kind,
-    /// In words.
+    /// Help text of the metric.
     pub(crate) help: &'static str,
     /// Source of its values.
     pub(crate) source: Source,
@@ -30,17 +30,17 @@ pub(crate) struct Metric {
 /// Type of a metric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// It only grows; ask for its rate.
+    /// A value that only grows, from which clients compute a rate.
     Counter,
     /// A current value.
     Gauge,
-    /// It is 1, and its labels say something.
+    /// The constant 1, with information in its labels.
     Info,
-    /// Counts of requests, by how long they took.
+    /// Numbers of requests by their latency.
     Histogram,
 }
 
-/// Source of the values: one value for each of these.
+/// Source of the values: one value for each of the named objects.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Source {
     /// The daemon.
@@ -65,41 +65,41 @@ pub(crate) enum Source {
     Disk(fn(&Disk) -> f64),
     /// Each state of each disk: 1 if it is in that state.
     DiskStates,
-    /// Each disk that is online, by the state of its backing.
+    /// The backing of each online disk.
     Backing(fn(&BackingState) -> f64),
     /// Each state of the backing of each online disk: 1 if it is in that state.
     BackingStates,
     /// The entitlement of each disk that has one.
     Qos(fn(&DiskQos) -> Option<f64>),
-    /// Each datastore, where there is anything to say.
+    /// Each datastore whose value is known.
     Datastore(fn(&Datastore) -> Option<f64>),
-    /// Each disk that is to have a cache.
+    /// One value for each disk with a configured cache.
     Cache(fn(&Cache) -> f64),
-    /// The same, with how its cache works.
+    /// The settings of each configured cache, as labels.
     CacheInfo,
     /// Each state of each cache: 1 if it is in that state.
     CacheStates,
-    /// Each disk that is online.
+    /// Each online disk.
     Stats(fn(&DiskStats) -> f64),
-    /// Each disk that is online and has a cache.
+    /// Each online disk with a cache.
     CacheStats(fn(&MetricContext<'_>) -> f64),
-    /// Each outcome of each disk that is online.
+    /// Each outcome of each online disk.
     Outcome(fn(&OutcomeStats) -> f64),
-    /// Each outcome, that has happened, of each disk that is online.
+    /// Each outcome that has occurred, of each online disk.
     Latency,
 }
 
-/// A cache as the shard counts it, and its block.
+/// Values from which the metrics of a cache are computed.
 #[derive(Debug)]
 pub(crate) struct MetricContext<'a> {
-    /// Figures of its disk.
+    /// Statistics of the disk.
     pub(crate) stats: &'a DiskStats,
-    /// Bytes of a block.
+    /// Size of a cache block in bytes.
     pub(crate) block_bytes: u64,
 }
 
 impl Source {
-    /// The labels of its values.
+    /// Returns the labels of the values.
     pub(crate) fn labels(self) -> &'static [&'static str] {
         match self {
             Source::Daemon(_) | Source::Cluster(_) => &[],
@@ -123,7 +123,7 @@ impl Source {
         }
     }
 
-    /// The object that each value belongs to.
+    /// Returns the object that each value belongs to.
     pub(crate) fn of_each(self) -> &'static str {
         match self {
             Source::Daemon(_) | Source::Build => "the daemon",
@@ -151,7 +151,7 @@ impl Source {
 }
 
 impl Metric {
-    /// The name that its values have, without what a histogram puts behind it.
+    /// Returns the name of the samples, without the suffixes of a histogram.
     pub(crate) fn sample_name(&self) -> String {
         match self.kind {
             Kind::Counter => format!("{}_total", self.name),
@@ -187,14 +187,14 @@ pub(crate) const METRICS: &[Metric] = &[
     row("hob_cluster_lease_left_seconds", Gauge, From::Cluster(|c| c.left_ms as f64 / 1e3), "How much longer its disks answer unless etcd is heard of."),
     row("hob_cluster_disks_held", Gauge, From::Cluster(|c| c.disks_held as f64), "Disks of the cluster that this host holds."),
 
-    row("hob_pool_size_bytes", Gauge, From::Pool(|p| p.size.bytes() as f64), "MetricContext for caches, on devices that are online."),
-    row("hob_pool_free_bytes", Gauge, From::Pool(|p| p.free.bytes() as f64), "MetricContext that no cache has, on devices that give new segments."),
-    row("hob_pool_orphan_bytes", Gauge, From::Pool(|p| p.orphans.iter().map(|o| o.size.bytes()).sum::<u64>() as f64), "MetricContext of persistent caches that belong to no disk."),
-    row("hob_pool_swap_bytes", Gauge, From::Pool(|p| p.swap.iter().map(|s| s.size.bytes()).sum::<u64>() as f64), "MetricContext of swap areas of the host."),
+    row("hob_pool_size_bytes", Gauge, From::Pool(|p| p.size.bytes() as f64), "Space for caches on online devices."),
+    row("hob_pool_free_bytes", Gauge, From::Pool(|p| p.free.bytes() as f64), "Space that no cache uses, on devices that allow allocation."),
+    row("hob_pool_orphan_bytes", Gauge, From::Pool(|p| p.orphans.iter().map(|o| o.size.bytes()).sum::<u64>() as f64), "Space of persistent caches that belong to no disk."),
+    row("hob_pool_swap_bytes", Gauge, From::Pool(|p| p.swap.iter().map(|s| s.size.bytes()).sum::<u64>() as f64), "Space of swap areas of the host."),
     row("hob_device_state", Gauge, From::DeviceStates, "1 for the state that a flash device is in, 0 for the others."),
     row("hob_device_admits", Gauge, From::Device(|d| yes(d.admission == Admission::In)), "1 when a flash device gives new segments."),
-    row("hob_device_size_bytes", Gauge, From::Device(|d| d.size.bytes() as f64), "MetricContext for caches on a flash device."),
-    row("hob_device_free_bytes", Gauge, From::Device(|d| d.free.bytes() as f64), "MetricContext on a flash device that no cache has."),
+    row("hob_device_size_bytes", Gauge, From::Device(|d| d.size.bytes() as f64), "Space for caches on a flash device."),
+    row("hob_device_free_bytes", Gauge, From::Device(|d| d.free.bytes() as f64), "Space on a flash device that no cache uses."),
     row("hob_device_ios", Counter, From::DeviceIo(|c| c.ios as f64), "Reads, writes and flushes of a flash device that ended, failed ones included."),
     row("hob_device_io_errors", Counter, From::DeviceIo(|c| c.errors as f64), "Of these, failed."),
     row("hob_device_read_bytes", Counter, From::DeviceIo(|c| c.read_bytes as f64), "Bytes read from a flash device."),
@@ -249,9 +249,9 @@ pub(crate) const METRICS: &[Metric] = &[
 
     row("hob_cache", Info, From::CacheInfo, "How a cache works; always 1."),
     row("hob_cache_state", Gauge, From::CacheStates, "1 for the state that a cache is in, 0 for the others."),
-    row("hob_cache_wanted_bytes", Gauge, From::Cache(|c| c.size.bytes() as f64), "MetricContext that was asked for."),
-    row("hob_cache_room_bytes", Gauge, From::Cache(|c| c.room.bytes() as f64), "MetricContext that a cache has: less than was asked for after a device was lost."),
-    row("hob_cache_journal_room_bytes", Gauge, From::Cache(|c| c.journal.bytes() as f64), "MetricContext of its journal besides."),
+    row("hob_cache_wanted_bytes", Gauge, From::Cache(|c| c.size.bytes() as f64), "Configured size of a cache."),
+    row("hob_cache_room_bytes", Gauge, From::Cache(|c| c.room.bytes() as f64), "Present size of a cache: smaller than configured after the loss of a device."),
+    row("hob_cache_journal_room_bytes", Gauge, From::Cache(|c| c.journal.bytes() as f64), "Additional space of a cache's journal."),
     row("hob_cache_used_bytes", Gauge, From::CacheStats(|c| (c.stats.blocks_cached * c.block_bytes) as f64), "Blocks with data."),
     row("hob_cache_capacity_bytes", Gauge, From::CacheStats(|c| (c.stats.blocks * c.block_bytes) as f64), "All blocks."),
     row("hob_cache_valid_bytes", Gauge, From::CacheStats(|c| sectors(c.stats.sectors_valid)), "Sectors with data."),

@@ -1,6 +1,7 @@
-//! Disks whose backing may never answer: requests that wait for it fail, and the disk can be removed.
+//! Removal of disks whose backing may never answer a request.
 //!
-//! What cannot be called back stays in the kernel or in a library, with its memory, and the backing stays open until that ends. Nobody waits for it.
+//! A request that cannot be cancelled stays in the kernel or in a library, together with its
+//! memory. The backing stays open until that request ends; the daemon does not wait for it.
 
 use hob_engine::units::{DiskId, Instant};
 use hob_frontends::nbd::Connection;
@@ -9,7 +10,8 @@ use hob_storage::backing::{Backing, WaitMax};
 use super::Shard;
 
 impl Shard {
-    /// Fails what waits for a disk's backing at this moment. Later requests wait as long as ever.
+    /// Fails the requests that wait for a disk's backing now. Later requests may wait as long as
+    /// before.
     pub(super) fn expire_requests(&mut self, now: Instant, id: DiskId) {
         if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
             backing.set_wait_max(now, WaitMax::Expired);
@@ -21,17 +23,17 @@ impl Shard {
         let is_of = |connection: &Connection| connection.disk() == id;
         self.clients.close("the disk is removed", &mut self.ring, is_of);
         self.files.close(&mut self.ring, id);
-        self.machines.close_all(id, &mut self.ring);
+        self.vhost_user.close_all(id, &mut self.ring);
         self.lose_disk(now, id);
         if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
             backing.abandon(&mut self.ring, now);
             self.collect(now, id);
         }
-        // It may have been removed before, and its backing does not close.
+        // A disk that is removed already has a backing that does not close.
         self.commands.leave_behind(id);
     }
 
-    /// Is a disk's backing only there because something cannot be called back?
+    /// Returns true if a disk's backing is open only because a request cannot be cancelled.
     pub(super) fn is_abandoned(&self, id: DiskId) -> bool {
         let backing = self.backings.get(id.0 as usize).and_then(Option::as_ref);
         backing.is_some_and(Backing::is_abandoned)

@@ -1,16 +1,16 @@
-//! Memory above the caches of a shard's disks, and the copies that the engine asks for.
+//! The RAM tier of each disk of a shard, and the copies that the engine orders to and from it.
 
 use hob_engine::io::{BufferCopy, BufferSlice, CopyEnd};
 use hob_engine::units::DiskId;
 use hob_storage::area::Area;
 use hob_storage::buffers::Arena;
 
-/// By disk id.
+/// The RAM tier of each disk, indexed by disk id.
 #[derive(Default)]
 pub(super) struct Areas(Vec<Option<Area>>);
 
 impl Areas {
-    /// Gives a disk another area or none. Returns what it had.
+    /// Replaces the memory of a disk's RAM tier. Returns the previous memory.
     pub(super) fn replace(&mut self, disk: DiskId, area: Option<Area>) -> Option<Area> {
         let index = disk.0 as usize;
         if area.is_some() && self.0.len() <= index {
@@ -22,7 +22,7 @@ impl Areas {
         }
     }
 
-    /// Makes a copy.
+    /// Executes one copy that the engine ordered.
     pub(super) fn copy(&mut self, arena: &mut Arena, copy: &BufferCopy) {
         let disk = match (copy.from, copy.to) {
             (CopyEnd::Memory { disk, .. }, _) | (_, CopyEnd::Memory { disk, .. }) => disk,

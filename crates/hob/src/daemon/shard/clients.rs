@@ -1,4 +1,5 @@
-//! The NBD connections of a shard: their sockets in the ring, their turns, their ends.
+//! The NBD connections of a shard: their socket I/O in the ring, the order in which they are
+//! served, and their end.
 
 #[cfg(test)]
 mod tests;
@@ -28,54 +29,54 @@ const RECEIVE: u16 = Token::CALLER;
 const RECEIVE_PAYLOAD: u16 = Token::CALLER + 1;
 const SEND: u16 = Token::CALLER + 2;
 
-/// Room for one receive. Several small writes fit, and a great many reads.
+/// Size of a receive buffer in bytes: enough for several small writes or a great many reads.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// A client that holds buffers without moving a byte for that long, while others wait for buffers,
-/// is sent away. Nanoseconds.
+/// Idle time after which a client that holds buffers is disconnected while other clients wait for
+/// buffers, in nanoseconds.
 const HOARDING_NS_MAX: u64 = 5_000_000_000;
 
-/// While nobody is to begin a request, a client that is in the middle of one has that long for the rest of it. Nanoseconds.
+/// Time a client in the middle of a request gets to complete it while the shard quiesces, in
+/// nanoseconds.
 const RESTLESS_NS_MAX: u64 = 3_000_000_000;
 
-/// A negotiated connection on its way in.
+/// A negotiated NBD connection that a shard takes over.
 pub(super) struct ClientAttachment {
     pub(super) socket: OwnedFd,
-    /// What its reads leave behind in the cache.
+    /// What reads of this connection promote into the cache.
     pub(super) promote: Promote,
-    /// Who is at the other end of the socket.
     pub(super) transport: Transport,
-    /// Given back when the connection ends.
+    /// Connection permit, returned when the connection ends.
     pub(super) permit: ConnectionPermit,
-    /// Who reads.
-    pub(super) whose: Whose,
+    pub(super) kind: ClientKind,
 }
 
-/// Who is at the other end of a connection.
+/// Kind of client at the other end of an NBD connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Whose {
-    /// A guest, or another client.
+pub(super) enum ClientKind {
+    /// A guest or another ordinary NBD client.
     Guest,
-    /// The host to which the disk goes, or went.
+    /// Another host that takes part in the disk's migration.
     Peer,
 }
 
 struct Client {
     connection: Connection,
     fd: Fd,
-    whose: Whose,
+    kind: ClientKind,
     transport: Transport,
     _permit: ConnectionPermit,
-    /// Here while no receive is in flight.
+    /// Receive buffer; `None` while a receive is in flight.
     rx: Option<RxBuf>,
     receiving_payload: bool,
     sending: bool,
     shut_down: bool,
-    /// On the list of those to pump.
+    /// True if the connection is on the list of connections with work.
     listed: bool,
-    /// On the list of those that wait for a buffer.
+    /// True if the connection is on the list that waits for a buffer.
     waiting: bool,
-    /// On the lists of those that wait for their disk's share: of requests, of buffers.
+    /// True if the connection waits for its disk's share: of requests (`refused`) or of buffers
+    /// (`lacking`).
     refused: bool,
     lacking: bool,
     last_progress: Instant,
@@ -86,50 +87,51 @@ impl Client {
         self.rx.is_some() && !self.receiving_payload && !self.sending
     }
 
-    /// Can somebody else go on with it?
+    /// Returns true if another process can continue the connection.
     fn is_at_rest(&self) -> bool {
         self.is_idle() && self.connection.is_at_rest()
     }
 }
 
-/// Connections to one disk whose share is used up.
+/// Connections of one disk that wait because the disk's share is used up.
 #[derive(Default)]
 struct HeldUp {
-    /// The engine has handed requests of these back.
+    /// Connections whose requests the engine refused.
     refused: Vec<u16>,
-    /// These have no buffer.
+    /// Connections that wait for a buffer.
     without_buffer: Vec<u16>,
-    /// The shortest buffer that one of them needs, bytes.
+    /// Size of the smallest buffer that one of these connections needs, in bytes.
     least: usize,
 }
 
-/// All connections, by number.
+/// All NBD connections of a shard, by number.
 #[derive(Default)]
 pub(super) struct Clients {
     clients: Vec<Option<Client>>,
     free: Vec<u16>,
-    /// Sessions that have ended, with their disks.
+    /// Ended sessions with their disks, to be reported to the engine.
     pub(super) ended: Vec<(DiskId, SessionId)>,
-    /// Those with something to do.
+    /// Connections with work to do.
     active: VecDeque<u16>,
-    /// Those that wait for a buffer, longest first. Nobody else gets one before them.
+    /// Connections that wait for a buffer, longest first. No other connection gets a buffer before
+    /// them.
     waiting: VecDeque<u16>,
     waiting_since: Instant,
-    /// Since when nobody begins a request.
+    /// Time since which no new request is accepted; `None` in normal operation.
     resting_since: Option<Instant>,
-    /// Connections that wait until their disk's share of something has room. A hung disk keeps its own waiting, and nobody else.
+    /// Connections that wait for their disk's share of requests or buffers. Connections of a hung
+    /// disk wait here and do not delay other disks.
     held_up: BTreeMap<DiskId, HeldUp>,
-    /// Something was given back since they were looked at.
+    /// True if buffers or requests were released since the waiting connections were last checked.
     room: bool,
     queries: VecDeque<(DiskId, StatusQuery)>,
-    /// Who records the requests.
     pub(super) recorders: Recorders,
-    /// Requests that one receive brings, a moving average in 256ths.
+    /// Moving average of the number of requests per receive, in 256ths.
     batch: u32,
 }
 
 impl Clients {
-    /// Takes a negotiated connection over. Returns its session.
+    /// Takes over a negotiated connection. Returns its session.
     pub(super) fn attach(
         &mut self,
         now: Instant,
@@ -149,7 +151,7 @@ impl Clients {
         self.clients[usize::from(number)] = Some(Client {
             connection,
             fd: ring.attach(attachment.socket, FdClass::Socket),
-            whose: attachment.whose,
+            kind: attachment.kind,
             transport: attachment.transport,
             _permit: attachment.permit,
             rx: Some(rx),
@@ -166,7 +168,7 @@ impl Clients {
         SessionId(u32::from(number))
     }
 
-    /// Ends connections.
+    /// Closes the connections for which `ends` returns true.
     pub(super) fn close(&mut self, why: &str, ring: &mut Ring, ends: impl Fn(&Connection) -> bool) {
         self.room = true;
         for number in 0..self.clients.len() {
@@ -179,20 +181,20 @@ impl Clients {
         }
     }
 
-    /// Connections to a disk but those of another host.
+    /// Number of open connections to a disk, without those of other hosts.
     pub(super) fn guests(&self, disk: DiskId) -> u64 {
         let is_guest = |client: &&Client| {
-            client.whose == Whose::Guest && client.connection.disk() == disk && !client.shut_down
+            client.kind == ClientKind::Guest && client.connection.disk() == disk && !client.shut_down
         };
         self.clients.iter().flatten().filter(is_guest).count() as u64
     }
 
-    /// Ends the connections of another host to a disk.
+    /// Closes the connections of other hosts to a disk.
     pub(super) fn close_peers(&mut self, disk: DiskId, ring: &mut Ring) {
         self.room = true;
         for number in 0..self.clients.len() {
             if let Some(client) = &mut self.clients[number]
-                && client.whose == Whose::Peer
+                && client.kind == ClientKind::Peer
                 && client.connection.disk() == disk
             {
                 client.connection.abort("the disk is another host's", &mut ungated(ring));
@@ -201,7 +203,7 @@ impl Clients {
         }
     }
 
-    /// A socket operation ended.
+    /// Handles the end of a socket operation.
     pub(super) fn handle_completion(&mut self, now: Instant, completion: Completion, ring: &mut Ring) {
         let number = completion.token.owner();
         let client = self.clients[usize::from(number)].as_mut().expect("connections outlive their I/O");
@@ -211,7 +213,8 @@ impl Clients {
         match (completion.token.kind(), completion.returned) {
             (RECEIVE, Returned::Rx(rx)) => {
                 client.rx = Some(rx);
-                // One that was ended so that there be rest has not met the end of the stream.
+                // A receive that was cancelled to quiesce the connection did not reach the end of
+                // the stream.
                 let cancelled = completion.result == -rustix::io::Errno::CANCELED.raw_os_error();
                 if completion.result <= 0 && !cancelled {
                     client.connection.hang_up(payload);
@@ -231,7 +234,7 @@ impl Clients {
         self.list(number);
     }
 
-    /// From now on nobody begins a request, or everybody does again.
+    /// Stops or resumes accepting new requests.
     pub(super) fn set_resting(&mut self, since: Option<Instant>, ring: &mut Ring) {
         self.resting_since = since;
         for number in 0..self.clients.len() {
@@ -242,12 +245,12 @@ impl Clients {
         self.end_receives(ring);
     }
 
-    /// Has everybody been answered who can be?
+    /// Returns true if every connection is quiesced or about to close.
     pub(super) fn are_at_rest(&self) -> bool {
         self.clients.iter().flatten().all(|client| client.is_at_rest() || client.connection.wants_close())
     }
 
-    /// Lets go of those at rest whose sockets somebody else can go on with.
+    /// Hands over the quiesced connections that another process can continue.
     pub(super) fn hand_over(&mut self, ring: &mut Ring) -> Vec<ClientAtRest> {
         let mut all = Vec::new();
         for number in 0..self.clients.len() {
@@ -258,7 +261,7 @@ impl Clients {
             let socket = match ring.borrow(client.fd).try_clone_to_owned() {
                 Ok(socket) => socket,
                 Err(error) => {
-                    tracing::warn!("a client cannot be handed over and has to connect again: {error}");
+                    tracing::warn!("cannot hand over an NBD client, which has to reconnect: {error}");
                     continue;
                 }
             };
@@ -272,7 +275,7 @@ impl Clients {
         all
     }
 
-    /// Ends receives that wait for the next request.
+    /// Cancels receives that wait for the next request.
     fn end_receives(&mut self, ring: &mut Ring) {
         if self.resting_since.is_none() {
             return;
@@ -285,7 +288,7 @@ impl Clients {
         }
     }
 
-    /// The engine answers.
+    /// Handles the engine's reply to a request.
     #[inline]
     pub(super) fn handle_reply(&mut self, reply: &Reply, ring: &mut Ring) {
         let number = Connection::number_of(reply.id) as u16;
@@ -295,7 +298,8 @@ impl Clients {
         self.room = true;
     }
 
-    /// What is allocated in a range is known, or that was not asked. What bitmaps say of it is the engine's.
+    /// Answers a block status query. `allocation` holds the allocated extents, if the client asked
+    /// for them; dirty bitmaps come from the engine.
     pub(super) fn handle_status(&mut self, id: u64, allocation: Result<&[Extent], IoError>, engine: &Engine) {
         let id = RequestId(id);
         let number = Connection::number_of(id) as u16;
@@ -314,13 +318,13 @@ impl Clients {
         self.list(number);
     }
 
-    /// There may be room in the engine, or for a buffer.
+    /// Notes that the engine may accept requests again, or that a buffer may be free.
     pub(super) fn retry_refused(&mut self) {
         self.room = true;
     }
 
-    /// Lists the connections to disks whose share has room again. What that costs depends on the number of such disks, not on that of
-    /// their connections: those of a hung disk are many.
+    /// Lists the connections of disks whose share has room again. The cost depends on the number of
+    /// such disks, not on the number of their connections.
     fn retry_held_up(&mut self, ring: &Ring, engine: &Engine) {
         if !std::mem::take(&mut self.room) || self.held_up.is_empty() {
             return;
@@ -345,7 +349,8 @@ impl Clients {
         }
     }
 
-    /// Keeps a connection until its disk's share has room: for a buffer of `least` bytes, or in the engine.
+    /// Keeps a connection waiting until its disk's share has room: for a buffer of `least` bytes,
+    /// or for a request in the engine.
     fn hold_up(&mut self, number: u16, least: Option<usize>) {
         let client = self.clients[usize::from(number)].as_mut().expect("only connections are held up");
         if self.waiting.is_empty() && self.held_up.is_empty() {
@@ -363,25 +368,25 @@ impl Clients {
         }
     }
 
-    /// The next question for a backing.
+    /// Returns the next block status query for a backing.
     pub(super) fn poll_status(&mut self) -> Option<(DiskId, StatusQuery)> {
         self.queries.pop_front()
     }
 
-    /// Does no connection wait for a buffer?
+    /// Returns true if no connection waits for a buffer.
     pub(super) fn nobody_waits(&self) -> bool {
         self.waiting.is_empty()
     }
 
-    /// Do clients send requests before earlier ones are answered? A client that waits for each
-    /// answer never has two requests in one receive.
+    /// Returns true if clients send requests before earlier ones are answered. A client that waits
+    /// for each reply never has two requests in one receive.
     pub(super) fn requests_overlap(&self) -> bool {
         self.batch > 256 + 8
     }
 
-    /// Lets every connection with something to do go on. False when there is none.
+    /// Runs every connection that has work. Returns false if there is none.
     pub(super) fn pump(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
-        // Whatever has happened may have made room: answers that left, a client that died.
+        // Sent replies and closed connections may have released buffers.
         self.serve_waiting(now, ring);
         self.retry_held_up(ring, engine);
         let mut progress = false;
@@ -411,7 +416,7 @@ impl Clients {
         let mut recording = self.recorders.of(connection.disk());
         while let Some(mut request) = connection.poll_request() {
             requests += 1;
-            if client.whose == Whose::Peer && request.op == Op::Read {
+            if client.kind == ClientKind::Peer && request.op == Op::Read {
                 request.op = Op::ReadForPeer;
             }
             if let Err(request) = engine.handle_request(now, request) {
@@ -420,7 +425,7 @@ impl Clients {
                 break;
             }
             if let Some(recording) = &mut recording
-                && client.whose == Whose::Guest
+                && client.kind == ClientKind::Guest
             {
                 recording.note(connection.command_begun_by(&request));
             }
@@ -432,7 +437,7 @@ impl Clients {
             client.sending = true;
             ring.send(Token::new(SEND, number, 0), client.fd, gather);
         }
-        // Now there is room for their answers again.
+        // Replies to these queries now have room.
         while let Some(query) = connection.poll_status() {
             self.queries.push_back((connection.disk(), query));
         }
@@ -443,15 +448,16 @@ impl Clients {
         self.close_ended(number, ring);
     }
 
-    /// Starts what the connection wants to receive. One that has its share of the buffers waits for
-    /// its own answers to leave, not for others.
+    /// Starts the connection's next receive. A connection that used up its own share of buffers
+    /// waits only until its own replies are sent.
     fn receive(&mut self, now: Instant, number: u16, ring: &mut Ring, greedy: bool, lacking: Option<usize>) {
         let client = self.clients[usize::from(number)].as_mut().expect("listed connections exist");
         if client.receiving_payload || client.rx.is_none() {
             return;
         }
         match client.connection.poll_receive() {
-            // Commands came in while there was no room for their answers. Its client may say nothing more before it has them.
+            // Requests arrived while there was no room for their replies. The client may send
+            // nothing more before it gets these replies.
             Receive::Bytes if client.rx.as_ref().is_some_and(|rx| rx.filled().len() >= REQUEST_BYTES) => {
                 self.list(number);
             }
@@ -475,7 +481,7 @@ impl Clients {
         }
     }
 
-    /// Closes a connection that is at its end, and forgets it when nothing of it is in flight.
+    /// Closes a connection that wants to close, and forgets it when none of its I/O is in flight.
     fn close_ended(&mut self, number: u16, ring: &mut Ring) {
         let slot = &mut self.clients[usize::from(number)];
         let client = slot.as_mut().expect("listed connections exist");
@@ -488,7 +494,7 @@ impl Clients {
         }
         if client.is_idle() && client.connection.is_over() {
             if let Some(fault) = client.connection.fault() {
-                tracing::info!(disk = client.connection.disk().0, "connection ended early: {fault}");
+                tracing::info!(disk = client.connection.disk().0, "NBD connection ended early: {fault}");
             }
             ring.detach(client.fd);
             self.ended.push((client.connection.disk(), SessionId(u32::from(number))));
@@ -497,7 +503,7 @@ impl Clients {
         }
     }
 
-    /// Takes a number off all lists, for the next one who comes.
+    /// Removes a connection from all lists, so that its number can be reused.
     fn forget(&mut self, number: u16) {
         self.waiting.retain(|waiting| *waiting != number);
         for it in self.held_up.values_mut() {
@@ -509,7 +515,7 @@ impl Clients {
         self.free.push(number);
     }
 
-    /// Gives buffers to those that wait, in their order, as far as there is room.
+    /// Gives buffers to waiting connections in their order, while buffers are free.
     fn serve_waiting(&mut self, now: Instant, ring: &mut Ring) {
         while let Some(number) = self.waiting.front().copied() {
             let client = self.clients[usize::from(number)].as_mut().expect("waiting connections exist");
@@ -526,7 +532,7 @@ impl Clients {
         }
     }
 
-    /// When to look for clients that hoard buffers.
+    /// Returns the time of the next check for clients that hold buffers without progress.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let is_scarce = !self.waiting.is_empty() || !self.held_up.is_empty();
         let hoarding = is_scarce.then(|| self.waiting_since + HOARDING_NS_MAX);
@@ -535,7 +541,8 @@ impl Clients {
         hoarding.into_iter().chain(restless).min()
     }
 
-    /// Sends away clients that hold buffers without moving a byte while others wait.
+    /// Disconnects clients that hold buffers without moving a byte while other clients wait for
+    /// buffers.
     pub(super) fn handle_timeout(&mut self, now: Instant, ring: &mut Ring) {
         self.end_restless(now, ring);
         let is_scarce = !self.waiting.is_empty() || !self.held_up.is_empty();
@@ -552,14 +559,14 @@ impl Clients {
             {
                 client.shut_down = true;
                 tracing::warn!(
-                    "a client holds buffers and does not move a byte while others wait: closing it"
+                    "closing an NBD connection: its client holds buffers without progress while other clients wait for buffers"
                 );
                 ring.shutdown(client.fd);
             }
         }
     }
 
-    /// Sends away clients because of whom alone there is no rest.
+    /// Disconnects clients that alone keep the shard from quiescing.
     fn end_restless(&mut self, now: Instant, ring: &mut Ring) {
         let Some(since) = self.resting_since.filter(|since| now - *since >= RESTLESS_NS_MAX) else { return };
         self.resting_since = Some(since + RESTLESS_NS_MAX);
@@ -567,7 +574,9 @@ impl Clients {
         for client in self.clients.iter_mut().flatten() {
             if (client.connection.awaits_payload() || client.sending) && !client.shut_down {
                 client.shut_down = true;
-                tracing::warn!("a client stopped in the middle of a request or of an answer: closing it");
+                tracing::warn!(
+                    "closing an NBD connection: its client stopped in the middle of a request or of a reply"
+                );
                 ring.shutdown(client.fd);
             }
         }
@@ -586,59 +595,61 @@ impl Clients {
     }
 }
 
-/// A request of at most that many bytes is small: it does not queue behind large ones.
+/// Maximum size of a small request in bytes. Small requests do not queue behind large ones.
 const SMALL_BYTES_MAX: usize = 1 << 20;
 
-/// The part of the arena that large requests must leave to small ones.
+/// Large requests leave one part in this many of the arena to small requests.
 const RESERVE_SHARE: usize = 16;
 
-/// The arena as one connection sees it.
+/// The buffer arena as seen by one connection.
 ///
-/// A disk has its share of the arena. Of that, a connection may hold as many bytes as its disk's share has room for beside it, and large
-/// requests leave a sixteenth of the share. So whatever greedy clients of a disk ask for, its other clients get small buffers.
+/// A disk has a share of the arena. A connection may hold at most as many bytes as its disk's share
+/// still has free. Large requests leave a sixteenth of the share free. Therefore a greedy client of
+/// a disk cannot keep small buffers from other clients of the disk.
 pub(super) struct Gate<'a> {
     arena: &'a mut Arena,
-    /// Whose share buffers are taken from; none are without.
+    /// The disk whose share the buffers count against; `None` for no share.
     disk: Option<DiskId>,
-    /// The disk's share had no room for so many bytes.
+    /// Size of the buffer that the disk's share had no room for.
     lacking: Option<usize>,
-    /// Nobody waits for a large buffer already.
+    /// True if no other connection waits for a large buffer.
     open: bool,
     held_bytes: usize,
-    /// It was refused for what it holds.
+    /// True if a buffer was refused because this connection already holds too many.
     greedy: bool,
-    /// Knows what flash holds, for reads into guests' own memory.
+    /// The engine, which knows what is in flash; needed for reads into guest memory.
     engine: Option<&'a Engine>,
 }
 
 impl<'a> Gate<'a> {
-    /// For one who holds so much already.
+    /// Makes the gate of a connection that already holds `held_bytes`.
     pub(super) fn new(ring: &mut Ring, disk: DiskId, held_bytes: usize, open: bool) -> Gate<'_> {
         Gate { disk: Some(disk), open, held_bytes, ..ungated(ring) }
     }
 
-    /// The same, for reads that may go into guests' own memory.
+    /// Allows reads directly into guest memory.
     pub(super) fn knowing(self, engine: &'a Engine) -> Gate<'a> {
         Gate { engine: Some(engine), ..self }
     }
 
-    /// Bytes that the disk's share had no room for.
+    /// Returns the size of the buffer that the disk's share had no room for.
     pub(super) fn lacking(&self) -> Option<usize> {
         self.lacking
     }
 
-    /// For giving buffers back.
+    /// Makes a gate that only releases buffers.
     pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
         ungated(ring)
     }
 }
 
-/// May a request of a disk get a buffer now that lacked `bytes` before? Large ones of a disk that holds nothing need leave nothing.
+/// Returns true if a request that lacked `bytes` before may get a buffer now. A large request may
+/// use the whole share of a disk that holds no buffer.
 pub(super) fn may_have_room(arena: &Arena, disk: DiskId, bytes: usize) -> bool {
     arena.held(disk) == 0 || arena.may_alloc(disk, bytes)
 }
 
-/// For giving buffers back.
+/// Makes a gate that only releases buffers.
 pub(super) fn ungated(ring: &mut Ring) -> Gate<'_> {
     let arena = ring.arena_mut();
     Gate { arena, disk: None, lacking: None, open: true, held_bytes: 0, greedy: false, engine: None }

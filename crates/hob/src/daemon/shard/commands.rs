@@ -1,4 +1,4 @@
-//! What the control thread asks of a shard, and what is still to be answered.
+//! Calls of the control thread to a shard, and the answers that are still outstanding.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -12,39 +12,41 @@ use hob_storage::area::Area;
 use hob_storage::backing::{Backing, ChangeDetector, ChangeMark, WaitMax};
 
 use super::Shard;
-use super::clients::{ClientAttachment, Whose};
-use super::machines::MachineCall;
+use super::clients::{ClientAttachment, ClientKind};
+use super::vhost_user_clients::VhostUserCall;
 use crate::daemon::shard_api::{Answer, EventSender, Gone, Noted, ShardCall, ShardError, ShardEvent};
 
-/// Answers that are due.
+/// Calls that are not answered yet.
 pub(super) struct Commands {
     events: EventSender,
     last: u64,
     waiting: BTreeMap<CommandId, Waiting>,
-    /// What the engine handed out as disks ended.
+    /// Bitmaps that the engine returned when disks were removed.
     bitmaps: BTreeMap<DiskId, Vec<Bitmap>>,
-    /// Guests of disks that have not been told that acknowledged writes may be lost.
+    /// Number of guests per disk that must still get an error because acknowledged writes may be
+    /// lost.
     failures_owed: BTreeMap<DiskId, u32>,
-    /// Disks whose engine part is gone and whose backing is being closed.
+    /// Disks that the engine has removed and whose backing is being closed.
     closing: BTreeMap<DiskId, Option<Farewell>>,
-    /// Disks that are gone and whose abandoned backing is not closed. Nobody waits for that.
+    /// Removed disks whose abandoned backing is still open. No caller waits for these.
     left_behind: BTreeSet<DiskId>,
     stop: Option<Answer<()>>,
     over: bool,
 }
 
-/// Who wants to know that a disk is gone, and what it leaves.
+/// Answer to the removal of a disk, and the resources to return with it.
 type Farewell = (Answer<Gone>, Gone);
 
 pub(super) enum Waiting {
-    /// A disk was added, or something was set; nobody waits for more than an error.
+    /// A change without a result other than an error.
     Plain(Answer<()>),
     Change(Answer<Vec<Segment>>),
-    /// The disk is larger then, for front ends too.
+    /// The disk gets this size, for its front ends too.
     Growth(Answer<Vec<Segment>>, u64),
-    /// Memory takes the place of what the disk had.
+    /// Replacement of a disk's RAM tier with this memory.
     Memory(Answer<Option<Area>>, Option<Area>),
-    /// A disk leaves; its backing is closed next. Without an answer when the shard ends.
+    /// Removal of a disk, whose backing is closed next. There is no answer channel when the shard
+    /// stops.
     Remove(Option<Answer<Gone>>),
 }
 
@@ -63,7 +65,7 @@ impl Commands {
         }
     }
 
-    /// Everything is closed and the shard may end.
+    /// Returns true if everything is closed and the shard may end.
     pub(super) fn is_over(&self) -> bool {
         self.over
     }
@@ -75,12 +77,13 @@ impl Commands {
         id
     }
 
-    /// Tells the manager. Without one there is nobody to tell, and the shard is about to be stopped.
+    /// Reports an event to the manager. The event is dropped when the manager has ended.
     pub(super) fn report(&self, event: ShardEvent) {
         let _ = self.events.send(event);
     }
 
-    /// A backing is closed. `changed`: when it was last changed, where that is known only now.
+    /// Completes a removal after the backing has closed. `changed` is the time of the backing's
+    /// last change, if only known now.
     pub(super) fn backing_closed(&mut self, disk: DiskId, changed: Option<ChangeMark>) {
         if let Some(Some((answer, mut gone))) = self.closing.remove(&disk) {
             gone.changed = gone.changed.or(changed);
@@ -92,7 +95,7 @@ impl Commands {
         self.check_over();
     }
 
-    /// A disk is gone, and its backing is closed at some time.
+    /// Completes the removal of a disk whose backing is still open.
     pub(super) fn leave_behind(&mut self, disk: DiskId) {
         let Some(farewell) = self.closing.remove(&disk) else { return };
         self.left_behind.insert(disk);
@@ -111,13 +114,13 @@ impl Commands {
     }
 }
 
-/// Requests of a disk that is removed, or of a daemon that stops, wait for the backing no longer than this.
+/// Maximum wait of requests for the backing while a disk is removed or the daemon stops.
 const LEAVING_WAIT_MAX: Duration = Duration::from_secs(30);
 
 impl Shard {
-    /// Carries out a call, or begins to.
+    /// Executes a call, or starts to.
     pub(super) fn call(&mut self, now: Instant, call: ShardCall) {
-        // A new session may have the number of one that has ended.
+        // A new session may reuse the number of an ended one.
         self.end_sessions();
         match call {
             ShardCall::Ping { answer } => {
@@ -189,7 +192,7 @@ impl Shard {
                 let _ = answer.send(found.ok_or(ShardError::Command(CommandError::NoSuchDisk)));
             }
             ShardCall::Users { id, answer } => {
-                let _ = answer.send(Ok(self.clients.guests(id) + self.machines.of(id)));
+                let _ = answer.send(Ok(self.clients.guests(id) + self.vhost_user.of(id)));
             }
             ShardCall::Reset { id, counter, answer } => {
                 let command = self.commands.next(Waiting::Plain(answer));
@@ -216,44 +219,44 @@ impl Shard {
                 self.clients.close("the export was taken away", &mut self.ring, is_of);
             }
             ShardCall::Attach { id, socket, negotiated, leftover, promote, transport, permit } => {
-                // A disk that left in the meantime takes the connection with it.
+                // If the disk was removed meanwhile, the connection is dropped.
                 if self.serves(id) {
                     let attachment =
-                        ClientAttachment { socket, promote, transport, permit, whose: Whose::Guest };
+                        ClientAttachment { socket, promote, transport, permit, kind: ClientKind::Guest };
                     let session =
                         self.clients.attach(now, &mut self.ring, id, attachment, *negotiated, &leftover);
                     self.engine.begin_session(id, session);
                 }
             }
             ShardCall::AttachFile { id, device, file, rights } => {
-                // As above; and with it the file.
+                // If the disk was removed meanwhile, the file is dropped.
                 if self.serves(id) {
                     let before = file.size;
                     let session = self.files.attach(&mut self.ring, id, device, file, rights);
                     self.engine.begin_session(id, session);
                     if let Some(size) = self.size_of(id).filter(|size| *size > before) {
-                        // It was mounted by an earlier daemon, for a smaller disk.
+                        // An earlier daemon mounted the file when the disk was smaller.
                         self.files.grow(id, size);
                     }
                 }
             }
-            ShardCall::Machine(mut call) => {
-                if let MachineCall::Open { disk, info, .. } = &mut call
+            ShardCall::VhostUser(mut call) => {
+                if let VhostUserCall::Open { disk, info, .. } = &mut call
                     && let Some(size) = self.size_of(*disk)
                 {
-                    // It may have grown since its socket was made.
+                    // The disk may have grown since its socket was created.
                     info.size_bytes = size;
                 }
-                let Shard { machines, commands, backings, ring, .. } = self;
+                let Shard { vhost_user, commands, backings, ring, .. } = self;
                 let serves = |id: DiskId| {
                     let backing = backings.get(id.0 as usize).and_then(Option::as_ref);
                     commands.stop.is_none() && backing.is_some_and(|backing| !backing.is_abandoned())
                 };
-                if let Some((id, session)) = machines.call(call, serves, ring) {
+                if let Some((id, session)) = vhost_user.call(call, serves, ring) {
                     self.engine.begin_session(id, session);
                 }
             }
-            ShardCall::Carry(id, call) => self.carry(now, id, call),
+            ShardCall::Transfer(id, call) => self.transfer(now, id, call),
             ShardCall::SetLease { id, clock } => self.set_lease(id, clock),
             ShardCall::Lose { id } => self.lose_disk(now, id),
             ShardCall::LinkParent { id, parent } => self.link_parent(id, parent),
@@ -281,7 +284,9 @@ impl Shard {
     ) {
         let index = id.0 as usize;
         let Ok(owner) = u16::try_from(id.0) else {
-            let _ = answer.send(Err(ShardError::Unusable("no shard has that many disks".to_owned())));
+            let _ = answer.send(Err(ShardError::Unusable(
+                "the shard already serves the maximum number of disks".to_owned(),
+            )));
             return;
         };
         if self.backings.len() <= index {
@@ -307,17 +312,17 @@ impl Shard {
         answer: Answer<Option<Area>>,
     ) {
         let (config, area) = memory.unzip();
-        // Copies that were asked for before concern what the disk has now, and those that follow what it will have.
+        // Earlier copies refer to the old memory, later ones to the new memory.
         self.make_copies();
         let command = self.commands.next(Waiting::Memory(answer, area));
         self.engine.handle_command(now, command, id, Command::Memory(config));
         self.drain_events(now);
     }
 
-    /// Tells the engine which sessions have ended.
+    /// Reports ended sessions to the engine.
     pub(super) fn end_sessions(&mut self) {
-        let Shard { clients, files, machines, engine, .. } = self;
-        let ended = clients.ended.drain(..).chain(files.ended.drain(..)).chain(machines.ended.drain(..));
+        let Shard { clients, files, vhost_user, engine, .. } = self;
+        let ended = clients.ended.drain(..).chain(files.ended.drain(..)).chain(vhost_user.ended.drain(..));
         ended.for_each(|(disk, session)| engine.end_session(disk, session));
     }
 
@@ -325,13 +330,13 @@ impl Shard {
         let is_of = |connection: &Connection| connection.disk() == id;
         self.clients.close("the disk was removed", &mut self.ring, is_of);
         self.files.close(&mut self.ring, id);
-        self.machines.close_all(id, &mut self.ring);
+        self.vhost_user.close_all(id, &mut self.ring);
         self.clients.recorders.end(id);
-        self.carriers.remove(id);
+        self.transfers.remove(id);
         self.leave_lease(now, id);
         self.unlink_parent(id);
         if let Some(backing) = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut) {
-            // Nobody waits for these requests any more, and the removal does not wait forever for them.
+            // The removal must not wait forever for these requests.
             backing.set_wait_max(now, WaitMax::AtMost(LEAVING_WAIT_MAX));
         }
         let command = self.commands.next(Waiting::Remove(answer));
@@ -349,7 +354,7 @@ impl Shard {
         self.commands.check_over();
     }
 
-    /// Passes on what the engine reports.
+    /// Forwards an event of the engine to the manager.
     pub(super) fn handle_event(&mut self, now: Instant, event: Event) {
         let report = match event {
             Event::Done { command, disk, result } => return self.command_done(now, command, disk, result),
@@ -358,7 +363,10 @@ impl Shard {
                 ShardEvent::FailuresOwed { disk, count }
             }
             Event::Fenced { device, errors: 0 } => {
-                tracing::error!(device = device.0, "flash device given up: its host does not answer");
+                tracing::error!(
+                    device = device.0,
+                    "flash device abandoned: the host that lends it does not answer; caches go on without it"
+                );
                 ShardEvent::Fenced { device, errors: 0 }
             }
             Event::Fenced { device, errors } => {
@@ -382,7 +390,11 @@ impl Shard {
                 ShardEvent::Resumed(device)
             }
             Event::DirtyLost { disk, sectors } => {
-                tracing::error!(disk = disk.0, sectors, "dirty data cannot be read from flash");
+                tracing::error!(
+                    disk = disk.0,
+                    sectors,
+                    "dirty data is unreadable on flash; see 'hob health'"
+                );
                 ShardEvent::DirtyLost { disk, sectors }
             }
             Event::Bitmaps { disk, bitmaps } => {
@@ -392,7 +404,10 @@ impl Shard {
             Event::ChangeWaits(disk) => ShardEvent::ChangeWaits(disk),
             Event::WritesInDoubt(disk) => ShardEvent::WritesInDoubt(disk),
             Event::JournalLost(disk) => {
-                tracing::error!(disk = disk.0, "the journal of the cache cannot be written");
+                tracing::error!(
+                    disk = disk.0,
+                    "cannot write the journal of the disk's cache; see 'hob health'"
+                );
                 ShardEvent::JournalLost(disk)
             }
         };
@@ -418,8 +433,8 @@ impl Shard {
                     backing.grow(size_bytes);
                 }
                 self.files.grow(disk, size_bytes);
-                self.machines.grow(disk, size_bytes);
-                self.carriers.grow(disk, size_bytes);
+                self.vhost_user.grow(disk, size_bytes);
+                self.transfers.grow(disk, size_bytes);
                 let _ = answer.send(Ok(released));
             }
             (Waiting::Growth(answer, _), Err(error)) => {

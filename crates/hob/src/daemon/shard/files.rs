@@ -1,7 +1,8 @@
-//! The disks of a shard that are files: their FUSE connections.
+//! The FUSE connections of a shard's disks that are mounted as files.
 //!
-//! /dev/fuse gives one request per read and takes one answer per write, and neither ever waits here. So the shard does both
-//! itself, with plain system calls; the ring only says when there is something to read.
+//! Each read of /dev/fuse returns one request and each write sends one reply. Both are
+//! non-blocking. The shard therefore uses plain system calls, and the ring only polls for new
+//! requests.
 
 use std::borrow::Cow;
 use std::collections::VecDeque;
@@ -20,42 +21,43 @@ use super::clients::{Gate, may_have_room, ungated};
 use super::recorders::Recorders;
 use crate::daemon::shard_api::{FileAtRest, FileRights};
 
-/// Kind of the tokens of these connections.
+/// Token kind of the polls of FUSE connections.
 pub(super) const MESSAGE: u16 = Token::CALLER + 0x100;
 
-/// Messages that one connection may bring in before others have their turn.
+/// Maximum number of messages one FUSE connection handles before other connections are served.
 const BATCH_MAX: u32 = 64;
 
 struct File {
     session: Session,
     rights: FileRights,
     fd: Fd,
-    /// The ring says when there is a message.
+    /// True while the ring polls for a message.
     awaited: bool,
-    /// There may be one.
+    /// True if a message may be available.
     ready: bool,
-    /// A message for which there was no room.
+    /// A message that could not be handled because no buffer was free.
     stuck: Option<Vec<u8>>,
-    /// Bytes that its disk's share had no room for.
+    /// Size of the buffer that the disk's share had no room for.
     lacking: Option<usize>,
     listed: bool,
 }
 
-/// All of them, by number.
+/// All FUSE connections of a shard, by number.
 pub(super) struct Files {
     files: Vec<Option<File>>,
-    /// Sessions that have ended, with their disks.
+    /// Ended sessions with their disks, to be reported to the engine.
     pub(super) ended: Vec<(DiskId, SessionId)>,
     active: VecDeque<u16>,
-    /// Where messages are read to.
+    /// Buffer for messages read from /dev/fuse.
     input: Vec<u8>,
-    /// The engine was full, or there was no buffer: these hold requests.
+    /// Connections that hold requests because the engine or the arena was full.
     refused: Vec<u16>,
-    /// Something was given back since they were looked at.
+    /// True if buffers or requests were released since the refused connections were last checked.
     room: bool,
-    /// Nothing new is read.
+    /// True while no new message is read.
     resting: bool,
-    /// Requests of a connection that are unanswered when one comes, itself included: a moving average in 256ths.
+    /// Moving average of the number of unanswered requests of a connection when a new one arrives,
+    /// in 256ths. The new request counts.
     overlap: u32,
 }
 
@@ -65,7 +67,7 @@ impl Default for Files {
             files: Vec::new(),
             ended: Vec::new(),
             active: VecDeque::new(),
-            // Made with the first file: most shards have none.
+            // Allocated with the first file, because most shards have none.
             input: Vec::new(),
             refused: Vec::new(),
             room: false,
@@ -76,7 +78,7 @@ impl Default for Files {
 }
 
 impl Files {
-    /// Serves a disk to whoever opens the file that the kernel has mounted for `device`. Returns the session of its requests.
+    /// Serves a disk through the file that the kernel mounted for `device`. Returns the session.
     pub(super) fn attach(
         &mut self,
         ring: &mut Ring,
@@ -106,7 +108,8 @@ impl Files {
         SessionId(u32::from(number) | NUMBER_BIT)
     }
 
-    /// Ends the connections of a disk: whoever has the file open gets errors from now on.
+    /// Closes the FUSE connections of a disk. Programs that have the file open get errors from now
+    /// on.
     pub(super) fn close(&mut self, ring: &mut Ring, disk: DiskId) {
         for number in 0..self.files.len() {
             if self.files[number].as_ref().is_some_and(|file| file.session.disk() == disk) {
@@ -115,7 +118,7 @@ impl Files {
         }
     }
 
-    /// A disk has that many bytes now.
+    /// Changes the size of a disk's file.
     pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
         for number in 0..self.files.len() {
             if let Some(file) = self.files[number].as_mut().filter(|file| file.session.disk() == disk) {
@@ -125,7 +128,7 @@ impl Files {
         }
     }
 
-    /// From now on nothing new is read, or it is again.
+    /// Stops or resumes reading new messages.
     pub(super) fn set_resting(&mut self, resting: bool, ring: &mut Ring) {
         self.resting = resting;
         for number in 0..self.files.len() {
@@ -138,12 +141,12 @@ impl Files {
         }
     }
 
-    /// Has everything been answered?
+    /// Returns true if every request is answered and no new one is read.
     pub(super) fn are_at_rest(&self) -> bool {
         self.files.iter().flatten().all(|file| self.resting && file.is_at_rest())
     }
 
-    /// Lets go of those at rest.
+    /// Hands over the quiesced FUSE connections.
     pub(super) fn hand_over(&mut self, ring: &mut Ring) -> Vec<FileAtRest> {
         let mut all = Vec::new();
         for number in 0..self.files.len() {
@@ -151,7 +154,7 @@ impl Files {
             let device = match ring.borrow(file.fd).try_clone_to_owned() {
                 Ok(device) => device,
                 Err(error) => {
-                    tracing::warn!("a file cannot be handed over: {error}");
+                    tracing::warn!("cannot hand over a mounted file: {error}");
                     continue;
                 }
             };
@@ -166,7 +169,7 @@ impl Files {
         all
     }
 
-    /// The ring has an answer.
+    /// Handles a poll that reports a message.
     pub(super) fn handle_completion(&mut self, completion: &Completion) {
         let number = completion.token.owner();
         let file = self.files[usize::from(number)].as_mut().expect("files outlive their I/O");
@@ -175,7 +178,7 @@ impl Files {
         self.list(number);
     }
 
-    /// The engine answers.
+    /// Handles the engine's reply to a request.
     #[inline]
     pub(super) fn handle_reply(&mut self, number: u32, reply: &Reply, ring: &mut Ring) {
         let file = self.files[number as usize].as_mut().expect("files outlive their requests");
@@ -184,12 +187,12 @@ impl Files {
         self.room = true;
     }
 
-    /// There may be room for a buffer, and in the engine.
+    /// Notes that the engine may accept requests again, or that a buffer may be free.
     pub(super) fn retry_refused(&mut self) {
         self.room = true;
     }
 
-    /// Lists those whose disks have room again.
+    /// Lists the connections of disks whose share has room again.
     fn retry_held_up(&mut self, ring: &Ring, engine: &Engine) {
         if !std::mem::take(&mut self.room) {
             return;
@@ -205,12 +208,12 @@ impl Files {
         }
     }
 
-    /// Do requests come before earlier ones are answered?
+    /// Returns true if requests arrive before earlier ones are answered.
     pub(super) fn requests_overlap(&self) -> bool {
         self.overlap > 256 + 8
     }
 
-    /// Lets every connection with something to do go on. False when there is none.
+    /// Runs every FUSE connection that has work. Returns false if there is none.
     pub(super) fn pump(
         &mut self,
         now: Instant,
@@ -220,7 +223,7 @@ impl Files {
     ) -> bool {
         let mut progress = false;
         self.retry_held_up(ring, engine);
-        // Those that come back for another batch wait for the next round.
+        // Connections with more than one batch wait for the next turn.
         for _ in 0..self.active.len() {
             let Some(number) = self.active.pop_front() else { break };
             progress = true;
@@ -247,7 +250,8 @@ impl Files {
             messages += 1;
             progress = file.take_message(&mut self.input, self.resting, ring);
             if progress == Progress::More && one_by_one {
-                // There is hardly another: the ring finds out for less than a read in vain.
+                // Another request is unlikely. A poll by the ring is cheaper than a read that finds
+                // nothing.
                 file.ready = false;
             }
             while let Some(request) = file.session.poll_request() {
@@ -275,14 +279,15 @@ impl Files {
                     ring.readable(Token::new(MESSAGE, number, 0), file.fd);
                 }
             }
-            // An answer to an earlier one brings it back here.
+            // The reply to an earlier request lists this connection again.
             Progress::Full => {}
             Progress::Gone => self.end(number, ring),
         }
         self.forget_ended(number, ring);
     }
 
-    /// Ends a connection. The kernel is told when nothing of it is with the engine any more.
+    /// Ends a FUSE connection. The kernel is told when the engine has none of its requests any
+    /// more.
     fn end(&mut self, number: u16, ring: &mut Ring) {
         let Some(file) = self.files[usize::from(number)].as_mut() else { return };
         if !file.session.is_dead() {
@@ -294,7 +299,7 @@ impl Files {
         self.list(number);
     }
 
-    /// Forgets a connection of which nothing is in flight.
+    /// Removes an ended connection when nothing of it is in flight.
     fn forget_ended(&mut self, number: u16, ring: &mut Ring) {
         let slot = &mut self.files[usize::from(number)];
         let Some(file) = slot else { return };
@@ -320,29 +325,29 @@ impl Files {
     }
 }
 
-/// What can come next.
+/// Result of looking for the next FUSE message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
-    /// Perhaps another message.
+    /// Another message may be available.
     More,
-    /// Nothing before the kernel has one.
+    /// The kernel has no message.
     Wait,
-    /// Nothing before an answer.
+    /// The session is full until a reply is sent.
     Full,
-    /// Nothing before there is room.
+    /// The message waits for a free buffer.
     Refused,
-    /// Nothing any more: the file is unmounted.
+    /// The file was unmounted.
     Gone,
 }
 
 impl File {
-    /// Can somebody else go on with it?
+    /// Returns true if another process can continue the FUSE connection.
     fn is_at_rest(&self) -> bool {
         let session = &self.session;
         !self.awaited && self.stuck.is_none() && session.is_at_rest() && !session.is_dead()
     }
 
-    /// Takes the next message in, if there is one.
+    /// Reads and handles the next message, if there is one.
     fn take_message(&mut self, input: &mut [u8], resting: bool, ring: &mut Ring) -> Progress {
         if self.session.is_dead() || self.session.is_full() {
             return Progress::Full;
@@ -362,11 +367,11 @@ impl File {
                 self.ready = false;
                 Progress::Wait
             }
-            // A request was taken back at that moment.
+            // The kernel interrupted or withdrew a request.
             Err(Errno::INTR | Errno::NOENT) => Progress::More,
             Err(Errno::NODEV) => Progress::Gone,
             Err(errno) => {
-                tracing::error!("reading from /dev/fuse: {errno}; the file is given up");
+                tracing::error!("cannot read from /dev/fuse: {errno}; the file is no longer served");
                 Progress::Gone
             }
         }
@@ -395,9 +400,9 @@ impl File {
                 }
             };
             match result {
-                // Whoever asked may be gone, and so may the file.
+                // The requesting program or the file may be gone.
                 Ok(_) | Err(Errno::NOENT | Errno::NODEV | Errno::PERM) => {}
-                Err(errno) => tracing::error!(?answer, "writing an answer to /dev/fuse: {errno}"),
+                Err(errno) => tracing::error!(?answer, "cannot write a reply to /dev/fuse: {errno}"),
             }
             self.session.handle_written(payload, &mut ungated(ring));
         }

@@ -1,9 +1,12 @@
-//! What waits at the shard's boundary while it is not known whether this host may still serve a disk (docs/decisions/0019).
+//! The lease gate of a shard: replies and writes that wait while the disk's lease is in doubt
+//! (docs/decisions/0019).
 //!
-//! A disk of a cluster is served under a lease. Once that has run out by this host's clock, nothing of the disk is answered and no change is
-//! handed to its backing; both are kept, in order. The engine sees a slow backing and slow guests. They go on their way when the lease proves
-//! to hold, or the disk was taken again under another one; and are refused when it is another host's. Changes that a backing was handed in time
-//! and has not answered some time later are called back, before another host may have the disk.
+//! A disk of a cluster is served under a lease. When the lease has expired by this host's clock,
+//! the shard sends no reply and hands no write to the backing. The shard queues both replies and
+//! writes in order. The engine only sees a slow backing and slow guests. The queued operations
+//! continue when the lease is renewed or acquired again. Queued operations fail when another host
+//! owns the disk. The shard cancels writes that the backing received in time but did not complete,
+//! before another host may acquire the disk.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,32 +18,32 @@ use hob_nbd::Extent;
 use super::Shard;
 use crate::daemon::cluster::{self, LeaseClock};
 
-/// While something is held, the clock is looked at that often.
+/// Interval at which the lease is checked while operations wait for it.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Disks of a cluster, by id.
+/// The lease of each disk of a cluster, by disk id.
 #[derive(Default)]
 pub(super) struct Leases {
     disks: Vec<Option<Lease>>,
-    /// How many have one.
+    /// Number of disks with a lease.
     count: usize,
 }
 
 struct Lease {
     clock: Arc<LeaseClock>,
-    /// The disk is another host's.
+    /// True if another host owns the disk.
     is_lost: bool,
-    /// Changes were called back from its backing.
+    /// True if the backing's writes were cancelled.
     is_held_back: bool,
-    /// It is being taken from this shard: nothing can be waited for.
+    /// True while the disk is removed from this shard; no operation may wait for the lease.
     is_leaving: bool,
     replies: Vec<Reply>,
-    /// Answers to questions about ranges, by the question.
+    /// Replies to block status queries, by query id.
     statuses: Vec<(u64, Allocation)>,
     changes: Vec<Io>,
 }
 
-/// What is allocated in a range.
+/// Result of a query for allocated extents.
 pub(super) type Allocation = Result<Vec<Extent>, IoError>;
 
 impl Lease {
@@ -60,17 +63,17 @@ impl Lease {
         !self.replies.is_empty() || !self.statuses.is_empty() || !self.changes.is_empty()
     }
 
-    /// When something is to be done that nothing else tells of.
+    /// Returns the time of the next action that no event triggers.
     fn due(&self, now: Instant) -> Option<Instant> {
         match self.is_held_back {
             _ if self.holds_anything() => Some(now + LOOK_EVERY.as_nanos() as u64),
-            // It may prove to hold.
+            // The lease may still be renewed.
             true => (!self.is_lost).then(|| now + LOOK_EVERY.as_nanos() as u64),
             false => Some(self.clock.calls_back_at().max(now)),
         }
     }
 
-    /// Is nothing done for the disk any more?
+    /// Returns true if all operations of the disk must fail.
     fn refuses(&self, now: Instant) -> bool {
         self.is_lost || (self.is_leaving && !self.clock.is_valid(now))
     }
@@ -81,16 +84,17 @@ impl Leases {
         self.disks.get_mut(disk.0 as usize)?.as_mut()
     }
 
-    /// The time, if any disk has a lease.
+    /// Returns the current time if any disk has a lease.
     #[inline]
     pub(super) fn look(&self) -> Option<Instant> {
         (self.count > 0).then(cluster::now)
     }
 
-    /// A reply that may go out now, refused if the disk is lost; `None` if it is held.
+    /// Returns the reply if it may be sent now, as an error if the disk is lost. Returns `None` if
+    /// the reply must wait for the lease.
     #[inline]
     pub(super) fn pass(&mut self, look: Option<Instant>, mut reply: Reply) -> Option<Reply> {
-        // Without a cluster that is all there is to it.
+        // Hosts outside a cluster have no leases.
         let Some(now) = look else { return Some(reply) };
         let Some(lease) = self.get_mut(reply.disk) else { return Some(reply) };
         if lease.refuses(now) {
@@ -104,7 +108,8 @@ impl Leases {
         None
     }
 
-    /// The same of an answer to a question about a range. These may overtake each other.
+    /// Does the same for the reply to a block status query. Replies to block status queries need
+    /// not keep their order.
     pub(super) fn pass_status(
         &mut self,
         look: Option<Instant>,
@@ -124,14 +129,15 @@ impl Leases {
         None
     }
 
-    /// `now` is the shard's own time, and so is what is returned.
+    /// Returns the time of the next lease check. `now` and the result are times of the shard's own
+    /// clock.
     pub(super) fn poll_timeout(&self, now: Instant) -> Option<Instant> {
         let look = self.look()?;
         let due = self.disks.iter().flatten().filter_map(|lease| lease.due(look)).min()?;
         Some(now + due.nanos_since(look))
     }
 
-    /// A disk is gone, and nothing is in flight for it.
+    /// Removes the lease of a removed disk.
     pub(super) fn forget(&mut self, disk: DiskId) {
         if let Some(lease) = self.disks.get_mut(disk.0 as usize) {
             self.count -= usize::from(lease.take().is_some());
@@ -140,7 +146,7 @@ impl Leases {
 }
 
 impl Shard {
-    /// A disk is served under this lease from now on; what was held goes on.
+    /// Serves a disk under this lease from now on, and releases what waited for the previous lease.
     pub(super) fn set_lease(&mut self, id: DiskId, clock: Arc<LeaseClock>) {
         let index = id.0 as usize;
         let leases = &mut self.leases;
@@ -157,7 +163,7 @@ impl Shard {
         self.gate_backing(id);
     }
 
-    /// Lets a disk's backing look at the lease just before it makes a change.
+    /// Makes a disk's backing check the lease just before each write.
     pub(super) fn gate_backing(&mut self, id: DiskId) {
         let backing = self.backings.get_mut(id.0 as usize).and_then(Option::as_mut);
         if let (Some(lease), Some(backing)) = (self.leases.get_mut(id), backing) {
@@ -165,7 +171,7 @@ impl Shard {
         }
     }
 
-    /// A disk is another host's: nothing of it is served any more.
+    /// Stops serving a disk because another host owns it.
     pub(super) fn lose_disk(&mut self, now: Instant, id: DiskId) {
         self.engine.revoke(now, id);
         let Some(lease) = self.leases.get_mut(id) else { return };
@@ -179,7 +185,8 @@ impl Shard {
         }
     }
 
-    /// A disk is about to be taken from this shard. What is held is answered now: nobody would know of it any more.
+    /// Prepares the removal of a disk from this shard. Waiting replies are sent now, because they
+    /// would be lost later.
     pub(super) fn leave_lease(&mut self, now: Instant, id: DiskId) {
         if let Some(lease) = self.leases.get_mut(id) {
             lease.is_leaving = true;
@@ -187,7 +194,8 @@ impl Shard {
         }
     }
 
-    /// What is allocated in a range is known. Another host may have the disk, and have written there.
+    /// Answers a block status query with the allocated extents. The answer waits for the lease,
+    /// because another host may have written to the disk.
     pub(super) fn answer_status(&mut self, disk: DiskId, id: u64, allocation: Allocation) {
         let look = self.leases.look();
         if let Some(allocation) = self.leases.pass_status(look, disk, id, allocation) {
@@ -196,7 +204,7 @@ impl Shard {
         }
     }
 
-    /// May this go to its target now? If not, it is kept, or refused.
+    /// Returns true if an I/O may be submitted now. Otherwise the I/O waits for the lease or fails.
     pub(super) fn may_submit(&mut self, now: Instant, io: &Io) -> bool {
         let is_change = matches!(io.op, IoOp::Write(_) | IoOp::Discard | IoOp::WriteZeroes(_));
         let (Target::Backing(disk), true) = (io.target, is_change) else { return true };
@@ -213,7 +221,8 @@ impl Shard {
         false
     }
 
-    /// What was held goes on, where that is decided, and changes are called back, where it is time.
+    /// Releases operations whose lease is decided, and cancels writes whose lease expired too long
+    /// ago.
     pub(super) fn release_held(&mut self, now: Instant) -> bool {
         let Some(look) = self.leases.look() else { return false };
         let mut progress = false;
@@ -243,7 +252,8 @@ impl Shard {
         progress
     }
 
-    /// Calls changes of a disk back from its backing when its lease has not held for some time, and lets them go on when it holds.
+    /// Cancels the backing's writes some time after the lease expired, and allows writes again
+    /// after its renewal.
     fn hold_back(&mut self, now: Instant, look: Instant, index: usize) -> bool {
         let Some(lease) = self.leases.disks[index].as_mut().filter(|lease| !lease.is_lost) else {
             return false;

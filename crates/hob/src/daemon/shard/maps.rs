@@ -1,4 +1,4 @@
-//! What dirty bitmaps say to NBD clients: the answer to a question about a range.
+//! Dirty bitmaps in NBD block status replies.
 
 use hob_engine::Engine;
 use hob_engine::granules::Granules;
@@ -7,13 +7,14 @@ use hob_engine::units::DiskId;
 use hob_nbd::Extent;
 use hob_nbd::wire::QEMU_DIRTY_BITMAP;
 
-/// Extents of one answer at most. A client asks on from where they end.
+/// Maximum number of extents in one block status reply. The client asks again for the remaining
+/// range.
 const EXTENTS_MAX: usize = 1 << 15;
 
-/// What each of these metadata contexts of a disk says of a range.
+/// Returns the extents of a range in each of these NBD metadata contexts.
 ///
 /// # Errors
-/// A bitmap has been removed since it was chosen.
+/// A bitmap was removed after the client selected it.
 pub(super) fn extents_of(
     engine: &Engine,
     disk: DiskId,

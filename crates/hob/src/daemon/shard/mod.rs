@@ -1,21 +1,21 @@
-//! One shard: a thread, its ring, the engine of the disks it owns, and their connections.
+//! A shard: one thread with its I/O ring, the engine of its disks, and their connections.
 //!
-//! The loop hands what ended in the ring to whoever started it, carries the engine's wishes into
-//! the ring, moves requests and replies between connections and engine, and sleeps when nothing is
-//! left to do. It decides nothing.
+//! The loop dispatches completions of the ring, submits the engine's I/O, moves requests and
+//! replies between connections and engine, and sleeps when there is no work. The shard's loop
+//! contains no policy.
 
 mod abandon;
 mod areas;
-mod carry;
+mod cache_transfer;
 mod clients;
 mod commands;
 mod files;
 mod held;
-mod machines;
 mod maps;
 mod parents;
 mod recorders;
 mod rest;
+mod vhost_user_clients;
 
 use std::io;
 use std::sync::mpsc;
@@ -34,55 +34,58 @@ use hob_storage::token::Token;
 
 use super::shard_api::{Answer, EventSender, ShardCall, ShardEvent, ShardHandle};
 use areas::Areas;
-use carry::Carriers;
-pub(crate) use carry::{CarryCall, PeerAttachment, Progress};
+use cache_transfer::CacheTransfers;
+pub(crate) use cache_transfer::{PeerAttachment, Progress, TransferCall};
 use clients::Clients;
 use commands::Commands;
 use files::Files;
 use held::Leases;
-pub(crate) use machines::MachineCall;
-use machines::Machines;
 use parents::Parents;
+pub(crate) use vhost_user_clients::VhostUserCall;
+use vhost_user_clients::VhostUserClients;
 
-/// Longest time for which events are left to gather. docs/decisions/0004 has the measurement.
+/// Maximum time the shard waits for more events to arrive together. docs/decisions/0004 has the
+/// measurement.
 const NAP_MAX: Duration = Duration::from_micros(30);
 
-/// Rounds between two looks at the clock, and at what the ring has to report: some drivers keep a shard busy by themselves.
+/// Maximum number of turns between two looks at the clock and the ring, because some drivers keep a
+/// shard busy by polling.
 const TURNS_MAX: u32 = 32;
 
-/// A sleep is short below that many nanoseconds.
+/// Sleeps shorter than this count as short, in nanoseconds.
 const QUICK_NS_MAX: u64 = 50_000;
 
-/// I/Os of the engine that are started in one turn: a disk whose I/O ends at once, and is asked for anew, keeps nobody else waiting.
+/// Maximum number of engine I/Os started per turn, so that a disk with instant I/O cannot delay
+/// other disks.
 const IOS_MAX: usize = 1024;
 
-/// Buffers that the engine destages with. They are its own for good.
+/// Number of buffers that the engine uses for destage.
 const DESTAGE_BUFFERS: usize = 4;
 
-/// Bytes of each: a whole block of the largest size.
+/// Size of a destage buffer in bytes: one block of the largest size.
 const DESTAGE_BUFFER_BYTES: u32 = 1 << 20;
 
-/// Memory for sectors that guests write in parts.
+/// Memory for partial sectors of guest writes, in bytes.
 const EDGE_BUFFER_BYTES: u32 = 256 << 10;
 
-/// How a shard is set up.
+/// Configuration of a shard.
 #[derive(Clone, Debug)]
 pub(crate) struct ShardOptions {
-    /// For the thread's name.
+    /// Number of the shard, used in its thread's name.
     pub(crate) number: usize,
-    /// Its ring and its buffers.
+    /// Configuration of the ring and its buffers.
     pub(crate) ring: RingConfig,
-    /// Its engine's bounds.
+    /// Limits of the engine.
     pub(crate) limits: Limits,
-    /// How long a device on another host may be silent before that is said.
+    /// Time after which a silent flash device on another host is reported.
     pub(crate) peer_wait: Duration,
-    /// How long it watches for the next event before it sleeps, while one request follows another
-    /// without any in parallel: a wake-up would take longer than the wait.
+    /// Maximum time to poll for the next event before sleeping, while requests arrive one at a
+    /// time. A wake-up would take longer than the wait.
     pub(crate) spin_max: Duration,
 }
 
 impl ShardOptions {
-    /// What suits most hosts.
+    /// Returns the default options of shard `number`.
     pub(crate) fn new(number: usize) -> ShardOptions {
         ShardOptions {
             number,
@@ -94,7 +97,7 @@ impl ShardOptions {
     }
 }
 
-/// Starts a shard's thread. It ends after [`ShardCall::Stop`].
+/// Starts a shard's thread, which ends after [`ShardCall::Stop`].
 pub(crate) fn spawn(options: ShardOptions, events: EventSender) -> Result<ShardHandle, RingError> {
     let (ready, started) = mpsc::channel();
     let thread = std::thread::Builder::new().name(format!("hob-shard-{}", options.number));
@@ -116,23 +119,23 @@ struct Shard {
     ring: Ring,
     engine: Engine,
     flash: Flash,
-    /// By disk id.
+    /// Backings, indexed by disk id.
     backings: Vec<Option<Backing>>,
     areas: Areas,
     clients: Clients,
     files: Files,
-    machines: Machines,
-    carriers: Carriers,
+    vhost_user: VhostUserClients,
+    transfers: CacheTransfers,
     parents: Parents,
     leases: Leases,
     commands: Commands,
-    /// Who wants to know that nothing is unanswered.
+    /// Answer to [`ShardCall::Rest`], sent when the shard is quiesced.
     at_rest: Option<Answer<()>>,
     calls: mpsc::Receiver<ShardCall>,
     origin: std::time::Instant,
     spin_max: Duration,
-    /// The last sleep was short. One for sleeps in which only clients can make anything happen, one
-    /// for those in which devices work.
+    /// Whether the last sleep was short. The first value is for sleeps without device I/O, the
+    /// second for sleeps during device I/O.
     quick: [bool; 2],
 }
 
@@ -145,7 +148,7 @@ impl Shard {
     ) -> Shard {
         let mut engine = Engine::new(options.limits);
         for _ in 0..DESTAGE_BUFFERS {
-            // An arena that is too small for that is refused where it is configured.
+            // The configuration rejects an arena that is too small for these buffers.
             if let Some(buffer) = ring.arena_mut().alloc(DESTAGE_BUFFER_BYTES as usize) {
                 engine.lend(buffer, DESTAGE_BUFFER_BYTES);
             }
@@ -163,8 +166,8 @@ impl Shard {
             areas: Areas::default(),
             clients: Clients::default(),
             files: Files::default(),
-            machines: Machines::default(),
-            carriers: Carriers::default(),
+            vhost_user: VhostUserClients::default(),
+            transfers: CacheTransfers::default(),
             parents: Parents::default(),
             leases: Leases::default(),
             commands: Commands::new(events),
@@ -180,7 +183,7 @@ impl Shard {
         while !self.commands.is_over() {
             let now = self.now();
             let is_busy = (0..TURNS_MAX).all(|_| self.turn(now));
-            // Everybody else has a turn before the next question.
+            // All other work has a turn before the next query.
             match self.answer_query(now) | is_busy {
                 true => self.look_up(),
                 false => self.sleep(),
@@ -188,11 +191,12 @@ impl Shard {
         }
     }
 
-    /// One round. False when nothing happened.
+    /// Runs one turn of the loop. Returns false if there was no work.
     fn turn(&mut self, now: Instant) -> bool {
         let mut progress = false;
         self.flash.set_now(now);
-        // Before anything that has ended makes room for changes that wait to be sent: the lease may be over, if this thread was stopped.
+        // First of all: if this thread was stopped for a while, the lease may have expired. No
+        // completion may release waiting writes before this check.
         progress |= self.release_held(now);
         while let Some(completion) = self.ring.next_completion() {
             progress = true;
@@ -203,8 +207,8 @@ impl Shard {
             self.call(now, call);
         }
         progress |= self.check_time(now);
-        // Before clients: they would take all room there is in the engine, and then wait for what these are to bring about.
-        progress |= self.carriers.pump_jobs(now, &mut self.engine);
+        // Before clients, because they would fill the engine and then wait for these jobs.
+        progress |= self.transfers.pump_jobs(now, &mut self.engine);
         progress |= self.clients.pump(now, &mut self.ring, &mut self.engine);
         if self.files.pump(now, &mut self.ring, &mut self.engine, &mut self.clients.recorders) {
             progress = true;
@@ -212,9 +216,9 @@ impl Shard {
         }
         let nobody_waits = self.clients.nobody_waits();
         if nobody_waits {
-            progress |= self.carriers.pump_pulls(now, &mut self.ring, &mut self.engine);
+            progress |= self.transfers.pump_pulls(now, &mut self.ring, &mut self.engine);
         }
-        progress |= self.machines.pump(
+        progress |= self.vhost_user.pump(
             now,
             &mut self.ring,
             &mut self.engine,
@@ -222,7 +226,7 @@ impl Shard {
             nobody_waits,
         );
         progress |= self.drain_engine(now);
-        self.machines.flush(&mut self.ring);
+        self.vhost_user.flush(&mut self.ring);
         self.end_sessions();
         self.check_rest();
         progress
@@ -247,16 +251,19 @@ impl Shard {
                 }
             }
             files::MESSAGE => self.files.handle_completion(&completion),
-            machines::KICK | machines::SIGNAL => self.machines.handle_completion(&completion, &mut self.ring),
+            vhost_user_clients::KICK | vhost_user_clients::SIGNAL => {
+                self.vhost_user.handle_completion(&completion, &mut self.ring)
+            }
             _ => {
                 self.clients.handle_completion(now, completion, &mut self.ring);
                 self.files.retry_refused();
-                self.carriers.retry();
+                self.transfers.retry();
             }
         }
     }
 
-    /// Takes what devices on other hosts have finished to the engine, and says which of them are silent.
+    /// Passes I/O completed by flash devices on other hosts to the engine, and reports silent
+    /// devices.
     fn collect_flash(&mut self, now: Instant) {
         while let Some(done) = self.flash.poll_remote(&mut self.ring) {
             self.engine.handle_completion(now, done.io, done.result, done.sums);
@@ -266,10 +273,10 @@ impl Shard {
         }
     }
 
-    /// Takes what a backing has finished to whoever asked for it.
+    /// Dispatches the completions of a backing.
     fn collect(&mut self, now: Instant, disk: DiskId) {
         self.collect_done(now, disk);
-        // What cannot be asked of a parent's disk may end at once.
+        // A read that the parent's disk cannot serve may complete at once.
         while self.ask_parent(now, disk) {
             self.collect_done(now, disk);
         }
@@ -319,7 +326,7 @@ impl Shard {
         }
     }
 
-    /// Carries out what the engine wants.
+    /// Executes the I/O and copies that the engine ordered.
     fn drain_engine(&mut self, now: Instant) -> bool {
         let mut progress = false;
         progress |= self.make_copies();
@@ -327,7 +334,7 @@ impl Shard {
             let Some(io) = self.engine.poll_io() else { break };
             progress = true;
             self.submit(now, &io);
-            // What ends at once may want copies.
+            // An I/O that completes at once may need copies.
             self.make_copies();
         }
         let mut look = None;
@@ -340,28 +347,28 @@ impl Shard {
         }
         while let Some(id) = self.engine.poll_declined() {
             progress = true;
-            self.machines.handle_declined(id, &mut self.ring);
+            self.vhost_user.handle_declined(id, &mut self.ring);
         }
         while let Some(buffer) = self.engine.poll_release() {
             progress = true;
             self.ring.arena_mut().release(buffer);
             self.clients.retry_refused();
             self.files.retry_refused();
-            self.carriers.retry();
+            self.transfers.retry();
         }
         progress |= self.drain_events(now);
         progress
     }
 
-    /// Hands a reply to whoever asked.
+    /// Delivers a reply to the front end that sent the request.
     fn deliver(&mut self, now: Instant, reply: &Reply) {
         self.clients.retry_refused();
         self.files.retry_refused();
-        if Machines::owns(reply.id) {
-            self.machines.handle_reply(reply, &mut self.ring);
-        } else if Carriers::owns(reply.id) {
+        if VhostUserClients::owns(reply.id) {
+            self.vhost_user.handle_reply(reply, &mut self.ring);
+        } else if CacheTransfers::owns(reply.id) {
             let is_standby = self.engine.role(reply.disk) == Some(Role::Standby);
-            self.carriers.handle_reply(now, reply, is_standby);
+            self.transfers.handle_reply(now, reply, is_standby);
         } else if Parents::owns(reply.id) {
             self.parent_replied(now, reply);
         } else if let Some(number) = Session::number_of(reply.id) {
@@ -381,7 +388,8 @@ impl Shard {
         progress
     }
 
-    /// Copies what the engine wants copied. Nothing else may be taken from the engine before.
+    /// Executes the copies that the engine ordered. Copies must precede everything else that the
+    /// engine orders.
     fn make_copies(&mut self) -> bool {
         let mut progress = false;
         while let Some(copy) = self.engine.poll_copy() {
@@ -416,14 +424,15 @@ impl Shard {
         self.engine.handle_completion(now, io, Err(IoError::ShuttingDown), &[]);
     }
 
-    /// Takes one question about a range from a client to its backing. False if there is none. One at a time: a file is asked on the
-    /// spot, with thousands of system calls where it has many holes.
+    /// Passes one block status query from a client to its backing. Returns false if there is none.
+    /// Each turn handles one query, because a query of a sparse file can take thousands of system
+    /// calls.
     fn answer_query(&mut self, now: Instant) -> bool {
         let Some((disk, query)) = self.clients.poll_status() else { return false };
         let allocation = match self.backings[disk.0 as usize].as_mut() {
             Some(_) if !query.allocation => Ok(Vec::new()),
-            // A hole of the backing may be dirty data in flash: whoever skips it loses that. What becomes dirty after the
-            // question is not the question's matter.
+            // A hole of the backing may be dirty data in flash; a client that skips it would lose
+            // data. Writes after the query do not matter.
             Some(_) if !self.engine.backing_has_all(disk) => {
                 let all = StatusExtent { len: query.len, hole: false, zero: false };
                 Ok(wire_extents(&all).collect())
@@ -439,7 +448,7 @@ impl Shard {
         true
     }
 
-    /// Does what is due.
+    /// Runs the timers that have expired.
     fn check_time(&mut self, now: Instant) -> bool {
         let mut progress = false;
         if self.engine.poll_timeout().is_some_and(|at| at <= now) {
@@ -467,19 +476,19 @@ impl Shard {
         progress
     }
 
-    /// Passes on what was started, and takes what has ended, without sleeping.
+    /// Submits I/O and collects completions without sleeping.
     fn look_up(&mut self) {
         note_failed(self.ring.submit_and_wait(Duration::ZERO, Some(Duration::ZERO)));
     }
 
-    /// Sleeps until something happens. How, depends on what the last sleeps of the kind were like.
+    /// Sleeps until an event. The method depends on how long recent sleeps of the same kind took.
     fn sleep(&mut self) {
         let backings = self.backings.iter().flatten().filter_map(Backing::poll_timeout);
         let timers = [
             self.engine.poll_timeout(),
             self.flash.poll_timeout(),
             self.clients.poll_timeout(),
-            self.carriers.poll_timeout(),
+            self.transfers.poll_timeout(),
         ];
         let due = backings.chain(timers.into_iter().flatten()).min();
         let before = self.now();
@@ -487,19 +496,20 @@ impl Shard {
         let timeout = due.map(|at| Duration::from_nanos(at - before));
         let working = self.engine.in_flight() as usize;
         let kind = usize::from(working > 0);
-        if self.machines.are_polled() && self.wait_for_machines(working) {
+        if self.vhost_user.are_polled() && self.poll_vhost_user(working) {
             self.quick[kind] = self.now() - before < QUICK_NS_MAX;
             return;
         }
         let overlap = self.clients.requests_overlap() || self.files.requests_overlap();
         let waited = match (self.quick[kind], overlap) {
-            // Events come one by one, and many. Taking several at a time saves more than it costs:
-            // what clients send while nothing else is under way, or an eighth of what is.
+            // Many events arrive one by one, so that handling several at a time saves wake-ups.
+            // Without device I/O the shard gathers all events, otherwise an eighth of the I/Os in
+            // flight.
             (true, true) => {
                 let events = if working == 0 { usize::MAX } else { 1 + working / 8 };
                 self.ring.submit_and_nap(events, timeout.unwrap_or(NAP_MAX).min(NAP_MAX))
             }
-            // A client answers sooner than a wake-up takes. A device does not.
+            // A client answers faster than a wake-up takes. A device does not.
             (true, false) if working == 0 => self.ring.submit_and_wait(self.spin_max, timeout),
             _ => self.ring.submit_and_wait(Duration::ZERO, timeout),
         };
@@ -507,19 +517,19 @@ impl Shard {
         self.quick[kind] = self.now() - before < QUICK_NS_MAX;
     }
 
-    /// Waits in a way in which machines need not tell of new chains, if that is worth while. Otherwise they are asked to; false if
-    /// nothing has come since, and the shard may sleep.
-    fn wait_for_machines(&mut self, working: usize) -> bool {
-        let machines = &self.machines;
+    /// Polls vhost-user queues without driver notifications, if that pays. Otherwise enables the
+    /// driver notifications. Returns false if no queue has new requests and the shard may sleep.
+    fn poll_vhost_user(&mut self, working: usize) -> bool {
+        let vhost_user = &self.vhost_user;
         if working == 0 && self.quick[0] {
-            // A driver that was answered has more sooner than it could tell of it.
-            if self.ring.watch(self.spin_max, || machines.has_work()) {
+            // A driver that got a reply queues its next request faster than it could notify.
+            if self.ring.watch(self.spin_max, || vhost_user.has_work()) {
                 return true;
             }
-            // It has been watched for long enough.
+            // The queues were polled long enough without a new request.
             self.quick[0] = false;
         }
-        !self.machines.prepare_sleep()
+        !self.vhost_user.prepare_sleep()
     }
 
     fn now(&self) -> Instant {
@@ -527,15 +537,15 @@ impl Shard {
     }
 }
 
-/// A ring that cannot wait is not asked to at once again.
+/// Reports a ring that cannot wait, and pauses before the next attempt.
 fn note_failed(waited: io::Result<()>) {
     if let Err(error) = waited {
-        tracing::error!(%error, "the ring cannot wait; trying again");
+        tracing::error!(%error, "io_uring cannot wait for completions; trying again every 10 ms");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// A backing's extent as NBD says it, whose lengths are shorter.
+/// Splits a backing's extent into extents that fit NBD's 32-bit lengths.
 fn wire_extents(extent: &StatusExtent) -> impl Iterator<Item = Extent> + use<> {
     const LENGTH_MAX: u64 = 1 << 31;
     let hole = if extent.hole { Extent::HOLE } else { 0 };

@@ -1,8 +1,10 @@
-//! Reads of clones that go to the disk of their parent (docs/decisions/0020).
+//! Reads of clones that the disk of their parent serves (docs/decisions/0020).
 //!
-//! A clone's backing hands such a read out; here it becomes a request to the parent's disk, on this shard and with a buffer of its own, for
-//! that disk may fill its cache from the buffer after the clone has been answered. What came is copied to where the clone wants it.
-//! Where there is no room for that, or the parent's disk fails, the clone's own backing reads it.
+//! The backing of a clone passes such a read on. The shard turns it into a request to the parent's
+//! disk, which is on the same shard. The request has its own buffer, because the parent's disk may
+//! fill its cache from that buffer after the clone's reply. The data is then copied into the
+//! clone's buffer. If no buffer is free or the parent's disk fails, the clone's own backing reads
+//! the data.
 
 use std::collections::BTreeMap;
 
@@ -14,10 +16,11 @@ use hob_storage::ring::Ring;
 
 use super::Shard;
 
-/// Bit of the upper half of the ids of these requests. Connections of clients have smaller numbers.
+/// Bit in the upper half of a request id that marks reads for clones. Session numbers of clients
+/// are smaller.
 const OWN: u32 = 1 << 28;
 
-/// What was asked of a parent's disk.
+/// A read that was sent to a parent's disk.
 struct Asked {
     clone: DiskId,
     number: u32,
@@ -25,22 +28,22 @@ struct Asked {
     buffer: BufferId,
 }
 
-/// Which disk is whose parent, and what is being read of them.
+/// Which disk is the parent of which clone, and the reads in flight to parents.
 #[derive(Default)]
 pub(super) struct Parents {
-    /// By clone.
+    /// The parent's disk of each clone.
     links: BTreeMap<DiskId, DiskId>,
     asked: BTreeMap<u32, Asked>,
     last: u32,
 }
 
 impl Parents {
-    /// Is it a request of these?
+    /// Returns true if the request id belongs to a read for a clone.
     pub(super) fn owns(id: RequestId) -> bool {
         (id.0 >> 32) as u32 & OWN != 0
     }
 
-    /// Asks the parent's disk; `None` if that cannot be now.
+    /// Sends the read to the parent's disk. Returns `None` if this is not possible now.
     fn ask(
         &mut self,
         now: Instant,
@@ -76,7 +79,7 @@ impl Parents {
 }
 
 impl Shard {
-    /// A clone's parent has a disk here from now on; or none any more.
+    /// Sets or removes the disk that serves a clone's reads of its parent.
     pub(super) fn link_parent(&mut self, clone: DiskId, parent: Option<DiskId>) {
         let parent = parent.filter(|parent| *parent != clone && self.serves(*parent));
         match parent {
@@ -88,7 +91,8 @@ impl Shard {
         }
     }
 
-    /// A disk leaves: whose parent it is reads for itself.
+    /// Prepares the removal of a disk. Clones of the disk then read their parent's data through
+    /// their own backings.
     pub(super) fn unlink_parent(&mut self, id: DiskId) {
         self.parents.links.remove(&id);
         let links = self.parents.links.iter().filter(|(_, parent)| **parent == id);
@@ -96,7 +100,7 @@ impl Shard {
         clones.into_iter().for_each(|clone| self.link_parent(clone, None));
     }
 
-    /// Takes what a clone's backing wants of its parent's disk there. False if that is nothing.
+    /// Sends the reads of a clone's backing to the parent's disk. Returns false if there were none.
     pub(super) fn ask_parent(&mut self, now: Instant, clone: DiskId) -> bool {
         let mut progress = false;
         while let Some(backing) = self.backings[clone.0 as usize].as_mut()
@@ -113,7 +117,7 @@ impl Shard {
         progress
     }
 
-    /// A parent's disk has answered.
+    /// Handles the reply of a parent's disk.
     pub(super) fn parent_replied(&mut self, now: Instant, reply: &Reply) {
         let asked = self.parents.asked.remove(&(reply.id.0 as u32));
         let Asked { clone, number, slice, buffer } = asked.expect("requests are answered once");

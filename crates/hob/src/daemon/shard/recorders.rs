@@ -1,8 +1,8 @@
-//! Who records the requests of which disk.
+//! Recording of the requests of a disk.
 //!
-//! A request is recorded when the engine takes it: whole, as the guest sent it, and once, in however
-//! many pieces the engine sees it. A write has its data by then. What the protocol refuses never
-//! gets so far; prefetches and questions about allocation move no data and are left out.
+//! A request is recorded when the engine accepts it: once and whole, even if the engine splits it.
+//! The data of a write has arrived by then. Requests that the protocol layer rejects, prefetches
+//! and block status queries are not recorded.
 
 use hob_control::{TraceOp, TraceRecord};
 use hob_engine::io::Op;
@@ -11,14 +11,14 @@ use hob_nbd::Command;
 
 use crate::daemon::request_recorder::Recorder;
 
-/// The recorders, by disk.
+/// The recorder of each disk that is recorded.
 #[derive(Default)]
 pub(super) struct Recorders {
     recorders: Vec<Option<Recorder>>,
 }
 
 impl Recorders {
-    /// Records a disk's requests from now on.
+    /// Starts to record a disk's requests.
     pub(super) fn begin(&mut self, disk: DiskId, recorder: Recorder) {
         let index = disk.0 as usize;
         if self.recorders.len() <= index {
@@ -27,21 +27,22 @@ impl Recorders {
         self.recorders[index] = Some(recorder);
     }
 
-    /// Ends it, for the disk goes.
+    /// Ends the recording of a removed disk.
     pub(super) fn end(&mut self, disk: DiskId) {
         if let Some(recorder) = self.recorders.get_mut(disk.0 as usize) {
             *recorder = None;
         }
     }
 
-    /// Ends it if nobody reads what is recorded. A recording that was begun since goes on.
+    /// Ends a recording that no client reads any more. A recording that was started since
+    /// continues.
     pub(super) fn end_if_abandoned(&mut self, disk: DiskId) {
         if let Some(slot) = self.recorders.get_mut(disk.0 as usize) {
             slot.take_if(|recorder| recorder.is_abandoned());
         }
     }
 
-    /// For requests of that disk that come now, if they are recorded.
+    /// Returns the recorder for new requests of a disk, if the disk is recorded.
     #[inline]
     pub(super) fn of(&mut self, disk: DiskId) -> Option<Noting<'_>> {
         let recorder = self.recorders.get_mut(disk.0 as usize)?.as_mut()?;
@@ -49,14 +50,14 @@ impl Recorders {
     }
 }
 
-/// A disk's recorder at one time.
+/// A disk's recorder with the time of the requests.
 pub(super) struct Noting<'a> {
     recorder: &'a mut Recorder,
     at_ns: u64,
 }
 
 impl Noting<'_> {
-    /// Records what a machine asked for, if it is of a recorded kind.
+    /// Records a request of a vhost-user client, if its kind is recorded.
     pub(super) fn note_request(&mut self, op: Op, offset: u64, len: u64) {
         let op = match op {
             Op::Read => TraceOp::Read,
@@ -68,7 +69,7 @@ impl Noting<'_> {
         self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset, len: len as u32, op });
     }
 
-    /// Records a command of a guest, if it is of a recorded kind.
+    /// Records a request of an NBD client, if its kind is recorded.
     pub(super) fn note(&mut self, command: Option<&hob_nbd::Request>) {
         let Some(command) = command else { return };
         let op = match command.command {
@@ -82,7 +83,7 @@ impl Noting<'_> {
         self.recorder.push(&TraceRecord { at_ns: self.at_ns, offset, len, op });
     }
 
-    /// Records what was asked of a file.
+    /// Records a request of a FUSE file, if its kind is recorded.
     pub(super) fn note_file(&mut self, command: &hob_frontends::fuse::Command) {
         let op = match command.op {
             Op::Read => TraceOp::Read,

@@ -1,20 +1,20 @@
-//! Errors of calls to shards, as text for people.
+//! Errors of calls to shards, with their messages.
 
 use hob_engine::command::CommandError;
 
 /// Why a shard did not execute a call.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum ShardError {
-    /// The engine refused; nothing was changed.
+    /// The engine refused the command and changed nothing.
     #[error("{}", explain_error(*.0))]
     Command(CommandError),
-    /// It could not open the given object.
+    /// The shard could not open the given object.
     #[error("{0}")]
     Unusable(String),
-    /// It did not answer in time. A change continues in the background.
+    /// The shard did not answer in time. A change continues in the background.
     #[error("the shard did not finish in time; the change continues in the background")]
     Busy,
-    /// Its thread ended.
+    /// The shard's thread has ended.
     #[error("the thread that serves this disk has ended")]
     Gone,
 }

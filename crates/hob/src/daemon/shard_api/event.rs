@@ -1,56 +1,47 @@
-//! Events that a shard reports.
+//! Events that a shard reports to the manager.
 
 use hob_engine::command::Segment;
 use hob_engine::units::{DeviceId, DiskId};
 
-/// Something a shard reports unasked.
+/// An event that a shard reports to the manager.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ShardEvent {
-    /// A device failed too often; its caches give it up.
+    /// A flash device failed too often; its caches stop using it.
     Fenced {
-        /// The device.
         device: DeviceId,
-        /// Failed I/Os.
+        /// Number of failed I/Os.
         errors: u32,
     },
     /// A cache stopped using segments of a fenced device.
-    Lost {
-        /// The disk.
-        disk: DiskId,
-        /// The segments.
-        segments: Vec<Segment>,
-    },
-    /// A device does not answer in time; its caches bypass it.
+    Lost { disk: DiskId, segments: Vec<Segment> },
+    /// A flash device does not answer in time; its caches bypass it.
     Stalled(DeviceId),
-    /// A stalled device answers again.
+    /// A stalled flash device answers again.
     Resumed(DeviceId),
-    /// A device on another host has not answered for long. What it was asked waits until it is given up.
+    /// A flash device on another host has not answered for a long time. I/O to the device waits
+    /// until the device is abandoned.
     PeerSilent(DeviceId),
-    /// Dirty data cannot be read from flash any more.
+    /// Dirty data can no longer be read from flash.
     DirtyLost {
-        /// The disk.
         disk: DiskId,
-        /// Sectors that cannot be read, in all.
+        /// Total number of unreadable sectors.
         sectors: u64,
     },
-    /// A change waits for a cache that is being recovered, and could pass if the rings were made void.
+    /// A write waits for a recovering cache. The write could continue if the journal on flash were
+    /// invalidated.
     ChangeWaits(DiskId),
-    /// The journal of a cache cannot be written any more.
+    /// The journal of a cache can no longer be written.
     JournalLost(DiskId),
-    /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be lost.
+    /// A flush of a disk's backing failed, or the backing restarted: acknowledged writes may be
+    /// lost.
     WritesInDoubt(DiskId),
     /// This many guests of a disk were not told that acknowledged writes may be lost.
-    FailuresOwed {
-        /// The disk.
-        disk: DiskId,
-        /// Number of guests.
-        count: u32,
-    },
-    /// Somebody else has taken a disk's backing over. The disk serves nothing any more.
+    FailuresOwed { disk: DiskId, count: u32 },
+    /// Another program has taken over a disk's backing. The disk serves no requests any more.
     BackingLost(DiskId),
-    /// The backing of a disk that was abandoned and removed is closed: its last request has ended.
+    /// The abandoned backing of a removed disk is closed: its last request has ended.
     BackingClosed(DiskId),
 }
 
-/// Sends the shards' events.
+/// Sends events of the shards to the manager.
 pub(crate) type EventSender = tokio::sync::mpsc::UnboundedSender<ShardEvent>;

@@ -1,4 +1,5 @@
-//! The control thread's end: a function for each call. Changes wait for their end, questions for [`PATIENCE`].
+//! The control thread's interface to a shard: one function per call. Changes wait until they are
+//! complete, queries for at most [`PATIENCE`].
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, mpsc};
@@ -20,12 +21,12 @@ use super::{Answer, AtRest, Counter, FileRights, Gone, Noted, ShardCall, ShardEr
 use crate::daemon::hardware::{Area, Backing, DeviceCounts, FlashDevice};
 use crate::daemon::nbd_listener::{ConnectionPermit, Transport};
 use crate::daemon::request_recorder::Recorder;
-use crate::daemon::shard::MachineCall;
+use crate::daemon::shard::VhostUserCall;
 
-/// How long anybody waits for a shard.
+/// Maximum time a caller waits for a shard's answer.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Talks to one shard. Cheap to clone.
+/// Sends calls to one shard. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ShardHandle {
     calls: mpsc::Sender<ShardCall>,
@@ -33,13 +34,13 @@ pub(crate) struct ShardHandle {
 }
 
 impl ShardHandle {
-    /// A handle, and the end that the shard reads. `wake` makes a sleeping shard look.
+    /// Makes a handle, and the receiver of the shard. `wake` wakes a sleeping shard.
     pub(crate) fn new(wake: impl Fn() + Send + Sync + 'static) -> (ShardHandle, mpsc::Receiver<ShardCall>) {
         let (calls, receiver) = mpsc::channel();
         (ShardHandle { calls, wake: Arc::new(wake) }, receiver)
     }
 
-    /// Asks the shard to answer. The answer shows that its loop ran after this call.
+    /// Asks the shard to answer. The answer shows that the shard's loop ran after this call.
     pub(crate) fn ping(&self) -> Result<oneshot::Receiver<Result<(), ShardError>>, ShardError> {
         let (answer, receiver) = oneshot::channel();
         self.send(ShardCall::Ping { answer })?;
@@ -52,7 +53,6 @@ impl ShardHandle {
         matches!(tokio::time::timeout(wait_max, answer).await, Ok(Ok(Ok(()))))
     }
 
-    /// Opens a flash device.
     pub(crate) async fn add_device(&self, id: DeviceId, device: FlashDevice) -> Result<(), ShardError> {
         self.ask(|answer| ShardCall::AddDevice { id, device: Box::new(device), answer }).await
     }
@@ -62,7 +62,6 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::RemoveDevice { id, answer }).await
     }
 
-    /// Serves a disk.
     pub(crate) async fn add_disk(
         &self,
         id: DiskId,
@@ -82,13 +81,13 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::RemoveDisk { id, answer }).await
     }
 
-    /// Fails whatever is asked of a device on another host from now on, and was before.
+    /// Fails all I/O to a flash device on another host, including I/O in flight.
     pub(crate) fn give_up_device(&self, id: DeviceId) {
-        // Not an error: a shard that has ended asks for nothing.
+        // A shard that has ended has no I/O.
         let _ = self.send(ShardCall::GiveUpDevice { id });
     }
 
-    /// Changes a disk's cache; gives back the segments that it does not use any more.
+    /// Changes a disk's cache. Returns the segments that the cache no longer uses.
     pub(crate) async fn change_cache(
         &self,
         id: DiskId,
@@ -97,7 +96,7 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::ChangeCache { id, change, answer }).await
     }
 
-    /// Sets or removes the memory above a disk's cache; returns the memory that it had.
+    /// Sets or removes the RAM tier of a disk's cache. Returns its previous memory.
     pub(crate) async fn set_memory(
         &self,
         id: DiskId,
@@ -106,35 +105,34 @@ impl ShardHandle {
         self.ask(|answer| ShardCall::SetMemory { id, memory, answer }).await
     }
 
-    /// Lets another disk of the shard serve what a clone has of its parent, or none.
+    /// Sets or removes the disk that serves a clone's reads of its parent.
     pub(crate) fn link_parent(&self, id: DiskId, parent: Option<DiskId>) {
-        // Not an error: a shard that has ended serves nothing.
+        // A shard that has ended serves no disk.
         let _ = self.send(ShardCall::LinkParent { id, parent });
     }
 
     /// Changes how long requests wait for a disk's backing.
     pub(crate) fn set_wait_max(&self, id: DiskId, wait_max: Duration) {
-        // Not an error: a shard that has ended waits for nothing.
+        // A shard that has ended has no requests.
         let _ = self.send(ShardCall::SetWaitMax { id, wait_max });
     }
 
-    /// Sets a disk's entitlement.
     pub(crate) async fn set_qos(&self, id: DiskId, qos: DiskQos) -> Result<(), ShardError> {
         self.ask(|answer| ShardCall::SetQos { id, qos, answer }).await
     }
 
-    /// Throttles a resource, or stops that.
+    /// Sets or removes the throttle of a resource.
     pub(crate) fn control(&self, resource: Resource, control: Control) {
-        // Not an error: a shard that has ended has nothing in it.
+        // A shard that has ended throttles nothing.
         let _ = self.send(ShardCall::Control { resource, control });
     }
 
-    /// How a resource is doing.
+    /// Returns the load and the state of a resource.
     pub(crate) async fn resource(&self, resource: Resource) -> Result<ResourceState, ShardError> {
         self.ask_in_time(|answer| ShardCall::Resource { resource, answer }).await
     }
 
-    /// Its report about a resource to the hosts that share it.
+    /// Returns the shard's report about a resource, for the hosts that share it.
     pub(crate) async fn report_on(
         &self,
         resource: Resource,
@@ -143,71 +141,68 @@ impl ShardHandle {
         self.ask_in_time(|answer| ShardCall::ReportOn { resource, level, answer }).await
     }
 
-    /// Gives it its part of a resource.
+    /// Sets the shard's part of a shared resource.
     pub(crate) fn take_part(&self, resource: Resource, in_flight: f64) {
-        // Not an error: a shard that has ended has nothing in it.
+        // A shard that has ended uses no resource.
         let _ = self.send(ShardCall::TakePart { resource, in_flight });
     }
 
-    /// Changes a disk's bitmaps.
     pub(crate) async fn change_bitmaps(&self, id: DiskId, change: BitmapChange) -> Result<(), ShardError> {
         self.ask(|answer| ShardCall::ChangeBitmaps { id, change, answer }).await
     }
 
-    /// Counters of a disk's bitmaps, and the whole content of one.
+    /// Returns the counters of a disk's bitmaps, and the whole content of one.
     pub(crate) async fn bitmaps(&self, id: DiskId, whole: Option<String>) -> Result<Noted, ShardError> {
         self.ask_in_time(|answer| ShardCall::Bitmaps { id, whole, answer }).await
     }
 
-    /// A disk's figures.
     pub(crate) async fn stats(&self, id: DiskId) -> Result<Box<DiskStats>, ShardError> {
         self.ask_in_time(|answer| ShardCall::Stats { id, answer }).await
     }
 
-    /// Histograms of a disk's requests, and the time.
+    /// Returns the histograms of a disk's requests, and the time.
     pub(crate) async fn histograms(&self, id: DiskId) -> Result<(Instant, Box<Histograms>), ShardError> {
         self.ask_in_time(|answer| ShardCall::Histograms { id, answer }).await
     }
 
-    /// Predicted hit ratios of other cache sizes for a disk.
+    /// Returns predicted hit ratios of other cache sizes for a disk.
     pub(crate) async fn sizing(&self, id: DiskId) -> Result<Box<Sizing>, ShardError> {
         self.ask_in_time(|answer| ShardCall::Sizing { id, answer }).await
     }
 
-    /// Number of NBD and vhost-user clients of a disk. A mounted file counts while it is served,
-    /// because its users are unknown.
+    /// Returns the number of NBD and vhost-user clients of a disk. A mounted file counts as one
+    /// while it is served, because its users are unknown.
     pub(crate) async fn users(&self, id: DiskId) -> Result<u64, ShardError> {
         self.ask_in_time(|answer| ShardCall::Users { id, answer }).await
     }
 
-    /// Resets a counter.
     pub(crate) async fn reset(&self, id: DiskId, counter: Counter) -> Result<(), ShardError> {
         self.ask_in_time(|answer| ShardCall::Reset { id, counter, answer }).await
     }
 
-    /// Counters of its flash devices; `None` if it does not answer within `patience`.
+    /// Returns the counters of the shard's flash devices, or `None` after `patience`.
     pub(crate) async fn devices(&self, patience: Duration) -> Option<Vec<(DeviceId, DeviceCounts)>> {
         let question = self.ask(|answer| ShardCall::Devices { answer });
         tokio::time::timeout(patience, question).await.ok()?.ok()
     }
 
-    /// The regions of a disk that were changed while its cache is being recovered.
+    /// Returns the regions of a disk that were written while its cache recovers.
     pub(crate) async fn changed_meanwhile(&self, id: DiskId) -> Result<Option<Box<Regions>>, ShardError> {
         self.ask(|answer| ShardCall::ChangedMeanwhile { id, answer }).await
     }
 
-    /// Records a disk's requests from now on.
+    /// Starts to record a disk's requests.
     pub(crate) async fn record(&self, id: DiskId, recorder: Recorder) -> Result<(), ShardError> {
         self.ask_in_time(|answer| ShardCall::Record { id, recorder, answer }).await
     }
 
     /// Drops a disk's recorder after its reader has ended.
     pub(crate) fn end_recording(&self, id: DiskId) {
-        // Not an error: a shard that has ended records nothing.
+        // A shard that has ended records nothing.
         let _ = self.send(ShardCall::EndRecording { id });
     }
 
-    /// Hands over a client that has negotiated.
+    /// Passes a negotiated NBD client to the shard.
     pub(crate) fn attach(
         &self,
         id: DiskId,
@@ -228,7 +223,7 @@ impl ShardHandle {
         })
     }
 
-    /// Hands over a file that the kernel has mounted.
+    /// Passes a file that the kernel has mounted to the shard.
     pub(crate) fn attach_file(
         &self,
         id: DiskId,
@@ -241,27 +236,28 @@ impl ShardHandle {
 
     /// Closes the connections to an export.
     pub(crate) fn close_export(&self, id: DiskId, export: String) {
-        // Not an error: a shard that has ended has none.
+        // A shard that has ended has no connections.
         let _ = self.send(ShardCall::CloseExport { id, export });
     }
 
-    /// Serves a vhost-user client. The answer is sent through the call's own channel.
-    pub(crate) fn machine(&self, call: MachineCall) -> Result<(), ShardError> {
-        self.send(ShardCall::Machine(call))
+    /// Passes a call of a vhost-user session to the shard. The answer is sent through the call's
+    /// own channel.
+    pub(crate) fn vhost_user(&self, call: VhostUserCall) -> Result<(), ShardError> {
+        self.send(ShardCall::VhostUser(call))
     }
 
-    /// Answers everything and takes nothing new, until [`ShardHandle::resume`].
+    /// Quiesces the shard until [`ShardHandle::resume`]: answers every request and accepts no new
+    /// one.
     pub(crate) async fn rest(&self) -> Result<(), ShardError> {
         self.ask(|answer| ShardCall::Rest { answer }).await
     }
 
-    /// Takes requests again.
     pub(crate) fn resume(&self) {
-        // Not an error: a shard that has ended takes none.
+        // A shard that has ended accepts no request.
         let _ = self.send(ShardCall::Resume);
     }
 
-    /// Lets go of the connections of a shard that rests.
+    /// Takes over the connections of a quiesced shard.
     pub(crate) async fn hand_over(&self) -> Result<AtRest, ShardError> {
         self.ask_in_time(|answer| ShardCall::HandOver { answer }).await
     }
@@ -271,12 +267,12 @@ impl ShardHandle {
         self.ask_in_time(|answer| ShardCall::Stop { answer }).await
     }
 
-    /// Returns true if it is a handle of the same shard.
+    /// Returns true if both handles belong to the same shard.
     pub(crate) fn is_same(&self, other: &ShardHandle) -> bool {
         Arc::ptr_eq(&self.wake, &other.wake)
     }
 
-    /// Gives up after [`PATIENCE`].
+    /// Sends a call, and fails if it is not answered within [`PATIENCE`].
     async fn ask_in_time<T>(&self, call: impl FnOnce(Answer<T>) -> ShardCall) -> Result<T, ShardError> {
         tokio::time::timeout(PATIENCE, self.ask(call)).await.unwrap_or(Err(ShardError::Busy))
     }

@@ -8,14 +8,14 @@ use super::{ShardCall, ShardError, ShardHandle};
 use crate::daemon::cluster::LeaseClock;
 
 impl ShardHandle {
-    /// Serves a disk under this lease from now on; before anything else that is asked later.
+    /// Serves a disk under this lease from now on. The shard applies it before all later calls.
     pub(crate) fn set_lease(&self, id: DiskId, clock: Arc<LeaseClock>) -> Result<(), ShardError> {
         self.send(ShardCall::SetLease { id, clock })
     }
 
-    /// Refuses everything of a disk that another host has.
+    /// Fails all requests of a disk that another host owns.
     pub(crate) fn lose(&self, id: DiskId) {
-        // Not an error: a shard that has ended serves nothing.
+        // A shard that has ended serves no disk.
         let _ = self.send(ShardCall::Lose { id });
     }
 }

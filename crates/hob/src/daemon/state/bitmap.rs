@@ -1,9 +1,9 @@
-//! State of a dirty bitmap without its content.
+//! The configuration of a dirty bitmap in the state file.
 
 use hob_control::Size;
 use serde::{Deserialize, Serialize};
 
-/// A bitmap of a disk.
+/// A dirty bitmap of a disk, without its content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct BitmapSpec {
@@ -11,10 +11,10 @@ pub(crate) struct BitmapSpec {
     pub(crate) name: String,
     /// Bytes that one bit stands for, set when the bitmap was added.
     pub(crate) granularity: Size,
-    /// It does not record.
+    /// True if the bitmap does not record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) frozen: bool,
-    /// Why everything is in it, whatever its file says.
+    /// Reason why the bitmap counts as fully marked, whatever its file contains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) everything: Option<String>,
 }

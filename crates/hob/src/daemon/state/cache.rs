@@ -14,52 +14,52 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use super::is_false;
 use crate::daemon::hardware::ChangeToken;
 
-/// The cache that a disk is to have.
+/// The configured cache of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct CacheSpec {
     /// Name of the pool.
     pub(crate) pool: String,
-    /// Room, whole segments.
+    /// Size of the cache, a multiple of the segment size.
     pub(crate) size: Size,
-    /// Cache block.
+    /// Size of a cache block.
     pub(crate) block_size: Size,
     /// Policy's name.
     pub(crate) policy: String,
     /// Write mode.
     #[serde(default, with = "word")]
     pub(crate) mode: Mode,
-    /// Reads and writes together, or apart.
+    /// Common or separate space for reads and writes.
     #[serde(default, with = "word")]
     pub(crate) layout: Layout,
     /// Admission rule.
     #[serde(default, with = "word")]
     pub(crate) admission: Admission,
-    /// When dirty data goes to the backing.
+    /// When dirty data is written to the backing.
     #[serde(default)]
     pub(crate) destage: DestageSpec,
     /// Number of copies of dirty data, or of all data.
     #[serde(default, with = "word")]
     pub(crate) copies: Copies,
-    /// When it is compared with its backing after a restart.
+    /// When the cache is verified against its backing after a restart.
     #[serde(default, with = "word", skip_serializing_if = "is_default")]
     pub(crate) verify: Verify,
-    /// Memory above it; 0 for none.
+    /// Size of the RAM tier; 0 for none.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) ram: Size,
-    /// Its journal, if it is persistent.
+    /// The journal of a persistent cache.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) journal: Option<JournalSpec>,
 }
 
 impl CacheSpec {
-    /// The parts that a cache cannot change and keep its contents.
+    /// Returns the settings that cannot change without emptying the cache.
     pub(crate) fn structure(&self) -> impl PartialEq + use<> {
         let owner = self.journal.as_ref().map(|journal| journal.owner);
         (self.block_size, self.layout, owner)
     }
 
-    /// Refuses numbers that no cache can have.
+    /// Checks the numeric settings.
     pub(crate) fn check(&self) -> Result<(), String> {
         let bytes = self.block_size.bytes();
         if !bytes.is_power_of_two() || !(BLOCK_BYTES_MIN..=BLOCK_BYTES_MAX).contains(&bytes) {
@@ -84,22 +84,22 @@ fn is_zero(size: &Size) -> bool {
     size.bytes() == 0
 }
 
-/// When and how dirty data goes to the backing, in the units of users.
+/// When and in which order dirty data is written to the backing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct DestageSpec {
-    /// In which order.
+    /// Order of destaging.
     #[serde(with = "word")]
     pub(crate) order: DestageOrder,
-    /// Percent of the blocks above which it starts.
+    /// Percentage of dirty blocks above which destaging starts.
     pub(crate) dirty_start: u8,
-    /// Percent of the blocks at which it stops.
+    /// Percentage of dirty blocks at which destaging stops.
     pub(crate) dirty_stop: u8,
-    /// Percent of the blocks above which writes go past the cache.
+    /// Percentage of dirty blocks above which writes bypass the cache.
     pub(crate) dirty_full: u8,
-    /// Seconds; 0 for no bound.
+    /// Maximum age of dirty data in seconds; 0 for no limit.
     pub(crate) dirty_age_max: u32,
-    /// The backing always holds a state that existed.
+    /// True if the backing always has a state that existed at some time.
     pub(crate) ordered: bool,
 }
 
@@ -110,7 +110,7 @@ impl Default for DestageSpec {
 }
 
 impl DestageSpec {
-    /// The engine's, rounded to what users can say.
+    /// Converts the engine's settings, rounded to percent.
     pub(crate) fn of(destage: &Destage) -> DestageSpec {
         let percent = |permille: u16| u8::try_from(permille / 10).unwrap_or(100);
         DestageSpec {
@@ -123,7 +123,7 @@ impl DestageSpec {
         }
     }
 
-    /// In the engine's types.
+    /// Converts the settings into the engine's type.
     pub(crate) fn engine(&self) -> Destage {
         Destage {
             order: self.order,
@@ -144,20 +144,20 @@ pub(crate) struct JournalSpec {
     /// Owner id of its segments.
     #[serde(with = "word")]
     pub(crate) owner: CacheOwner,
-    /// The highest number that a ring of it has had.
+    /// Highest ring number of the journal so far.
     #[serde(default)]
     pub(crate) ring: u32,
-    /// How the backing was when the cache was closed, until it is opened again.
+    /// State of the backing when the cache was closed; removed when the cache is opened.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) closed: Option<Closed>,
-    /// Evidence, when it was last recorded, that the backing is as the cache knows it. It belongs
-    /// to the ring of that number, and exists only if everything was verified.
+    /// Recorded evidence that the backing matches the cache. The evidence belongs to the journal's
+    /// ring with the number `ring`, and exists only if all sectors were verified.
     #[serde(default, with = "evidence", skip_serializing_if = "Option::is_none")]
     pub(crate) evidence: Option<ChangeToken>,
-    /// Somebody else has taken the backing over since: nothing that flash has of it counts.
+    /// True if another program has taken over the backing since, which invalidates all cached data.
     #[serde(default, skip_serializing_if = "is_false")]
     pub(crate) foreign: bool,
-    /// Nobody has kept in which mode it was used last: a `hob serve` keeps no state.
+    /// True if the last write mode is unknown, because `hob serve` saves no state.
     #[serde(skip)]
     pub(crate) mode_unknown: bool,
 }
@@ -166,9 +166,9 @@ pub(crate) struct JournalSpec {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Closed {
-    /// Bytes of the containing file or device, which may be an image.
+    /// Size of the containing file or device in bytes; the file may be an image.
     pub(crate) size_bytes: u64,
-    /// When it was changed last, nanoseconds since 1970.
+    /// Time of the last change, in nanoseconds since 1970.
     pub(crate) modified_ns: i64,
 }
 
@@ -191,12 +191,12 @@ impl JournalSpec {
 pub(crate) struct CacheOwner(pub(crate) u128);
 
 impl CacheOwner {
-    /// One that no cache has.
+    /// Returns a random owner id.
     pub(crate) fn random() -> CacheOwner {
         let mut bytes = [0; 16];
         let filled = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
         assert_eq!(filled, Ok(16), "the kernel has random bytes");
-        // Volatile caches have the numbers whose upper half is at most 1.
+        // Ids of volatile caches have an upper half of at most 1.
         CacheOwner(u128::from_le_bytes(bytes) | 1 << 127)
     }
 }

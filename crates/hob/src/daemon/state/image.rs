@@ -1,4 +1,5 @@
-//! How the backing of a disk is read, and of which files it consists: decided and recorded when the operator adds the disk.
+//! Image format and files of a disk's backing, decided and recorded when the operator adds the
+//! disk.
 
 use std::path::PathBuf;
 
@@ -9,23 +10,23 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ImageSpec {
-    /// Its format; absent until the disk is opened for the first time, unless it was configured.
+    /// Image format; absent until the disk is opened for the first time, unless it was configured.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) format: Option<FormatName>,
-    /// The files that it consists of besides its own, from the top down; absent until they were recorded.
+    /// Further files of the image, from the top down; absent until they were recorded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) files: Option<Vec<FileSpec>>,
 }
 
-/// A format, by its name.
+/// An image format, serialized by its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FormatName(pub(crate) Format);
 
-/// One more file of an image.
+/// A further file of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct FileSpec {
-    /// Absolute.
+    /// Absolute path of the file.
     pub(crate) path: PathBuf,
     /// Its format.
     pub(crate) format: FormatName,
@@ -33,25 +34,25 @@ pub(crate) struct FileSpec {
     pub(crate) role: RoleName,
 }
 
-/// [`Role`] in a file.
+/// [`Role`] in the state file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum RoleName {
-    /// It has the data that is not in the layers above it.
+    /// A lower layer with the data that the layers above it lack.
     Backing,
-    /// The data of the layer before it.
+    /// External data file of the previous layer.
     Data,
 }
 
 impl ImageSpec {
-    /// For a configured format, whose files are to be recorded.
+    /// Creates the settings of a configured format, whose files are not recorded yet.
     pub(crate) fn of(format: Option<Format>) -> ImageSpec {
         ImageSpec { format: format.map(FormatName), files: None }
     }
 }
 
 impl FileSpec {
-    /// For the state.
+    /// Converts a file for the state.
     pub(crate) fn of(file: &ImageFile) -> FileSpec {
         let role = match file.role {
             Role::Backing => RoleName::Backing,
@@ -60,7 +61,7 @@ impl FileSpec {
         FileSpec { path: file.path.clone(), format: FormatName(file.format), role }
     }
 
-    /// In storage's types.
+    /// Converts the file into the storage crate's type.
     pub(crate) fn file(&self) -> ImageFile {
         let role = match self.role {
             RoleName::Backing => Role::Backing,

@@ -5,19 +5,20 @@ use hob_control::{CarryMode, MigrationStart};
 use hob_engine::migration::{Record, Session};
 use serde::{Deserialize, Serialize};
 
-/// A disk's way from host to host.
+/// Migration state of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MigrationSpec {
-    /// Tells it from other disks of its name: random, 32 hexadecimal digits, made when it moved first.
+    /// Distinguishes the disk from others of the same name: 32 random hexadecimal digits, generated
+    /// at its first migration.
     pub(crate) lineage: String,
-    /// The ownership.
+    /// Ownership of the disk.
     pub(crate) record: RecordSpec,
     /// The other host.
     pub(crate) peer: String,
-    /// What happens to its cache.
+    /// Handling of the cache during the migration.
     pub(crate) cache: CarryMode,
-    /// The mode that the cache is to have when it is over.
+    /// Mode that the cache gets after the migration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) mode_due: Option<String>,
     /// At the source: the requested migration.
@@ -25,7 +26,7 @@ pub(crate) struct MigrationSpec {
     pub(crate) plan: Option<MigrationStart>,
 }
 
-/// A disk that was expected and did not arrive.
+/// An incoming disk that did not arrive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct GoneState {
@@ -33,28 +34,28 @@ pub(crate) struct GoneState {
     pub(crate) name: String,
     /// Id of the disk.
     pub(crate) lineage: String,
-    /// In which session.
+    /// Generation of the migration session.
     pub(crate) generation: u64,
-    /// Likewise.
+    /// Attempt of the migration session.
     pub(crate) attempt: u32,
 }
 
-/// [`Record`] in a file.
+/// [`Record`] in the state file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "is", deny_unknown_fields)]
 pub(crate) enum RecordSpec {
-    /// This host's.
+    /// This host owns the disk.
     Owner { generation: u64, attempts: u32 },
-    /// This host's, and on its way.
+    /// This host owns the disk and is migrating it to another host.
     Leaving { generation: u64, attempt: u32 },
-    /// Handed over, or perhaps.
+    /// The disk was handed over, or may have been.
     Away { generation: u64, attempt: u32, taken: bool },
-    /// It is to arrive.
+    /// The disk is to migrate to this host.
     Awaiting { generation: u64, attempt: u32 },
 }
 
 impl RecordSpec {
-    /// For the state. [`Record::Gone`] is kept elsewhere.
+    /// Converts a record for the state. [`Record::Gone`] is saved elsewhere.
     pub(crate) fn of(record: Record) -> Option<RecordSpec> {
         Some(match record {
             Record::Owner { generation, attempts } => RecordSpec::Owner { generation, attempts },
@@ -67,7 +68,7 @@ impl RecordSpec {
         })
     }
 
-    /// In the types of the state machines.
+    /// Converts the record into the type of the state machines.
     pub(crate) fn record(self) -> Record {
         match self {
             RecordSpec::Owner { generation, attempts } => Record::Owner { generation, attempts },

@@ -7,14 +7,14 @@ use serde::{Deserialize, Serialize};
 /// Default latency at which a datastore is throttled, milliseconds, as for Storage I/O Control.
 pub(crate) const LATENCY_MS_DEFAULT: u32 = 30;
 
-/// Longest latency that can be asked for, milliseconds.
+/// Maximum latency that can be configured, in milliseconds.
 const LATENCY_MS_MAX: u32 = 60_000;
 
-/// The deepest that a datastore can be bounded to, I/Os.
+/// Maximum configurable number of I/Os in flight.
 const DEPTH_MAX: u32 = 4096;
 
-/// Refuses impossible entitlements. Shards rely on this check, so all input passes through it:
-/// commands, hob.toml, the state file, other hosts.
+/// Checks an entitlement. Shards rely on this check, so all input passes through it: commands,
+/// hob.toml, the state file, other hosts.
 pub(crate) fn check_qos(qos: &Qos) -> Result<(), String> {
     let Qos { shares, reservation, limit, bytes_limit, flash_limit } = *qos;
     if !(1..=SHARES_MAX).contains(&shares) {
@@ -44,7 +44,7 @@ pub(crate) struct DiskQosSpec {
     /// Name of the storage policy that applies; `own` is ignored then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) policy: Option<String>,
-    /// By itself.
+    /// The disk's own entitlement.
     pub(crate) own: Qos,
 }
 
@@ -64,23 +64,24 @@ pub(crate) struct PolicyState {
 pub(crate) struct DatastoreState {
     /// Its name.
     pub(crate) name: String,
-    /// How it is throttled.
+    /// Throttling of the datastore.
     pub(crate) control: ControlSpec,
-    /// Under `auto`: above this it is throttled, milliseconds. Under `knee` as long as the knee is not known.
+    /// Latency in milliseconds above which the datastore is throttled. With `knee`, used until the
+    /// knee is known.
     pub(crate) latency_ms: u32,
-    /// Units a second that it can do.
+    /// Capacity in units per second.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) capacity: Option<u32>,
 }
 
 impl DatastoreState {
-    /// One of which nothing was said.
+    /// Creates the default settings of a datastore.
     pub(crate) fn new(name: &str) -> DatastoreState {
         let (name, control) = (name.to_owned(), ControlSpec::Off);
         DatastoreState { name, control, latency_ms: LATENCY_MS_DEFAULT, capacity: None }
     }
 
-    /// Refuses impossible settings.
+    /// Checks the settings.
     pub(crate) fn check(&self) -> Result<(), String> {
         match (self.control, self.latency_ms) {
             (ControlSpec::Depth(depth), _) if !(1..=DEPTH_MAX).contains(&depth) => {
@@ -94,22 +95,22 @@ impl DatastoreState {
     }
 }
 
-/// How the number of I/Os in a datastore is limited.
+/// How the number of I/Os in flight to a datastore is limited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum ControlSpec {
-    /// Nothing.
+    /// No limit.
     Off,
-    /// Its latency.
+    /// A limit by latency.
     Auto,
-    /// The same; when it is late, is measured.
+    /// A limit by latency, with a measured threshold.
     Knee,
-    /// A number of I/Os.
+    /// A fixed number of I/Os.
     Depth(u32),
 }
 
 impl ControlSpec {
-    /// Returns true if it depends on the datastore's latency.
+    /// Returns true if the limit depends on the datastore's latency.
     pub(crate) fn is_by_latency(self) -> bool {
         matches!(self, ControlSpec::Auto | ControlSpec::Knee)
     }

@@ -31,11 +31,11 @@ impl PeerCertificate {
     }
 }
 
-/// For logs: the common name, or the fingerprint where there is none.
+/// Writes the common name for logs, or the fingerprint if there is none.
 impl fmt::Display for PeerCertificate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match subject::common_name(&self.0) {
-            // A foreign text: it must not break the line.
+            // A foreign text must not break the log line.
             Some(name) => write!(f, "cn:{}", name.escape_debug()),
             None => write!(f, "sha256:{}", self.fingerprint()),
         }
@@ -52,20 +52,20 @@ impl fmt::Display for Fingerprint {
     }
 }
 
-/// One way to name a certificate.
+/// A criterion that selects certificates.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
 pub(crate) enum CertificateMatch {
-    /// `sha256:HEX`: this one.
+    /// `sha256:HEX`: the certificate with this hash.
     Fingerprint(Fingerprint),
-    /// `cn:NAME`: the subject's only common name.
+    /// `cn:NAME`: certificates whose only common name this is.
     CommonName(String),
-    /// `san:NAME`: a DNS name or address among the subject's alternative names.
+    /// `san:NAME`: certificates with this DNS name or address among the alternative names.
     AlternativeName(String),
 }
 
 impl CertificateMatch {
-    /// Returns true if it matches the certificate.
+    /// Returns true if the criterion matches the certificate.
     pub(crate) fn matches(&self, certificate: &PeerCertificate) -> bool {
         match self {
             CertificateMatch::Fingerprint(fingerprint) => certificate.fingerprint() == *fingerprint,
@@ -77,7 +77,7 @@ impl CertificateMatch {
     }
 }
 
-/// Why a text names no certificate.
+/// Why a text selects no certificate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{0}' names no certificate; write sha256:FINGERPRINT, cn:COMMON-NAME or san:DNS-NAME")]
 pub(crate) struct CertificateMatchError(String);
@@ -118,7 +118,7 @@ impl fmt::Display for CertificateMatch {
     }
 }
 
-/// 64 hexadecimal digits, colons anywhere between bytes.
+/// Parses 64 hexadecimal digits with optional colons between bytes.
 fn hex(text: &str) -> Option<[u8; 32]> {
     let digits: Vec<u8> =
         text.chars().filter(|c| *c != ':').map(|c| c.to_digit(16).map(|d| d as u8)).collect::<Option<_>>()?;

@@ -1,11 +1,12 @@
 //! The server side of TLS for the control API and for NBD: certificates from files, and client
 //! certificates.
 //!
-//! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. They are checked at each new connection
-//! and read again if they have changed, so a renewed certificate needs no restart; an unusable one
-//! leaves the previous one in place. Sessions are never resumed: each connection authenticates
-//! again, so an expired client is refused. Keys that every user of the host can read are refused.
-//! There are no revocation lists: remove a client from the list of names instead.
+//! TLS 1.3, and 1.2 with forward secrecy. Files are PEM. The files are checked at each new
+//! connection and read again if they have changed, so a renewed certificate needs no restart. An
+//! unusable certificate leaves the previous one in place. Sessions are never resumed: each
+//! connection authenticates again, so an expired client is refused. Keys that every user of the
+//! host can read are refused. There are no revocation lists: remove a client from the list of names
+//! instead.
 
 mod certificate;
 mod subject;
@@ -29,7 +30,7 @@ use tokio_rustls::server::TlsStream;
 
 pub(crate) use certificate::{CertificateMatch, PeerCertificate};
 
-/// A client must have finished the TLS handshake by then.
+/// Maximum time for a client to finish the TLS handshake.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(15);
 
 /// Paths of the files, as `tls = { cert, key, client_ca }` in hob.toml.
@@ -48,19 +49,19 @@ pub(crate) struct TlsFiles {
 /// How clients without a certificate are handled if there is a `client_ca`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WithoutCertificate {
-    /// Nothing.
+    /// Refuse them.
     Refused,
     /// Accept them; another check must authenticate them.
     Welcome,
 }
 
-/// Why TLS cannot be spoken.
+/// Why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TlsError {
-    /// One of the files, whatever for.
+    /// A PEM file is unreadable or invalid.
     #[error(transparent)]
     Pem(#[from] PemError),
-    /// Everybody can read a secret.
+    /// Every user can read a secret file.
     #[error("every user can read {}; chmod it to 0600, or 0640 for a group", .0.display())]
     Exposed(PathBuf),
     /// The content of the files is unusable.
@@ -70,20 +71,18 @@ pub(crate) enum TlsError {
         cert: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// Why.
         source: rustls::Error,
     },
-    /// The authorities cannot be used.
+    /// The certificate authorities are unusable.
     #[error("cannot use the authorities in {}: {why}", path.display())]
     Authorities {
         /// The file.
         path: PathBuf,
-        /// Why.
         why: String,
     },
 }
 
-/// Ready to speak TLS.
+/// TLS with loaded certificates.
 #[derive(Debug)]
 pub(crate) struct Tls {
     files: TlsFiles,
@@ -105,7 +104,7 @@ struct Parts {
     own: CertificateDer<'static>,
 }
 
-/// A file that has another one was changed.
+/// Identifies a version of a file; another stamp means that the file was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     modified: Option<SystemTime>,
@@ -125,13 +124,14 @@ impl Stamp {
 impl Tls {
     /// Reads and checks the files.
     pub(crate) fn load(files: TlsFiles, without: WithoutCertificate) -> Result<Tls, TlsError> {
-        // Before the files: a change in between is then seen with the next connection.
+        // The stamps are taken first, so that a change during the reading is found with the next
+        // connection.
         let stamps = files.stamps();
         let parts = files.read(without)?;
         Ok(Tls { files, without, current: Mutex::new(Current { parts, stamps }) })
     }
 
-    /// The TLS handshake with a client.
+    /// Performs the TLS handshake with a client.
     pub(crate) async fn accept<S>(&self, stream: S) -> io::Result<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -143,12 +143,12 @@ impl Tls {
         }
     }
 
-    /// Returns true if our certificate is valid for that name or address.
+    /// Returns true if the daemon's certificate is valid for this name or address.
     pub(crate) fn is_for(&self, name: &str) -> bool {
         names(&self.parts().own, name)
     }
 
-    /// The parts to use now: read again if the files have changed and are usable.
+    /// Returns the current TLS settings, read again if the files have changed and are usable.
     fn parts(&self) -> Parts {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         let stamps = self.files.stamps();
@@ -159,7 +159,7 @@ impl Tls {
                     tracing::info!("read {} again", self.files.cert.display());
                     current.parts = parts;
                 }
-                Err(error) => tracing::warn!("{error}; the certificate from before stays in use"),
+                Err(error) => tracing::warn!("{error}; the previous certificate stays in use"),
             }
         }
         current.parts.clone()
@@ -217,7 +217,7 @@ pub(crate) fn secret(path: &Path) -> Result<Vec<u8>, TlsError> {
     Ok(pem::read(path)?)
 }
 
-/// Returns true if a certificate is valid for that DNS name or address.
+/// Returns true if a certificate is valid for this DNS name or address.
 fn names(certificate: &CertificateDer<'_>, name: &str) -> bool {
     let Ok(name) = ServerName::try_from(name) else { return false };
     let Ok(certificate) = ParsedCertificate::try_from(certificate) else { return false };

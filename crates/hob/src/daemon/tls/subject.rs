@@ -11,20 +11,20 @@ const PRINTABLE_STRING: u8 = 0x13;
 const IA5_STRING: u8 = 0x16;
 const SEQUENCE: u8 = 0x30;
 const SET: u8 = 0x31;
-/// `[0] EXPLICIT Version`.
+/// Tag `[0] EXPLICIT Version`.
 const VERSION: u8 = 0xa0;
 
-/// 2.5.4.3.
+/// Object identifier 2.5.4.3.
 const COMMON_NAME: &[u8] = &[0x55, 0x04, 0x03];
 
-/// The subject's common name, if it has exactly one.
+/// Returns the subject's common name, if it has exactly one.
 pub(super) fn common_name(certificate: &[u8]) -> Option<String> {
     let (certificate, _) = item(certificate, SEQUENCE)?;
     let (mut rest, _) = item(certificate, SEQUENCE)?;
     if let Some((_, after)) = item(rest, VERSION) {
         rest = after;
     }
-    // Serial number, signature algorithm, issuer, validity.
+    // Skips serial number, signature algorithm, issuer and validity.
     for tag in [INTEGER, SEQUENCE, SEQUENCE, SEQUENCE] {
         rest = item(rest, tag)?.1;
     }
@@ -50,7 +50,7 @@ fn text(value: &[u8]) -> Option<String> {
     Some(std::str::from_utf8(bytes).ok()?.to_owned())
 }
 
-/// The content of the first item, if it has that tag, and what follows the item.
+/// Returns the content of the first item, if it has this tag, and the bytes after the item.
 fn item(bytes: &[u8], tag: u8) -> Option<(&[u8], &[u8])> {
     let (&found, rest) = bytes.split_first()?;
     let (&length, rest) = rest.split_first()?;

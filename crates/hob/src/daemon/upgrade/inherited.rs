@@ -1,4 +1,5 @@
-//! The state that the previous program left in this process, and how clients are attached to their disks again.
+//! State that the previous program left in this process, and attaching its clients to their disks
+//! again.
 
 use std::net::IpAddr;
 use std::os::fd::OwnedFd;
@@ -21,7 +22,7 @@ use crate::daemon::nbd_listener::{ConnectionPermit, ListenerContext, Transport};
 /// Interval between two checks whether the disks of waiting clients are open.
 const LOOK_EVERY: Duration = Duration::from_millis(5);
 
-/// Longest wait of a client for its disk; then it has to connect again.
+/// Maximum time that a client waits for its disk; then it must reconnect.
 const DISK_MAX: Duration = Duration::from_secs(60);
 
 /// The inherited state. Empty in a program that was not started by an upgrade.
@@ -29,7 +30,7 @@ const DISK_MAX: Duration = Duration::from_secs(60);
 pub(crate) struct InheritedState {
     /// Path of the program that takes over at the next upgrade.
     pub(crate) program: PathBuf,
-    /// This program was started by an upgrade.
+    /// True if this program was started by an upgrade.
     pub(crate) goes_on: bool,
     pub(super) listening: Vec<(String, OwnedFd)>,
     pub(super) files: Vec<(String, InheritedFile)>,
@@ -45,7 +46,8 @@ struct InheritedClient {
 }
 
 impl InheritedState {
-    /// Takes the inherited state, once. If it cannot be read, it is closed and the start is an ordinary one.
+    /// Takes the inherited state, once. If it is unreadable, its descriptors are closed and the
+    /// start is an ordinary one.
     pub(crate) fn take() -> InheritedState {
         let program = std::env::current_exe().unwrap_or_else(|_| "/proc/self/exe".into());
         match message::take() {
@@ -148,7 +150,8 @@ impl WaitingClients {
         }
     }
 
-    /// Takes the clients that still wait, for the next program.
+    /// Takes the inherited clients that are still waiting for their disks, and leaves them to the
+    /// next program.
     pub(super) fn leave(&self) -> impl Iterator<Item = (ClientEntry, OwnedFd, Vec<u8>)> + use<> {
         let clients = std::mem::take(&mut *self.clients());
         clients.into_iter().map(|(client, _)| (client.entry, client.socket, client.received))
@@ -156,7 +159,8 @@ impl WaitingClients {
 }
 
 impl InheritedClient {
-    /// Attaches the client if its disk is open and has the properties that the client negotiated. Returns the client if it has to wait.
+    /// Attaches the client if its disk is open and has the properties that the client negotiated.
+    /// Returns the client if it must wait.
     fn attach(
         self,
         context: &ListenerContext,
@@ -175,7 +179,7 @@ impl InheritedClient {
         };
         if !is_unchanged(&entry, &negotiated) {
             tracing::warn!(
-                "a client of '{}' has to connect again: the properties of the export have changed",
+                "an NBD client of export '{}' must reconnect: the properties of the export have changed",
                 entry.export
             );
             return None;
@@ -184,7 +188,7 @@ impl InheritedClient {
         if let Err(error) =
             export.shard.attach(export.disk, socket, negotiated, received, export.promote, attachment)
         {
-            tracing::warn!("a client of '{}' has to connect again: {error}", entry.export);
+            tracing::warn!("an NBD client of export '{}' must reconnect: {error}", entry.export);
         }
         None
     }

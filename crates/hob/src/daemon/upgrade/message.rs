@@ -1,10 +1,11 @@
-//! How a record and its descriptors are passed from one program to the next in the same process.
+//! The message that passes a record and its descriptors from one program to the next in the same
+//! process.
 //!
-//! They are sent into a socket pair as messages, and one end of it becomes the next program's
-//! standard input: the only descriptor that it finds without being told. All others are
-//! close-on-exec, before and after. So if a message is invalid, its descriptors are closed with it.
-//! The environment variable [`VARIABLE`] announces the message for one process: a child that
-//! inherits the variable has none.
+//! Record and descriptors are sent into a socket pair. One end of the pair becomes the next
+//! program's standard input, the only descriptor that it can find. All other descriptors are
+//! close-on-exec, before and after. If a message is invalid, its descriptors are therefore closed
+//! with it. The environment variable [`VARIABLE`] announces the message to one process: a child
+//! that inherits the variable has no message.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,22 +21,22 @@ use rustix::net::{
 
 use super::record::{Record, RecordError};
 
-/// The variable: the number of the process that has a parcel.
+/// Name of the environment variable, whose value is the id of the process that has a message.
 pub(super) const VARIABLE: &str = "HOB_HAND_OVER";
 
-/// Descriptors in one message; the kernel allows 253.
+/// Number of descriptors per message; the kernel allows 253.
 const MESSAGE_FDS_MAX: usize = 128;
 
-/// Longest record that is read, bytes.
+/// Maximum length of a record in bytes.
 const RECORD_BYTES_MAX: u64 = 1 << 30;
 
-/// Most messages that are read.
+/// Maximum number of messages.
 const MESSAGES_MAX: usize = 4096;
 
-/// Why a parcel cannot be taken.
+/// Why a message cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum MessageError {
-    /// The system says no.
+    /// A system call failed.
     #[error("{0}")]
     System(#[from] io::Error),
     /// The record is malformed.
@@ -54,7 +55,7 @@ pub(super) fn sign() -> OsString {
     std::process::id().to_string().into()
 }
 
-/// Packs a record and its descriptors; returns the next program's standard input.
+/// Writes a record and its descriptors into a message. Returns the next program's standard input.
 pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageError> {
     assert_eq!(record.table.descriptors(), fds.len(), "the table says what the descriptors are");
     let mut text = File::from(memfd_create("hob-hand-over", MemfdFlags::CLOEXEC)?);
@@ -71,13 +72,13 @@ pub(super) fn pack(record: &Record, fds: &[OwnedFd]) -> Result<OwnedFd, MessageE
     Ok(far)
 }
 
-/// Takes the parcel that the program before has left, if there is one.
+/// Reads the message of the previous program, if there is one.
 pub(super) fn take() -> Result<Option<(Record, Vec<OwnedFd>)>, MessageError> {
     if std::env::var_os(VARIABLE) != Some(sign()) {
         return Ok(None);
     }
     let message = rustix::stdio::stdin().try_clone_to_owned()?;
-    // Nobody else is to find it there, and no child.
+    // Neither other code nor a child may find the message there.
     rustix::stdio::dup2_stdin(File::open("/dev/null")?)?;
     unpack(&message).map(Some)
 }

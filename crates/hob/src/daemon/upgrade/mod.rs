@@ -42,25 +42,26 @@ const CAN_TAKE_OVER: &str = "can start, and takes over hand-overs of version ";
 /// The option that makes a program check and exit.
 const CHECK: &str = "--check";
 
-/// Longest run of `--check`.
+/// Maximum run time of `--check`.
 const CHECK_MAX: Duration = Duration::from_secs(20);
 
-/// Longest wait for a change in progress. A drain, for example, can take hours.
+/// Maximum time to wait for a change in progress. A drain, for example, can take hours.
 const CHANGE_MAX: Duration = Duration::from_secs(5);
 
 /// Interval between two checks for changes in progress.
 const LOOK_EVERY: Duration = Duration::from_millis(20);
 
-/// Longest wait for clients to finish their handshake.
+/// Maximum time for clients to finish their handshake.
 const CLEAR_MAX: Duration = Duration::from_secs(1);
 
-/// Longest wait for requests in flight; more than a client may take to send the rest of a request.
+/// Maximum time for requests in flight; longer than a client may take to send the rest of a
+/// request.
 const REST_MAX: Duration = Duration::from_secs(8);
 
-/// Longest wait for the flush of all backings.
+/// Maximum time to flush all backings.
 const FLUSH_MAX: Duration = Duration::from_secs(20);
 
-/// Longest output of `--check` that is read, bytes.
+/// Maximum output of `--check` that is read, in bytes.
 const ANSWER_BYTES_MAX: u64 = 16 << 10;
 
 /// Output of `--check` if this program can start and take over.
@@ -88,9 +89,9 @@ pub(super) async fn check(program: PathBuf) -> Result<(), String> {
 
 /// The answer of the new program.
 struct Asked {
-    /// Nothing if it did not end.
+    /// Whether the program exited successfully; `None` if it is still running.
     ended_well: Option<bool>,
-    /// Its last line.
+    /// Last line of the program's output.
     said: String,
 }
 
@@ -120,12 +121,12 @@ fn ask(program: &PathBuf) -> io::Result<Asked> {
     Ok(Asked { ended_well, said: line.trim_start_matches("hob: ").to_owned() })
 }
 
-/// Those that this program was started with.
+/// Returns the arguments of this program.
 fn arguments() -> impl Iterator<Item = OsString> {
     std::env::args_os().skip(1)
 }
 
-/// Quiesces everything. On failure the daemon resumes, and the error says why.
+/// Quiesces the whole daemon. After a failure the daemon resumes, and the error gives the reason.
 pub(super) async fn prepare(
     manager: &Arc<Manager>,
     shards: &[ShardHandle],
@@ -202,7 +203,7 @@ impl HandOff {
                     at_rest.clients.extend(clients);
                     at_rest.files.extend(files);
                 }
-                Err(error) => tracing::warn!("clients of a shard have to connect again: {error}"),
+                Err(error) => tracing::warn!("the NBD clients of a shard must reconnect: {error}"),
             }
         }
         let mut leaving = HandOff { program: program.clone(), record: Record::default(), fds: Vec::new() };
@@ -232,9 +233,12 @@ impl HandOff {
             self.record.table.files.push(file_entry(export, (path, made), attributes, read_only));
             self.fds.push(device);
         }
-        // No shard serves these; the next program finds stale mounts.
+        // No shard serves these files; the next program finds stale mounts.
         for (export, path, _) in mounts {
-            tracing::warn!("{export} is no longer the file {}", path.display());
+            tracing::warn!(
+                "export {export}: its file {} cannot be handed over and is unmounted",
+                path.display()
+            );
         }
     }
 
@@ -266,7 +270,7 @@ impl HandOff {
         }
     }
 
-    /// Closes everything after all, because no program takes over.
+    /// Closes everything, because no program takes over.
     pub(super) fn end_here(self) {
         let mut inherited = InheritedState::sort(self.record, self.fds);
         drop(inherited.files());
@@ -291,9 +295,9 @@ impl Table {
     }
 }
 
-/// Starts the next program in this process. If it returns, nothing could be started.
+/// Starts the next program in this process. Returns only if no program could be started.
 pub(super) fn become_next(leaving: &HandOff) -> anyhow::Error {
-    // It has no handler for this signal yet, and would end of it.
+    // The new program has no handler for this signal at first, so the signal would end it.
     hob_storage::signals::ignore_hang_up();
     let own = PathBuf::from("/proc/self/exe");
     let mut error = anyhow::anyhow!("there is no program to go on with");
@@ -306,7 +310,7 @@ pub(super) fn become_next(leaving: &HandOff) -> anyhow::Error {
             }
             Err(error) => error.into(),
         };
-        tracing::error!("{} cannot go on: {error}", program.display());
+        tracing::error!("cannot start {}: {error}", program.display());
     }
     error.context("the daemon has closed its caches and cannot go on")
 }

@@ -1,4 +1,4 @@
-//! The record of an upgrade: describes the descriptors that one hob leaves open for the next.
+//! The record of an upgrade, which describes the descriptors that one hob leaves open for the next.
 //!
 //! Bytes: 16 of [`MAGIC`], the version (u32), the length of the table (u32), the table (JSON), and
 //! then the unprocessed bytes that clients had sent, one client after the other in the table's
@@ -9,25 +9,25 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// How a record begins.
+/// First bytes of a record.
 const MAGIC: [u8; 16] = *b"hob hand-over\r\n\0";
 
-/// Version of the record's form. A hob that knows another one starts without it.
+/// Version of the record format. A hob with another version starts without the record.
 pub(crate) const VERSION: u32 = 1;
 
-/// Magic, version, length.
+/// Length of magic, version and table length.
 const HEAD_BYTES: usize = 24;
 
-/// Longest table, bytes.
+/// Maximum length of the table in bytes.
 const TABLE_BYTES_MAX: usize = 64 << 20;
 
-/// Most entries of each kind.
+/// Maximum number of entries of each kind.
 const ENTRIES_MAX: usize = 65_536;
 
-/// Most bytes that one client may have sent ahead.
+/// Maximum number of unprocessed bytes per client.
 const RECEIVED_BYTES_MAX: usize = 1 << 20;
 
-/// Longest name or path, bytes.
+/// Maximum length of a name or path in bytes.
 const TEXT_BYTES_MAX: usize = 4096;
 
 /// The record.
@@ -62,11 +62,11 @@ pub(crate) struct FileEntry {
     pub(crate) disk: String,
     /// Its mount path.
     pub(crate) path: PathBuf,
-    /// The file below was made for it.
+    /// True if the file below was created for the mount.
     pub(crate) made: bool,
-    /// Changes are refused.
+    /// True if writes are refused.
     pub(crate) read_only: bool,
-    /// Bytes.
+    /// Size in bytes.
     pub(crate) size: u64,
     /// Permission bits.
     pub(crate) mode: u32,
@@ -74,7 +74,7 @@ pub(crate) struct FileEntry {
     pub(crate) uid: u32,
     /// Group.
     pub(crate) gid: u32,
-    /// When it was mounted, seconds since 1970.
+    /// Time of the mount, in seconds since 1970.
     pub(crate) seconds: u64,
 }
 
@@ -82,7 +82,7 @@ pub(crate) struct FileEntry {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ClientEntry {
-    /// The export, as it asked for it.
+    /// Name of the export that the client requested.
     pub(crate) export: String,
     /// The export's size that the client was told, bytes.
     pub(crate) size: u64,
@@ -92,33 +92,33 @@ pub(crate) struct ClientEntry {
     pub(crate) block_min: u32,
     /// The maximum request length that the client was told, bytes.
     pub(crate) block_max: u32,
-    /// It was promised structured replies.
+    /// True if structured replies were negotiated.
     pub(crate) structured_replies: bool,
-    /// It may ask for base:allocation.
+    /// True if the metadata context base:allocation was negotiated.
     pub(crate) base_allocation: bool,
-    /// And for these metadata contexts besides, in this order.
+    /// Further negotiated metadata contexts, in this order.
     #[serde(default)]
     pub(crate) contexts: Vec<String>,
-    /// How many bytes it had sent that were not used up.
+    /// Number of received but unprocessed bytes.
     pub(crate) received: u32,
 }
 
-/// Why a record is not believed.
+/// Why a record is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RecordError {
-    /// Not one at all.
+    /// The bytes are not a record.
     #[error("it is no record of a hand-over")]
     Magic,
-    /// One of another time.
+    /// The record has another version.
     #[error("it has version {0}, and this hob knows version {VERSION}")]
     Version(u32),
-    /// It contradicts itself.
+    /// The record contradicts itself.
     #[error("it is broken: {0}")]
     Broken(String),
 }
 
 impl Table {
-    /// Descriptors that belong to it.
+    /// Returns the number of descriptors in the table.
     pub(crate) fn descriptors(&self) -> usize {
         self.listening.len() + self.files.len() + self.clients.len()
     }
@@ -150,7 +150,7 @@ impl Table {
 }
 
 impl Record {
-    /// Encodes it.
+    /// Encodes the record.
     pub(crate) fn encode(&self) -> Result<Vec<u8>, RecordError> {
         let lengths = self.table.clients.iter().map(|client| client.received as usize);
         assert!(lengths.eq(self.received.iter().map(Vec::len)), "the table says what clients have sent");

@@ -1,4 +1,4 @@
-//! The curves as a table, as CSV and as a picture.
+//! Output of the curves as a table, as CSV and as a picture.
 
 use std::fmt::Write;
 
@@ -9,7 +9,7 @@ use super::{CurveReport, Report, Row, SizeReport};
 use crate::cli::lab::percent;
 use crate::cli::output::{numbers, pairs, table};
 
-/// For people.
+/// Formats the report as text.
 pub(super) fn show(report: &Report) -> String {
     let mut parts = vec![rows(report)];
     for curve in &report.curves {
@@ -79,7 +79,8 @@ fn bytes(bytes: u64) -> String {
     Unit::Bytes.text(bytes as f64)
 }
 
-/// Every point of every curve. What only exact curves know is empty where blocks were sampled.
+/// Returns every point of every curve as CSV. Columns of exact curves are empty if blocks were
+/// sampled.
 pub(super) fn csv(report: &Report) -> String {
     let mut text = String::from(
         "block_bytes,cache_bytes,cache_share,read_hit_ratio,byte_hit_ratio,write_hit_ratio,absorbed_bytes,\
@@ -106,7 +107,7 @@ pub(super) fn csv(report: &Report) -> String {
     text
 }
 
-/// Read hits against size, a curve for each block size.
+/// Draws read hits against cache size, with one curve per block size.
 pub(super) fn draw(report: &Report) -> String {
     let mut chart = CurveChart::new(
         "Reads served from flash, by cache size (LRU)",

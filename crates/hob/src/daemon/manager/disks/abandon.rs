@@ -1,10 +1,15 @@
-//! Disks and dirty data that are given up whether the backing answers or not (`hob disk remove --discard-dirty`, `hob cache discard-dirty`).
+//! Removal of disks and of dirty data without help from the backing (`hob disk remove
+//! --discard-dirty`, `hob cache discard-dirty`).
 //!
-//! Neither asks the backing for anything. A disk that is removed is *abandoned*: its clients are disconnected, and what waits for its backing fails
-//! within about a second. A disk that stays goes on with its backing: requests that wait for that longer than 1.5 s fail, so that
-//! nothing is in flight when the cache is changed. Requests in the kernel (a file on a filesystem that hangs) or in a library cannot be
-//! called back; then this disk is abandoned too, goes offline, and comes back when the last of them has ended. Until then its id is not used
-//! again, its file stays locked, and the memory of those requests stays out of use.
+//! Both commands send no request to the backing. A disk that is removed is *abandoned*: its clients
+//! are disconnected, and requests that wait for its backing fail within about a second. A disk that
+//! stays keeps its backing, but requests that have waited longer than 1.5 s fail, so that no
+//! request is in flight when the cache is changed.
+//!
+//! Requests inside the kernel (a file on a hung filesystem) or inside a library cannot be
+//! cancelled. If there are any, a disk that stays is abandoned too: it goes offline and is opened
+//! again after the last such request has ended. Until then its id is not reused, its file stays
+//! locked, and the memory of those requests stays in use.
 
 use std::time::Duration;
 
@@ -20,17 +25,17 @@ use crate::daemon::manager::registry::{DiskPhase, Inner};
 use crate::daemon::shard_api::{Gone, ShardError, ShardHandle};
 use crate::daemon::state::JournalSpec;
 
-/// A disk that is removed waits that long for its backing, if that was not given up.
+/// Maximum time that removing a disk waits for its backing, unless the backing is abandoned.
 const LEAVE_MAX: Duration = Duration::from_secs(30);
 
-/// Files are unmounted within that time, or in the background.
+/// Maximum time to wait for an unmount; a longer unmount continues in the background.
 const UNMOUNT_MAX: Duration = Duration::from_secs(2);
 
-/// A request that began later may make data dirty once more.
+/// Number of attempts to drop a cache. A request that started later may make data dirty again.
 const DISABLE_TRIES: usize = 3;
 
 impl Disks {
-    /// Takes a disk from its shard. A backing that does not let it go is abandoned.
+    /// Takes a disk from its shard. Abandons a backing that does not answer.
     pub(in crate::daemon::manager) async fn leave_shard(
         &self,
         name: &str,
@@ -42,7 +47,9 @@ impl Disks {
         let gone = match timeout(LEAVE_MAX, &mut removal).await {
             Ok(gone) => gone?,
             Err(_) => {
-                tracing::warn!("{name}: its backing does not answer; it is left without waiting for it");
+                tracing::warn!(
+                    "disk {name}: its backing does not answer; hob stops waiting for it and removes the disk"
+                );
                 self.registry.inner().abandoned.insert(id, name.to_owned());
                 shard.abandon(id);
                 removal.await?
@@ -54,8 +61,9 @@ impl Disks {
         Ok(gone)
     }
 
-    /// Unmounts a disk's files as [`hide_file`](Self::hide_file) does, but does not wait for long: what programs have written to a mapped file may
-    /// wait for the backing. One that is open keeps the disk, unless clients are to be disconnected.
+    /// Unmounts a disk's files like [`hide_file`](Self::hide_file), but waits only briefly, because
+    /// writes of programs with mapped files may wait for the backing. Fails if a file is open,
+    /// unless clients may be disconnected.
     pub(in crate::daemon::manager) async fn hide_file_soon(
         &self,
         name: &str,
@@ -65,13 +73,15 @@ impl Disks {
             Ok(Err(error)) if clients == OnClients::Refuse => Err(error),
             Ok(_) => Ok(()),
             Err(_) => {
-                tracing::warn!("{name}: its file is unmounted in the background");
+                tracing::warn!(
+                    "disk {name}: the unmount of its file takes long and continues in the background"
+                );
                 Ok(())
             }
         }
     }
 
-    /// Takes a disk that is to be removed from its shard, without its dirty data.
+    /// Takes a disk that is to be removed from its shard, and discards its dirty data.
     pub(in crate::daemon::manager) async fn take_abandoned(
         &self,
         name: &str,
@@ -83,7 +93,8 @@ impl Disks {
         Ok(dirty.map(|dirty| format!("{} that only flash had is lost", dirty.human())).into_iter().collect())
     }
 
-    /// Gives up what is dirty, and takes the disk offline: requests to its backing cannot be called back.
+    /// Discards the dirty data of a disk whose backing requests cannot be cancelled, and takes the
+    /// disk offline.
     pub(in crate::daemon::manager) async fn discard_abandoned(
         &self,
         name: &str,
@@ -117,8 +128,8 @@ impl Disks {
         )])
     }
 
-    /// Abandons a disk and takes it from its shard, with its cache, whose room is free afterwards. Returns how much was dirty, if
-    /// something could be.
+    /// Abandons the backing of a disk, drops the disk's cache, and removes the disk from its shard.
+    /// Returns the amount of dirty data, if the disk could have any.
     async fn leave_backing(
         &self,
         name: &str,
@@ -132,7 +143,7 @@ impl Disks {
             (disk.cache().cloned(), disk.has_cache)
         };
         shard.abandon(id);
-        tracing::warn!("{name}: it leaves its backing without waiting for it");
+        tracing::warn!("disk {name}: requests to its backing are abandoned");
         let mut dirty = None;
         let mut released = Vec::new();
         if let Some(spec) = spec.as_ref().filter(|spec| has_cache && spec.journal.is_some()) {
@@ -147,7 +158,7 @@ impl Disks {
         let gone = match self.leave_shard(name, shard, id).await {
             Ok(gone) => gone,
             Err(error) => {
-                tracing::error!("{name}: its shard does not let it go: {error}");
+                tracing::error!("disk {name}: its shard cannot remove it: {error}");
                 Gone::default()
             }
         };
@@ -186,16 +197,18 @@ impl Disks {
             Ok(released) => released,
             Err(ShardError::Command(CommandError::NoCache)) => Vec::new(),
             Err(error) => {
-                tracing::warn!("{name}: its cache is taken away with it: {error}");
+                tracing::warn!(
+                    "disk {name}: its dirty data could not be discarded first, so its cache is removed with the disk: {error}"
+                );
                 Vec::new()
             }
         }
     }
 
-    /// The last request of an abandoned backing has ended.
+    /// Handles the end of the last request to an abandoned backing.
     pub(in crate::daemon::manager) fn backing_closed(&self, id: DiskId) {
         let Some(name) = self.registry.inner().abandoned.remove(&id) else { return };
-        tracing::info!("{name}: the last request to the backing that it left has ended");
+        tracing::info!("disk {name}: the last request to its abandoned backing has ended");
         if matches!(
             self.registry.inner().disk(&name).map(|disk| matches!(disk.phase, DiskPhase::Offline(_))),
             Ok(true)
@@ -207,7 +220,7 @@ impl Disks {
 }
 
 impl Inner {
-    /// Does a backing that this disk left still have requests of it?
+    /// Returns true if an abandoned backing of the disk still has requests in flight.
     pub(in crate::daemon::manager) fn is_abandoned(&self, name: &str) -> bool {
         self.abandoned.values().any(|of| of == name)
     }

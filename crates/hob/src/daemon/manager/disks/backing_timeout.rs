@@ -1,4 +1,4 @@
-//! How long requests of a disk wait for its backing, changed while the disk is served.
+//! The time that requests of a disk wait for its backing, changed while the disk is served.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::registry::Inner;
 
 impl Disks {
-    /// Changes a disk's own settings.
+    /// Changes the settings of a disk.
     pub(crate) async fn disk_patch(&self, disk: String, patch: DiskPatch) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("disk set", disk.clone(), async move { service.patch_disk(&disk, patch).await }).await
@@ -48,14 +48,15 @@ impl Disks {
         Ok(())
     }
 
-    /// The time that requests of a disk wait for its backing: `own`, or the daemon's for a disk without a limit of its own.
+    /// Returns how long requests of a disk wait for its backing: the disk's own limit, or the
+    /// daemon's if the disk has none.
     pub(super) fn wait_max_of(&self, own: Option<BackingTimeout>) -> Duration {
         own.map_or(self.backing_options.wait_max, wait_max)
     }
 }
 
 impl Inner {
-    /// The limit that is in effect for a disk with this one of its own.
+    /// Returns the limit in effect for a disk with this limit of its own.
     pub(in crate::daemon::manager) fn backing_timeout_in_effect(
         &self,
         own: Option<BackingTimeout>,
@@ -67,7 +68,7 @@ impl Inner {
     }
 }
 
-/// A limit as storage knows it.
+/// Converts a limit of the API into the duration that the storage crate takes.
 pub(crate) fn wait_max(timeout: BackingTimeout) -> Duration {
     match timeout {
         BackingTimeout::Limit(limit) => limit,

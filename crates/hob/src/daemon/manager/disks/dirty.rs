@@ -1,4 +1,5 @@
-//! What is dirty in a cache that no shard runs, sector by sector: to be rescued into a file, or brought to a backing.
+//! Reading the dirty data of a cache that no shard serves, to rescue it into a file or to write it
+//! to a backing.
 
 use std::ops::Range;
 
@@ -8,14 +9,14 @@ use hob_storage::pool::{OwnerId, Pool, PoolError, SectorLost, SectorReader};
 
 use crate::daemon::manager::api_error::ApiError;
 
-/// Where it is. Made with the pool at hand; reading takes long, and needs the pool no more.
+/// Location of dirty data in a pool. Creating this value needs the pool; the slow reading does not.
 pub(in crate::daemon::manager) struct Source {
     recovery: Recovery,
     reader: SectorReader,
 }
 
 impl Source {
-    /// Of a cache in a pool.
+    /// Locates the dirty data of an owner's cache in a pool.
     pub(in crate::daemon::manager) fn of(pool: &Pool, owner: OwnerId) -> Result<Source, ApiError> {
         let failed = |error: PoolError| ApiError::failed(error.to_string());
         let recovery = Recovery::of(pool, owner).map_err(failed)?;
@@ -23,7 +24,7 @@ impl Source {
     }
 }
 
-/// All of it.
+/// The dirty data of a cache whose journal was read.
 pub(in crate::daemon::manager) struct Dirty {
     recovered: Box<hob_engine::journal::Recovered>,
     remains: RecoveredPool,
@@ -31,7 +32,7 @@ pub(in crate::daemon::manager) struct Dirty {
 }
 
 impl Dirty {
-    /// Reads the journal. `progress` is told bytes of it that are read, and that are to be read.
+    /// Reads the journal. Calls `progress` with the bytes read so far and the total.
     pub(in crate::daemon::manager) fn of(
         source: Source,
         progress: impl FnMut(u64, u64),
@@ -43,20 +44,21 @@ impl Dirty {
             Found::Nothing(_) => return Err(ApiError::conflict("the cache holds nothing")),
             Found::Damaged { what, .. } => {
                 return Err(ApiError::conflict(format!(
-                    "the journal of the cache is damaged ({what}): what was dirty cannot be told from what was not"
+                    "the journal of the cache is damaged ({what}), so it does not tell which data is \
+                     dirty"
                 )));
             }
         };
         Ok(Dirty { recovered, remains, reader })
     }
 
-    /// What the journal says of the whole.
+    /// Returns the summary from the journal.
     pub(in crate::daemon::manager) fn summary(&self) -> hob_engine::journal::Summary {
         self.recovered.summary
     }
 
-    /// Reads each dirty sector, in the order of the disk: where it lies there, and its bytes, or why there are none. The first error of
-    /// `take` ends it.
+    /// Reads every dirty sector in disk order. Calls `take` with the sector's byte range and its
+    /// data, or the reason why flash lost it. Stops at the first error of `take`.
     pub(in crate::daemon::manager) fn each<E>(
         &mut self,
         mut take: impl FnMut(Range<u64>, Result<&[u8], SectorLost>) -> Result<(), E>,

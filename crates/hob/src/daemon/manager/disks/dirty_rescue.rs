@@ -1,5 +1,5 @@
-//! Ways out for dirty data that cannot or need not go to the backing: it is given up, or the cache of a disk that is not
-//! there any more is.
+//! Discarding dirty data that cannot or need not reach the backing, and caches whose disk no longer
+//! exists.
 
 use hob_control::{DiskChanged, OnDirty, PoolChanged, Size};
 use hob_engine::command::{CacheChange, Discard, Mode};
@@ -12,19 +12,20 @@ use crate::daemon::manager::pools::release_owner;
 use crate::daemon::manager::registry::DiskPhase;
 use crate::daemon::state::{CacheOwner, JournalSpec};
 
-/// What becomes of a cache whose dirty data was discarded.
+/// State of a cache after its dirty data was discarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum Afterwards {
-    /// It goes on as before.
+    /// The cache stays in use.
     GoesOn,
-    /// The same, and no guest counts on that data any more: its disk was put back to a snapshot.
+    /// The cache stays in use, and no guest relies on the discarded data, because the disk was
+    /// reverted to a snapshot.
     Reverted,
-    /// It is taken away, so nothing shall become dirty any more.
+    /// The cache is removed next, so no new data may become dirty.
     TakenAway,
 }
 
 impl Disks {
-    /// Takes a cache away.
+    /// Removes a disk's cache.
     pub(crate) async fn cache_disable(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -53,18 +54,19 @@ impl Disks {
             disk.wanted.cache = None;
             disk.cache_reason = None;
         }
-        tracing::info!("{name} has no cache any more");
+        tracing::info!("disk {name}: its cache is removed");
         let changed = self.pools.finish_disk(name, guard, notes).await?;
         self.pools.forget_owner(&spec).await;
         Ok(changed)
     }
 
-    /// Gives up what is dirty in a cache. Of a cache that is refused, everything is given up.
+    /// Discards the dirty data of a disk's cache. If the disk is offline, discards the whole cache.
     pub(crate) async fn discard_dirty(&self, disk: String) -> Result<DiskChanged, ApiError> {
         self.give_dirty_up(disk, Afterwards::GoesOn).await
     }
 
-    /// The same; `afterwards` is not [`Afterwards::TakenAway`].
+    /// Discards the dirty data of a disk's cache as a task; `afterwards` is not
+    /// [`Afterwards::TakenAway`].
     pub(in crate::daemon::manager) async fn give_dirty_up(
         &self,
         disk: String,
@@ -89,7 +91,8 @@ impl Disks {
             .await
     }
 
-    /// As `discard_dirty`; the caller holds the operation guard of the disk.
+    /// Discards dirty data like `discard_dirty`, for a caller that holds the disk's operation
+    /// guard.
     pub(in crate::daemon::manager) async fn discard(
         &self,
         name: &str,
@@ -123,7 +126,8 @@ impl Disks {
         Ok(vec![format!("{} that only flash had is lost", Size(dirty).human())])
     }
 
-    /// The cache is forgotten as a whole: whatever it held, the disk begins again with what its backing has.
+    /// Discards the whole cache of an offline disk. The disk restarts with an empty cache and the
+    /// backing's data.
     async fn discard_offline(
         &self,
         name: &str,
@@ -137,23 +141,23 @@ impl Disks {
             let disk = inner.disk_mut(name)?;
             disk.retry_after = None;
             if let Some(spec) = disk.wanted.cache.as_mut() {
-                // What may be on devices that are away is nobody's from now on.
+                // Data on missing devices must not be used later.
                 spec.journal = Some(JournalSpec::new());
             }
         }
         self.registry.save().await?;
         self.pools.refresh_owners(pool).await;
-        tracing::warn!("{name}: its cache was discarded by command, with what was dirty in it");
-        Ok(vec!["what only flash had is lost; the cache starts empty".to_owned()])
+        tracing::warn!("disk {name}: its cache and all dirty data in it were discarded by command");
+        Ok(vec!["all dirty data is lost; the cache starts empty".to_owned()])
     }
 
-    /// Refuses to give up a cache of which nobody knows whether it holds dirty data.
+    /// Refuses to remove an offline disk whose cache may hold dirty data.
     pub(in crate::daemon::manager) fn check_given_up(&self, name: &str) -> Result<(), ApiError> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
         let DiskPhase::Offline(_) = &disk.phase else { return Ok(()) };
         match disk.cache().and_then(|spec| spec.journal) {
-            // It never had a ring, so it holds nothing.
+            // Without a ring, the cache never held data.
             Some(journal) if journal.ring > 0 => Err(ApiError::conflict(format!(
                 "{name} is offline, and its cache may hold data that is not on the backing"
             ))
@@ -165,7 +169,7 @@ impl Disks {
         }
     }
 
-    /// Frees the room of a persistent cache that belongs to no disk.
+    /// Frees the space of a persistent cache that belongs to no disk.
     pub(crate) async fn orphan_discard(&self, pool: String, owner: String) -> Result<PoolChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -178,7 +182,7 @@ impl Disks {
     }
 
     async fn discard_orphan(&self, pool: &str, owner: &str) -> Result<PoolChanged, ApiError> {
-        // What is no owner at all is told first, whatever is being done to the pool.
+        // An invalid owner is reported first, even while the pool is busy.
         let _: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         let guard = self.registry.guard_pool(pool, "changed")?;
         let (owner, flash) = {
@@ -189,7 +193,7 @@ impl Disks {
         release_owner(&flash, journal).await?;
         drop(guard);
         self.pools.refresh_owners(pool).await;
-        tracing::warn!("pool {pool}: the cache {owner}, which belonged to no disk, was discarded by command");
+        tracing::warn!("pool {pool}: the cache {owner}, which belongs to no disk, was discarded by command");
         let notes = self.pools.top_up(pool).await;
         Ok(PoolChanged { pool: Some(self.observe.pool(pool)?), notes })
     }

@@ -1,5 +1,5 @@
-//! Evidence that backings are unchanged, recorded while their disks are served: after a crash it says whether a cache can be used
-//! as it is (docs/decisions/0033).
+//! Evidence that backings are unchanged, recorded while their disks are served. After a crash it
+//! tells whether a cache can be used without verification (docs/decisions/0033).
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::daemon::hardware::{ChangeDetector, ChangeToken};
 use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 use crate::daemon::shard_api::ShardHandle;
 
-/// Pause between looks.
+/// Interval between two checks of the backings.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// A disk whose backing is looked at.
+/// A disk whose backing is checked.
 struct Look {
     name: String,
     id: DiskId,
-    /// Number of its cache's ring: the evidence is of that.
+    /// Number of the cache's ring to which the evidence belongs.
     ring: u32,
     recorded: Option<ChangeToken>,
     witness: ChangeDetector,
@@ -40,21 +40,22 @@ impl Look {
         })
     }
 
-    /// New evidence, if everything in the cache is verified.
+    /// Returns new evidence, if every sector of the cache is verified.
     async fn evidence(self) -> Option<(Look, ChangeToken)> {
         let witness = self.witness.clone();
         let evidence = tokio::task::spawn_blocking(move || witness.evidence()).await.ok()??;
         if self.recorded == Some(evidence) {
             return None;
         }
-        // Looked at afterwards: what is verified by now was so with this evidence, since others are locked out.
+        // This check comes after the evidence: sectors verified by now were also verified against
+        // the backing in that state, because other writers are locked out.
         let is_verified = self.shard.stats(self.id).await.is_ok_and(|stats| stats.sectors_unverified == 0);
         is_verified.then_some((self, evidence))
     }
 }
 
 impl Disks {
-    /// Looks at all backings that can tell every few seconds, and saves what is new, until dropped.
+    /// Records new evidence of all backings every few seconds, until dropped.
     pub(in crate::daemon::manager) async fn record_evidence(self) -> Infallible {
         loop {
             tokio::time::sleep(LOOK_EVERY).await;

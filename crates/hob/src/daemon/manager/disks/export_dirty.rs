@@ -1,8 +1,8 @@
-//! Dirty data of a cache that is refused, written into a file for rescue.
+//! Export of an offline disk's dirty data into a file.
 //!
-//! The file is as large as the disk and sparse: each dirty sector lies where it lies on the disk. Beside it, `FILE.map` says in
-//! lines of text which ranges count: `data OFFSET BYTES`, and `lost OFFSET BYTES` for what flash cannot deliver any
-//! more. Neither file is written over an existing one.
+//! The file is sparse and as large as the disk, and each dirty sector has the same offset as on the
+//! disk. `FILE.map` lists the ranges as lines of text: `data OFFSET BYTES`, or `lost OFFSET BYTES`
+//! for data that is unreadable on flash. Existing files are not overwritten.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -19,7 +19,7 @@ use crate::daemon::manager::flash::blocking;
 use crate::daemon::manager::pools::no_cache;
 use crate::daemon::manager::registry::DiskPhase;
 
-/// What was written.
+/// Result of an export.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::daemon::manager) struct Exported {
     pub(in crate::daemon::manager) bytes: u64,
@@ -27,7 +27,7 @@ pub(in crate::daemon::manager) struct Exported {
 }
 
 impl Disks {
-    /// Writes what is dirty in the cache of a disk that is offline into a file on this host.
+    /// Writes the dirty data of an offline disk's cache into a file on this host.
     pub(crate) async fn export_dirty(
         &self,
         disk: String,
@@ -51,7 +51,7 @@ impl Disks {
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
             if !matches!(disk.phase, DiskPhase::Offline(_)) {
                 return Err(ApiError::conflict(format!(
-                    "{name} is online: what is dirty can be read from the disk"
+                    "{name} is online: read its dirty data through the disk"
                 ))
                 .hint(format!("'hob drain {name}' brings it to the backing")));
             }
@@ -60,7 +60,7 @@ impl Disks {
             })?;
             (inner.pool(&spec.pool)?.flash.clone(), OwnerId(journal.owner.0))
         };
-        // Others need the pool while it is read.
+        // Other operations need the pool during the export.
         let source = flash.read(move |pool| Source::of(pool, owner)).await?;
         let to = path.clone();
         let exported = blocking(move || export_to(source, &to)).await??;
@@ -82,13 +82,13 @@ impl Disks {
     }
 }
 
-/// Writes both files.
+/// Writes the data file and its map.
 fn export_to(source: Source, path: &Path) -> Result<Exported, ApiError> {
     let mut dirty = Dirty::of(source, |_, _| ())?;
     let failed = |error: io::Error| ApiError::failed(format!("cannot write {}: {error}", path.display()));
     let mut map_path = path.as_os_str().to_owned();
     map_path.push(".map");
-    // They hold what guests have written.
+    // The files contain guest data.
     let create = |path: &Path| File::options().write(true).create_new(true).mode(0o600).open(path);
     let file = create(path).map_err(failed)?;
     let map_file = create(Path::new(&map_path)).map_err(failed)?;
@@ -105,7 +105,7 @@ fn export_to(source: Source, path: &Path) -> Result<Exported, ApiError> {
                     "data"
                 }
                 Err(lost) => {
-                    tracing::warn!("the dirty sector at {offset} is lost: {lost}");
+                    tracing::warn!("the dirty sector at byte {offset} is unreadable on flash: {lost}");
                     exported.lost_bytes += len;
                     "lost"
                 }
@@ -118,7 +118,7 @@ fn export_to(source: Source, path: &Path) -> Result<Exported, ApiError> {
     Ok(exported)
 }
 
-/// Lines of ranges; neighbours of one kind become one.
+/// Writer of a map file, which merges adjacent ranges of the same kind.
 struct Map<W: Write> {
     to: W,
     run: Option<(&'static str, u64, u64)>,

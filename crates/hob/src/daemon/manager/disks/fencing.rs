@@ -1,57 +1,57 @@
-//! May what a persistent cache holds be believed? A table over what is known of its backing.
+//! The decision whether a recovered persistent cache may be used, as a table.
 //!
-//! A cache is used as it is when the backing is the same and there is evidence that nobody changed it. Without evidence, and where
-//! the backing has grown, a sample tells whether it is the same disk at all; then clean sectors are compared with the backing before
-//! they are served (docs/decisions/0033). Clean data of another backing is given up; dirty data
-//! that does not fit is neither written nor lost: the disk stays offline until somebody decides.
+//! A cache is used without checks if the backing is the same and there is evidence that it is
+//! unchanged. Without evidence, or if the backing has grown, a sample of sectors tells whether it
+//! is the same disk at all. If so, clean sectors are verified against the backing before they are
+//! served (docs/decisions/0033). Clean data that belongs to another backing is discarded. Dirty
+//! data of another backing is neither written nor discarded: the disk stays offline until an
+//! operator decides.
 
 use hob_engine::preset::Verify;
 
-/// Is it the backing that the cache was of?
+/// Whether the backing is the one that the cache belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum Same {
-    /// Size and identity are.
+    /// Size and identity are the same.
     Yes,
-    /// It is larger, and its identity is that of the same backing with the size that it had.
+    /// The backing is larger, and its identity matches the same backing at its earlier size.
     Grown,
-    /// It is another.
+    /// The backing is another one.
     No,
 }
 
-/// Has anybody changed it since the cache was closed?
+/// Whether another program has changed the backing since the cache was closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum Changed {
-    /// No.
     No,
-    /// Yes.
     Yes,
     /// There is no evidence.
     Unknown,
 }
 
-/// Does it hold what the cache remembers of it?
+/// Whether the backing holds the data that the cache recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum Sample {
-    /// As far as it was looked at.
+    /// All sampled sectors match.
     Fits,
-    /// No.
+    /// A sampled sector differs.
     Differs,
 }
 
-/// What is done with the cache.
+/// The decision about a recovered cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum Verdict {
-    /// It is used as it is.
+    /// Use the cache without verification.
     Believe,
-    /// It is used, and its clean sectors are compared with the backing before they are served.
+    /// Use the cache, and verify its clean sectors against the backing before they are served.
     Verify,
-    /// Its data is given up; all of it is on the backing, or on another.
+    /// Discard the cache's data, because the backing has all of it or is another one.
     Empty,
-    /// Nothing, until somebody decides.
+    /// Keep the disk offline until an operator decides.
     Refuse,
 }
 
-/// The table. `sample` is asked for where it matters only.
+/// Decides by the table. Calls `sample` only if its result matters.
 pub(in crate::daemon::manager) fn judge<E>(
     same: Same,
     changed: Changed,

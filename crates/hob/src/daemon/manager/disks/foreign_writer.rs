@@ -1,10 +1,15 @@
-//! A backing that somebody else has taken over: whoever broke its lock may write it, so nothing that flash holds of it counts any more.
+//! Reaction to another program that has taken over a disk's backing. The program broke the lock of
+//! the backing and may write to it, so the cache is no longer valid.
 //!
-//! The shard has refused everything since it heard of that. Here it is kept that the cache is not to be believed any more: the other may have
-//! changed anything, and no look at some of it would tell. In a cluster, the generation that is kept says so already, and it knows of those who
-//! only adopted what is dirty. Then the rings are made void, unless they have dirty data, which nobody but the operator may give up; and
-//! the disk goes offline. It is opened again every few seconds. That succeeds when the other has gone, and it begins with an empty cache; with
-//! dirty data it is refused until that was given up.
+//! The shard refuses all requests of the disk from that moment on. The daemon records that the
+//! cache is invalid, because no check of the cache could find all changes. In a cluster, the
+//! recorded generation serves this purpose, and it also covers a failover that only wrote the dirty
+//! data.
+//!
+//! Then the journal is invalidated, unless the cache has dirty data, which only an operator may
+//! discard. The disk goes offline, and the daemon tries to open it every few seconds. This succeeds
+//! after the other program has ended, and the cache starts empty. With dirty data the disk stays
+//! offline until that data is discarded.
 
 use hob_engine::units::DiskId;
 use hob_storage::pool::OwnerId;
@@ -14,19 +19,21 @@ use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::state::JournalSpec;
 
 impl Disks {
-    /// See the module's text.
+    /// Handles the loss of a disk's backing to another program; see the module's text.
     pub(in crate::daemon::manager) async fn backing_lost(&self, id: DiskId) {
         let backing = {
             let inner = self.registry.inner();
             let Some(disk) = inner.disks.values().find(|disk| disk.id == id) else { return };
             disk.wanted.backing.clone()
         };
-        let error = ApiError::conflict(format!("somebody else has taken {backing} over"))
-            .hint("one disk has one writer: end the other one; the disk comes back by itself then");
+        let error = ApiError::conflict(format!("another program has taken over the backing {backing}")).hint(
+            "a disk can have only one writer: stop the other program; the disk then comes online by itself",
+        );
         self.lost(id, error).await;
     }
 
-    /// A disk whose shard refuses everything already, because somebody else has it.
+    /// Takes a disk offline whose shard already refuses all requests, because another program or
+    /// host has it.
     pub(in crate::daemon::manager) async fn lost(&self, id: DiskId, mut error: ApiError) {
         let (name, spec, flash, shard, is_coming) = {
             let inner = self.registry.inner();
@@ -43,7 +50,7 @@ impl Disks {
             self.keep_foreign(&name).await;
         }
         match (journal, flash) {
-            // What is dirty in it is not known yet. It is looked at when the disk is opened again.
+            // The amount of dirty data is unknown until the disk is opened again.
             _ if is_coming => {}
             (Some(_), _) if dirty > 0 => {
                 error = error.hint(format!(
@@ -53,7 +60,9 @@ impl Disks {
             }
             (Some(journal), Some(flash)) => {
                 if let Err(error) = flash.make_void(OwnerId(journal.owner.0), u32::MAX).await {
-                    tracing::error!("{name}: its cache may be believed when it is opened again: {error}");
+                    tracing::error!(
+                        "disk {name}: cannot invalidate its cache on flash, which may be outdated when the disk is opened again: {error}"
+                    );
                 }
             }
             _ => {}
@@ -61,7 +70,7 @@ impl Disks {
         self.take_offline(&name, &error).await;
     }
 
-    /// Keeps that nothing of a disk in flash counts from now on.
+    /// Records that a disk's data on flash is invalid.
     async fn keep_foreign(&self, name: &str) {
         {
             let mut inner = self.registry.inner();
@@ -73,19 +82,21 @@ impl Disks {
         }
         if let Err(error) = self.registry.save().await {
             tracing::error!(
-                "{name}: after a restart its cache may be believed, though somebody else had the disk: {error}"
+                "disk {name}: cannot record that its cache is outdated, so it may be used after a \
+                 restart: {error}"
             );
         }
     }
 
-    /// What flash had of a disk is given up, if somebody else has had it: the next cache is one of this disk again. Before that is served.
+    /// Discards the cache of a disk that another program or host has used, before the disk is
+    /// served.
     pub(in crate::daemon::manager) async fn forget_foreign(&self, name: &str) -> Result<(), ApiError> {
         {
             let mut inner = self.registry.inner();
             let cache = inner.disk_mut(name)?.wanted.cache.as_mut();
             let foreign = cache.and_then(|spec| spec.journal.as_mut()).filter(|journal| journal.foreign);
             let Some(journal) = foreign else { return Ok(()) };
-            // What may be on devices that are away is nobody's from now on.
+            // Data on missing devices must not be used later.
             *journal = JournalSpec::new();
         }
         self.registry.save_first().await

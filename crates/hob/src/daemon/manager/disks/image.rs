@@ -1,7 +1,10 @@
-//! How the backings of disks are opened: in the format that was decided when the disk was added, with the files that were recorded then.
+//! Opening of backings with the image format that was decided when the disk was added, and with the
+//! files recorded then.
 //!
-//! The operator says the format, or the file's extension does. A file whose extension says nothing is raw. If its content looks like an image
-//! when it is added, the operator is asked. The content is never asked again: from then on the guest may have written it.
+//! The operator names the format, or the file's extension tells it. A file with an unknown
+//! extension is raw. If its content looks like an image when the disk is added, the operator must
+//! name the format. The daemon never derives the format from the content later, because the guest
+//! may have written it.
 
 use std::path::Path;
 
@@ -16,16 +19,16 @@ use crate::daemon::manager::registry::ADDING;
 use crate::daemon::state::{DiskState, FileSpec, FormatName, ImageSpec};
 use crate::daemon::watchdog::contained;
 
-/// How a backing is to be opened.
+/// Decisions about how to open a backing.
 struct Settled {
     image: ImageSpec,
     format: Option<Format>,
     files: Vec<ImageFile>,
-    /// For the log, once.
+    /// Notes for the log.
     notes: Vec<String>,
 }
 
-/// The image of a disk that an operator asks for.
+/// Returns the image settings that an operator requests for a disk.
 pub(in crate::daemon::manager) fn image_asked(
     backing: &str,
     format: Option<&str>,
@@ -34,7 +37,7 @@ pub(in crate::daemon::manager) fn image_asked(
 }
 
 impl Disks {
-    /// How the backing of a disk is to be opened. What is decided or recorded now is kept.
+    /// Returns how to open the backing of a disk, and saves new decisions.
     pub(in crate::daemon::manager) async fn image_options(
         &self,
         name: &str,
@@ -62,7 +65,8 @@ impl Disks {
         Ok(options)
     }
 
-    /// The same of a disk that may not be here yet; with what is to be kept, and what is to be logged.
+    /// Returns how to open the backing of a disk that may not be on this host yet, with the
+    /// settings to save. Also returns notes for the log.
     pub(in crate::daemon::manager) async fn options_of(
         &self,
         wanted: &DiskState,
@@ -79,8 +83,8 @@ impl Disks {
     }
 }
 
-/// Decides what is not decided, and compares what is recorded with what is there. `image` is absent in state files of earlier versions, which
-/// looked at the content at every opening.
+/// Decides open questions and compares the recorded files with the present ones. State files of
+/// earlier versions have no `image`; those versions detected the format at every opening.
 fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> {
     let path =
         std::path::absolute(backing).map_err(|error| ApiError::invalid(format!("{backing}: {error}")))?;
@@ -109,14 +113,15 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
     }
     let recorded = image.files.take();
     let recorded: Option<Vec<ImageFile>> = recorded.map(|files| files.iter().map(FileSpec::file).collect());
-    // A path that hangs is refused before a program is started for it.
+    // A hung path is refused before a program is started for it.
     Format::resembled(&path).map_err(|error| open_error(&error))?;
     let files = files_of(&path, format, recorded.as_deref()).map_err(|what| {
         let error = ApiError::invalid(format!("{backing} ({} image): {what}", format.title()));
         match recorded {
-            Some(_) => {
-                error.hint("if that is meant, remove the disk and add it again: its files are recorded anew")
-            }
+            Some(_) => error.hint(
+                "if this change is intended, remove the disk and add it again to record its \
+                 files",
+            ),
             None => error,
         }
     })?;
@@ -124,7 +129,7 @@ fn settle(backing: &str, image: Option<ImageSpec>) -> Result<Settled, ApiError> 
     Ok(Settled { image, format: Some(format), files, notes })
 }
 
-/// The format of a disk that an earlier version served.
+/// Returns the format of a disk that an earlier version served.
 fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
     let format = Format::assumed(path);
     let why = if Format::of_extension(path).is_some() { "by its name" } else { "its name does not say more" };
@@ -132,7 +137,7 @@ fn assume(path: &Path, notes: &mut Vec<String>) -> Format {
     format
 }
 
-/// The format of a disk that is added, unless its operator has to say it.
+/// Returns the format of a new disk, or an error that asks the operator to name it.
 fn decide(path: &Path) -> Result<Format, ApiError> {
     if let Some(format) = Format::of_extension(path) {
         return Ok(format);

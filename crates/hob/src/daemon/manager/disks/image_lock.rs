@@ -1,14 +1,14 @@
 //! The lock of a disk's backing, taken and released while the disk is served (docs/decisions/0054).
 //!
-//! `hob attach` puts a disk below a running QEMU. Until QEMU has closed the image, hob has it open without a lock, and
-//! without a cache: requests pass through.
+//! `hob attach` inserts a disk below a running QEMU. Until QEMU closes the image, hob has it open
+//! without a lock and without a cache, and passes all requests through.
 
 use super::Disks;
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::flash::blocking;
 
 impl Disks {
-    /// Locks the backing. Writes that its previous owner made are durable then, or this fails.
+    /// Locks the backing. The writes of its previous owner are durable afterwards.
     ///
     /// # Errors
     /// A conflict if another program still has the backing.
@@ -28,7 +28,8 @@ impl Disks {
             ApiError::conflict(format!("{name}: another program has the backing: {error}"))
                 .hint("'fuser' shows which program has the file open")
         })?;
-        // The record is last: a daemon that is killed before it opens the disk without a lock again.
+        // The lock is recorded last: a daemon that is killed before opens the disk without a lock
+        // again.
         let recorded = match shard.flush(id).await {
             Ok(()) => {
                 self.registry.inner().disk_mut(name)?.wanted.unlocked = false;
@@ -41,11 +42,11 @@ impl Disks {
             blocking(move || lock.release()).await?.map_err(|error| ApiError::failed(error.to_string()))?;
             return Err(reason);
         }
-        tracing::info!("{name}: its backing is locked");
+        tracing::info!("disk {name}: its backing is now locked");
         Ok(())
     }
 
-    /// Releases the lock of the backing, in which every acknowledged write is durable then.
+    /// Releases the lock of the backing, after making every acknowledged write durable.
     ///
     /// # Errors
     /// A conflict if the disk has a cache.
@@ -68,7 +69,7 @@ impl Disks {
             return Err(reason);
         }
         blocking(move || lock.release()).await?.map_err(|error| ApiError::failed(error.to_string()))?;
-        tracing::info!("{name}: its backing is not locked any more");
+        tracing::info!("disk {name}: the lock of its backing is released");
         Ok(())
     }
 }

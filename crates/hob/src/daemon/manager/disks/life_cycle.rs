@@ -1,4 +1,5 @@
-//! What the life of a machine means for its disk's cache: the table in `hob_control::EVENTS`, carried out.
+//! Effects of guest life-cycle events on a disk's cache, as listed in the table
+//! `hob_control::EVENTS`.
 
 use hob_control::{DiskChanged, Effect, LifeEvent};
 
@@ -7,8 +8,8 @@ use super::dirty_rescue::Afterwards;
 use crate::daemon::manager::api_error::ApiError;
 
 impl Disks {
-    /// Takes note of an event. Where something has to be drained, that has begun when this answers, and may go on: whoever
-    /// reports the event waits for its end.
+    /// Handles a life-cycle event of the guest. A drain that the event requires has started when
+    /// this function returns; the caller waits for its end.
     pub(crate) async fn disk_event(&self, disk: String, event: LifeEvent) -> Result<DiskChanged, ApiError> {
         let (name, has_cache, is_persistent) = {
             let inner = self.registry.inner();

@@ -1,8 +1,13 @@
-//! Disks: opened and given to a shard, their caches recovered, closed, removed; their images, parents and sizes.
+//! The disk service: opens disks, assigns them to shards, recovers their caches, closes and removes
+//! them, and handles their images, parents and sizes.
 //!
-//! Which host may serve a disk, and whether it is moving, is decided above this service: it opens a disk through its [`DiskOwner`],
-//! which calls [`Disks::open_owned`] when the disk is this host's. In order: [`opening`], [`recover`] and [`recovering`] with the table in
-//! [`fencing`], [`dirty_rescue`] and [`abandon`] for what is given up, [`resize`], [`image`], [`parents`].
+//! A higher layer decides which host may serve a disk and whether it is migrating. This service
+//! opens a disk through its [`DiskOwner`], which calls [`Disks::open_owned`] if this host may serve
+//! the disk.
+//!
+//! The submodules are, in order: [`opening`], then [`recover`] and [`recovering`] with the table in
+//! [`fencing`], then [`dirty_rescue`] and [`abandon`] for discarded data, then [`resize`],
+//! [`image`] and [`parents`].
 
 mod abandon;
 mod backing_timeout;
@@ -47,19 +52,19 @@ pub(super) use resize::Measure;
 
 type Answer<T> = Pin<Box<dyn Future<Output = Result<T, ApiError>> + Send>>;
 
-/// Notes, and the cache that is still being recovered.
+/// Notes for the log, and the cache that is still being recovered.
 pub(super) type Opened = (Vec<String>, Option<RecoveringCache>);
 
-/// A service of a higher layer, which decides whose a disk is.
+/// Interface to the higher-layer service that decides which host owns a disk.
 pub(super) trait DiskOwner: std::fmt::Debug + Send + Sync {
-    /// Opens a disk of which the caller holds the operation guard, if this host may serve it.
+    /// Opens a disk if this host may serve it. The caller holds the disk's operation guard.
     fn open(self: Arc<Self>, disk: String, when: Open) -> Answer<Opened>;
 
-    /// Removes what is kept of a disk that is not here. Returns nothing if the disk is here.
+    /// Removes the records of a disk that is not on this host. Returns `None` if the disk is here.
     fn remove_absent(self: Arc<Self>, disk: String) -> Answer<Option<DiskChanged>>;
 }
 
-/// See the module.
+/// The disk service; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Disks {
     registry: Arc<Registry>,
@@ -89,7 +94,7 @@ impl Disks {
         Disks { registry, tasks, exports, qos, pools, observe, peers, backing_options, owner }
     }
 
-    /// Sets who decides whose a disk is. Later calls have no effect.
+    /// Sets the service that decides about ownership. Later calls have no effect.
     pub(super) fn connect(&self, owner: Weak<dyn DiskOwner>) {
         let _ = self.owner.set(owner);
     }

@@ -1,4 +1,4 @@
-//! Disks: opened, given to a shard, offered to clients, and taken back.
+//! Opening disks, assigning them to shards, offering them to clients, and removing them.
 
 use hob_control::{DiskAdd, DiskChanged, Export, OnClients, OnDirty, Size, check_name};
 use hob_engine::command::{Access, DiskConfig};
@@ -29,20 +29,21 @@ use crate::daemon::shard_api::{Gone, ShardHandle};
 use crate::daemon::state::{DiskState, ShareSpec};
 use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
-/// When is a disk offered to clients?
+/// Time at which a disk is offered to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum Open {
-    /// As soon as that is safe, even if its cache is still being recovered.
+    /// As soon as it is safe, even if the disk's cache is still being recovered.
     AtOnce,
-    /// When its cache is there.
+    /// After the disk's cache is recovered.
     WithCache,
 }
 
-/// Longest specification of a backing, bytes.
+/// Maximum length of a backing specification, in bytes.
 pub(in crate::daemon::manager) const BACKING_CHARS_MAX: usize = 4096;
 
 impl Disks {
-    /// What flash has of the disk counts as of this generation. Before it is served.
+    /// Records the generation from which on the disk's data in flash is valid. Must precede serving
+    /// the disk.
     pub(in crate::daemon::manager) async fn keep_generation(
         &self,
         name: &str,
@@ -55,27 +56,28 @@ impl Disks {
         if known == Some(taken.generation) { Ok(()) } else { self.registry.save_first().await }
     }
 
-    /// A disk is not this host's to serve any more, and nothing of it is in flash that matters.
+    /// Gives up this host's ownership of a disk that has no data in flash that matters.
     pub(in crate::daemon::manager) async fn leave_disk(&self, name: &str) {
         let Some(cluster) = self.peers.cluster() else { return };
         let (known, _) = self.registry.wish(name).unwrap_or((None, false));
         if let Err(why) = cluster.give_up(name, known).await {
-            tracing::warn!("{name} was not given back: {why}; that happens when the lease ends");
+            tracing::warn!("disk {name}: its lease could not be released: {why}; it expires by itself");
         }
     }
 
-    /// Serves a disk.
+    /// Adds a disk and serves it.
     pub(crate) async fn disk_add(&self, add: DiskAdd) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("disk add", add.name.clone(), async move { service.add(add).await }).await
     }
 
-    /// Stops serving a disk whose files nobody has open.
+    /// Removes a disk, unless a program has one of its files open.
     pub(crate) async fn disk_remove(&self, disk: String, dirty: OnDirty) -> Result<DiskChanged, ApiError> {
         self.disk_remove_from(disk, dirty, OnClients::Refuse).await
     }
 
-    /// Stops serving a disk. With what is dirty in it discarded, programs that have its file open may lose that; otherwise they keep it.
+    /// Removes a disk. If its dirty data is discarded, `clients` decides whether programs with open
+    /// files lose them; otherwise open files prevent the removal.
     pub(crate) async fn disk_remove_from(
         &self,
         disk: String,
@@ -87,7 +89,7 @@ impl Disks {
         self.tasks.run("disk remove", name, removal).await
     }
 
-    /// As `disk_add`, however long it takes.
+    /// Adds a disk like `disk_add`, without a time limit.
     pub(in crate::daemon::manager) async fn add(&self, add: DiskAdd) -> Result<DiskChanged, ApiError> {
         let name = add.name.clone();
         check_name(&name)
@@ -121,7 +123,7 @@ impl Disks {
         self.add_state(wanted).await
     }
 
-    /// Serves a disk, with a persistent cache of earlier if it is to have one.
+    /// Adds a disk from a state entry. The entry may name an existing persistent cache.
     pub(in crate::daemon::manager) async fn add_state(
         &self,
         wanted: DiskState,
@@ -131,7 +133,7 @@ impl Disks {
             self.enter(wanted, Some(ADDING))?.ok_or_else(|| ApiError::failed("the disk was not claimed"))?;
         let notes = match self.open_by_owner(&name, Open::WithCache).await {
             Ok((notes, _)) => notes,
-            // It is added all the same, and comes when that host gives it back.
+            // The disk is added all the same. It comes online when the other host releases it.
             Err(error) if self.registry.is_served_elsewhere(&name) => {
                 self.note_offline(&name, &error);
                 self.registry.inner().disks_removed.retain(|removed| *removed != name);
@@ -153,7 +155,7 @@ impl Disks {
         self.pools.finish_disk(&name, guard, notes).await
     }
 
-    /// Takes a disk back that was added and cannot be all that was asked for.
+    /// Removes a new disk that could not get everything that was requested.
     async fn take_back(&self, name: &str) {
         self.exports.table().remove_disk(name);
         if let Ok((shard, id)) = self.registry.shard_of(name)
@@ -174,7 +176,7 @@ impl Disks {
         let guard = match dirty {
             OnDirty::Drain => self.registry.guard_disk_for_command(name, REMOVING).await?,
             OnDirty::Discard => match self.pools.guard_to_discard(name, REMOVING).await {
-                // A removal that was under way has got on.
+                // An earlier removal has completed meanwhile.
                 Err(_) if self.registry.inner().disk(name).is_err() => {
                     return Ok(DiskChanged { disk: None, notes: Vec::new() });
                 }
@@ -187,7 +189,7 @@ impl Disks {
         }
         let removed = self.remove_hidden(name, dirty, guard).await;
         if removed.is_err() && self.registry.inner().disk(name).is_ok_and(|disk| disk.shard().is_ok()) {
-            // It stays, and so does its file.
+            // The disk and its file stay.
             let _ = self.exports.show_file(name).await;
         }
         removed
@@ -204,7 +206,7 @@ impl Disks {
         let notes = match (dirty, is_online) {
             (OnDirty::Discard, true) => {
                 let notes = self.take_abandoned(name).await?;
-                // Programs that have it open get errors from now on.
+                // Programs that have the file open get errors from now on.
                 self.exports.hide_file_at_end(name).await;
                 notes
             }
@@ -220,7 +222,7 @@ impl Disks {
             }
         }
         drop(guard);
-        tracing::info!("{name} is not served any more");
+        tracing::info!("disk {name} is removed");
         self.registry.save().await?;
         self.exports.forget_bitmaps(name).await;
         if let Some(spec) = &cache {
@@ -231,7 +233,8 @@ impl Disks {
         Ok(DiskChanged { disk: None, notes })
     }
 
-    /// Takes a disk that is to be removed from its shard. What is dirty goes to the backing first; of a disk that is offline it may be given up.
+    /// Takes a disk that is to be removed from its shard. Writes the disk's dirty data to the
+    /// backing first. Dirty data of an offline disk may be discarded.
     async fn take_with_its_data(&self, name: &str, dirty: OnDirty) -> Result<Vec<String>, ApiError> {
         let mut notes = Vec::new();
         let cache = self.registry.inner().disk(name)?.cache().cloned();
@@ -240,7 +243,7 @@ impl Disks {
         }
         self.check_given_up(name)?;
         if cache.as_ref().is_some_and(|spec| spec.journal.is_some()) {
-            // While it is still served: a persistent cache goes to the backing first.
+            // A persistent cache is drained while the disk is still served.
             self.pools.take_cache(name).await?;
         }
         self.exports.table().remove_disk(name);
@@ -268,7 +271,8 @@ impl Disks {
         Ok(notes)
     }
 
-    /// Makes the entry of a disk that is not open yet, claimed if `busy` says for what.
+    /// Creates the entry of a disk that is not open yet. Takes its operation guard if `busy` names
+    /// an operation.
     pub(in crate::daemon::manager) fn enter(
         &self,
         wanted: DiskState,
@@ -280,7 +284,9 @@ impl Disks {
         inner.check_export_name(&name)?;
         wanted.exports.iter().try_for_each(|export| inner.check_export_name(&export.name))?;
         if inner.disks.len() >= DISKS_MAX {
-            return Err(ApiError::conflict(format!("there are {DISKS_MAX} disks; more cannot be served")));
+            return Err(ApiError::conflict(format!(
+                "cannot add a disk: hob serves at most {DISKS_MAX} disks"
+            )));
         }
         let entry = DiskEntry {
             id: inner.new_disk_id(),
@@ -320,9 +326,9 @@ impl Disks {
         Ok(busy.map(|_| self.registry.guard_new_disk(&name)))
     }
 
-    /// Opens a disk's backing, gives it to a shard and offers it to clients. The caller has
-    /// claimed the disk, which is offline. Where the cache is still on its way then, that goes on with
-    /// [`Disks::await_cache`].
+    /// Opens a disk's backing, assigns the disk to a shard and offers it to clients. The caller
+    /// holds the operation guard of the offline disk. If the cache is still being recovered, the
+    /// caller continues with [`Disks::await_cache`].
     pub(in crate::daemon::manager) async fn open_owned(
         &self,
         name: &str,
@@ -421,12 +427,12 @@ impl Disks {
             && let Err(error) = self.enable_kept(name, kept).await
         {
             let error = ApiError::from(error);
-            // Without its dirty data the disk is not what its guest knows.
+            // Without its dirty data the disk would be inconsistent for its guest.
             shard.remove_disk(id).await?;
             self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
             return Err(error);
         }
-        // From here on the disk may be changed.
+        // From here on clients may write to the disk.
         if let Err(error) = self.exports.begin_recording(name).await {
             self.exports.take_from_shard(name, &shard, id).await?;
             self.registry.inner().disk_mut(name)?.phase = DiskPhase::Offline(error.problem.error.clone());
@@ -439,7 +445,8 @@ impl Disks {
                     Ok(gateway) => Some(gateway),
                     Err(error) => {
                         self.exports.take_from_shard(name, &shard, id).await?;
-                        let error = ApiError::failed(format!("machines cannot come in at {path}: {error}"));
+                        let error =
+                            ApiError::failed(format!("cannot open the vhost-user socket {path}: {error}"));
                         self.registry.inner().disk_mut(name)?.phase =
                             DiskPhase::Offline(error.problem.error.clone());
                         return Err(error);
@@ -449,11 +456,11 @@ impl Disks {
         };
         tracing::info!("{name} is online; its backing is {}, {} bytes", info.description, info.size_bytes);
         if let Some(gateway) = gateway {
-            self.exports.table().let_machines_in(name, name, gateway);
+            self.exports.table().listen_vhost_user(name, name, gateway);
         }
         if access == Access::ReadWrite {
-            // Writes that an earlier hob acknowledged may not be durable, and its guests may flush them here. A failure is the
-            // next flush's of each client.
+            // Writes that an earlier daemon acknowledged may not be durable, and guests rely on a
+            // flush to this daemon. If the flush fails, each client's next flush fails.
             let shard = shard.clone();
             tokio::spawn(async move { shard.flush(id).await });
         }
@@ -463,7 +470,7 @@ impl Disks {
         Ok((notes, recovering))
     }
 
-    /// Opens a disk that was to be there from the start, or that was offline, with its cache.
+    /// Opens an offline disk with its cache, at the daemon's start or later.
     pub(in crate::daemon::manager) async fn bring_online(&self, name: &str) {
         let Ok(guard) = self.registry.guard_disk(name, "opened") else { return };
         if !matches!(
@@ -476,14 +483,16 @@ impl Disks {
             Ok((notes, recovering)) => {
                 notes.iter().for_each(|note| tracing::warn!("{name}: {note}"));
                 if let Err(error) = self.exports.show_file(name).await {
-                    tracing::error!("{name} is no file: {error}; it is tried again every few seconds");
+                    tracing::error!(
+                        "disk {name}: cannot mount its file: {error}; hob tries again every few seconds"
+                    );
                 }
                 recovering
             }
             Err(error) => return self.note_offline(name, &error),
         };
         match recovering {
-            // Whoever waits for the disk has it.
+            // Clients can already use the disk.
             Some(recovering) => {
                 let (service, name) = (self.clone(), name.to_owned());
                 tokio::spawn(async move { service.await_cache(&name, recovering, guard).await });
@@ -492,7 +501,7 @@ impl Disks {
         }
     }
 
-    /// Gives a disk that has just been opened as much of its cache as can be had.
+    /// Gives a disk that has just been opened as large a part of its cache as possible.
     pub(in crate::daemon::manager) async fn fit_opened(&self, name: &str) {
         match self.pools.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             Ok(notes) => notes.iter().for_each(|note| tracing::warn!("{name}: {note}")),
@@ -505,7 +514,7 @@ impl Disks {
         }
     }
 
-    /// Says so once for each new reason.
+    /// Records why a disk is offline, and logs each new reason once.
     pub(in crate::daemon::manager) fn note_offline(&self, name: &str, error: &ApiError) {
         let reason = error.to_string();
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
@@ -517,13 +526,13 @@ impl Disks {
                     if disk.retry_after.is_some() { "" } else { "; it is tried again every few seconds" };
                 tracing::error!("{name} is offline: {error}{again}");
             }
-            // Recovery says in the meantime how far it is.
+            // During recovery the reason changes with the progress.
             disk.offline_reason = Some(reason.clone());
             disk.phase = DiskPhase::Offline(reason);
         }
     }
 
-    /// Gives a disk another export.
+    /// Adds an export to a disk.
     pub(crate) async fn export_add(&self, disk: String, export: Export) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -534,7 +543,7 @@ impl Disks {
             .await
     }
 
-    /// Takes an export away, with the connections of its clients.
+    /// Removes an export and closes the connections of its clients.
     pub(crate) async fn export_remove(&self, disk: String, export: String) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -562,7 +571,7 @@ pub(in crate::daemon::manager) fn open_gateway(
         can_discard: info.can_discard,
         name: name.to_owned(),
     };
-    // Somebody waits for what was added by command; nobody watches a restart.
+    // A command reports the failure to its caller; a restart retries.
     let failing = match when {
         Open::WithCache => Failing::Refuse,
         Open::AtOnce => Failing::TryAgain,
@@ -571,12 +580,12 @@ pub(in crate::daemon::manager) fn open_gateway(
     Gateway::open(place, behind, failing)
 }
 
-/// May it be changed?
+/// Returns whether clients may write to the disk.
 pub(in crate::daemon::manager) fn access_of(wanted: &DiskState, info: &BackingInfo) -> Access {
     if wanted.read_only || info.read_only { Access::ReadOnly } else { Access::ReadWrite }
 }
 
-/// What was asked for about a clone's parent.
+/// Returns the request to share a clone's parent, if there is one.
 pub(in crate::daemon::manager) fn share_of(
     share_parent: bool,
     cache: Option<Size>,

@@ -1,9 +1,11 @@
-//! Clones that share what they have of their parent (docs/decisions/0020): the parent's snapshot is a disk of its own, with a cache of its
-//! own, which is made when the first clone that wants that is opened, and goes when the last of them has gone.
+//! Clones that share the data of their parent (docs/decisions/0020). The parent's snapshot is
+//! served as a disk with its own cache. The parent's disk is created when the first such clone is
+//! opened, and is removed after the last clone.
 //!
-//! A disk that somebody has added for the same snapshot is used as it is. Which disk is whose parent is found by what the backings
-//! themselves call a snapshot for ever; clones are served by the shard of their parent's disk, and read the parent themselves while it is
-//! not to be had.
+//! A disk that an operator added for the same snapshot is used instead. Backings name their
+//! snapshot with a permanent identifier, which tells the parent of each clone. The shard of the
+//! parent's disk serves the clones. While the parent's disk is offline, the clones read the parent
+//! themselves.
 
 use std::pin::Pin;
 use std::time::Duration;
@@ -22,26 +24,27 @@ use crate::daemon::manager::settings::new_spec;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, DiskState, ShareSpec};
 
-/// How long a clone waits for its parent's disk to be opened. It finds it later too.
+/// Maximum time that opening a clone waits for its parent's disk. The clone also finds the disk
+/// later.
 const OPENING_MAX: Duration = Duration::from_secs(8);
 
-/// How often it looks.
+/// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// What is known of a clone's parent since the clone was opened.
+/// State of a clone's parent since the clone was opened.
 #[derive(Debug, Default)]
 pub(in crate::daemon::manager) struct ParentLink {
-    /// What the backing calls it.
+    /// Permanent identifier of the parent in the backing.
     constant: Option<String>,
-    /// The disk that serves it.
+    /// Name of the disk that serves the parent.
     linked: Option<String>,
-    /// Why none does.
+    /// Reason why no disk serves the parent.
     reason: Option<String>,
 }
 
 impl Disks {
-    /// Makes a backing that has just been opened one that shares, if that is wanted and can be. Returns the shard on which it is to be
-    /// served, if that matters.
+    /// Makes a newly opened backing share its parent's data, if that is requested and possible.
+    /// Returns the shard that must serve the clone, if it matters.
     pub(in crate::daemon::manager) async fn share(
         &self,
         wanted: &DiskState,
@@ -63,7 +66,7 @@ impl Disks {
         let disk = self.parent_disk(wanted, share, &parent, link, notes)?;
         self.await_parent(&disk).await;
         let of_parent = Size(parent.own.parent_bytes()).human();
-        tracing::info!("{name} has {of_parent} in common with {disk}");
+        tracing::info!("disk {name} shares its parent {of_parent} through disk {disk}");
         let inner = self.registry.inner();
         let online = inner.disk(&disk).ok().and_then(|disk| disk.shard().ok());
         Ok((backing, online))
@@ -79,7 +82,7 @@ impl Disks {
         Ok(())
     }
 
-    /// The disk of a clone's parent, which is made if there is none.
+    /// Returns the disk of a clone's parent; creates it if there is none.
     fn parent_disk(
         &self,
         wanted: &DiskState,
@@ -102,7 +105,7 @@ impl Disks {
                 "{disk} serves what clones of its parent share, and has no cache: 'hob cache enable {disk} --pool POOL --size SIZE'"
             ));
         }
-        // In this order: one that nobody uses is taken away.
+        // This order matters, because a parent's disk without clones is removed.
         self.note_parent(&wanted.name, Some(&disk), link)?;
         let state = DiskState {
             cache: cache.map(|(spec, _)| spec),
@@ -112,12 +115,12 @@ impl Disks {
         };
         match self.enter(state, None) {
             Ok(_) => Ok(disk),
-            // Another clone was faster.
+            // Another clone has created the disk meanwhile.
             Err(error) => self.registry.inner().find_parent(parent).ok_or(error),
         }
     }
 
-    /// Waits until a parent's disk is online, or has failed to be, or for long enough.
+    /// Waits until a parent's disk is online, has failed to open, or the time limit is over.
     async fn await_parent(&self, name: &str) {
         let opening = tokio::spawn(self.clone().bring_parent_online(name.to_owned()));
         let over = tokio::time::Instant::now() + OPENING_MAX;
@@ -129,12 +132,13 @@ impl Disks {
         }
     }
 
-    /// [`Disks::bring_online`], which calls this in turn.
+    /// Calls [`Disks::bring_online`], which in turn calls this function.
     fn bring_parent_online(self, name: String) -> Pin<Box<dyn Future<Output = ()> + Send>> {
         Box::pin(async move { self.bring_online(&name).await })
     }
 
-    /// Tells the shards of clones which disks their parents are; again and again, for disks come and go.
+    /// Tells the shards which disk is the parent of which clone. Runs periodically, because disks
+    /// are added and removed.
     pub(in crate::daemon::manager) fn link_parents(&self) {
         let mut inner = self.registry.inner();
         let parents: Vec<(String, String, DiskId, ShardHandle)> = inner
@@ -158,7 +162,8 @@ impl Disks {
             link.reason = match (parent, there_is_one) {
                 (Some(_), _) => None,
                 (None, true) => {
-                    Some("its parent's disk is served by another thread; open it anew to have them together".into())
+                    Some("its parent's disk is on another shard; remove the clone and add it again to \
+                     share the parent".into())
                 }
                 (None, false) => {
                     Some("its parent's disk is not online; where there is none, the clone makes one when it is opened anew".into())
@@ -167,7 +172,7 @@ impl Disks {
         }
     }
 
-    /// Takes disks away that were made for clones which have gone.
+    /// Removes disks that were created for clones which no longer exist.
     pub(in crate::daemon::manager) fn drop_idle_parents(&self) {
         let idle: Vec<String> = {
             let inner = self.registry.inner();
@@ -181,14 +186,16 @@ impl Disks {
             let service = self.clone();
             tokio::spawn(async move {
                 match service.disk_remove(name.clone(), OnDirty::Drain).await {
-                    Ok(_) => tracing::info!("{name} is gone with the last clone that used it"),
-                    Err(error) => tracing::warn!("{name}, which no clone uses any more, stays: {error}"),
+                    Ok(_) => tracing::info!("disk {name}: removed with the last clone that used it"),
+                    Err(error) => tracing::warn!(
+                        "disk {name}: no clone uses it any more, but it cannot be removed: {error}"
+                    ),
                 }
             });
         }
     }
 
-    /// A disk that was made for clones stays as long as they use it.
+    /// Refuses to remove a parent's disk while clones use it.
     pub(in crate::daemon::manager) fn check_no_clones(&self, name: &str) -> Result<(), ApiError> {
         let inner = self.registry.inner();
         let clones = inner.clones_of(name);
@@ -201,7 +208,7 @@ impl Disks {
 }
 
 impl Inner {
-    /// The names of the clones that use a disk, or will when they are online.
+    /// Returns the names of the clones that use a disk, including offline ones.
     pub(in crate::daemon::manager) fn clones_of(&self, name: &str) -> Vec<String> {
         let uses = |disk: &&DiskEntry| {
             disk.wanted.share_parent.as_ref().and_then(|share| share.disk.as_deref()) == Some(name)
@@ -209,7 +216,7 @@ impl Inner {
         self.disks.values().filter(uses).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    /// The disk of a parent, online or not.
+    /// Returns the disk of a parent, whether online or not.
     fn find_parent(&self, parent: &Parent) -> Option<String> {
         let is_known = |disk: &&DiskEntry| disk.constant.as_ref() == Some(&parent.constant);
         let is_same = |disk: &&DiskEntry| disk.wanted.read_only && disk.wanted.backing == parent.spec;
@@ -218,7 +225,8 @@ impl Inner {
         Some(found.wanted.name.clone())
     }
 
-    /// The cache for a parent's disk, if the clone says how large it is to be: in the pool of the clone's own, or the only one.
+    /// Returns the cache for a parent's disk, if the clone's settings give a size. The cache is in
+    /// the pool of the clone's own cache, or in the only pool.
     fn parent_cache(
         &self,
         wanted: &DiskState,
@@ -240,9 +248,9 @@ impl Inner {
         new_spec(pool.clone(), size, &CacheSettings::default(), self.context(&pool)?).map(Some)
     }
 
-    /// A free name for the disk of a parent.
+    /// Returns an unused name for the disk of a parent.
     pub(in crate::daemon::manager) fn parent_name(&self, spec: &str) -> String {
-        // Options follow; names may have a colon behind a backslash, which is as good as none.
+        // Options follow after a colon. A colon in a name is preceded by a backslash.
         let place = spec.split_once(':').map_or(spec, |(_, rest)| rest);
         let place = place.replace("\\:", "-");
         let mut name = plain(place.split(':').next().unwrap_or_default());
@@ -254,7 +262,7 @@ impl Inner {
 }
 
 impl DiskEntry {
-    /// The disk that serves what it has of its parent, and why none does.
+    /// Returns the disk that serves the clone's parent, and the reason if none does.
     pub(in crate::daemon::manager) fn parent_view(&self) -> (Option<String>, Option<String>) {
         if self.wanted.share_parent.is_none() || !matches!(self.phase, DiskPhase::Online(_)) {
             return (None, None);

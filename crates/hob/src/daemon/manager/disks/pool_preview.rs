@@ -1,4 +1,5 @@
-//! What a change of a pool would do to caches and dirty data; and the guard that keeps a call from losing dirty data by accident.
+//! Preview of a pool change: its effects on caches and dirty data. Also the check that prevents an
+//! accidental loss of dirty data.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,11 +17,11 @@ use crate::daemon::manager::registry::{DiskEntry, DiskPhase, Inner};
 use crate::daemon::state::CacheOwner;
 use crate::daemon::watchdog::contained;
 
-/// Longest time that the journal of a cache without a disk is read to tell how much is dirty in it.
+/// Maximum time for reading the journal of a cache without a disk, to count its dirty data.
 const READ_MAX: Duration = Duration::from_secs(10);
 
 impl Disks {
-    /// Says what a change of a pool would do, without making it.
+    /// Returns the effects of a pool change without making the change.
     pub(crate) async fn pool_preview(
         &self,
         pool: &str,
@@ -34,7 +35,7 @@ impl Disks {
         }
     }
 
-    /// Refuses to lose dirty data by a call that does not say that it may be lost.
+    /// Refuses a pool change that loses dirty data, unless the caller allows the loss.
     pub(crate) async fn check_pool_discard(
         &self,
         pool: &str,
@@ -79,7 +80,7 @@ impl Disks {
             }
             _ => None,
         };
-        // What is on a device that is away cannot be counted.
+        // Data on a missing device cannot be counted.
         let is_whole = self.registry.inner().pool(pool)?.devices.iter().all(|device| device.ids.is_some());
         match dirty.filter(|_| is_whole) {
             Some(dirty) => {
@@ -100,7 +101,7 @@ impl Disks {
 }
 
 impl Inner {
-    /// An owner that has a cache in a pool and belongs to no disk.
+    /// Returns the owner of a cache in a pool that belongs to no disk.
     pub(in crate::daemon::manager) fn orphan(&self, pool: &str, owner: &str) -> Result<CacheOwner, ApiError> {
         let owner: CacheOwner = owner.parse().map_err(ApiError::invalid)?;
         let entry = self.pool(pool)?;
@@ -121,7 +122,7 @@ impl Inner {
         let device = device.ok_or_else(|| no_device(pool, path))?;
         let mut preview = Preview::default();
         match device.ids {
-            // Second copies have their first one here.
+            // A replica on another host duplicates data that is here.
             Some(_) if device.peer.is_some() => {}
             Some(ids) => {
                 let elsewhere = entry.devices.iter().filter(|other| {
@@ -135,7 +136,7 @@ impl Inner {
         Ok(preview)
     }
 
-    /// Caches on a device go to the `free` segments of others, as far as those suffice.
+    /// Plans the move of caches from a device to the `free` segments of other devices.
     fn caches_move(
         &self,
         pool: &str,
@@ -173,7 +174,7 @@ impl Inner {
         }
     }
 
-    /// What is on a device that is away is not looked for any more.
+    /// Plans the removal of a missing device, whose data is then no longer searched for.
     fn caches_are_unread(&self, pool: &str, path: &Path, preview: &mut Preview) {
         let waits = |disk: &&DiskEntry| {
             let of_pool = disk.cache().filter(|spec| spec.pool == pool);

@@ -1,4 +1,5 @@
-//! What a change would do to cached data, dirty data and clients; and the guards that keep a call from doing so by accident.
+//! Preview of a change of a disk: its effects on cached data, dirty data and clients. The module
+//! also contains the checks that prevent an accidental loss of data.
 
 use std::time::Duration;
 
@@ -12,26 +13,27 @@ use crate::daemon::manager::registry::DiskPhase;
 use crate::daemon::manager::settings::changed_spec;
 use crate::daemon::state::CacheSpec;
 
-/// A shard learns of a client's end a moment later: users are counted so often before a disk counts as used.
+/// Number of user counts before a disk counts as used. A shard notices the end of a client with a
+/// delay.
 const SETTLE_LOOKS: u32 = 5;
 
 /// Pause between two counts.
 const SETTLE_EVERY: Duration = Duration::from_millis(100);
 
-/// What a change means for the contents of a cache.
+/// Effect of a change on the contents of a cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    /// They stay.
+    /// The contents stay.
     Stays,
-    /// Cached data goes; dirty data reaches the backing first.
+    /// Cached data is dropped; dirty data is written to the backing first.
     Emptied,
-    /// Dirty data is lost, and the rest stays.
+    /// Dirty data is lost; the remaining data stays.
     DirtyLost,
-    /// Both go.
+    /// Cached and dirty data are lost.
     AllLost,
 }
 
-/// What a cache holds.
+/// Amount of data in a cache.
 struct Holds {
     cached: u64,
     /// Unknown while the disk is offline.
@@ -39,7 +41,7 @@ struct Holds {
 }
 
 impl Disks {
-    /// Says what a change would do, without making it.
+    /// Returns the effects of a change of a disk without making the change.
     pub(crate) async fn preview(&self, disk: &str, change: &PlannedChange) -> Result<Preview, ApiError> {
         let spec = self.registry.inner().disk(disk)?.cache().cloned();
         let mut preview = Preview::default();
@@ -83,7 +85,7 @@ impl Disks {
             .hint("stop the guest first, or disconnect it with --force (API: ?force=true)"))
     }
 
-    /// Refuses to lose dirty data by a call that does not say that it may be lost.
+    /// Refuses a change that loses dirty data, unless the caller allows the loss.
     pub(crate) async fn check_discard(
         &self,
         disk: &str,
@@ -101,7 +103,7 @@ impl Disks {
             .hint("nothing was changed; say --yes to lose it (API: discard_dirty=true)"))
     }
 
-    /// The same, when clients that have just gone are gone.
+    /// Counts the users of a disk, and waits briefly for disconnected clients to disappear.
     async fn settled_users(&self, disk: &str) -> u64 {
         for _ in 0..SETTLE_LOOKS {
             match self.users_of_disk(disk).await {
@@ -112,7 +114,7 @@ impl Disks {
         self.users_of_disk(disk).await
     }
 
-    /// Connected clients and guests; none of a disk that is not served.
+    /// Returns the number of connected clients and guests; 0 if the disk is not served.
     async fn users_of_disk(&self, disk: &str) -> u64 {
         match self.registry.shard_of(disk) {
             Ok((shard, id)) => shard.users(id).await.unwrap_or(0),
@@ -157,7 +159,7 @@ impl Disks {
     }
 }
 
-/// What an event of the guest means for a cache.
+/// Returns the effect of a guest life-cycle event on a cache.
 fn fate_of(event: LifeEvent, spec: Option<&CacheSpec>) -> Fate {
     let is_persistent = spec.is_some_and(|spec| spec.journal.is_some());
     match if is_persistent { event.info().of_persistent } else { event.info().of_volatile } {
@@ -184,7 +186,8 @@ fn describe(disk: &str, fate: Fate, holds: &Holds, preview: &mut Preview) {
             preview.dirty_lost = Size(dirty);
             if dirty > 0 || fate == Fate::DirtyLost {
                 preview.effects.push(format!(
-                    "{disk}: {} of dirty data is lost: writes that the guest was told were done are undone",
+                    "{disk}: {} of dirty data is lost: writes that were acknowledged to the guest are \
+                     undone",
                     Size(dirty).human()
                 ));
             }

@@ -1,7 +1,8 @@
-//! What an earlier daemon left in a persistent cache: read, compared with the backing, and used, given up or refused.
+//! Recovery of a persistent cache after a restart: reading its journal, comparing it with the
+//! backing, and using, emptying or refusing the cache.
 //!
-//! Meanwhile the disk waits, or is served already ([`recovering`](super::recovering)). A
-//! cache that is refused stays as it is until somebody decides ([`fencing`](super::fencing)).
+//! During recovery the disk waits, or is already served ([`recovering`](super::recovering)). A
+//! refused cache stays unchanged until an operator decides ([`fencing`](super::fencing)).
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -30,31 +31,31 @@ use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{CacheSpec, Closed, JournalSpec};
 use crate::daemon::watchdog::contained;
 
-/// Clean sectors that are compared with the backing.
+/// Number of clean sectors that are compared with the backing.
 const SAMPLES: usize = 64;
 
-/// A cache that was refused is read again after this, or after many times what reading it took.
+/// Minimum time before a refused cache is read again.
 const RETRY_MIN: Duration = Duration::from_secs(5);
 
-/// So many times.
+/// The wait before a refused cache is read again, as a multiple of the time that reading it took.
 const RETRY_TIMES: u32 = 20;
 
-/// A cache that is to go on.
+/// A recovered cache that passed all checks.
 pub(in crate::daemon::manager) struct Kept {
     recovered: Box<Recovered>,
-    /// Its data segments, as the shards call them, in the order in which its frames are numbered.
+    /// Data segments of the cache with the shards' device ids, in the order of the frame numbers.
     data: Vec<DataSegment>,
 }
 
-/// Where the backing is compared with what a cache remembers of it.
+/// Access to the backing for comparing it with the cache.
 pub(in crate::daemon::manager) enum Source {
-    /// Nobody serves it yet.
+    /// A backing that no shard serves yet.
     Own(Backing),
-    /// A shard does, and others may change it meanwhile.
+    /// A backing that a shard serves and guests may change.
     Served(Served),
 }
 
-/// A backing that is served.
+/// A backing that a shard serves.
 pub(in crate::daemon::manager) struct Served {
     pub(in crate::daemon::manager) info: BackingInfo,
     pub(in crate::daemon::manager) reader: Box<dyn Reader>,
@@ -63,7 +64,7 @@ pub(in crate::daemon::manager) struct Served {
 }
 
 impl Source {
-    /// The backing that nobody serves.
+    /// Returns the backing that no shard serves.
     pub(in crate::daemon::manager) fn own(self) -> Backing {
         match self {
             Source::Own(backing) => backing,
@@ -91,40 +92,43 @@ pub(in crate::daemon::manager) struct Reading {
     spec: CacheSpec,
     journal: JournalSpec,
     began: Instant,
-    /// Another host has had the disk since: nothing of it counts.
+    /// Set if another host or program has used the disk since, which invalidates all data of the
+    /// cache.
     pub(in crate::daemon::manager) foreign: Option<String>,
-    /// What is dirty in it has reached the backing from its second copy, thanks to that host.
+    /// Set if a host has written the cache's dirty data to the backing from its replica. Names that
+    /// host.
     pub(in crate::daemon::manager) outdated_by: Option<String>,
-    /// Devices of the pool that are not there.
+    /// Devices of the pool that are missing.
     missing: Vec<String>,
-    /// The highest number of a ring when it began.
+    /// The highest ring number when the recovery started.
     pub(in crate::daemon::manager) upto: u32,
-    /// What the first reading told, if that is ever known.
+    /// Receives the result of the first pass over the journal.
     pub(in crate::daemon::manager) surveyed: oneshot::Receiver<Surveyed>,
     found: oneshot::Receiver<Result<Found, ApiError>>,
 }
 
-/// What the first reading of a journal told.
+/// Result of the first pass over a journal.
 pub(in crate::daemon::manager) struct Surveyed {
     identity: [u8; 32],
     disk_bytes: u64,
     clean: bool,
-    /// Whatever may be dirty is in here.
+    /// Superset of the regions that may be dirty.
     pub(in crate::daemon::manager) doubtful: Regions,
 }
 
 impl Reading {
-    /// May flash hold what the backing does not?
+    /// Returns true if flash may hold data that the backing lacks.
     pub(in crate::daemon::manager) fn may_be_dirty(&self) -> bool {
         self.outdated_by.is_none() && may_be_dirty(&self.spec, self.journal)
     }
 
-    /// Can everything be read that there may be?
+    /// Returns true if all devices are present and the cache has a journal.
     pub(in crate::daemon::manager) fn is_complete(&self) -> bool {
         self.missing.is_empty() && self.journal.ring > 0
     }
 
-    /// As far as is known now, is it a cache of this backing as it is?
+    /// Returns true if the cache belongs to this unchanged backing, as far as the first pass can
+    /// tell.
     pub(in crate::daemon::manager) fn fits(&self, surveyed: &Surveyed, info: &BackingInfo) -> bool {
         self.foreign.is_none()
             && same_backing(info, surveyed.disk_bytes, &surveyed.identity) != Same::No
@@ -133,7 +137,7 @@ impl Reading {
 }
 
 impl Disks {
-    /// Begins to read the journal of a disk's cache, which is persistent.
+    /// Starts to read the journal of a disk's persistent cache.
     pub(in crate::daemon::manager) async fn begin_recovery(
         &self,
         name: &str,
@@ -165,7 +169,7 @@ impl Disks {
                 };
                 tokio::task::spawn_blocking(move || {
                     let found = contained(|| recovery.run(report, tell));
-                    // Whoever asked may be gone.
+                    // The caller may have stopped waiting.
                     let _ = both.send(found.map_err(|error| ApiError::failed(error.to_string())));
                 });
                 upto
@@ -179,7 +183,7 @@ impl Disks {
             spec: spec.clone(),
             journal,
             began,
-            foreign: journal.foreign.then(|| "somebody else had it".to_owned()),
+            foreign: journal.foreign.then(|| "another program or host has used the disk".to_owned()),
             outdated_by: None,
             missing,
             upto,
@@ -188,7 +192,8 @@ impl Disks {
         })
     }
 
-    /// Finds out what a disk's persistent cache holds and whether that is to be believed. The backing is read for it.
+    /// Reads a disk's persistent cache, compares it with the backing, and decides whether the cache
+    /// may be used.
     pub(in crate::daemon::manager) async fn recover(
         &self,
         name: &str,
@@ -271,7 +276,8 @@ impl Disks {
                     "{outdated} that were dirty in its cache reached the backing from their second copy, which was \
                      taken over meanwhile; {by} had the disk last. They are outdated and dropped"
                 ),
-                // The drain that ended write-back was on flash, and the backing has been written since.
+                // Flash held the record of the drain that ended write-back, and the backing was
+                // written since.
                 None => format!(
                     "its flash lost the end of its journal, which says of {outdated} that the backing lacks them; they \
                      reached it when write-back ended, and are dropped"
@@ -285,7 +291,7 @@ impl Disks {
         }
         let known_bytes = recovered.summary.disk_bytes;
         if remains.rings.first().is_none_or(|ring| ring.number < journal.ring) {
-            // The evidence is of another ring.
+            // The evidence belongs to another ring.
             journal.evidence = None;
         }
         let (source, mut recovered, verdict, why) =
@@ -333,13 +339,13 @@ impl Disks {
                     Some(DataSegment { place, ..segment })
                 };
                 let data: Option<Vec<_>> = remains.data.into_iter().map(on_shards).collect();
-                let data = data.ok_or_else(|| ApiError::failed("a device of the pool has gone again"))?;
+                let data = data.ok_or_else(|| ApiError::failed("a device of the pool went offline again"))?;
                 Ok((source, Some(Kept { recovered, data }), notes))
             }
         }
     }
 
-    /// Without all devices, only a journal that is the newest and misses nothing is used.
+    /// With missing devices, accepts only the newest journal if it needs none of them.
     fn check_missing(
         &self,
         name: &str,
@@ -377,7 +383,7 @@ impl Disks {
         }
     }
 
-    /// Gives a shard's disk the cache that was kept. The caller holds the operation guard of the disk.
+    /// Gives a shard's disk the recovered cache. The caller holds the operation guard of the disk.
     pub(in crate::daemon::manager) async fn enable_kept(
         &self,
         name: &str,
@@ -396,7 +402,8 @@ impl Disks {
             let disk = inner.disk_mut(name)?;
             let Some(spec) = disk.wanted.cache.as_mut() else { return Ok(()) };
             if let Some(journal) = &mut spec.journal {
-                // From now on the backing changes; kept with the number of the new ring.
+                // The backing changes from now on. This is saved together with the number of the
+                // new ring.
                 journal.closed = None;
                 if !is_verified {
                     journal.evidence = None;
@@ -404,7 +411,7 @@ impl Disks {
             }
             (spec.clone(), engine_config(spec, segment_bytes)?)
         };
-        // It goes on as it was; what has been set since is applied afterwards.
+        // The cache starts with its old settings; settings changed since are applied afterwards.
         let as_it_was = hob_engine::command::CacheConfig { block_bytes: was_block_bytes, ..config };
         let (segments, recovered) = (data.clone(), Mutex::new(Some(*recovered)));
         let enable = |ring: &Option<NewRing>| {
@@ -432,7 +439,8 @@ impl Disks {
         Ok(())
     }
 
-    /// Frees what a cache has in its pool and does not use: old rings, and what a crash left of changes.
+    /// Frees unused segments of a cache: old rings, and leftovers of changes that a crash
+    /// interrupted.
     async fn release_leftovers(&self, name: &str, spec: &CacheSpec) {
         let Some(journal) = spec.journal else { return };
         let Ok(flash) = self.registry.inner().pool(&spec.pool).map(|entry| entry.flash.clone()) else {
@@ -456,13 +464,14 @@ impl Disks {
     }
 }
 
-/// Only write-back leaves anything dirty, and only where there has been a journal. The state was kept before either began,
-/// and after a drain had ended write-back, durably. Where none was, nobody knows.
+/// Returns true if the cache may hold dirty data. Only write-back creates dirty data, and it needs
+/// a journal. The mode is saved durably before write-back starts and after a drain has ended it.
+/// Without a saved mode the answer is unknown.
 fn may_be_dirty(spec: &CacheSpec, journal: JournalSpec) -> bool {
     (spec.mode == Mode::WriteBack || journal.mode_unknown) && journal.ring > 0
 }
 
-/// Is it the backing that a cache was of, when it had so many bytes and was known by this?
+/// Compares the backing with the size and the identity that the cache recorded.
 fn same_backing(info: &BackingInfo, disk_bytes: u64, identity: &[u8; 32]) -> Same {
     if info.size_bytes == disk_bytes && info.identity == *identity {
         Same::Yes
@@ -473,7 +482,8 @@ fn same_backing(info: &BackingInfo, disk_bytes: u64, identity: &[u8; 32]) -> Sam
     }
 }
 
-/// Has anybody changed the backing since somebody looked at it, or the cache was closed?
+/// Returns whether another program has changed the backing since the evidence was recorded or the
+/// cache was closed.
 fn changed_since(clean: bool, journal: JournalSpec, info: &BackingInfo) -> Changed {
     if journal.evidence.is_some() && journal.evidence == info.evidence {
         return Changed::No;
@@ -488,7 +498,8 @@ fn changed_since(clean: bool, journal: JournalSpec, info: &BackingInfo) -> Chang
     }
 }
 
-/// Is what the cache holds what the backing holds, and if not, why? What was changed on the way is not looked at, and forgotten.
+/// Decides whether the cache's data matches the backing, with the reason if not. Sectors written
+/// during recovery are skipped and invalidated.
 async fn compare(
     source: Source,
     mut recovered: Box<Recovered>,
@@ -541,32 +552,32 @@ async fn compare(
             format!("its backing is another one than before: now it is {}", info.identity_text)
         }
         (_, _, Changed::Yes) => "its backing was changed while hob did not serve it".to_owned(),
-        _ => "its backing does not hold what the cache remembers of it".to_owned(),
+        _ => "its backing does not match the cached data".to_owned(),
     };
     Ok((source, recovered, verdict, why))
 }
 
-/// Compares samples with the backing.
+/// Compares sampled sectors with the backing.
 async fn look(source: Source, samples: Vec<(u64, u32)>) -> Result<(Source, Sample), ApiError> {
     let (source, mut differing) = blocking(move || differing(source, &samples)).await??;
     if let Source::Served(served) = &source
         && !differing.is_empty()
         && let Some(changed) = served.shard.changed_meanwhile(served.id).await?
     {
-        // Whatever is written is noted before it is.
+        // A write is recorded before it reaches the backing.
         differing.retain(|sector| !changed.contains(*sector));
     }
     Ok((source, if differing.is_empty() { Sample::Fits } else { Sample::Differs }))
 }
 
-/// Sectors of the backing that are not what these samples say.
+/// Returns the sampled sectors whose checksum on the backing differs.
 fn differing(mut source: Source, samples: &[(u64, u32)]) -> Result<(Source, Vec<u64>), ApiError> {
     let size = source.info().size_bytes;
     let mut bytes = vec![0; SECTOR_BYTES as usize];
     let (mut sums, mut differing) = (Vec::new(), Vec::new());
     for (sector, sum) in samples {
         let offset = sector * SECTOR_BYTES;
-        // The last sector may end before its time.
+        // The disk may end within its last sector.
         let len = SECTOR_BYTES.min(size.saturating_sub(offset)) as usize;
         bytes.fill(0);
         source.read(offset, &mut bytes[..len]).map_err(|error| {

@@ -1,13 +1,13 @@
-//! A disk is served while its cache is being recovered (docs/decisions/0008).
+//! Serving a disk while its cache is being recovered (docs/decisions/0008).
 //!
-//! | what is known of the cache | the disk is served |
+//! | state of the recovery | the disk is served |
 //! |---|---|
-//! | nothing can be dirty in it, by what was kept of its mode | at once |
-//! | the first reading of its journal says what may be dirty, and the backing is the one it was | then; requests to that wait |
-//! | neither, or another host has had the disk, or a device of the pool is away, or the backing cannot be read by two, or the cache was refused before | when the cache is there |
+//! | the saved mode shows that the cache has no dirty data | at once |
+//! | the first pass over the journal tells what may be dirty, and the backing is the same | from then on; requests to that data wait |
+//! | neither; or another host had the disk, a device is missing, the backing has no second reader, or the cache was refused before | when the cache is recovered |
 //!
-//! A change that waits makes the old rings void, if nothing can be dirty, and passes; a crash before the new ring is there then costs
-//! the cache its contents.
+//! A waiting write invalidates the old rings, if the cache has no dirty data, and then continues. A
+//! crash before the new ring is written then empties the cache.
 
 use hob_engine::command::{CacheChange, CommandError, Expect};
 use hob_engine::regions::Regions;
@@ -23,14 +23,14 @@ use crate::daemon::manager::registry::DiskPhase;
 use crate::daemon::manager::registry::OperationGuard;
 use crate::daemon::shard_api::ShardError;
 
-/// A disk that can be served before its cache is there.
+/// A disk that can be served before its cache is recovered.
 pub(in crate::daemon::manager) struct Early {
     info: BackingInfo,
     reader: Box<dyn Reader>,
     doubtful: Regions,
 }
 
-/// A disk that is served, and whose cache is not there yet.
+/// The unfinished recovery of a served disk's cache.
 pub(in crate::daemon::manager) struct RecoveringCache {
     reading: Reading,
     served: Served,
@@ -40,12 +40,13 @@ pub(in crate::daemon::manager) struct RecoveringCache {
 #[derive(Clone, Copy, Debug)]
 pub(in crate::daemon::manager) struct OldRings {
     owner: OwnerId,
-    /// All up to this number.
+    /// The highest number of these rings.
     upto: u32,
 }
 
 impl Disks {
-    /// May a disk be served now, whose journal is being read, and what may be dirty of it? Waits for the first reading if need be.
+    /// Returns how to serve a disk whose journal is still being read, and which data may be dirty;
+    /// `None` if it must wait. Waits for the first pass over the journal if necessary.
     pub(in crate::daemon::manager) async fn early(
         &self,
         name: &str,
@@ -54,12 +55,13 @@ impl Disks {
         reading: &mut Reading,
     ) -> Option<Early> {
         let (info, reader) = (info.clone(), reader?);
-        // That another host has had the disk is forgotten as soon as the disk is served: what flash has is gone by then.
+        // The record of another host's use is dropped when the disk is served, and the data in
+        // flash must be discarded before.
         if !reading.is_complete() || reading.foreign.is_some() {
             return None;
         }
         let doubtful = if reading.may_be_dirty() {
-            // A disk that comes and goes is worse than one that comes late.
+            // A disk that is served late is better than one that repeatedly appears and disappears.
             if self.registry.inner().disk(name).ok()?.offline_reason.is_some() {
                 return None;
             }
@@ -67,7 +69,7 @@ impl Disks {
             if !reading.fits(&surveyed, &info) {
                 return None;
             }
-            // It may have grown since.
+            // The backing may have grown since.
             surveyed.doubtful.grown(info.size_bytes)
         } else {
             Regions::new(info.size_bytes)
@@ -75,7 +77,7 @@ impl Disks {
         Some(Early { info, reader, doubtful })
     }
 
-    /// Tells the shard, which has the disk, what to expect.
+    /// Tells the disk's shard that a cache is being recovered.
     pub(in crate::daemon::manager) async fn expect_cache(
         &self,
         name: &str,
@@ -105,7 +107,7 @@ impl Disks {
         Ok(RecoveringCache { reading, served: Served { info, reader, shard, id } })
     }
 
-    /// Waits for the cache of a disk that is served, and gives it to it.
+    /// Waits for the recovered cache of a served disk, and gives it to the disk.
     pub(in crate::daemon::manager) async fn await_cache(
         &self,
         name: &str,
@@ -150,7 +152,8 @@ impl Disks {
                 vec![format!("its cache cannot be used and starts empty: {why}")]
             }
         };
-        // Nothing of it is used, and writes pass from here on: nothing of it may be believed later.
+        // The old cache is not used, and writes bypass it from here on, so it must not be used
+        // later.
         let spec = self.registry.inner().disk(name)?.cache().cloned();
         if let Some((spec, journal)) = spec.and_then(|spec| spec.journal.map(|journal| (spec, journal))) {
             let flash = self.registry.inner().pool(&spec.pool)?.flash.clone();
@@ -161,7 +164,7 @@ impl Disks {
         Ok(notes)
     }
 
-    /// A change waits for a cache that is being recovered.
+    /// Handles a write that waits for a recovering cache.
     pub(in crate::daemon::manager) async fn let_changes_pass(&self, id: DiskId) {
         let (name, rings, flash, size_bytes, shard) = {
             let inner = self.registry.inner();
@@ -173,21 +176,23 @@ impl Disks {
             (disk.wanted.name.clone(), rings, pool.flash.clone(), disk.size_bytes, shard)
         };
         if let Err(error) = flash.make_void(rings.owner, rings.upto).await {
-            tracing::warn!("writes to {name} wait for its cache: {error}");
+            tracing::warn!("disk {name}: writes wait until its cache is recovered: {error}");
             return;
         }
-        tracing::info!("{name} is written while its cache is recovered: a crash now would empty the cache");
+        tracing::info!(
+            "disk {name}: it is written during the recovery of its cache; a crash now would empty the cache"
+        );
         let expect = Expect { doubtful: Regions::new(size_bytes), is_void: true };
-        // If the cache was faster, nobody waits any more.
+        // If the cache was recovered meanwhile, no write waits any more.
         if let Err(error) = shard.change_cache(id, CacheChange::Expect(Some(Box::new(expect)))).await {
             tracing::debug!("{name}: {error}");
         }
     }
 
-    /// A disk that is served cannot be any more.
+    /// Takes a served disk offline.
     pub(in crate::daemon::manager) async fn take_offline(&self, name: &str, error: &ApiError) {
         self.exports.table().remove_disk(name);
-        // It is mounted anew when the disk is back.
+        // The files are mounted again when the disk is back.
         self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.registry.shard_of(name)
             && let Err(error) = self.exports.take_from_shard(name, &shard, id).await
@@ -204,7 +209,7 @@ impl Disks {
     }
 }
 
-/// The disk or the daemon is ending.
+/// Returns true if the disk is being removed or the daemon is ending.
 fn is_leaving(error: &ShardError) -> bool {
     matches!(error, ShardError::Gone | ShardError::Command(CommandError::Removing | CommandError::NoSuchDisk))
 }

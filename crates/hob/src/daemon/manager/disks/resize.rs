@@ -1,9 +1,9 @@
-//! Disks that get larger while they are served (docs/decisions/0017): the backing, the journal's ring, the engine, the front ends, in
-//! this order.
+//! Growing disks while they are served (docs/decisions/0017): first the backing, then the journal's
+//! ring, the engine and the front ends.
 //!
-//! # Refuses
-//! To shrink; to make anything but a raw file larger; a size that the backing does not have and cannot be given; disks
-//! that move between hosts or whose cache is being recovered, as every change does.
+//! # Refused requests
+//! A smaller size; growing a backing that is not a raw file; a size that the
+//! backing lacks and cannot get; a disk that is migrating or whose cache is being recovered.
 
 use std::io::ErrorKind;
 use std::sync::Arc;
@@ -18,24 +18,24 @@ use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::flash::blocking;
 use crate::daemon::shard_api::ShardHandle;
 
-/// Sizes of disks are multiples of this, bytes.
+/// Disk sizes are multiples of this number of bytes.
 const UNIT_BYTES: u64 = 512;
 
-/// What is known of a backing that is served.
+/// Probes of the backing of a served disk.
 #[derive(Debug)]
 pub(in crate::daemon::manager) struct Measure {
-    /// Tells how large it is now.
+    /// Measures the current size of the backing.
     pub(in crate::daemon::manager) gauge: Option<SizeProbe>,
-    /// Tells whether it was changed.
+    /// Detects changes of the backing by other programs.
     pub(in crate::daemon::manager) witness: Option<ChangeDetector>,
-    /// Tells whether it is connected and answers.
+    /// Tells whether the backing is connected and answers.
     pub(in crate::daemon::manager) monitor: Arc<Monitor>,
-    /// As its disk is.
+    /// Properties of the backing when the disk was opened or resized.
     pub(in crate::daemon::manager) info: BackingInfo,
 }
 
 impl Disks {
-    /// Lets a disk be as large as its backing is, or as is said, which is made so first.
+    /// Grows a disk to the size of its backing, or to the given size after growing the backing.
     pub(crate) async fn disk_resize(
         &self,
         disk: String,
@@ -62,7 +62,7 @@ impl Disks {
         };
         let gauge = gauge.ok_or_else(|| {
             ApiError::conflict(format!(
-                "nobody can tell how large the backing of {name} is while it is served"
+                "cannot measure the size of the backing of {name} while the disk is served"
             ))
             .hint("a disk has the size of its backing when hob starts, or when it is removed and added again")
         })?;
@@ -80,12 +80,13 @@ impl Disks {
         }
         self.check_blocks(name, size)?;
         self.grow_disk(name, &shard, id, size).await?;
-        tracing::info!("{name} has {size} bytes now; it had {before}");
+        tracing::info!("disk {name}: resized from {before} to {size} bytes");
         let note = "NBD clients that are connected see the new size when they connect again";
         self.pools.finish_disk(name, guard, vec![note.to_owned()]).await
     }
 
-    /// The size that a disk is to have, which its backing has then. `before` is what the disk has, all in bytes.
+    /// Returns the new size of a disk in bytes, after growing its backing if necessary. `before` is
+    /// the disk's current size in bytes.
     async fn size_of_backing(
         &self,
         name: &str,
@@ -153,7 +154,7 @@ impl Disks {
         }
     }
 
-    /// A cache numbers the blocks of its disk.
+    /// Refuses a size with more blocks than a cache can number.
     fn check_blocks(&self, name: &str, size: u64) -> Result<(), ApiError> {
         let inner = self.registry.inner();
         let Some(spec) = inner.disk(name)?.cache() else { return Ok(()) };
@@ -168,7 +169,7 @@ impl Disks {
         .hint(format!("give it larger blocks with 'hob cache set {name} --block-size', or take it away")))
     }
 
-    /// Takes a disk to a size that its backing has already.
+    /// Grows a disk to a size that its backing already has.
     async fn grow_disk(
         &self,
         name: &str,
@@ -182,7 +183,7 @@ impl Disks {
             let measure = disk.measure.as_ref();
             let before = disk.identity;
             let identity = measure.and_then(|measure| measure.info.identity_at(size)).unwrap_or(before);
-            // The new ring is bound to it.
+            // The new ring is bound to this identity.
             disk.identity = identity;
             let spec = disk.cache().filter(|spec| spec.journal.is_some() && disk.has_cache);
             (identity, before, spec.map(|spec| (spec.pool.clone(), disk.held.len() as u64)))

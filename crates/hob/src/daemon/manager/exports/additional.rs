@@ -1,5 +1,6 @@
-//! The ways to a disk: its own export, and further ones with fewer rights or without effect on its cache. NBD clients find each by its
-//! name; each can be a file and a socket for machines besides.
+//! The exports of a disk: its own, and additional ones with fewer rights or without effect on the
+//! cache. NBD clients select an export by name. An export can also be a file and a vhost-user
+//! socket.
 
 use hob_control::{Export as ExportSpec, check_name};
 use hob_engine::io::Promote;
@@ -15,11 +16,11 @@ use crate::daemon::manager::registry::{DiskEntry, Inner};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::vhost_user::{Behind, Failing, Gateway, SocketPlace, check_path};
 
-/// Further exports of one disk.
+/// Maximum number of additional exports per disk.
 const EXPORTS_MAX: usize = 16;
 
 impl ExportService {
-    /// Gives a disk another export, and saves that.
+    /// Adds an export to a disk and saves it.
     pub(in crate::daemon::manager) async fn add(
         &self,
         disk: &str,
@@ -40,7 +41,8 @@ impl ExportService {
         self.0.registry.save().await
     }
 
-    /// Takes one away, with the connections of its clients, and saves that. One whose file is open stays.
+    /// Removes an export, closes the connections of its clients, and saves that. Fails if the
+    /// export's file is open.
     pub(in crate::daemon::manager) async fn remove(
         &self,
         disk: &str,
@@ -66,9 +68,10 @@ impl ExportService {
         self.0.registry.save().await
     }
 
-    /// Lets clients, machines and programs in by another export of a disk; later, if the disk is not there now.
+    /// Opens an additional export of a disk to all its front ends. An offline disk gets it when it
+    /// comes online.
     async fn open_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
-        // That of its own name is there while the disk is.
+        // The disk's own export exists while the disk is online.
         let Some(own) = self.0.table.get(disk) else { return Ok(()) };
         let further = further(&own, export);
         if let Some(path) = &export.vhost_user {
@@ -76,19 +79,19 @@ impl ExportService {
             let opened = flash::blocking(move || open_gateway(&place, &name, &of, Failing::Refuse)).await?;
             let gateway = opened.map_err(|error| {
                 let path = export.vhost_user.as_deref().unwrap_or_default();
-                ApiError::failed(format!("machines cannot come in at {path}: {error}"))
+                ApiError::failed(format!("cannot open the vhost-user socket {path}: {error}"))
             })?;
-            self.0.table.let_machines_in(disk, &export.name, gateway);
+            self.0.table.listen_vhost_user(disk, &export.name, gateway);
         }
         if let Some(path) = &export.fuse {
             self.show_export(disk, &export.name, path).await?;
         }
-        // Last: its clients are not sent away when something else of it cannot be had.
+        // This step is last, so that clients never connect to an export that is not complete.
         self.0.table.insert(&export.name, further);
         Ok(())
     }
 
-    /// Offers a disk that is online, under all of its names. Its files are shown besides.
+    /// Offers an online disk under all of its export names, except for its files.
     pub(in crate::daemon::manager) fn offer(
         &self,
         name: &str,
@@ -108,9 +111,12 @@ impl ExportService {
             let export = further(&own, spec);
             if let Some(path) = &spec.vhost_user {
                 match open_gateway(&self.socket_at(path), &spec.name, &export, Failing::TryAgain) {
-                    Ok(gateway) => self.0.table.let_machines_in(name, &spec.name, gateway),
+                    Ok(gateway) => self.0.table.listen_vhost_user(name, &spec.name, gateway),
                     Err(error) => {
-                        tracing::error!("{}: machines cannot come in at {path}: {error}", spec.name);
+                        tracing::error!(
+                            "export {}: cannot open the vhost-user socket {path}: {error}",
+                            spec.name
+                        );
                     }
                 }
             }
@@ -120,7 +126,7 @@ impl ExportService {
     }
 }
 
-/// Another export beside a disk's own.
+/// Derives an additional export from a disk's own export.
 fn further(own: &Export, spec: &ExportSpec) -> Export {
     let mut export = own.clone();
     export.info.read_only |= spec.read_only;
@@ -130,7 +136,7 @@ fn further(own: &Export, spec: &ExportSpec) -> Export {
     export
 }
 
-/// Lets machines in at `path`, by the export `name`.
+/// Opens a vhost-user socket for the export `name`.
 fn open_gateway(
     place: &SocketPlace,
     name: &str,
@@ -149,7 +155,7 @@ fn open_gateway(
 }
 
 impl DiskEntry {
-    /// As if it had never had that export. What is there of it is to be gone.
+    /// Removes an export from the disk's entry. The export's front ends must be closed already.
     fn forget_export(&mut self, export: &str) {
         self.wanted.exports.retain(|known| known.name != export);
         self.files.remove(export);
@@ -157,7 +163,7 @@ impl DiskEntry {
 }
 
 impl Inner {
-    /// May a disk be given that export?
+    /// Checks whether a disk may get this export.
     fn check_export(&self, disk: &str, export: &ExportSpec) -> Result<(), ApiError> {
         let name = &export.name;
         check_name(name)
@@ -174,7 +180,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Has nothing that clients can ask for that name?
+    /// Checks that no export has this name yet.
     pub(in crate::daemon::manager) fn check_export_name(&self, name: &str) -> Result<(), ApiError> {
         let has_it = |disk: &&DiskEntry| {
             disk.wanted.name == name || disk.wanted.exports.iter().any(|export| export.name == name)

@@ -1,7 +1,9 @@
-//! Dirty bitmaps: made, rotated and taken away, and kept while their disk is not served (docs/decisions/0016).
+//! Dirty bitmaps: created, rotated and removed, and saved while their disk is not served
+//! (docs/decisions/0016).
 //!
-//! A bitmap that records has no file while its disk is served. So whatever ends the daemon without closing the disk leaves none, and
-//! the bitmap begins again with everything in it. Frozen ones always have their file.
+//! A recording bitmap has no file while its disk is served. If the daemon ends without closing the
+//! disk, the bitmap is therefore missing, and it restarts with every block marked. A frozen bitmap
+//! always has a file.
 
 use std::path::{Path, PathBuf};
 
@@ -23,11 +25,11 @@ use crate::daemon::shard_api::{Gone, ShardError, ShardHandle};
 use crate::daemon::state::BitmapSpec;
 use crate::daemon::watchdog::contained;
 
-/// Where there is no file of a bitmap that recorded.
+/// Reason for a fully marked bitmap: its file is missing.
 const NOT_CLOSED: &str = "hob ended without closing the disk";
 
 impl ExportService {
-    /// A disk's bitmaps.
+    /// Returns a disk's bitmaps.
     pub(crate) async fn bitmaps(&self, disk: String) -> Result<Bitmaps, ApiError> {
         let (specs, online) = {
             let inner = self.0.registry.inner();
@@ -55,7 +57,7 @@ impl ExportService {
         Ok(Bitmaps { bitmaps: specs.iter().map(show).collect(), disk })
     }
 
-    /// Gives a disk another bitmap.
+    /// Adds a bitmap to a disk.
     pub(crate) async fn bitmap_add(&self, disk: String, add: BitmapAdd) -> Result<Bitmaps, ApiError> {
         let service = self.clone();
         self.0
@@ -68,7 +70,7 @@ impl ExportService {
                 let size = service.0.registry.inner().disk(&disk)?.size_bytes;
                 let granules = granules(size, add.granularity)?;
                 let granularity = Size(granules.granule_bytes());
-                // What is there belongs to nobody.
+                // An existing file is a leftover.
                 flash::blocking(move || {
                     std::fs::create_dir_all(path.parent().unwrap_or(Path::new("/")))?;
                     bitmap::remove(&path)
@@ -92,7 +94,7 @@ impl ExportService {
             .await
     }
 
-    /// Takes one away.
+    /// Removes a bitmap of a disk.
     pub(crate) async fn bitmap_remove(&self, disk: String, name: String) -> Result<Bitmaps, ApiError> {
         let service = self.clone();
         self.0
@@ -114,7 +116,7 @@ impl ExportService {
             .await
     }
 
-    /// Lets one forget what it has noted.
+    /// Clears a bitmap of a disk.
     pub(crate) async fn bitmap_clear(&self, disk: String, name: String) -> Result<Bitmaps, ApiError> {
         let service = self.clone();
         self.0
@@ -132,7 +134,7 @@ impl ExportService {
             .await
     }
 
-    /// Freezes what one has noted under another name, and lets it go on empty.
+    /// Freezes the content of a bitmap under another name, and lets the bitmap continue empty.
     pub(crate) async fn bitmap_rotate(
         &self,
         disk: String,
@@ -152,7 +154,7 @@ impl ExportService {
                 let change = BitmapChange::Rotate { name: name.clone(), frozen: frozen.clone() };
                 shard.change_bitmaps(id, change).await?;
                 if let Err(error) = service.keep_frozen(&disk, &shard, id, spec, frozen.clone(), path).await {
-                    // Nothing of what was noted is lost.
+                    // The recorded changes are kept.
                     service.forget_bitmap(&disk, &frozen)?;
                     shard.change_bitmaps(id, BitmapChange::Merge { from: frozen, into: name }).await?;
                     return Err(error);
@@ -166,7 +168,7 @@ impl ExportService {
             .await
     }
 
-    /// Makes what was frozen last, before anybody is told that it is.
+    /// Saves a frozen bitmap durably, before the freeze is reported.
     async fn keep_frozen(
         &self,
         disk: &str,
@@ -188,7 +190,7 @@ impl ExportService {
         self.0.registry.save_first().await
     }
 
-    /// Puts what one has noted into another that records, and takes it away.
+    /// Merges a bitmap into a recording one, and removes it.
     pub(crate) async fn bitmap_merge(
         &self,
         disk: String,
@@ -223,7 +225,8 @@ impl ExportService {
             .await
     }
 
-    /// The disk may read differently anywhere than its bitmaps say: all of it counts as changed from now on, over restarts too.
+    /// Marks everything in a disk's bitmaps as changed, also after restarts, because the disk may
+    /// have changed anywhere.
     pub(in crate::daemon::manager) async fn all_is_changed(
         &self,
         disk: &str,
@@ -235,7 +238,7 @@ impl ExportService {
             let online = entry.shard().ok().map(|shard| (shard, entry.id));
             let recording = entry.wanted.bitmaps.iter_mut().filter(|spec| !spec.frozen);
             let name = |spec: &mut BitmapSpec| {
-                // What was first explains the others too.
+                // The first reason explains the later ones too.
                 spec.everything.get_or_insert_with(|| because.to_owned());
                 spec.name.clone()
             };
@@ -244,7 +247,7 @@ impl ExportService {
         if names.is_empty() {
             return Ok(());
         }
-        tracing::warn!("{disk}: its dirty bitmaps count all of it as changed: {because}");
+        tracing::warn!("disk {disk}: its dirty bitmaps now mark the whole disk as changed: {because}");
         if let Some((shard, id)) = online {
             for name in names {
                 shard.change_bitmaps(id, BitmapChange::InsertAll(name)).await?;
@@ -253,7 +256,7 @@ impl ExportService {
         self.0.registry.save_first().await
     }
 
-    /// Gives a disk, which the shard has and nobody changes yet, the bitmaps that it had.
+    /// Gives a disk its saved bitmaps. The shard has the disk, but clients cannot write to it yet.
     pub(in crate::daemon::manager) async fn open_bitmaps(
         &self,
         disk: &str,
@@ -275,7 +278,10 @@ impl ExportService {
                 granules.insert_all();
             }
             if let Some(why) = why {
-                tracing::warn!("{disk}: its bitmap {} counts all of it as changed: {why}", spec.name);
+                tracing::warn!(
+                    "disk {disk}: its dirty bitmap {} now marks the whole disk as changed: {why}",
+                    spec.name
+                );
                 self.with_bitmap(disk, &spec.name, |spec| {
                     spec.everything.get_or_insert(why);
                 })?;
@@ -286,7 +292,7 @@ impl ExportService {
         Ok(())
     }
 
-    /// Changes of a disk are about to be noted: what is kept of its bitmaps is not true any more.
+    /// Removes the saved bitmaps before clients may write, because they become outdated.
     pub(in crate::daemon::manager) async fn begin_recording(&self, disk: &str) -> Result<(), ApiError> {
         let specs = self.0.registry.inner().disk(disk)?.wanted.bitmaps.clone();
         for spec in specs.into_iter().filter(|spec| !spec.frozen) {
@@ -298,7 +304,7 @@ impl ExportService {
         Ok(())
     }
 
-    /// Takes a disk from its shard and keeps what its bitmaps have noted.
+    /// Takes a disk from its shard and saves its bitmaps.
     pub(in crate::daemon::manager) async fn take_from_shard(
         &self,
         disk: &str,
@@ -314,7 +320,7 @@ impl ExportService {
         Ok(gone)
     }
 
-    /// Keeps what bitmaps have noted by the end of their disk. What cannot be kept begins with everything next time.
+    /// Saves the bitmaps of a closed disk. A bitmap that cannot be saved restarts fully marked.
     async fn keep_bitmaps(&self, disk: &str, bitmaps: Vec<Bitmap>, changed: Option<ChangeMark>) {
         let Ok(identity) = self.0.registry.inner().disk(disk).map(|entry| entry.identity) else { return };
         for Bitmap { name, granules, .. } in bitmaps.into_iter().filter(|bitmap| bitmap.is_recording) {
@@ -327,23 +333,23 @@ impl ExportService {
                 Err(error) => error.to_string(),
             };
             tracing::error!(
-                "{disk}: its bitmap {name} cannot be kept and will count all as changed: {error}"
+                "disk {disk}: cannot save its dirty bitmap {name}, which will mark the whole disk as changed: {error}"
             );
         }
     }
 
-    /// The disk is gone for good, and its bitmaps with it.
+    /// Deletes the bitmaps of a removed disk.
     pub(in crate::daemon::manager) async fn forget_bitmaps(&self, disk: &str) {
         let Some(directory) = self.0.bitmaps.as_ref().map(|all| all.join(disk)) else { return };
         let _ = flash::blocking(move || std::fs::remove_dir_all(directory)).await;
     }
 
-    /// The metadata contexts of a disk's bitmaps.
+    /// Returns the NBD metadata contexts of a disk's bitmaps.
     pub(in crate::daemon::manager) fn bitmap_contexts(specs: &[BitmapSpec]) -> Vec<String> {
         specs.iter().map(|spec| format!("{QEMU_DIRTY_BITMAP}{}", spec.name)).collect()
     }
 
-    /// Lets clients that come from now on find the bitmaps that there are.
+    /// Offers the current bitmaps to clients that connect from now on.
     fn offer_bitmaps(&self, disk: &str) -> Result<(), ApiError> {
         let contexts = Self::bitmap_contexts(&self.0.registry.inner().disk(disk)?.wanted.bitmaps);
         self.0.table.set_contexts(disk, &contexts);
@@ -400,7 +406,7 @@ impl ExportService {
     }
 
     fn bitmap_path(&self, disk: &str, name: &str) -> Result<PathBuf, ApiError> {
-        // Both become parts of a path.
+        // Both names become parts of a path.
         BitmapAdd::check_name(name).map_err(ApiError::invalid)?;
         let directory = self.0.bitmaps.as_ref().ok_or_else(|| {
             ApiError::conflict("this hob keeps no state, so it cannot keep bitmaps")
@@ -409,13 +415,13 @@ impl ExportService {
         Ok(directory.join(disk).join(name))
     }
 
-    /// Is there anything to keep of a disk's bitmaps when it is closed?
+    /// Returns true if a disk has bitmaps that must be saved when it closes.
     pub(in crate::daemon::manager) fn has_bitmaps(disk: &DiskEntry) -> bool {
         matches!(disk.phase, DiskPhase::Online(_)) && disk.wanted.bitmaps.iter().any(|spec| !spec.frozen)
     }
 }
 
-/// An empty bitmap for a disk of that size.
+/// Creates an empty bitmap for a disk of this size.
 fn granules(size: u64, wanted: Option<Size>) -> Result<Granules, ApiError> {
     let Some(bytes) = wanted.map(Size::bytes).or_else(|| Granules::usual_bytes(size)) else {
         return Err(ApiError::invalid("the disk is too large for a bitmap"));
@@ -434,7 +440,7 @@ fn granules(size: u64, wanted: Option<Size>) -> Result<Granules, ApiError> {
     })
 }
 
-/// What a bitmap has noted as far as that is kept; otherwise everything, and why.
+/// Loads a bitmap. If the file is unusable, returns a fully marked bitmap and the reason.
 fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Option<String>) {
     let all = || {
         let mut all = Granules::new(info.size_bytes, spec.granularity.bytes())
@@ -457,9 +463,9 @@ fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Opt
     } else if kept.identity != info.identity && !has_grown {
         "the backing is another one"
     } else if !spec.frozen && changed_since {
-        "somebody changed the backing while hob did not serve it"
+        "another program changed the backing while hob did not serve it"
     } else {
-        // What it has grown by counts as changed.
+        // The added part counts as changed.
         kept.granules.grow(info.size_bytes);
         return (kept.granules, None);
     };
@@ -467,7 +473,7 @@ fn look_at(path: &Path, spec: &BitmapSpec, info: &BackingInfo) -> (Granules, Opt
 }
 
 async fn remove_file(path: PathBuf) {
-    // Nobody looks at it any more.
+    // The file is no longer used.
     let _ = flash::blocking(move || bitmap::remove(&path)).await;
 }
 

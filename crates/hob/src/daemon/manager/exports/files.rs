@@ -1,10 +1,11 @@
-//! Disks as files, by their own exports and by further ones: mounted when a disk comes online, unmounted before it goes.
+//! Exports as files: mounted when a disk comes online, unmounted before it is closed.
 //!
-//! A disk that is to be a file and cannot be is refused where it is added, and so is an export. From then on it is served without the file where the file
-//! cannot be mounted (a disk has other ways in), says why, and is tried again every few seconds.
+//! A disk or an export whose file cannot be mounted is refused when it is added. Later failures do
+//! not stop the disk: it is served without the file, shows the reason, and the mount is retried
+//! every few seconds.
 //!
-//! A file that somebody has open keeps its disk, and its export: removing them is refused. The end of the daemon waits for nobody; the file goes from its path,
-//! and who has it open gets errors.
+//! A file that a program has open prevents the removal of its disk and its export. The end of the
+//! daemon waits for no program: the file is unmounted, and programs that have it open get errors.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,20 +21,21 @@ use crate::daemon::mount::{Mount, MountError, check_path, clear_stale};
 use crate::daemon::shard_api::FileRights;
 use crate::daemon::state::DiskState;
 
-/// How long the end of the daemon waits for what programs have written to a mapped file.
+/// Maximum time that the end of the daemon waits for writes of programs to mapped files.
 const UNMOUNT_MAX: Duration = Duration::from_secs(10);
 
-/// What has become of a file that an export is to be.
+/// State of an export's file.
 #[derive(Debug, Default)]
 pub(in crate::daemon::manager) struct FileEntry {
-    /// While it is mounted.
+    /// The mount, while the file is mounted.
     pub(in crate::daemon::manager) mount: Option<Mount>,
-    /// Why it is not, where it should be.
+    /// Reason why the file is not mounted.
     pub(in crate::daemon::manager) reason: Option<String>,
 }
 
 impl DiskState {
-    /// The files that it is to be: names of exports, its own first, and paths.
+    /// Returns the files of a disk as pairs of export name and path. The disk's own export comes
+    /// first.
     pub(in crate::daemon::manager) fn files(&self) -> impl Iterator<Item = (&str, &str)> {
         let own = self.fuse.as_deref().map(|path| (self.name.as_str(), path));
         let further =
@@ -43,7 +45,7 @@ impl DiskState {
 }
 
 impl DiskEntry {
-    /// Why it is not all the files that it should be.
+    /// Returns why a file of the disk is not mounted.
     pub(in crate::daemon::manager) fn files_reason(&self) -> Option<String> {
         let say = |(export, file): (&String, &FileEntry)| {
             let reason = file.reason.as_ref()?;
@@ -58,14 +60,14 @@ impl DiskEntry {
         self.files.iter_mut().map(|(export, file)| (export, &mut file.mount))
     }
 
-    /// Takes all mounts away, by export. Dropping one unmounts it.
+    /// Takes all mounts of the disk, by export. Dropping a mount unmounts the file.
     pub(in crate::daemon::manager) fn take_mounts(&mut self) -> BTreeMap<String, Mount> {
         self.mounts().filter_map(|(export, mount)| Some((export.clone(), mount.take()?))).collect()
     }
 }
 
 impl ExportService {
-    /// Can an export be that file?
+    /// Checks whether an export may use this path as its file.
     pub(in crate::daemon::manager) fn check_file(&self, path: &str) -> Result<(), ApiError> {
         check_path(path)
             .map_err(|what| ApiError::invalid(format!("{path} cannot be a disk's file: {what}")))?;
@@ -77,12 +79,13 @@ impl ExportService {
         }
     }
 
-    /// Takes away what an earlier daemon left: the disk's backing may lie below.
+    /// Unmounts stale files of an earlier daemon, because the disk's backing may be below such a
+    /// mount.
     pub(in crate::daemon::manager) async fn clear_stale_file(&self, name: &str) -> Result<(), ApiError> {
         let stale: Vec<PathBuf> = {
             let inner = self.0.registry.inner();
             let files = inner.disk(name)?.wanted.files();
-            // One that was left is not stale, and whoever looks at it waits for this daemon.
+            // An inherited file is not stale: programs that use it wait for this daemon.
             files
                 .filter(|(export, path)| !self.has_left_file(export, path))
                 .map(|(_, path)| path.into())
@@ -91,8 +94,8 @@ impl ExportService {
         flash::blocking(move || stale.iter().for_each(|path: &PathBuf| clear_stale(path))).await
     }
 
-    /// Mounts the files of a disk that is online, if it is to have some and has not. The caller holds the operation guard of the disk. All are tried; the
-    /// refusal is that of the first.
+    /// Mounts all missing files of an online disk. The caller holds the disk's operation guard.
+    /// Tries every file and returns the first error.
     pub(in crate::daemon::manager) async fn show_file(&self, name: &str) -> Result<(), ApiError> {
         let wanted: Vec<(String, String)> = {
             let inner = self.0.registry.inner();
@@ -106,7 +109,7 @@ impl ExportService {
         first
     }
 
-    /// The same for one export, which is to be the file at `path`.
+    /// Mounts the file of one export at `path`.
     pub(in crate::daemon::manager) async fn show_export(
         &self,
         name: &str,
@@ -135,16 +138,16 @@ impl ExportService {
         if let Some(file) = self.take_left_file(export, path, size, read_only).await? {
             shard.attach_file(id, file.device, file.attributes, rights)?;
             self.keep_mount(name, export, file.mount)?;
-            tracing::info!("{export} is the file {path} still");
+            tracing::info!("export {export}: its file {path} was taken over from the previous daemon");
             return Ok(());
         }
         let (at, of) = (PathBuf::from(path), export.to_owned());
         let mounted = flash::blocking(move || Mount::new(&at, &of, size, read_only, &backing)).await?;
         let (mount, connection) = mounted.map_err(refuse)?;
-        // Until it is the shard's, whoever looks at the file waits.
+        // Accesses to the file wait until the shard has it.
         shard.attach_file(id, connection.device, connection.file, rights)?;
         self.keep_mount(name, export, mount)?;
-        tracing::info!("{export} is the file {path}");
+        tracing::info!("export {export}: mounted as the file {path}");
         Ok(())
     }
 
@@ -154,10 +157,10 @@ impl ExportService {
         Ok(())
     }
 
-    /// What the file of an export may do.
+    /// Returns the access rights of an export's file.
     fn rights(&self, disk: &DiskEntry, export: &str) -> FileRights {
         let spec = disk.wanted.exports.iter().find(|spec| spec.name == export);
-        // The backing may allow less than was asked for.
+        // The backing may be read-only although the export is not.
         let offered = self.0.table.get(&disk.wanted.name);
         let read_only = disk.wanted.read_only
             || spec.is_some_and(|spec| spec.read_only)
@@ -167,7 +170,7 @@ impl ExportService {
         FileRights { export: export.to_owned(), read_only, promote }
     }
 
-    /// Tries again to mount files that could not be mounted.
+    /// Retries to mount files that could not be mounted.
     pub(in crate::daemon::manager) async fn show_file_again(self, name: String) {
         let Ok(_guard) = self.0.registry.guard_disk(&name, "mounted") else { return };
         let reason = || self.0.registry.inner().disk(&name).ok().and_then(DiskEntry::files_reason);
@@ -175,11 +178,11 @@ impl ExportService {
         if let Err(error) = self.show_file(&name).await
             && before != reason()
         {
-            tracing::error!("{name} is no file: {error}");
+            tracing::error!("disk {name}: cannot mount its file: {error}");
         }
     }
 
-    /// Disks that are online and should be files, and are not.
+    /// Returns the online disks that lack a file.
     pub(in crate::daemon::manager) fn without_file(&self) -> Vec<String> {
         let inner = self.0.registry.inner();
         let is_without = |disk: &&DiskEntry| {
@@ -189,12 +192,12 @@ impl ExportService {
         inner.disks.values().filter(is_without).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    /// Unmounts a disk's files, all of them, unless one is open.
+    /// Unmounts all files of a disk, unless one of them is open.
     pub(in crate::daemon::manager) async fn hide_file(&self, name: &str) -> Result<(), ApiError> {
         let exports: Vec<String> = self.0.registry.inner().disk(name)?.files.keys().cloned().collect();
         for export in exports {
             if let Err(error) = self.hide_export(name, &export).await {
-                // The disk stays, and so do those that were not open.
+                // The disk stays, and its other files are mounted again.
                 let _ = self.show_file(name).await;
                 return Err(error);
             }
@@ -223,7 +226,7 @@ impl ExportService {
         Ok(())
     }
 
-    /// Unmounts a disk's files when the disk or the daemon ends, whoever has them open.
+    /// Unmounts a disk's files when the disk or the daemon ends, even if they are open.
     pub(in crate::daemon::manager) async fn hide_file_at_end(&self, name: &str) {
         let mounts = self.0.registry.inner().disk_mut(name).map(DiskEntry::take_mounts).unwrap_or_default();
         if mounts.is_empty() {
@@ -232,9 +235,11 @@ impl ExportService {
         let unmount = flash::blocking(move || {
             for (export, mut mount) in mounts {
                 if let Err(error) = mount.unmount() {
-                    tracing::warn!("{export}: {error}; whoever has it open gets errors from now on");
+                    tracing::warn!(
+                        "export {export}: {error}; programs that have the file open get errors from now on"
+                    );
                 }
-                // What could not be unmounted is detached.
+                // Dropping the mount detaches the file.
                 drop(mount);
             }
         });
@@ -243,9 +248,9 @@ impl ExportService {
         }
     }
 
-    /// The same for all of them.
+    /// Unmounts the files of all disks when the daemon ends.
     pub(in crate::daemon::manager) async fn hide_files_at_end(&self) {
-        // Those whose disks have never come.
+        // This also unmounts inherited files whose disks never came online.
         drop(self.leave_left_files());
         let names: Vec<String> = {
             let inner = self.0.registry.inner();
@@ -258,7 +263,7 @@ impl ExportService {
     }
 }
 
-/// Which reaction an error asks for.
+/// Converts a mount error into an API error.
 fn refuse(error: MountError) -> ApiError {
     let kind = match error {
         MountError::Unfit { .. } => ErrorKind::Invalid,

@@ -1,5 +1,6 @@
-//! Mounted files that the program before has left. They stay as they are; each is taken over when its disk is online, if it is still
-//! to be the same file. Those that no disk is to have any more are unmounted.
+//! Mounted files inherited from the previous daemon process during an upgrade. Inherited files stay
+//! mounted, and each is taken over when its disk comes online, if the export still has the same
+//! file. Inherited files without a disk are unmounted.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -14,23 +15,25 @@ use crate::daemon::manager::flash::blocking;
 use crate::daemon::manager::registry::DiskEntry;
 use crate::daemon::mount::Mount;
 
-/// A mounted file that the program before has left.
+/// A mounted file inherited from the previous daemon process.
 #[derive(Debug)]
 pub(crate) struct InheritedFile {
-    /// Where it is mounted.
+    /// Mount point of the file.
     pub(crate) path: PathBuf,
-    /// /dev/fuse. It is closed before the mount is dropped: then nobody waits for answers any more.
+    /// /dev/fuse connection. The connection is closed before the mount is dropped, so that no
+    /// access waits for a reply.
     pub(crate) device: OwnedFd,
-    /// The mount. Dropping it takes it away.
+    /// The mount; dropping it unmounts the file.
     pub(crate) mount: Mount,
-    /// As programs see it.
+    /// Attributes of the file.
     pub(crate) attributes: Attributes,
-    /// Changes are refused.
+    /// True if writes are refused.
     pub(crate) read_only: bool,
 }
 
 impl ExportService {
-    /// Lets go of all mounts and leaves them as they are: of which export, where, and whether the file below was made for it.
+    /// Releases all mounts without unmounting them. Returns each export, its mount point, and
+    /// whether the file below was created for the mount.
     pub(crate) fn leave_mounts(&self) -> Vec<(String, PathBuf, bool)> {
         let mut inner = self.0.registry.inner();
         let mounted = inner.disks.values_mut().flat_map(DiskEntry::take_mounts);
@@ -41,7 +44,7 @@ impl ExportService {
         mounted.map(leave).collect()
     }
 
-    /// Takes over what the program before has left, before anything is started.
+    /// Takes over the mounted files of the previous daemon process, before any disk is opened.
     pub(crate) fn inherit_files(&self, files: impl IntoIterator<Item = (String, InheritedFile)>) {
         self.inherited().extend(files);
     }
@@ -50,17 +53,17 @@ impl ExportService {
         self.0.inherited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Files that were left and whose disks have not come since, by export, for the next program.
+    /// Returns the inherited files whose disks never came online, for the next daemon process.
     pub(crate) fn leave_left_files(&self) -> Vec<(String, InheritedFile)> {
         std::mem::take(&mut *self.inherited()).into_iter().collect()
     }
 
-    /// Was an export's file left mounted?
+    /// Returns true if the export's file at `path` was inherited.
     pub(in crate::daemon::manager) fn has_left_file(&self, export: &str, path: &str) -> bool {
         self.inherited().get(export).is_some_and(|file| file.path == Path::new(path))
     }
 
-    /// An export's file, if it was left and can stay as it is. If not, it is taken away.
+    /// Returns the inherited file of an export if it is still usable; unmounts it otherwise.
     pub(in crate::daemon::manager) async fn take_left_file(
         &self,
         export: &str,
@@ -73,13 +76,13 @@ impl ExportService {
             return Ok(Some(file));
         }
         tracing::warn!(
-            "{export} is not the file any more that it was; whoever has that open gets errors from now on"
+            "export {export}: its file has changed and is unmounted; programs that have it open get errors from now on"
         );
         blocking(move || drop(file)).await?;
         Ok(None)
     }
 
-    /// Takes away files of disks and exports that there are not any more.
+    /// Unmounts inherited files whose disk or export no longer exists.
     pub(crate) async fn drop_unwanted_files(&self) {
         let known: BTreeSet<String> = {
             let inner = self.0.registry.inner();
@@ -94,7 +97,10 @@ impl ExportService {
             unwanted
         };
         for (export, file) in unwanted {
-            tracing::warn!("{export} is not the file {} any more", file.path.display());
+            tracing::warn!(
+                "export {export}: its file {} is unmounted, because the export no longer exists",
+                file.path.display()
+            );
             drop(file);
         }
     }

@@ -1,8 +1,8 @@
-//! How clients reach disks: the table of exports that listeners read, sockets of vhost-user, files, and the dirty bitmaps that NBD
-//! clients see.
+//! The export service: the table of exports that listeners read, vhost-user sockets, mounted files,
+//! and the dirty bitmaps that NBD clients see.
 //!
-//! The service owns the table, the files that the program before has left, and the directory of bitmaps. Which exports, files and
-//! bitmaps a disk is to have is in its entry of the registry.
+//! The service owns the table, the files inherited from the previous daemon process, and the
+//! directory of bitmaps. The registry entry of a disk lists the disk's exports, files and bitmaps.
 
 mod additional;
 mod bitmaps;
@@ -21,7 +21,7 @@ use crate::daemon::vhost_user::SocketPlace;
 pub(super) use files::FileEntry;
 pub(crate) use inherited::InheritedFile;
 
-/// See the module.
+/// The export service; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct ExportService(Arc<Shared>);
 
@@ -30,16 +30,17 @@ struct Shared {
     registry: Arc<Registry>,
     tasks: Tasks,
     table: Exports,
-    /// Where dirty bitmaps are kept, if anything is.
+    /// Directory of the dirty bitmaps; `None` if no state is saved.
     bitmaps: Option<PathBuf>,
-    /// Who may open the sockets of disks.
+    /// Access rights of the disks' sockets.
     socket_access: OnceLock<SocketAccess>,
-    /// By export.
+    /// Inherited files by export.
     inherited: Mutex<BTreeMap<String, InheritedFile>>,
 }
 
 impl ExportService {
-    /// A service over the table that listeners read. `bitmaps` is the directory of dirty bitmaps.
+    /// Creates the service for the table that listeners read. `bitmaps` is the directory of dirty
+    /// bitmaps.
     pub(super) fn new(
         registry: Arc<Registry>,
         tasks: Tasks,
@@ -50,17 +51,17 @@ impl ExportService {
         ExportService(Arc::new(Shared { registry, tasks, table, bitmaps, socket_access, inherited }))
     }
 
-    /// Sets who may open the sockets of disks, before the first disk is opened.
+    /// Sets the access rights of the disks' sockets, before the first disk is opened.
     pub(crate) fn set_socket_access(&self, access: SocketAccess) {
         let _ = self.0.socket_access.set(access);
     }
 
-    /// A socket of a disk at `path`.
+    /// Returns a socket address at `path` with the configured access rights.
     pub(super) fn socket_at(&self, path: &str) -> SocketPlace {
         SocketPlace { path: path.into(), access: self.0.socket_access.get().copied().unwrap_or_default() }
     }
 
-    /// What clients can ask for.
+    /// Returns the table of exports.
     pub(super) fn table(&self) -> &Exports {
         &self.0.table
     }

@@ -1,4 +1,5 @@
-//! What is asked for a disk that comes: checked as whatever else comes from outside, and made into what is wanted here.
+//! Validation of a migrating disk's settings from another host, and their conversion into this
+//! host's configuration.
 
 use std::sync::Arc;
 
@@ -18,11 +19,11 @@ use crate::daemon::state::{
 };
 use crate::daemon::vhost_user::check_path;
 
-/// Characters of the name of another host.
+/// Maximum length of another host's name, in characters.
 const HOST_CHARS_MAX: usize = 256;
 
 impl Manager {
-    /// Makes the entry of a disk that is to come, or changes what is known of it. In memory only.
+    /// Creates or updates the entry of an incoming disk, in memory only.
     pub(super) fn enter_awaited(
         self: &Arc<Self>,
         name: &str,
@@ -55,7 +56,7 @@ impl Manager {
         }
         let mut inner = self.inner();
         let disk = inner.disk_mut(name)?;
-        // A cache that it had keeps the owner of its segments, so that they are found.
+        // An earlier cache keeps the owner id of its segments, so that they are found.
         if let (Some(known), Some(new)) = (disk.cache().cloned(), wanted.cache.as_mut())
             && known.pool == new.pool
             && known.journal.is_some()
@@ -65,19 +66,20 @@ impl Manager {
         }
         if matches!(disk.phase, DiskPhase::Online(_)) && !is_alike(&disk.wanted, &wanted) {
             return Err(ApiError::conflict(format!(
-                "{name} is awaited already, as another disk or with another cache; cancel that first"
+                "{name} is already migrating to this host, as another disk or with another cache; cancel \
+                 that migration first"
             )));
         }
         wanted.keep_what_stayed(&disk.wanted);
         disk.wanted = wanted;
         disk.busy = Some(MIGRATING);
         if matches!(disk.phase, DiskPhase::Offline(_)) {
-            disk.phase = DiskPhase::Away("it has not come yet".to_owned());
+            disk.phase = DiskPhase::Away("it has not arrived yet".to_owned());
         }
         Ok(())
     }
 
-    /// What is wanted of a disk that is to come.
+    /// Returns this host's configuration for an incoming disk.
     pub(in super::super) fn awaited_state(
         &self,
         name: &str,
@@ -129,7 +131,7 @@ impl Manager {
         let cache = arrival.cache.as_ref().map(|cache| inner.awaited_cache(name, cache)).transpose()?;
         let format = match &arrival.format {
             Some(name) => image_asked(&arrival.backing, Some(name))?.format,
-            // Decided by the source's name for it, and not by what the guest wrote.
+            // The name on the source host decides, because the guest may have written the content.
             None => Some(FormatName(Format::assumed(std::path::Path::new(&arrival.backing)))),
         };
         Ok(DiskState {
@@ -148,7 +150,8 @@ impl Manager {
 }
 
 impl DiskState {
-    /// What does not move with a disk is there still where it has been before. Its bitmaps have not seen what others changed meanwhile.
+    /// Keeps settings that do not migrate, if the disk was on this host before. The disk's bitmaps
+    /// missed writes on other hosts.
     fn keep_what_stayed(&mut self, known: &DiskState) {
         (self.share_parent, self.bitmaps) = (known.share_parent.clone(), known.bitmaps.clone());
         for spec in self.bitmaps.iter_mut().filter(|spec| !spec.frozen) {
@@ -157,7 +160,7 @@ impl DiskState {
     }
 }
 
-/// Can what is open for one be used for the other?
+/// Returns true if an entry that is open for one configuration can serve the other.
 fn is_alike(one: &DiskState, other: &DiskState) -> bool {
     let part = |disk: &DiskState| {
         let cache = disk.cache.as_ref();

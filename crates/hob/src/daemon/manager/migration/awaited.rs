@@ -1,4 +1,5 @@
-//! A disk in standby: opened from the host that has it, with an empty cache; made this host's; taken away again.
+//! Disks in standby: opening an incoming disk with an empty cache and with the source host as its
+//! backing, making it this host's, and closing it again.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -15,30 +16,32 @@ use super::super::disks::{Open, open_gateway};
 use super::super::flash::blocking;
 use super::super::qos::datastore_of;
 use super::super::{DiskPhase, Manager};
-use super::hook::{Hook, Ready};
+use super::data_socket::{DataSocket, ReadyConnections};
 use crate::daemon::exports::export_info;
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
 
-/// The other host opens its connection in that time, or it is asked again.
+/// Maximum time for the other host to open a data connection before it is asked again.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
-/// Its connection is given up when an answer takes longer.
+/// Maximum time for an answer on a data connection before the connection is closed.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Pause before it is asked again.
+/// Pause before the other host is asked for a connection again.
 const RETRY_EVERY: Duration = Duration::from_millis(100);
 
 impl Manager {
-    /// Opens an awaited disk, in standby, with nothing in its cache. One that is open, to the end, stays so, for who uses it: all of it is forgotten.
+    /// Opens an incoming disk in standby with an empty cache. A disk that is already fully open
+    /// stays open for its clients, and its cache is invalidated.
     pub(super) async fn open_awaited(
         self: &Arc<Self>,
         name: &str,
         size_bytes: u64,
-        ready: Arc<Ready>,
-    ) -> Result<Option<Hook>, ApiError> {
-        // Clients are let in last.
+        ready: Arc<ReadyConnections>,
+    ) -> Result<Option<DataSocket>, ApiError> {
+        // The export is the last step of opening, so its presence means that the disk is fully
+        // open.
         if self.exports.table().get(name).is_some()
             && let Ok((shard, id)) = self.shard_of(name)
         {
@@ -50,7 +53,7 @@ impl Manager {
         if opened.is_err()
             && let Err(error) = self.close_awaited(name).await
         {
-            tracing::warn!("{name} is not closed before the next attempt to open it: {error}");
+            tracing::warn!("disk {name}: cannot close it before the next attempt to open it: {error}");
         }
         opened.map(Some)
     }
@@ -59,8 +62,8 @@ impl Manager {
         self: &Arc<Self>,
         name: &str,
         size_bytes: u64,
-        ready: Arc<Ready>,
-    ) -> Result<Hook, ApiError> {
+        ready: Arc<ReadyConnections>,
+    ) -> Result<DataSocket, ApiError> {
         let (wanted, id) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
@@ -104,10 +107,10 @@ impl Manager {
             disk.datastore = Some(datastore);
         }
         self.exports.open_bitmaps(name, &shard, &info).await?;
-        // A life of the process before this one may have served the disk, and died before it could record that.
+        // An earlier daemon may have served the disk and crashed before it could record that.
         shard.flush(id).await?;
         shard.own(id, Role::Standby).await?;
-        let hook = self.read_peer(name, shard.clone(), id, "owner", ready)?;
+        let data_socket = self.read_peer(name, shard.clone(), id, "owner", ready)?;
         if wanted.qos.is_some() {
             self.qos.apply(name).await?;
         } else {
@@ -118,48 +121,50 @@ impl Manager {
             let gateway =
                 open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce)
                     .map_err(|error| {
-                        ApiError::failed(format!("machines cannot come in at {path}: {error}"))
+                        ApiError::failed(format!("cannot open the vhost-user socket {path}: {error}"))
                     })?;
-            self.exports.table().let_machines_in(name, name, gateway);
+            self.exports.table().listen_vhost_user(name, name, gateway);
         }
         self.exports.offer(name, id, shard, export_info(&info, access));
         if let Err(error) = self.exports.show_file(name).await {
-            tracing::error!("{name} is no file: {error}; it is tried again every few seconds");
+            tracing::error!("disk {name}: cannot mount its file: {error}; hob tries again every few seconds");
         }
-        tracing::info!("{name} is awaited: {}", info.description);
-        Ok(hook)
+        tracing::info!("disk {name}: ready for its migration to this host: {}", info.description);
+        Ok(data_socket)
     }
 
-    /// Reads a disk at another host over the connections that are ready there, as soon as there is one.
+    /// Reads a disk from another host through its data connections, as soon as one is ready.
     pub(super) fn read_peer(
         &self,
         name: &str,
         shard: ShardHandle,
         id: DiskId,
         role: &str,
-        ready: Arc<Ready>,
-    ) -> Result<Hook, ApiError> {
+        ready: Arc<ReadyConnections>,
+    ) -> Result<DataSocket, ApiError> {
         let socket = self.peers.transport()?.directory.join(format!("{role}-{}.sock", id.0));
-        let mut hook = Hook::open(&socket, ready)
+        let mut data_socket = DataSocket::open(&socket, ready)
             .map_err(|error| ApiError::failed(format!("no socket at {}: {error}", socket.display())))?;
-        let (uri, of) = (hook.uri(name), name.to_owned());
+        let (uri, of) = (data_socket.uri(name), name.to_owned());
         let options =
             BackingOptions { connect_max: CONNECT_MAX, wait_max: ANSWER_MAX, ..self.backing_options.clone() };
-        hook.also(async move {
+        data_socket.also(async move {
             loop {
                 let (uri, options) = (uri.clone(), options.clone());
                 match blocking(move || Backing::open(&uri, Access::ReadOnly, &options)).await {
                     Ok(Ok(peer)) => return shard.set_peer(id, peer),
-                    Ok(Err(error)) => tracing::debug!("{of} cannot be read at its host yet: {error}"),
+                    Ok(Err(error)) => {
+                        tracing::debug!("disk {of}: cannot read it from the other host yet: {error}")
+                    }
                     Err(error) => tracing::debug!("{of}: {error}"),
                 }
                 tokio::time::sleep(RETRY_EVERY).await;
             }
         });
-        Ok(hook)
+        Ok(data_socket)
     }
 
-    /// The disk's own backing, which another host may be writing.
+    /// Opens the disk's own backing, to which another host may be writing.
     async fn open_unlocked(
         self: &Arc<Self>,
         name: &str,
@@ -182,7 +187,7 @@ impl Manager {
         }
     }
 
-    /// The backing is this host's.
+    /// Makes this host the owner of the backing.
     pub(super) async fn activate(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.shard_of(name)?;
         self.take_arrived(name).await?;
@@ -190,14 +195,14 @@ impl Manager {
         let lock = self.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.take()).await?.map_err(|error| {
-                ApiError::conflict(format!("the backing is locked by somebody else still: {error}"))
+                ApiError::conflict(format!("another program still has the lock of the backing: {error}"))
             })?;
         }
         shard.take_over(id).await?;
         Ok(())
     }
 
-    /// Takes an awaited disk from its shard, with its cache. What is wanted stays.
+    /// Removes an incoming disk and its cache from its shard. Its configuration stays.
     pub(super) async fn close_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         self.exports.table().remove_disk(name);
         self.exports.hide_file_at_end(name).await;
@@ -212,12 +217,12 @@ impl Manager {
                 self.give_back(&pool, &free).await;
             }
         }
-        self.show_away(name, "it has not come yet".to_owned());
-        // Nothing that flash still has of it is to be believed.
+        self.show_away(name, "it has not arrived yet".to_owned());
+        // The disk's data on flash must not be used later.
         let spec = self.inner().disk(name)?.cache().cloned();
         if let Some(spec) = spec.filter(|spec| spec.journal.is_some_and(|journal| journal.ring > 0)) {
             self.pools.forget_owner(&spec).await;
-            // What may be on devices that are away is nobody's.
+            // Data on missing devices must not be used later.
             self.forget_journal(name)?;
             self.save_first().await?;
         }
@@ -231,7 +236,8 @@ impl Manager {
         Ok(())
     }
 
-    /// The disk was never this host's, and is not to come. Its record says so afterwards.
+    /// Removes an incoming disk that does not migrate to this host. The disk's record is updated
+    /// afterwards.
     pub(super) async fn remove_awaited(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         match self.record_of(name) {
             Some(Record::Awaiting(_)) => self.close_awaited(name).await,
@@ -240,7 +246,7 @@ impl Manager {
     }
 }
 
-/// Where a socket can be.
+/// Checks that a socket path in this directory is short enough.
 pub(super) fn check_directory(directory: &Path) -> Result<(), ApiError> {
     const SOCKET_CHARS_MAX: usize = 85;
     match directory.as_os_str().len() {

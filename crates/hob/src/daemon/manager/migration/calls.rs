@@ -1,15 +1,16 @@
-//! Calls as they go from host to host: the machines' messages as paths and bodies, and the answers back.
+//! Encoding of the calls between hosts: messages of the migration state machines as paths and
+//! bodies, and the answers.
 
 use hob_control::{CallAnswer, CallRefusal, CarrySession};
 use hob_engine::migration::{Answer, Call, Refusal, Session, View, heat};
 
-/// Of the body of a call that says what was changed, bytes.
+/// Maximum body size of a call that lists changed ranges, in bytes.
 pub(crate) const CHANGED_BYTES_MAX: usize = 16 << 20;
 
-/// Numbers of generations that are believed.
+/// Upper bound of valid generation numbers.
 const GENERATION_MAX: u64 = 1 << 48;
 
-/// What a call is called in its path.
+/// Returns the name of a call in its URL path.
 pub(super) fn name(call: &Call) -> &'static str {
     match call {
         Call::Arrive => "arrive",
@@ -20,7 +21,7 @@ pub(super) fn name(call: &Call) -> &'static str {
     }
 }
 
-/// Ranges as pages, each with its length before it.
+/// Encodes ranges as pages, each preceded by its length.
 pub(super) fn encode_ranges(ranges: &[(u64, u64)]) -> Vec<u8> {
     let mut body = Vec::new();
     for some in ranges.chunks(heat::RANGES_MAX) {
@@ -31,7 +32,7 @@ pub(super) fn encode_ranges(ranges: &[(u64, u64)]) -> Vec<u8> {
     body
 }
 
-/// The other way round, of a disk of so many sectors. What is past its end was rounded up, and is cut off.
+/// Decodes ranges of a disk of this many sectors. Cuts the last range at the end of the disk.
 pub(super) fn decode_ranges(mut body: &[u8], sectors: u64) -> Result<Vec<(u64, u64)>, heat::Nonsense> {
     let mut ranges = Vec::new();
     while !body.is_empty() {
@@ -50,14 +51,14 @@ pub(super) fn decode_ranges(mut body: &[u8], sectors: u64) -> Result<Vec<(u64, u
     Ok(ranges)
 }
 
-/// The session of a call, if it can be one.
+/// Returns the session of a call, if it is valid.
 pub(crate) fn session(of: &CarrySession) -> Option<Session> {
     let is_lineage = of.lineage.len() == 32 && of.lineage.bytes().all(|byte| byte.is_ascii_hexdigit());
     (of.generation < GENERATION_MAX && is_lineage)
         .then_some(Session { generation: of.generation, attempt: of.attempt })
 }
 
-/// What the machine is told of an answer, and what there is to say about it.
+/// Converts an answer for the state machine, and returns the reason of a refusal.
 pub(super) fn answer(answer: &CallAnswer) -> (Answer, Option<String>) {
     let CallAnswer { wants, done, pulled_bytes, left_bytes, .. } = *answer;
     match &answer.refused {
@@ -73,7 +74,7 @@ pub(super) fn answer(answer: &CallAnswer) -> (Answer, Option<String>) {
     }
 }
 
-/// An answer for the way back.
+/// Converts an answer for the other host.
 pub(super) fn to_wire(answer: Answer, why: Option<String>) -> CallAnswer {
     let view = answer.unwrap_or_default();
     let why = why.unwrap_or_else(|| "it could not; its log may say why".to_owned());

@@ -1,7 +1,9 @@
-//! Connections in which the other host reads this one's disk. This host opens them and is the server in them.
+//! Data connections through which the other host reads this host's copy of the disk. This host
+//! opens the connections and is the NBD server on them.
 //!
-//! One is always ready: when it is taken, another is opened. Those of the owner end when the disk leaves; who had the disk has others, once
-//! the new owner has said that it has it.
+//! One connection is always ready; when the other host uses it, another one is opened. Connections
+//! of the owner end when the disk is handed over. The former owner opens new ones after the new
+//! owner has confirmed that it has the disk.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -21,22 +23,22 @@ use crate::daemon::exports::{Export, Exports};
 use crate::daemon::nbd_listener::negotiate_with_peer;
 use crate::daemon::shard::PeerAttachment;
 
-/// Pause after a connection that could not be had.
+/// Pause after a failed attempt to open a connection.
 const RETRY_EVERY: Duration = Duration::from_millis(250);
 
-/// Connections that are used at once.
+/// Maximum number of data connections in use.
 const CONNECTIONS_MAX: usize = 4;
 
-/// As what this host is read.
+/// Role in which this host is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum As {
-    /// The disk is this host's.
+    /// This host owns the disk.
     Owner,
-    /// It was.
+    /// This host is the former owner of the disk.
     Former,
 }
 
-/// Keeps one ready, until dropped.
+/// Keeps one data connection ready, until dropped.
 pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role: As) {
     let more = if role == As::Former { "&former=true" } else { "" };
     let path = call_path(&leaving.name, "data", &leaving.session(session), more);
@@ -50,7 +52,10 @@ pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role
         let stream = match peer.data(&path).await {
             Ok(stream) => stream,
             Err(error) => {
-                tracing::debug!("{}: no data connection: {error}", leaving.name);
+                tracing::debug!(
+                    "disk {}: cannot open a data connection to the other host: {error}",
+                    leaving.name
+                );
                 tokio::time::sleep(RETRY_EVERY).await;
                 continue;
             }
@@ -64,7 +69,7 @@ pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role
             }
             Ok(None) => tokio::time::sleep(RETRY_EVERY).await,
             Err(error) => {
-                tracing::debug!("{}: a data connection was lost: {error}", leaving.name);
+                tracing::debug!("disk {}: lost a data connection to the other host: {error}", leaving.name);
                 tokio::time::sleep(RETRY_EVERY).await;
             }
         }
@@ -72,7 +77,7 @@ pub(super) async fn keep_connected(leaving: Arc<Leaving>, session: Session, role
 }
 
 impl Leaving {
-    /// What the other host may see: this disk, to be read.
+    /// Returns the only export that the other host may use: the migrating disk, read-only.
     fn visible(&self) -> Option<Visible> {
         let inner = self.manager.inner();
         let disk = inner.disk(&self.name).ok()?;
@@ -84,7 +89,7 @@ impl Leaving {
         Some(Visible { exports, allow: AllowList::default(), peer: Peer::default() })
     }
 
-    /// Waits until the other host wants the connection, and gives the shard its end.
+    /// Waits until the other host uses the connection, and passes this host's end to the shard.
     async fn attach<S>(
         &self,
         mut stream: S,

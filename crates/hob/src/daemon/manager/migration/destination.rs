@@ -1,4 +1,5 @@
-//! The host to which a disk comes: hears the calls, lets its machine's acts be done, and takes the list of what is to be pulled.
+//! The destination of a migration: handles the calls of the source, executes the actions of the
+//! migration state machine, and receives the list of data to pull.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,87 +12,89 @@ use tokio::time::Instant;
 
 use super::super::Manager;
 use super::super::registry::OperationGuard;
-use super::hook::{Doors, Hook};
+use super::data_socket::{DataConnections, DataSocket};
 use super::source::serves_after;
 use super::status::Shared;
 use super::{Clock, calls};
 use crate::daemon::shard::Progress;
 
-/// Pause between two looks at what is pulled.
+/// Interval between two checks of the pull's progress.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
-/// A host that had the disk and says nothing for that long gives nothing any more.
+/// Time of silence after which the former owner is no longer read.
 const SILENCE_MAX: Duration = Duration::from_secs(90);
 
-/// Who had the disk lets its flash be read within that time, or the rest is pulled from the backing.
+/// Time for the former owner to open its flash for reading. Without it the remaining data is read
+/// from the backing.
 const FORMER_MAX: Duration = Duration::from_secs(3);
 
-/// Who had the disk asks within that time whether all is pulled.
+/// Time for the former owner to ask whether the pull is complete.
 const TELL_MAX: Duration = Duration::from_secs(3);
 
-/// A call of another host.
+/// A call of the source host.
 #[derive(Debug)]
 pub(crate) enum CallIn {
-    /// Await the disk.
+    /// Prepare for the disk.
     Arrive(Box<Arrival>),
-    /// These ranges were changed, as pages.
+    /// Invalidate these ranges, encoded as pages.
     Changed(Vec<u8>),
-    /// It is yours; and what disk it is, for who gave it up.
+    /// Become the owner. The former owner also sends the disk's settings, for a host that has
+    /// dropped the disk.
     Yours(Option<Box<Arrival>>),
-    /// It does not come.
+    /// Cancel the migration.
     Cancel,
-    /// How far are you?
+    /// Return the progress.
     Look,
-    /// A page of the list.
+    /// One page of the list of data to pull.
     List {
-        /// From 0 on.
+        /// Page number, from 0.
         page: u32,
-        /// There is none after it.
+        /// True for the last page.
         last: bool,
-        /// In the order in which they are to be pulled.
+        /// Ranges in the order in which they are to be pulled.
         body: Vec<u8>,
     },
 }
 
-/// What the task is told.
+/// Input of the destination's task.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// The other host calls.
+    /// A call of the source host.
     Call(Session, CallIn, oneshot::Sender<CallAnswer>),
-    /// An act has ended.
-    Acted(Ticket, Result<Option<Hook>, String>),
-    /// A change of a guest waits.
+    /// The end of an action.
+    Acted(Ticket, Result<Option<DataSocket>, String>),
+    /// A guest's write is waiting for the disk.
     Wanted,
-    /// How pulling gets on.
+    /// Progress of the pull.
     Progress(Progress),
-    /// It does not come, says the operator.
+    /// The operator cancels the migration on this host.
     GiveUp,
 }
 
-/// One migration to here.
+/// A migration to this host.
 pub(super) struct IncomingDisk {
     pub(super) manager: Arc<Manager>,
     pub(super) name: String,
     pub(super) lineage: String,
     pub(super) shared: Arc<Shared>,
-    pub(super) doors: Arc<Doors>,
+    pub(super) connections: Arc<DataConnections>,
     pub(super) sender: mpsc::UnboundedSender<Input>,
 }
 
 struct Task {
     incoming: Arc<IncomingDisk>,
-    machine: Destination,
+    destination: Destination,
     clock: Clock,
     guard: Option<OperationGuard>,
     arrival: Option<Box<Arrival>>,
-    /// Where the owner is read, and where who had the disk is.
-    hooks: Vec<Hook>,
+    /// Local sockets for reading the owner, and later the former owner.
+    data_sockets: Vec<DataSocket>,
     callers: BTreeMap<Ticket, oneshot::Sender<CallAnswer>>,
     tickets: u64,
-    /// What it was started for has come.
+    /// True after the input that started the task was handled.
     is_told: bool,
     acts: BTreeMap<Ticket, DestinationAct>,
-    /// Why something could not be done.
+    /// Reason for the last failure.
     why: Option<String>,
     list: List,
     progress: Progress,
@@ -99,18 +102,18 @@ struct Task {
     wanted_at: Option<Instant>,
     heard: Instant,
     settled: bool,
-    /// Since when the disk is this host's.
+    /// Time at which this host became the owner.
     taken_at: Option<Instant>,
-    /// What is left is being pulled, wherever from.
+    /// True while the remaining data is being pulled, from any source.
     pulls_rest: bool,
-    /// Since when nothing is left to be pulled after the hand-over.
+    /// Time at which the pull was complete after the hand-over.
     done_at: Option<Instant>,
-    /// The host that had it has been told so.
+    /// True after the former owner was told that the pull is complete.
     done_told: bool,
     over: bool,
 }
 
-/// What of the list has come.
+/// Received part of the list of data to pull.
 #[derive(Default)]
 struct List {
     next: u32,
@@ -118,19 +121,20 @@ struct List {
     bytes: u64,
 }
 
-/// Drives a machine until the disk is this host's and its cache filled, or until it does not come.
+/// Runs the destination's state machine until the disk's cache is filled, or until the migration is
+/// cancelled.
 pub(super) async fn run(
     incoming: IncomingDisk,
     record: Option<Record>,
     mut inputs: mpsc::UnboundedReceiver<Input>,
 ) {
     let mut task = Task {
-        machine: Destination::new(record),
+        destination: Destination::new(record),
         incoming: Arc::new(incoming),
         clock: Clock::start(),
         guard: None,
         arrival: None,
-        hooks: Vec::new(),
+        data_sockets: Vec::new(),
         callers: BTreeMap::new(),
         tickets: 0,
         is_told: false,
@@ -154,9 +158,9 @@ pub(super) async fn run(
     while !task.over && !task.is_idle() {
         tokio::select! {
             Some(input) = inputs.recv() => task.take(input).await,
-            () = task.clock.sleep_until(task.machine.poll_timeout()) => {
+            () = task.clock.sleep_until(task.destination.poll_timeout()) => {
                 let now = task.clock.now();
-                task.machine.handle_timeout(now);
+                task.destination.handle_timeout(now);
             }
             _ = look.tick() => task.look(),
         }
@@ -170,28 +174,29 @@ impl Task {
         self.incoming.shared.facts().cache
     }
 
-    /// It has been told something, and neither awaits the disk nor has it, and nobody waits for an answer. What is served here and not
-    /// on record yet is no such disk: the next `yours` tries again.
+    /// Returns true if the task has handled its first input, neither waits for the disk nor owns
+    /// it, and no call waits for an answer. A disk that is served but not recorded yet counts as
+    /// work, because the next `Yours` call retries the record.
     fn is_idle(&self) -> bool {
-        self.is_told && self.machine.is_idle() && self.acts.is_empty() && self.callers.is_empty()
+        self.is_told && self.destination.is_idle() && self.acts.is_empty() && self.callers.is_empty()
     }
 
     fn go_on(&mut self) {
-        while let Some((ticket, act)) = self.machine.poll_act() {
+        while let Some((ticket, act)) = self.destination.poll_act() {
             self.begin(ticket, act);
         }
-        while let Some((ticket, answer)) = self.machine.poll_answer() {
+        while let Some((ticket, answer)) = self.destination.poll_answer() {
             let wire = calls::to_wire(answer, self.why.clone());
             let wire = self.complete(wire);
             if let Some(caller) = self.callers.remove(&ticket) {
-                // It may have given up.
+                // The caller may have stopped waiting.
                 let _ = caller.send(wire);
             }
         }
         self.show();
     }
 
-    /// Adds what the machine does not know.
+    /// Adds the fields that the state machine does not know.
     fn complete(&self, answer: CallAnswer) -> CallAnswer {
         let wants_list = self.is_open && !self.list.complete && self.mode() != CarryMode::Drop;
         CallAnswer {
@@ -215,7 +220,7 @@ impl Task {
                 (self.list, self.progress, self.is_open) = (List::default(), Progress::default(), false);
             }
             DestinationAct::Activate => {
-                self.machine.handle_progress(self.progress.pulled_bytes, self.progress.left_bytes, false)
+                self.destination.handle_progress(self.progress.pulled_bytes, self.progress.left_bytes, false)
             }
             _ => {}
         }
@@ -241,12 +246,12 @@ impl Task {
             Input::Acted(ticket, result) => self.acted(ticket, result),
             Input::Wanted => {
                 self.wanted_at.get_or_insert_with(Instant::now);
-                self.machine.handle_wanted();
+                self.destination.handle_wanted();
             }
             Input::Progress(progress) => self.note(progress),
-            Input::GiveUp => self.machine.handle_give_up(),
+            Input::GiveUp => self.destination.handle_give_up(),
         }
-        self.machine.handle_timeout(now);
+        self.destination.handle_timeout(now);
     }
 
     async fn hear(&mut self, session: Session, call: CallIn, answer: oneshot::Sender<CallAnswer>) {
@@ -288,10 +293,10 @@ impl Task {
         let ticket = Ticket(self.tickets);
         self.callers.insert(ticket, answer);
         let now = self.clock.now();
-        self.machine.handle_call(now, ticket, Message { session, call });
+        self.destination.handle_call(now, ticket, Message { session, call });
     }
 
-    /// A page of the list has come. One that was not expected changes nothing, but the first begins anew.
+    /// Handles a page of the list. An unexpected page is ignored, but page 0 restarts the list.
     async fn listed(
         &mut self,
         session: Session,
@@ -313,7 +318,7 @@ impl Task {
             let room = self.incoming.manager.cache_room(&self.incoming.name);
             let bytes: u64 =
                 ranges.iter().map(|(first, end)| (end - first) * hob_engine::units::SECTOR_BYTES).sum();
-            // What does not fit would push out what is hotter.
+            // Data beyond the cache size would evict hotter data.
             let fits = self.list.bytes + bytes <= room;
             if fits
                 && let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name)
@@ -328,7 +333,7 @@ impl Task {
         self.complete(calls::to_wire(Ok(view), None))
     }
 
-    fn acted(&mut self, ticket: Ticket, result: Result<Option<Hook>, String>) {
+    fn acted(&mut self, ticket: Ticket, result: Result<Option<DataSocket>, String>) {
         let Some(act) = self.acts.remove(&ticket) else { return };
         let name = &self.incoming.name;
         match &result {
@@ -343,17 +348,19 @@ impl Task {
         match act {
             DestinationAct::Prepare => {
                 self.is_open = is_ok;
-                self.hooks.extend(result.ok().flatten());
+                self.data_sockets.extend(result.ok().flatten());
             }
             DestinationAct::Activate if is_ok => {
-                self.hooks.clear();
+                self.data_sockets.clear();
                 self.taken_at = Some(Instant::now());
-                if self.machine.knows_changes() && serves_after(self.mode()) {
-                    self.hooks.extend(self.incoming.read_former());
+                if self.destination.knows_changes() && serves_after(self.mode()) {
+                    self.data_sockets.extend(self.incoming.read_former());
                 }
                 let waited = self.wanted_at.map(|at| at.elapsed().as_secs_f64() * 1e3);
                 self.incoming.shared.facts().waited_ms = waited;
-                tracing::info!("{name} is served here now");
+                tracing::info!(
+                    "disk {name}: its migration to this host is complete, and it is served here now"
+                );
             }
             DestinationAct::Settle => {
                 self.settled = true;
@@ -364,12 +371,12 @@ impl Task {
             }
             DestinationAct::Remove if is_ok => {
                 self.is_open = false;
-                self.hooks.clear();
+                self.data_sockets.clear();
             }
             _ => {}
         }
         let now = self.clock.now();
-        self.machine.handle_done(now, ticket, if is_ok { Ok(()) } else { Err(()) });
+        self.destination.handle_done(now, ticket, if is_ok { Ok(()) } else { Err(()) });
     }
 
     fn look(&mut self) {
@@ -377,7 +384,7 @@ impl Task {
             return;
         }
         let Ok((shard, id)) = self.incoming.manager.shard_of(&self.incoming.name) else {
-            // It was removed.
+            // The disk was removed.
             self.over |= self.settled;
             return;
         };
@@ -397,9 +404,9 @@ impl Task {
         let is_silent = self.heard.elapsed() > SILENCE_MAX;
         let done = match self.settled {
             true => none_left && (listed || is_silent),
-            false => self.machine.awaits().is_some() && listed && (none_left || mode != CarryMode::Copy),
+            false => self.destination.awaits().is_some() && listed && (none_left || mode != CarryMode::Copy),
         };
-        self.machine.handle_progress(progress.pulled_bytes, progress.left_bytes, done);
+        self.destination.handle_progress(progress.pulled_bytes, progress.left_bytes, done);
         {
             let mut facts = self.incoming.shared.facts();
             facts.note_pulled(progress.pulled_bytes, progress.left_bytes);
@@ -407,7 +414,7 @@ impl Task {
             facts.valid = self.list.bytes;
             facts.warm = done;
         }
-        let waits_for_peer = !self.hooks.is_empty()
+        let waits_for_peer = !self.data_sockets.is_empty()
             && !progress.has_peer
             && self.taken_at.is_some_and(|at| at.elapsed() < FORMER_MAX);
         if self.settled && !self.pulls_rest && !waits_for_peer {
@@ -427,8 +434,8 @@ impl Task {
 
     fn show(&self) {
         let mut facts = self.incoming.shared.facts();
-        facts.wanted = self.wanted_at.is_some() && self.machine.awaits().is_some();
-        facts.state = match (self.machine.awaits(), self.machine.is_owner()) {
+        facts.wanted = self.wanted_at.is_some() && self.destination.awaits().is_some();
+        facts.state = match (self.destination.awaits(), self.destination.is_owner()) {
             (Some(_), _) if self.is_open => MigrationState::Awaiting,
             (Some(_), _) => MigrationState::Preparing,
             (None, true) => MigrationState::Filling,
@@ -439,7 +446,7 @@ impl Task {
 
     fn end(&self) {
         let mut facts = self.incoming.shared.facts();
-        match self.machine.is_owner() {
+        match self.destination.is_owner() {
             true => {
                 facts.end(MigrationState::Over);
                 facts.warm = true;
@@ -450,22 +457,27 @@ impl Task {
 }
 
 impl IncomingDisk {
-    /// Reads what the host that had the disk has in flash, as soon as that lets it.
-    fn read_former(&self) -> Option<Hook> {
+    /// Reads the data that the former owner has in flash, as soon as that host allows it.
+    fn read_former(&self) -> Option<DataSocket> {
         let (shard, id) = self.manager.shard_of(&self.name).ok()?;
-        self.manager.read_peer(&self.name, shard, id, "former", self.doors.former.clone()).ok()
+        self.manager.read_peer(&self.name, shard, id, "former", self.connections.former.clone()).ok()
     }
 
     async fn act(
         &self,
         act: DestinationAct,
         arrival: Option<&Arrival>,
-    ) -> Result<Option<Hook>, super::super::api_error::ApiError> {
+    ) -> Result<Option<DataSocket>, super::super::api_error::ApiError> {
         use super::super::api_error::ApiError;
         let (manager, name) = (&self.manager, &self.name);
         match act {
             DestinationAct::Record(Record::Awaiting(session)) => {
-                let arrival = arrival.ok_or_else(|| ApiError::failed("nobody said what disk it is"))?;
+                let arrival = arrival.ok_or_else(|| {
+                    ApiError::failed(
+                        "the order has no description of the \
+                 disk",
+                    )
+                })?;
                 manager.enter_awaited(name, &self.lineage, session, arrival)?;
                 manager.save_first().await?;
             }
@@ -475,12 +487,12 @@ impl IncomingDisk {
             DestinationAct::Record(record) => manager.keep_record(name, record).await?,
             DestinationAct::Prepare => {
                 let size = arrival.map_or(0, |arrival| arrival.size_bytes);
-                let hook = manager.open_awaited(name, size, self.doors.owner.clone()).await?;
+                let data_socket = manager.open_awaited(name, size, self.connections.owner.clone()).await?;
                 if self.shared.facts().cache == CarryMode::Copy {
                     let (shard, id) = manager.shard_of(name)?;
                     shard.pull(id);
                 }
-                return Ok(hook);
+                return Ok(data_socket);
             }
             DestinationAct::Forget(ranges) => {
                 let (shard, id) = manager.shard_of(name)?;

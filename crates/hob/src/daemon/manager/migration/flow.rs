@@ -1,4 +1,4 @@
-//! Bytes between two ends of a connection, counted and bounded.
+//! Copying between the two ends of a data connection, with a counter and a bandwidth limit.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,17 +8,17 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// Bytes on their way in each direction, per connection.
+/// Buffer size per direction and connection, in bytes.
 const BUFFER_BYTES: usize = 128 << 10;
 
-/// What was not used up can be made good within that time.
+/// Time span in which unused bandwidth can be caught up.
 const BURST: Duration = Duration::from_millis(50);
 
-/// Bounds bytes a second, over all that share it.
+/// Bandwidth limit shared by all data connections of a migration.
 #[derive(Debug)]
 pub(super) struct Bandwidth {
     bytes_per_second: Option<u64>,
-    /// When the next byte may go.
+    /// Earliest time for the next byte.
     free: Mutex<Instant>,
 }
 
@@ -27,7 +27,7 @@ impl Bandwidth {
         Bandwidth { bytes_per_second, free: Mutex::new(Instant::now()) }
     }
 
-    /// Waits until so many bytes may go.
+    /// Waits until this many bytes may be sent.
     pub(super) async fn take(&self, bytes: usize) {
         let Some(rate) = self.bytes_per_second else { return };
         let at = {
@@ -40,7 +40,8 @@ impl Bandwidth {
     }
 }
 
-/// Until one end closes. Counts and bounds what goes from `near` to `far`.
+/// Copies in both directions until one end closes. Counts and limits the bytes from `near` to
+/// `far`.
 pub(super) async fn join(
     near: impl AsyncRead + AsyncWrite,
     far: impl AsyncRead + AsyncWrite,
@@ -73,13 +74,13 @@ pub(super) async fn join(
             to_near.flush().await?;
         }
     };
-    // Whoever ends first ends both: dropping the ends closes them.
+    // Dropping both ends closes them, whichever ended first.
     let ended = tokio::select! {
         ended = out => ended,
         ended = back => ended,
     };
     if let Err(error) = ended {
-        tracing::debug!("a data connection broke: {error}");
+        tracing::debug!("a data connection of a migration broke: {error}");
     }
 }
 

@@ -1,4 +1,5 @@
-//! What other hosts say of disks that come here: checked, and handed to the task of the disk, or answered from what is on record.
+//! Calls of other hosts about migrations to this host: checked, then passed to the disk's task or
+//! answered from the record.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +12,16 @@ use tokio::sync::{mpsc, oneshot};
 use super::super::Manager;
 use super::super::api_error::{ApiError, ErrorKind};
 use super::super::registry::MIGRATING;
+use super::data_socket::{DataConnections, ReadyConnections};
 use super::destination::{self, CallIn, IncomingDisk};
-use super::hook::{Doors, Ready};
 use super::status::Shared;
 use super::{Handle, Inputs, awaited, calls};
 
-/// A call is answered within this, or said to be lost.
+/// Maximum time to answer a call; later it is reported as lost.
 const CALL_MAX: Duration = Duration::from_secs(27);
 
 impl Manager {
-    /// Another host calls.
+    /// Handles a call of another host.
     pub(crate) async fn call_in(
         self: &Arc<Self>,
         name: String,
@@ -45,8 +46,8 @@ impl Manager {
         tokio::time::timeout(CALL_MAX, answered).await.map_err(|_| lost())?.map_err(|_| lost())
     }
 
-    /// What comes with a call after which there may be a disk that was not here before: one that is announced, or one that was given up
-    /// here and is handed over nevertheless.
+    /// Returns the disk settings in a call that can create a disk here. The call announces a disk,
+    /// or hands over a disk that this host has dropped.
     fn brought<'a>(
         &self,
         name: &str,
@@ -64,7 +65,8 @@ impl Manager {
         }
     }
 
-    /// Calls about another disk than the one that is known here by that name, and arrivals that cannot be.
+    /// Refuses calls about another disk of the same name, and disks that cannot migrate to this
+    /// host.
     fn refuse_stranger(
         &self,
         name: &str,
@@ -77,7 +79,7 @@ impl Manager {
         let refuse = |why: String| {
             let refused = match call {
                 CallIn::Arrive(_) => Refused::Never,
-                // Whoever says `yours` has nobody else to say it to.
+                // A host that sends `Yours` has no other host to send it to.
                 _ => Refused::Failed,
             };
             Some(calls::to_wire(Err(refused), Some(why)))
@@ -91,7 +93,7 @@ impl Manager {
             )),
             _ if is_stranger => Some(calls::to_wire(Err(Refused::NotAwaited), None)),
             _ => brought.and_then(|arrival| self.check_arrival(name, arrival).err()).and_then(|error| {
-                tracing::warn!("{name} ({session:?}) is not awaited: {error}");
+                tracing::warn!("disk {name}: its migration to this host ({session:?}) is refused: {error}");
                 refuse(error.to_string())
             }),
         }
@@ -115,7 +117,7 @@ impl Manager {
         self.awaited_state(name, arrival).map(drop)
     }
 
-    /// Who hears a call, if it is a task; where it brings the disk, one is started.
+    /// Returns the task that handles a call. Starts one if the call brings the disk.
     fn task_for(
         self: &Arc<Self>,
         name: &str,
@@ -127,7 +129,7 @@ impl Manager {
             let handles = self.handles();
             match handles.get(name).filter(|handle| handle.is_under_way()).map(|handle| &handle.inputs) {
                 Some(Inputs::Destination(sender, _)) => return Some(sender.clone()),
-                // It has not ended here; whoever calls tries again.
+                // This host's own migration has not ended; the caller tries again.
                 Some(Inputs::Source(_)) => return None,
                 None => {}
             }
@@ -151,22 +153,23 @@ impl Manager {
         shared: Shared,
     ) -> mpsc::UnboundedSender<destination::Input> {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let (shared, doors) = (Arc::new(shared), Arc::new(Doors::default()));
+        let (shared, connections) = (Arc::new(shared), Arc::new(DataConnections::default()));
         let incoming = IncomingDisk {
             manager: self.clone(),
             name: name.to_owned(),
             lineage: lineage.to_owned(),
             shared: shared.clone(),
-            doors: doors.clone(),
+            connections: connections.clone(),
             sender: sender.clone(),
         };
         let task = tokio::spawn(destination::run(incoming, record, receiver));
-        let inputs = Inputs::Destination(sender.clone(), doors);
+        let inputs = Inputs::Destination(sender.clone(), connections);
         self.handles().insert(name.to_owned(), Handle { inputs, shared, task });
         sender
     }
 
-    /// What is known of the disk that a call speaks of, whatever else waits here under its name.
+    /// Returns the record of the disk in a call, regardless of a disk of the same name that waits
+    /// here for the cluster.
     fn record_for(&self, name: &str, lineage: &str) -> Option<Record> {
         match self.gives_way(name) && self.lineage_of(name).as_deref() != Some(lineage) {
             true => self.record_besides(name, lineage),
@@ -179,14 +182,14 @@ impl Manager {
         self.record_of(name).filter(|_| !other_gone())
     }
 
-    /// Of a disk that nothing is done about: what the record says.
+    /// Answers a call about a disk without a task, from its record.
     fn answer_without_task(&self, name: &str, lineage: &str, session: Session, call: &CallIn) -> CallAnswer {
         let call = match call {
             CallIn::Yours(_) => Call::Yours,
             CallIn::Cancel => Call::Cancel,
             CallIn::Arrive(_) => Call::Arrive,
             CallIn::Changed(_) => Call::Changed(Vec::new()),
-            // Whoever asks how far it is need not wait any more.
+            // A caller that asks for the progress need not wait any longer.
             CallIn::Look | CallIn::List { .. } => return calls::to_wire(Err(Refused::NotAwaited), None),
         };
         if self.is_leaving(name) && matches!(call, Call::Arrive | Call::Changed(_) | Call::Yours) {
@@ -199,7 +202,7 @@ impl Manager {
         calls::to_wire(answer, None)
     }
 
-    /// Is it handed over, or on the way, and its task not at its end?
+    /// Returns true if the disk is leaving this host and its task has not ended.
     fn is_leaving(&self, name: &str) -> bool {
         let handles = self.handles();
         let source = handles.get(name).filter(|handle| handle.is_under_way());
@@ -210,9 +213,14 @@ impl Manager {
         })
     }
 
-    /// Where a data connection of another host goes.
+    /// Returns the queue for a data connection of another host.
     pub(crate) fn data_in(&self, name: &str, of: &CarrySession, is_former: bool) -> Result<DataIn, ApiError> {
-        let not_awaited = || ApiError::conflict(format!("{name} is not awaited in that session"));
+        let not_awaited = || {
+            ApiError::conflict(format!(
+                "{name} is not migrating to this host in that \
+         session"
+            ))
+        };
         let session = calls::session(of).ok_or_else(not_awaited)?;
         if self.lineage_of(name).as_ref() != Some(&of.lineage) {
             return Err(not_awaited());
@@ -220,12 +228,13 @@ impl Manager {
         let handles = self.handles();
         let handle = handles.get(name).filter(|handle| handle.is_under_way()).ok_or_else(not_awaited)?;
         match &handle.inputs {
-            Inputs::Destination(_, doors) => {
+            Inputs::Destination(_, connections) => {
                 let known = handle.shared.facts().session;
                 match is_former {
-                    true if session == known => Ok(DataIn(doors.former.clone())),
-                    // The owner is heard of whatever it began last: what waits for it may be in the way of that.
-                    false if session >= known => Ok(DataIn(doors.owner.clone())),
+                    true if session == known => Ok(DataIn(connections.former.clone())),
+                    // The owner's connections are accepted for any session, because the session's
+                    // end may wait for this data.
+                    false if session >= known => Ok(DataIn(connections.owner.clone())),
                     _ => Err(not_awaited()),
                 }
             }
@@ -233,7 +242,7 @@ impl Manager {
         }
     }
 
-    /// A change waits for an awaited disk. False if it is no such disk.
+    /// Notes that a write waits for an incoming disk. Returns false if the disk is not incoming.
     pub(in super::super) fn note_wanted(&self, disk: hob_engine::units::DiskId) -> bool {
         let name = {
             let inner = self.inner();
@@ -249,12 +258,12 @@ impl Manager {
     }
 }
 
-/// Takes a data connection.
+/// Accepts a data connection.
 #[derive(Clone, Debug)]
-pub(crate) struct DataIn(Arc<Ready>);
+pub(crate) struct DataIn(Arc<ReadyConnections>);
 
 impl DataIn {
-    /// Keeps it ready.
+    /// Adds the connection to the ready ones.
     pub(crate) fn put(&self, connection: super::DataConnection) {
         self.0.put(connection);
     }

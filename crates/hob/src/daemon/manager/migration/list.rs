@@ -1,7 +1,8 @@
-//! The list of what is cached here, hottest first, for the other host.
+//! The list of cached data, hottest first, which the source sends to the destination.
 //!
-//! It goes page by page; the other host says which page it wants next, and how many ranges it has not pulled yet, so that neither
-//! holds much of it. Where that begins anew, so does the list.
+//! The list is sent in pages. The destination asks for each page and reports how many ranges it has
+//! not pulled yet, so that neither host stores a long list. When the destination restarts the list,
+//! the source does so too.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -14,19 +15,19 @@ use hob_engine::units::SECTOR_BYTES;
 
 use super::source::Leaving;
 
-/// Blocks that are looked up at once.
+/// Number of blocks looked up at once.
 const BLOCKS_AT_ONCE: usize = 1024;
 
-/// Ranges that wait at the other host, at most.
+/// Maximum number of ranges that wait at the destination.
 const RANGES_MAX: u64 = 1 << 19;
 
-/// Waiting for an answer.
+/// Maximum time for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-/// Pause after what went wrong, and before the next look at one who has enough.
+/// Pause after a failure, and while the destination has enough ranges.
 const PAUSE: Duration = Duration::from_millis(300);
 
-/// Sends the list whenever it is wanted, until dropped.
+/// Sends the list whenever the destination wants it, until dropped.
 pub(super) async fn send(leaving: Arc<Leaving>, session: Session) {
     if leaving.plan.cache == CarryMode::Drop {
         return;
@@ -35,13 +36,13 @@ pub(super) async fn send(leaving: Arc<Leaving>, session: Session) {
     loop {
         leaving.shared.list_wanted.notified().await;
         if let Err(error) = send_all(&leaving, session, &mut peer).await {
-            tracing::debug!("{}: the list was not sent: {error}", leaving.name);
+            tracing::debug!("disk {}: cannot send the list of cached data: {error}", leaving.name);
             tokio::time::sleep(PAUSE).await;
         }
     }
 }
 
-/// A page at a time; ends early where the other host wants another one than comes next.
+/// Sends the list page by page. Ends early if the destination wants another page than the next one.
 async fn send_all(leaving: &Leaving, session: Session, peer: &mut Peer) -> Result<(), PeerError> {
     let lost = |error: &dyn std::fmt::Display| PeerError::Lost(error.to_string());
     let (shard, id) = leaving.manager.shard_of(&leaving.name).map_err(|error| lost(&error))?;
@@ -69,7 +70,7 @@ struct Page<'a> {
 }
 
 impl Page<'_> {
-    /// False if another page is wanted than the one after this.
+    /// Sends a page. Returns false if the destination wants another page than the next one.
     async fn send(
         &mut self,
         peer: &mut Peer,

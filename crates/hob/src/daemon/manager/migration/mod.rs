@@ -1,17 +1,19 @@
-//! Disks that move between hosts with their caches (docs/decisions/0013): what drives the machines of `hob_engine::migration`.
+//! Migration of disks with their caches between hosts (docs/decisions/0013). This module executes
+//! the state machines of `hob_engine::migration`.
 //!
-//! Each migration has a task, which holds the operation guard of its disk: [`source`] here where the disk is, [`destination`] where it comes to. A task
-//! takes what its machine wants to be done, lets others do it, and tells the machine how that ended. What a machine relies on after a
-//! crash is in the state file before the machine hears of it ([`records`]).
+//! Each migration has a task that holds the operation guard of its disk. The task is in [`source`]
+//! on the host that has the disk, and in [`destination`] on the host that gets it. A task executes
+//! the actions of its state machine and reports how they ended. State that the machine needs after
+//! a crash is saved in the state file before the state machine continues ([`records`]).
 
 mod arrival;
 mod awaited;
 mod calls;
 mod data;
+mod data_socket;
 mod destination;
 mod flow;
 mod heard;
-mod hook;
 mod list;
 mod orders;
 mod records;
@@ -28,11 +30,11 @@ use tokio::sync::mpsc;
 
 use super::Manager;
 pub(crate) use calls::CHANGED_BYTES_MAX;
+pub(crate) use data_socket::DataConnection;
 pub(crate) use destination::CallIn;
-pub(crate) use hook::DataConnection;
 use status::Shared;
 
-/// A migration that is under way, or was the last of its disk.
+/// A migration in progress, or the last migration of a disk.
 #[derive(Debug)]
 pub(super) struct Handle {
     inputs: Inputs,
@@ -43,7 +45,7 @@ pub(super) struct Handle {
 #[derive(Debug)]
 enum Inputs {
     Source(mpsc::UnboundedSender<source::Input>),
-    Destination(mpsc::UnboundedSender<destination::Input>, Arc<hook::Doors>),
+    Destination(mpsc::UnboundedSender<destination::Input>, Arc<data_socket::DataConnections>),
 }
 
 impl Handle {
@@ -57,24 +59,24 @@ impl Manager {
         self.migrations.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
-    /// Is a task at work for a disk's migration?
+    /// Returns true if a disk's migration has a running task.
     pub(super) fn is_migrating(&self, name: &str) -> bool {
         self.handles().get(name).is_some_and(Handle::is_under_way)
     }
 
-    /// Is a disk on its way to another host, and nothing of it can be dirty here?
+    /// Returns true if a disk is leaving this host and can have no dirty data here.
     pub(super) fn is_drained_to_leave(&self, name: &str) -> bool {
-        // What was so when a migration ended says nothing of the disk as it came back.
+        // The result of an earlier migration does not apply to a disk that has returned.
         self.handles().get(name).is_some_and(|handle| handle.is_under_way() && handle.shared.facts().drained)
     }
 
-    /// Ends the tasks; what is recorded stands.
+    /// Stops the tasks of all migrations; their records stay.
     pub(super) fn stop_migrations(&self) {
         self.handles().values().for_each(|handle| handle.task.abort());
     }
 }
 
-/// The clock of a task.
+/// Clock of a task.
 #[derive(Clone, Copy, Debug)]
 struct Clock(tokio::time::Instant);
 
@@ -87,7 +89,7 @@ impl Clock {
         Instant(self.0.elapsed().as_nanos() as u64)
     }
 
-    /// Sleeps until then; for ever without a time.
+    /// Sleeps until `due`, or forever without a time.
     async fn sleep_until(self, due: Option<Instant>) {
         match due {
             Some(due) => tokio::time::sleep_until(self.0 + std::time::Duration::from_nanos(due.0)).await,

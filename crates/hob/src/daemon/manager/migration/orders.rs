@@ -1,4 +1,4 @@
-//! What operators ask for: checked, and handed to the task of the disk.
+//! Migration commands of operators: checked, then passed to the disk's task.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,17 +20,18 @@ use super::status::Shared;
 use super::{Handle, Inputs, awaited};
 use crate::daemon::state::RecordSpec;
 
-/// A guest waits no longer than this for a host that does not answer, nanoseconds.
+/// Maximum time that guest writes wait for a host that does not answer, in nanoseconds.
 const FREEZE_NS_MAX: u64 = 3_000_000_000;
 
-/// The record of a migration that begins is durable within this, or the machine tells why not.
+/// Maximum time to save the record of a new migration durably; later the state machine reports the
+/// failure.
 const RECORD_MAX: Duration = Duration::from_secs(5);
 
-/// The other host says whether it is there within this.
+/// Maximum time for the other host to answer whether it is ready.
 const LOOK_MAX: Duration = Duration::from_secs(10);
 
 impl Manager {
-    /// Begins to move a disk.
+    /// Starts the migration of a disk.
     pub(crate) async fn migrate(
         self: &Arc<Self>,
         name: String,
@@ -61,14 +62,14 @@ impl Manager {
                 }
                 let shared = leaving.shared.clone();
                 manager.begin_attempt(leaving, session, Some(guard));
-                // What was begun goes on after a crash; whoever hears that it has may count on that.
+                // The caller may rely on the migration continuing after a crash.
                 let _ = tokio::time::timeout(RECORD_MAX, shared.recorded.notified()).await;
                 manager.migration(&name)
             })
             .await
     }
 
-    /// A disk that has come, and whose cache is still pulled, has what it has.
+    /// Ends the pull of a migrated disk's cache; the cache keeps what it has.
     fn end_filling(&self, name: &str) {
         let before = self.handles().remove(name);
         if let Some(Handle { task, .. }) = before {
@@ -79,7 +80,7 @@ impl Manager {
         }
     }
 
-    /// What can be said before another host is asked.
+    /// Checks a migration as far as possible without asking the other host.
     async fn check_leaving(self: &Arc<Self>, name: &str, start: &MigrationStart) -> Result<(), ApiError> {
         awaited::check_directory(&self.peers.transport()?.directory)?;
         let backing = {
@@ -99,7 +100,7 @@ impl Manager {
         }
     }
 
-    /// Everything that a migration away needs.
+    /// Collects the data for a migration from this host.
     pub(super) fn leaving(
         self: &Arc<Self>,
         name: &str,
@@ -123,7 +124,7 @@ impl Manager {
         })
     }
 
-    /// Starts the task of an attempt.
+    /// Starts the task for a migration attempt.
     pub(super) fn begin_attempt(&self, leaving: Leaving, session: Session, guard: Option<OperationGuard>) {
         let options = SourceOptions {
             on_demand: leaving.plan.switch == Switch::OnWrite,
@@ -140,7 +141,7 @@ impl Manager {
         self.handles().insert(name, Handle { inputs: Inputs::Source(sender), shared, task });
     }
 
-    /// How far a disk's migration is, or how the last one went.
+    /// Returns the progress of a disk's migration, or the result of the last one.
     pub(crate) fn migration(&self, name: &str) -> Result<Migration, ApiError> {
         if let Some(handle) = self.handles().get(name) {
             return Ok(handle.shared.view(name));
@@ -163,7 +164,7 @@ impl Manager {
         }
     }
 
-    /// Adds what is known of a disk's migration while it has one.
+    /// Adds the migration to the view of a disk.
     pub(in super::super) fn show_migration(&self, disk: &mut Disk) {
         let is_over = |state| matches!(state, MigrationState::Over | MigrationState::Kept);
         disk.migration = self
@@ -180,7 +181,7 @@ impl Manager {
         }
     }
 
-    /// Hands a disk over now, or keeps it.
+    /// Hands a migrating disk over now, or cancels its migration.
     pub(crate) async fn order(self: &Arc<Self>, name: &str, order: Order) -> Result<Migration, ApiError> {
         self.inner().disk(name)?;
         let (in_time, answer) = oneshot::channel();
@@ -191,9 +192,12 @@ impl Manager {
                 Some(Inputs::Source(sender)) => drop(sender.send(source::Input::Order(order, in_time))),
                 Some(Inputs::Destination(..)) => {
                     return Err(ApiError::conflict(format!(
-                        "{name} comes to this host; its owner is another"
+                        "{name} is migrating to this host, and its owner is another host"
                     ))
-                    .hint(format!("ask there, or give it up with 'hob disk remove {name}'")));
+                    .hint(format!(
+                        "run the command there, or cancel the migration with 'hob disk remove \
+                     {name}'"
+                    )));
                 }
                 None => return Err(ApiError::conflict(format!("{name} is not moving"))),
             }
@@ -206,7 +210,8 @@ impl Manager {
         }
     }
 
-    /// Takes a disk back whose new host will never serve it again, as the operator says.
+    /// Takes a migrated disk back after the operator has confirmed that its new host will never
+    /// serve it again.
     pub(crate) async fn migration_take_back(
         self: &Arc<Self>,
         name: String,
@@ -219,7 +224,7 @@ impl Manager {
                 let Some((spec, Record::Away { session, .. })) =
                     spec.map(|spec| (spec.clone(), spec.record.record()))
                 else {
-                    return Err(ApiError::conflict(format!("{name} is not away")));
+                    return Err(ApiError::conflict(format!("{name} has not migrated to another host")));
                 };
                 if !force {
                     return Err(ApiError::conflict(format!(
@@ -234,7 +239,10 @@ impl Manager {
                 manager.give_cache_up(&name, &spec.peer).await?;
                 manager.own_again(&name, session.generation + 2).await?;
                 manager.restore_wanted_mode(&name)?;
-                tracing::warn!("{name} was taken back by command; {} must not serve it any more", spec.peer);
+                tracing::warn!(
+                    "disk {name}: taken back by command; host {} must not serve it any more",
+                    spec.peer
+                );
                 if let Ok(disk) = manager.inner().disk_mut(&name) {
                     disk.phase = DiskPhase::Offline("it was taken back".to_owned());
                     disk.busy = None;
@@ -250,8 +258,8 @@ impl Manager {
             .await
     }
 
-    /// A disk that is away, or has not come, is removed: the tombstone goes, or the other host keeps the disk. `None` if it is
-    /// neither.
+    /// Removes a disk that is not here: deletes the tombstone of a migrated disk, or cancels an
+    /// incoming one. Returns `None` for any other disk.
     pub(in super::super) async fn remove_absent_disk(
         self: &Arc<Self>,
         name: &str,
@@ -266,7 +274,7 @@ impl Manager {
                 {
                     let _ = sender.send(destination::Input::GiveUp);
                 }
-                let note = "the host that has it keeps it".to_owned();
+                let note = "the host that has the disk keeps it".to_owned();
                 Ok(Some(DiskChanged { disk: None, notes: vec![note] }))
             }
             Some(RecordSpec::Away { taken: true, .. }) => {
@@ -275,7 +283,7 @@ impl Manager {
                     return Err(ApiError::conflict(format!(
                         "{name} has moved, and its new host still reads its cache"
                     ))
-                    .hint("it is given up by itself when that is done"));
+                    .hint("hob removes it when that is done"));
                 }
                 self.handles().remove(name);
                 self.inner().disks.remove(name);
@@ -290,7 +298,7 @@ impl Manager {
         }
     }
 
-    /// How the last migration of a disk went is not shown any more.
+    /// Removes the result of a disk's last migration from its view.
     pub(in super::super) fn forget_migration(&self, name: &str) {
         let mut handles = self.handles();
         if handles.get(name).is_some_and(|handle| !handle.is_under_way()) {
@@ -300,7 +308,7 @@ impl Manager {
 }
 
 impl Leaving {
-    /// Is the other host there, and will it hear us?
+    /// Checks that the other host answers and accepts calls of this host.
     async fn meet(&self, session: Session) -> Result<(), ApiError> {
         let path = call_path(&self.name, "look", &self.session(session), "");
         let answer = self.peer().call(&path, Vec::new(), LOOK_MAX).await.map_err(|error| {
@@ -316,7 +324,7 @@ impl Leaving {
     }
 }
 
-/// The next attempt of an owner.
+/// Returns the session of the owner's next attempt.
 pub(super) fn next_session(record: Record) -> Session {
     match record {
         Record::Owner { generation, attempts } => Session { generation, attempt: attempts + 1 },

@@ -1,7 +1,7 @@
-//! Whose a disk is, in the state file.
+//! Migration records in the state file: which host owns a disk.
 //!
-//! A record is in memory before it is on media, and other changes may bring it there: so whoever was told that it could not be kept
-//! must count with both, as the machines do.
+//! A record is in memory before it is saved, and another save may write it. After a failed save,
+//! the record may therefore be on disk or not. The state machines handle both cases.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use super::super::api_error::ApiError;
 use super::super::{DiskPhase, Manager};
 use crate::daemon::state::{CacheOwner, GoneState, MigrationSpec, RecordSpec};
 
-/// Disks of which it is remembered that they did not come.
+/// Maximum number of recorded disks whose migration to this host was cancelled.
 const GONE_MAX: usize = 4096;
 
 impl Manager {
-    /// Which disk of that name it is, as far as that was ever said.
+    /// Returns the lineage of a disk, if it has one.
     pub(super) fn lineage_of(&self, name: &str) -> Option<String> {
         let inner = self.inner();
         inner.disk(name).ok()?.wanted.migration.as_ref().map(|spec| spec.lineage.clone())
     }
 
-    /// Changes what is kept of a disk's migrations, and keeps it.
+    /// Changes the migration settings of a disk and saves them.
     pub(super) async fn keep_spec(
         self: &Arc<Self>,
         name: &str,
@@ -33,7 +33,7 @@ impl Manager {
         self.save_first().await
     }
 
-    /// Keeps a record. Not for [`Record::Gone`].
+    /// Saves a migration record, except [`Record::Gone`].
     pub(super) async fn keep_record(self: &Arc<Self>, name: &str, record: Record) -> Result<(), ApiError> {
         let record = RecordSpec::of(record).ok_or_else(|| ApiError::failed("that is kept elsewhere"))?;
         {
@@ -43,14 +43,14 @@ impl Manager {
                 spec.record = record;
             }
             if matches!(record, RecordSpec::Owner { .. }) {
-                // It came: what it would have been otherwise is of no use any more.
+                // The disk has arrived, so its earlier configuration for the cluster is obsolete.
                 inner.waited.remove(name);
             }
         }
         self.save_first().await
     }
 
-    /// Keeps that an awaited disk did not come; its entry goes, if it has not gone before.
+    /// Saves that an incoming disk did not arrive, and removes its entry.
     pub(super) async fn keep_gone(
         self: &Arc<Self>,
         name: &str,
@@ -83,7 +83,7 @@ impl Manager {
         Ok(())
     }
 
-    /// What a disk that is here is called in migrations from now on.
+    /// Returns the migration settings with which a disk leaves this host.
     pub(super) fn spec_to_leave(&self, name: &str) -> Result<MigrationSpec, ApiError> {
         let inner = self.inner();
         let known = inner.disk(name)?.wanted.migration.clone();
@@ -97,7 +97,7 @@ impl Manager {
         }))
     }
 
-    /// Shows a disk as one that another host has.
+    /// Marks a disk as owned by another host.
     pub(super) fn show_away(&self, name: &str, why: String) {
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.phase = DiskPhase::Away(why);

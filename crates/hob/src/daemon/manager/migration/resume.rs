@@ -1,4 +1,4 @@
-//! What goes on after a restart: records say whose a disk is, and what was under way.
+//! Continuation of migrations after a restart, from their records.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,11 +14,12 @@ use super::orders;
 use super::status::Shared;
 use crate::daemon::state::DiskState;
 
-/// Pause between attempts to go on with what a disk that is not there yet is needed for.
+/// Pause between two attempts to continue a migration whose disk is not online yet.
 const RETRY_EVERY: Duration = Duration::from_secs(1);
 
 impl Manager {
-    /// Is a disk of the state file to be opened? One that is not this host's is entered as it is.
+    /// Enters a disk from the state file. Returns whether the disk is to be opened; a disk of
+    /// another host is not.
     pub(in super::super) fn enter_kept(self: &Arc<Self>, mut disk: DiskState) -> Result<bool, ApiError> {
         let name = disk.name.clone();
         let Some(spec) = disk.migration.as_mut() else {
@@ -27,7 +28,8 @@ impl Manager {
         };
         let why = match spec.record.record() {
             Record::Owner { .. } => {
-                // What was to be done last, and was not. Recovery is as careful as the mode wants it.
+                // Restores the cache mode that a migration had changed. Recovery uses the stricter
+                // mode.
                 if let (Some(due), Some(cache)) = (spec.mode_due.take(), disk.cache.as_mut())
                     && let Ok(mode) = due.parse::<Mode>()
                 {
@@ -37,7 +39,7 @@ impl Manager {
             }
             Record::Leaving(_) | Record::Gone(_) => None,
             Record::Away { .. } => Some(format!("it is at {}", spec.peer)),
-            Record::Awaiting(_) => Some("it has not come yet".to_owned()),
+            Record::Awaiting(_) => Some("it has not arrived yet".to_owned()),
         };
         self.disks.enter(disk, None)?;
         let is_here = why.is_none();
@@ -47,7 +49,7 @@ impl Manager {
         Ok(is_here)
     }
 
-    /// Goes on with what was under way.
+    /// Continues the migrations that were in progress.
     pub(in super::super) fn resume_migrations(self: &Arc<Self>) {
         let known: Vec<(String, Record)> = {
             let inner = self.inner();
@@ -75,12 +77,12 @@ impl Manager {
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);
         }
-        tracing::info!("{name} is awaited from {}", spec.peer);
+        tracing::info!("disk {name}: waiting for its migration from {}", spec.peer);
         let shared = Shared::new(Side::Destination, spec.peer, spec.cache, session);
         self.run_destination(name, &spec.lineage, Some(record), shared);
     }
 
-    /// The next attempt, as soon as the disk is there.
+    /// Starts the next attempt to migrate a disk, when the disk is online.
     async fn leave_again(self: Arc<Self>, name: String) {
         loop {
             let Ok(Some(spec)) = self.inner().disk(&name).map(|disk| disk.wanted.migration.clone()) else {
@@ -92,14 +94,17 @@ impl Manager {
                 let session = orders::next_session(spec.record.record());
                 match self.leaving(&name, spec.lineage, plan, session) {
                     Ok(leaving) => return self.begin_attempt(leaving, session, Some(guard)),
-                    Err(error) => tracing::error!("{name} cannot go on to {}: {error}", spec.peer),
+                    Err(error) => tracing::error!(
+                        "disk {name}: cannot continue its migration to {}: {error}",
+                        spec.peer
+                    ),
                 }
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
     }
 
-    /// A disk that was handed over. Until its new host has said so, it is told again.
+    /// Continues a migration whose disk was handed over: tells the new host until it confirms.
     async fn stay_away(self: Arc<Self>, name: String, taken: bool) {
         let Ok(Some(spec)) = self.inner().disk(&name).map(|disk| disk.wanted.migration.clone()) else {
             return;
@@ -111,21 +116,24 @@ impl Manager {
         if taken {
             return;
         }
-        // The life that handed it over may not have come to that.
+        // The daemon that handed the disk over may have ended before this step.
         self.give_back_departed(&name);
         loop {
             let Some(plan) = spec.plan.clone() else { return };
             match self.leaving(&name, spec.lineage.clone(), plan, session) {
                 Ok(leaving) => return self.run_source(leaving, Source::resume_away(session), None),
                 Err(error) => {
-                    tracing::error!("{name} was handed to {}, which cannot be told so: {error}", spec.peer)
+                    tracing::error!(
+                        "disk {name}: handed over to {}, but that host could not be notified: {error}",
+                        spec.peer
+                    )
                 }
             }
             tokio::time::sleep(RETRY_EVERY).await;
         }
     }
 
-    /// The mode that was due, in memory only.
+    /// Restores the cache mode from before the migration, in memory only.
     pub(super) fn restore_wanted_mode(&self, name: &str) -> Result<(), ApiError> {
         let mut inner = self.inner();
         let wanted = &mut inner.disk_mut(name)?.wanted;
@@ -136,7 +144,7 @@ impl Manager {
         Ok(())
     }
 
-    /// Room that a disk's cache has for data, bytes.
+    /// Returns the size of a disk's cache for data, in bytes.
     pub(super) fn cache_room(&self, name: &str) -> u64 {
         let inner = self.inner();
         let Ok(disk) = inner.disk(name) else { return 0 };
@@ -145,12 +153,12 @@ impl Manager {
         disk.held.len() as u64 * segment_bytes
     }
 
-    /// The operation guard of a disk that a task has marked as its own.
+    /// Returns the operation guard of an incoming disk that a task has marked as its own.
     pub(super) fn guard_awaited(self: &Arc<Self>, name: &str) -> super::super::registry::OperationGuard {
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.busy = Some(MIGRATING);
             if matches!(disk.phase, DiskPhase::Offline(_)) {
-                disk.phase = DiskPhase::Away("it has not come yet".to_owned());
+                disk.phase = DiskPhase::Away("it has not arrived yet".to_owned());
             }
         }
         self.guard_new_disk(name)

@@ -1,4 +1,5 @@
-//! The host that has the disk: lets its machine's acts be done, sends its calls, and shows how far it is.
+//! The source of a migration: executes the actions of the migration state machine, sends its calls,
+//! and reports the progress.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,24 +20,25 @@ use super::flow::Bandwidth;
 use super::status::Shared;
 use super::{Clock, calls, data, list};
 
-/// A destination that reads what is cached here is believed to be alive for that long after its last answer.
+/// Time after its last answer during which a destination that reads this host's cache counts as
+/// alive.
 const SERVING_SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// What is cached here is served no longer than that after the hand-over.
+/// Maximum time that this host serves its cached data after the hand-over.
 const SERVING_MAX: Duration = Duration::from_secs(4 * 3600);
 
-/// What the task is told.
+/// Input of the source's task.
 #[derive(Debug)]
 pub(super) enum Input {
-    /// An act has ended.
+    /// The end of an action.
     Acted(Ticket, Result<(), String>, Option<Box<Regions>>),
-    /// A call was answered, or not.
+    /// The answer to a call, or its failure.
     Answered(Ticket, Result<CallAnswer, PeerError>),
-    /// The operator has a wish; was it in time?
+    /// A command of the operator. The answer tells whether it was in time.
     Order(Order, oneshot::Sender<bool>),
 }
 
-/// One migration away from here.
+/// A migration from this host.
 pub(super) struct Leaving {
     pub(super) manager: Arc<Manager>,
     pub(super) name: String,
@@ -44,12 +46,12 @@ pub(super) struct Leaving {
     pub(super) plan: MigrationStart,
     pub(super) shared: Arc<Shared>,
     pub(super) bandwidth: Arc<Bandwidth>,
-    /// Where the other host is.
+    /// Address of the other host.
     pub(super) to: (String, u16),
     pub(super) tls: hob_control::ClientTls,
 }
 
-/// What was asked last, as far as the answer's meaning depends on it.
+/// Kind of the last call, as far as its answer depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Asked {
     Look,
@@ -57,19 +59,19 @@ enum Asked {
     Other,
 }
 
-/// The task's own.
+/// State of the source's task.
 struct Task {
     leaving: Arc<Leaving>,
     source: Source,
     clock: Clock,
     sender: mpsc::UnboundedSender<Input>,
-    /// One may be busy with a call that was given up.
+    /// Two connections, because one may still be busy with an abandoned call.
     peers: [Arc<tokio::sync::Mutex<Peer>>; 2],
-    /// What was asked of the other host last.
+    /// The call in progress.
     call: Option<JoinHandle<()>>,
-    /// Which call it is.
+    /// Kind of the call in progress.
     asked: Asked,
-    /// What runs beside it.
+    /// Tasks that run beside this one.
     helpers: Vec<JoinHandle<()>>,
     cancelled: bool,
     frozen_at: Option<Instant>,
@@ -78,7 +80,7 @@ struct Task {
 }
 
 impl Leaving {
-    /// What names a call's attempt in its path.
+    /// Returns the session parameters for a call's path.
     pub(super) fn session(&self, session: Session) -> CarrySession {
         let Session { generation, attempt } = session;
         CarrySession { generation, attempt, lineage: self.lineage.clone() }
@@ -93,7 +95,7 @@ impl Leaving {
     }
 }
 
-/// Drives a machine to its end. Holds the operation guard of the disk meanwhile.
+/// Runs the source's state machine to its end, and holds the disk's operation guard meanwhile.
 pub(super) async fn run(
     leaving: Leaving,
     source: Source,
@@ -131,7 +133,7 @@ pub(super) async fn run(
         }
     }
     task.helpers.iter().chain(&task.call).for_each(JoinHandle::abort);
-    // What came with the last input.
+    // Shows the effect of the last input.
     task.show();
     task.end();
     drop(guard);
@@ -144,7 +146,7 @@ impl Task {
             let (leaving, sender) = (self.leaving.clone(), self.sender.clone());
             tokio::spawn(async move {
                 let (result, changes) = leaving.act(act).await;
-                // The task may have been ended with the daemon.
+                // The task may have ended with the daemon.
                 let _ = sender.send(Input::Acted(ticket, result, changes));
             });
         }
@@ -155,7 +157,7 @@ impl Task {
 
     fn call(&mut self, ticket: Ticket, message: &Message) {
         use hob_engine::migration::Call;
-        // What was given up is not waited for.
+        // An abandoned call is not waited for.
         let idle = self.peers.iter().position(|peer| peer.try_lock().is_ok());
         if let (Some(before), None) = (self.call.take(), idle) {
             before.abort();
@@ -174,7 +176,7 @@ impl Task {
         let path = call_path(&self.leaving.name, calls::name(&message.call), &session, "");
         let body = match &message.call {
             Call::Arrive => self.leaving.arrival(),
-            // Who gave the disk up does not know any more what it was.
+            // A former owner may no longer know the disk's settings.
             Call::Yours => Ok(self.leaving.arrival().unwrap_or_default()),
             Call::Changed(ranges) => Ok(calls::encode_ranges(ranges)),
             _ => Ok(Vec::new()),
@@ -184,7 +186,7 @@ impl Task {
                 tokio::spawn(data::keep_connected(self.leaving.clone(), message.session, data::As::Owner)),
                 tokio::spawn(list::send(self.leaving.clone(), message.session)),
             ];
-            // Connected before anybody waits for it.
+            // Connects early, so that no guest waits for the connection.
             let (peer, look) = (self.peers[1].clone(), call_path(&self.leaving.name, "look", &session, ""));
             tokio::spawn(
                 async move { peer.lock().await.call(&look, Vec::new(), Duration::from_secs(5)).await },
@@ -230,7 +232,7 @@ impl Task {
         }
     }
 
-    /// What the machine is told.
+    /// Converts an answer for the state machine.
     fn read(&mut self, answer: Result<CallAnswer, PeerError>) -> Option<Answer> {
         let shared = self.leaving.shared.clone();
         let answer = match answer {
@@ -255,7 +257,8 @@ impl Task {
         }
         {
             let mut facts = shared.facts();
-            // Why it stays is not forgotten when the other host hears that it does.
+            // The reason for the cancellation is kept when the other host confirms the
+            // cancellation.
             if why.is_some() || self.source.phase() != Phase::Cancelling {
                 facts.why = why;
             }
@@ -290,27 +293,28 @@ impl Task {
             SourceAct::Prepare => self.preparing_since = Some(Instant::now()),
             SourceAct::Freeze => self.frozen_at = Some(Instant::now()),
             SourceAct::Thaw => self.frozen_at = None,
-            // From here on nothing that is read here is the owner's word; the shard closes what is open.
+            // From here on reads from this host may be outdated. The shard closes the open
+            // connections.
             SourceAct::Leave => self.helpers.iter().take(1).for_each(JoinHandle::abort),
             _ => {}
         }
     }
 
-    /// The other host serves the disk.
+    /// Records the pause of the hand-over, after the other host has started to serve the disk.
     fn note_pause(&mut self) {
         if let Some(since) = self.frozen_at.take() {
             let pause = since.elapsed().as_secs_f64() * 1e3;
             let mut facts = self.leaving.shared.facts();
             facts.pause_ms = Some(pause);
             tracing::info!(
-                "{} is at {} now; the hand-over took {pause:.1} ms",
+                "disk {}: handed over to {}; writes paused for {pause:.1} ms",
                 self.leaving.name,
                 facts.peer
             );
         }
     }
 
-    /// Shows how far it is.
+    /// Updates the visible progress.
     fn show(&mut self) {
         let phase = self.source.phase();
         let mut facts = self.leaving.shared.facts();
@@ -332,7 +336,7 @@ impl Task {
             Phase::Frozen => MigrationState::Frozen,
             Phase::HandingOver => MigrationState::HandingOver,
             Phase::Serving => MigrationState::Serving,
-            // Until all is given up.
+            // Until all resources are released.
             Phase::Over => MigrationState::Over,
             Phase::Cancelling | Phase::Kept => MigrationState::Cancelling,
         };
@@ -351,18 +355,18 @@ impl Task {
                     facts.why = Some("it was cancelled".to_owned());
                 }
                 let why = facts.why.clone().unwrap_or_default();
-                tracing::info!("{name} stays here: {why}");
+                tracing::info!("disk {name}: its migration failed, and it stays on this host: {why}");
             }
             _ => {
                 facts.end(MigrationState::Over);
                 facts.why = None;
-                tracing::info!("{name} has moved to {}", plan.to);
+                tracing::info!("disk {name}: its migration to {} is complete", plan.to);
             }
         }
     }
 }
 
-/// Does a host that handed a disk over go on to serve what it has cached?
+/// Returns true if a former owner continues to serve its cached data in this mode.
 pub(super) fn serves_after(mode: CarryMode) -> bool {
     matches!(mode, CarryMode::Copy | CarryMode::Remote)
 }

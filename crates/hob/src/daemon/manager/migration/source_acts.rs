@@ -1,4 +1,5 @@
-//! What the host that has the disk does for its machine. Each ends in time, or is waited for by the machine.
+//! Actions of the source host for the migration state machine. Each action ends within a time
+//! limit, or the state machine waits for it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,11 +16,11 @@ use super::super::{DiskEntry, DiskPhase, Manager};
 use super::source::Leaving;
 use crate::daemon::state::CacheSpec;
 
-/// Pause between attempts to stop a drain that may not have begun.
+/// Pause between two attempts to stop a drain that may not have started.
 const STOP_EVERY: Duration = Duration::from_millis(100);
 
 impl Leaving {
-    /// Does it, and says how it ended, and where the disk was changed if that was asked.
+    /// Executes an action. Returns its result, and the changed regions if they were requested.
     pub(super) async fn act(&self, act: SourceAct) -> (Result<(), String>, Option<Box<Regions>>) {
         let name = &self.name;
         let mut changes = None;
@@ -56,7 +57,7 @@ impl Leaving {
         Ok(shard.take_changed(id).await?)
     }
 
-    /// Write-back ends, and with it whatever is dirty.
+    /// Ends write-back and drains the dirty data.
     async fn prepare(&self) -> Result<(), ApiError> {
         let (manager, name) = (&self.manager, &self.name);
         let (shard, id) = manager.shard_of(name)?;
@@ -66,7 +67,8 @@ impl Leaving {
                 manager.pools.tune(name, &shard, id).await?;
                 return Err(error);
             }
-            // From here on the state says that nothing is dirty, and what the mode was.
+            // From here on the state file says that the cache has no dirty data, and records its
+            // earlier mode.
             manager.set_mode(name, Mode::WriteThrough)?;
             manager.keep_spec(name, |spec| spec.mode_due = Some(before.mode.to_string())).await?;
             manager.pools.tune(name, &shard, id).await?;
@@ -81,7 +83,8 @@ impl Leaving {
 
     async fn restore(&self) -> Result<(), ApiError> {
         let (manager, name) = (&self.manager, &self.name);
-        // In this order: nobody calls it clean any more, etcd knows, then it writes back.
+        // The order matters: first the cache no longer counts as clean, then etcd is updated, then
+        // write-back starts.
         self.shared.facts().drained = false;
         let (shard, id) = manager.shard_of(name)?;
         shard.watch(id, false).await?;
@@ -91,7 +94,7 @@ impl Leaving {
         manager.restore_mode(name).await
     }
 
-    /// A drain that is under way, or is about to be, ends.
+    /// Stops a drain that is in progress or about to start.
     pub(super) fn stop_draining(self: Arc<Self>) {
         tokio::spawn(async move {
             while self.shared.facts().state == hob_control::MigrationState::Preparing {
@@ -102,7 +105,7 @@ impl Leaving {
         });
     }
 
-    /// Nothing is served to guests any more, and the other host may have the backing.
+    /// Stops serving guests and releases the backing to the other host.
     async fn leave(&self) -> Result<(), ApiError> {
         let (manager, name) = (&self.manager, &self.name);
         let (shard, id) = manager.shard_of(name)?;
@@ -111,14 +114,14 @@ impl Leaving {
         let lock = manager.inner().disk(name)?.lock.clone();
         if let Some(lock) = lock {
             blocking(move || lock.release()).await?.map_err(|error| {
-                ApiError::failed(format!("the lock on the backing was not given up: {error}"))
+                ApiError::failed(format!("cannot release the lock of the backing: {error}"))
             })?;
         }
         manager.give_back_departed(name);
         Ok(())
     }
 
-    /// What the other host is to know of the disk.
+    /// Returns the encoded disk settings for the other host.
     pub(super) fn arrival(&self) -> Result<Vec<u8>, ApiError> {
         let arrival = self.manager.arrival(&self.name, &self.plan)?;
         serde_json::to_vec(&arrival).map_err(|error| ApiError::failed(error.to_string()))
@@ -126,7 +129,7 @@ impl Leaving {
 }
 
 impl Manager {
-    /// What another host is to know of a disk.
+    /// Returns the disk settings for another host.
     pub(in super::super) fn arrival(&self, name: &str, plan: &MigrationStart) -> Result<Arrival, ApiError> {
         let qos = self.qos.rules_of(name);
         let inner = self.inner();
@@ -168,7 +171,7 @@ fn arriving(spec: &CacheSpec, disk: &DiskEntry, pool: Option<String>) -> Arrivin
         dirty_age_max: Some(spec.destage.dirty_age_max),
         copies: Some(spec.copies.to_string()),
         ordered: Some(spec.destage.ordered),
-        // An older hob does not know it.
+        // An older hob does not know this field.
         verify: (spec.verify != Verify::default()).then(|| spec.verify.to_string()),
         ram: Some(spec.ram),
     };
@@ -182,7 +185,7 @@ fn host_name() -> String {
 }
 
 impl Manager {
-    /// Gives a cache another mode, so far in memory only.
+    /// Changes the mode of a cache, in memory only.
     pub(super) fn set_mode(&self, name: &str, mode: Mode) -> Result<(), ApiError> {
         let mut inner = self.inner();
         if let Some(spec) = inner.disk_mut(name)?.wanted.cache.as_mut() {
@@ -191,13 +194,13 @@ impl Manager {
         Ok(())
     }
 
-    /// The mode that a cache is to have when a migration is over, if it has another one meanwhile.
+    /// Returns the mode that a cache gets after the migration, if it differs from the current mode.
     fn mode_due(&self, name: &str) -> Result<Option<String>, ApiError> {
         let inner = self.inner();
         Ok(inner.disk(name)?.wanted.migration.as_ref().and_then(|spec| spec.mode_due.clone()))
     }
 
-    /// The cache gets the mode that it is to have when a migration is over.
+    /// Gives a cache its mode from before the migration.
     pub(super) async fn restore_mode(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let Some(due) = self.mode_due(name)? else { return Ok(()) };
         let mode = due.parse::<Mode>().map_err(|error| ApiError::failed(error.to_string()))?;
@@ -207,13 +210,14 @@ impl Manager {
         self.pools.tune(name, &shard, id).await
     }
 
-    /// A disk that is another host's: its cache and all else of it go, and a tombstone stays.
+    /// Removes the cache and all other resources of a disk that migrated to another host. A
+    /// tombstone stays.
     pub(super) async fn give_cache_up(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
         self.exports.table().remove_disk(name);
         self.exports.hide_file_at_end(name).await;
         if let Ok((shard, id)) = self.shard_of(name) {
             if let Err(error) = self.pools.take_cache(name).await {
-                tracing::warn!("the cache of {name} was not taken away in peace: {error}");
+                tracing::warn!("disk {name}: cannot remove its cache cleanly: {error}");
             }
             let gone = shard.remove_disk(id).await.unwrap_or_else(|error| {
                 tracing::warn!("{name}: {error}");
@@ -230,7 +234,7 @@ impl Manager {
         self.bury(name, to).await
     }
 
-    /// Frees what flash still has of a disk that is away, and shows where it is.
+    /// Frees the segments of a migrated disk, and records the disk's new host.
     pub(super) async fn bury(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
         let spec = {
             let mut inner = self.inner();
@@ -247,7 +251,7 @@ impl Manager {
         Ok(())
     }
 
-    /// The disk is this host's in this generation, whatever another one says.
+    /// Records that this host owns the disk in this generation.
     pub(super) async fn own_again(self: &Arc<Self>, name: &str, generation: u64) -> Result<(), ApiError> {
         self.keep_record(name, Record::Owner { generation, attempts: 0 }).await
     }

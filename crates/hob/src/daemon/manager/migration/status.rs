@@ -1,4 +1,4 @@
-//! How far a migration is, for people and for its own bounds.
+//! Progress of a migration, for the API and for the migration's own limits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,25 +9,25 @@ use hob_engine::migration::{Session, View};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-/// Weight of the newest look in the rate.
+/// Weight of the newest sample in the transfer rate.
 const NEWEST: f64 = 0.3;
 
-/// Looks closer to each other say nothing of the rate.
+/// Minimum time between two samples of the transfer rate.
 const LOOK_MIN: Duration = Duration::from_millis(400);
 
-/// What a task and its helpers know together.
+/// State shared by a migration's task and its helper tasks.
 #[derive(Debug)]
 pub(super) struct Shared {
     facts: Mutex<Facts>,
-    /// Bytes that went to the other host on data connections.
+    /// Bytes sent to the other host on data connections.
     pub(super) sent: AtomicU64,
-    /// The other host wants the list from its first page.
+    /// Signals that the other host wants the list from its first page.
     pub(super) list_wanted: Notify,
-    /// A record of the source is durable, or cannot be made so.
+    /// Signals that the source's record was saved, or that the save failed.
     pub(super) recorded: Notify,
 }
 
-/// What is known.
+/// Progress and settings of a migration.
 #[derive(Clone, Debug)]
 pub(super) struct Facts {
     pub(super) side: Side,
@@ -35,7 +35,8 @@ pub(super) struct Facts {
     pub(super) cache: CarryMode,
     pub(super) state: MigrationState,
     pub(super) warm: bool,
-    /// At the source: nothing is dirty, the state says so, and nothing becomes dirty.
+    /// At the source: true if the disk has no dirty data, the state file says so, and no data
+    /// becomes dirty.
     pub(super) drained: bool,
     pub(super) wanted: bool,
     pub(super) session: Session,
@@ -85,7 +86,7 @@ impl Shared {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something went wrong, and is tried again or not.
+    /// Records the reason of a failure.
     pub(super) fn trouble(&self, why: impl Into<String>) {
         self.facts().why = Some(why.into());
     }
@@ -129,13 +130,13 @@ impl Shared {
 }
 
 impl Facts {
-    /// What the destination says.
+    /// Records the progress that the destination reports.
     pub(super) fn note_view(&mut self, view: &View) {
         self.wanted = view.wants;
         self.note_pulled(view.pulled_bytes, view.left_bytes);
     }
 
-    /// How pulling gets on.
+    /// Records the progress of the pull and updates the transfer rate.
     pub(super) fn note_pulled(&mut self, pulled: u64, left: u64) {
         let now = Instant::now();
         (self.pulled, self.left) = (pulled, left);
@@ -151,7 +152,7 @@ impl Facts {
         }
     }
 
-    /// It is over.
+    /// Records the end of the migration.
     pub(super) fn end(&mut self, state: MigrationState) {
         self.state = state;
         self.rate = 0.0;

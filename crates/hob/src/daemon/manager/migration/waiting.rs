@@ -1,5 +1,5 @@
-//! Disks of a cluster that wait at a host for their turn, and come by migration before that: the disk that waits gives way to the one that comes,
-//! and is there again if it does not.
+//! Migration to a host on which the same disk waits for the cluster. The waiting disk is replaced
+//! by the incoming one, and restored if the migration fails.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,19 +12,20 @@ use super::super::registry::ClusterWait;
 use super::super::{DiskEntry, DiskPhase, Inner, Manager};
 use crate::daemon::state::JournalSpec;
 
-/// Attempts to open a disk that waits end within that time.
+/// Maximum time to wait for the end of an attempt to open a waiting disk.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// Pause between two looks.
+/// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 impl Manager {
-    /// Does the disk of that name merely wait for its cluster, so that it may come in another way? Whose it is, the cluster says.
+    /// Returns true if the disk only waits for the cluster and has no migration, so that it may
+    /// migrate to this host. The cluster decides who owns the disk.
     pub(super) fn gives_way(&self, name: &str) -> bool {
         !self.is_migrating(name) && self.waits_for_cluster(name)
     }
 
-    /// The same, whatever is under way.
+    /// Returns true if the disk only waits for the cluster, with or without a migration.
     pub(super) fn waits_for_cluster(&self, name: &str) -> bool {
         if self.cluster().is_none() {
             return false;
@@ -40,30 +41,30 @@ impl Manager {
         })
     }
 
-    /// What was recorded of a disk besides the one that waits.
+    /// Returns the record of an earlier migration of a disk with this lineage.
     pub(super) fn record_besides(&self, name: &str, lineage: &str) -> Option<Record> {
         let inner = self.inner();
         let gone = inner.gone.iter().find(|gone| gone.name == name && gone.lineage == lineage)?;
         Some(Record::Gone(Session { generation: gone.generation, attempt: gone.attempt }))
     }
 
-    /// A disk that did not come waits again if it waited before.
+    /// Lets a disk that did not arrive wait for the cluster again, if it did before.
     pub(super) fn wait_for_cluster_again(self: &Arc<Self>, name: &str) {
         let Some(mut waited) = self.inner().waited.remove(name) else { return };
-        // What flash had of it made room for what was to come.
+        // The segments of its earlier cache were released for the incoming disk.
         (waited.migration, waited.generation) = (None, None);
         if let Some(cache) = waited.cache.as_mut().filter(|cache| cache.journal.is_some()) {
             cache.journal = Some(JournalSpec::new());
         }
         if let Err(error) = self.disks.enter(waited, None) {
-            return tracing::warn!("{name} does not wait here any more: {error}");
+            return tracing::warn!("disk {name}: it no longer waits for its cluster on this host: {error}");
         }
         if let Ok(disk) = self.inner().disk_mut(name) {
             disk.cluster_wait = ClusterWait::Yes;
         }
     }
 
-    /// Waits until nobody tries to open a disk that waits.
+    /// Waits until no attempt to open a waiting disk is in progress.
     pub(super) async fn let_rest(self: &Arc<Self>, name: &str) {
         let until = tokio::time::Instant::now() + IDLE_MAX;
         while self.gives_way(name)
@@ -76,7 +77,7 @@ impl Manager {
 }
 
 impl Inner {
-    /// Flash still has segments of a cache that wrote back.
+    /// Returns true if the pool still has segments of a write-back cache of the disk.
     fn may_have_dirty(&self, disk: &DiskEntry) -> bool {
         let Some(spec) = disk.cache().filter(|spec| spec.mode == Mode::WriteBack) else { return false };
         let Some(journal) = spec.journal else { return false };

@@ -1,4 +1,5 @@
-//! The host that is to have a disk: says whether it can take it, and takes it when it is given.
+//! The new host of an ordered move: tells whether it can take the disk, and acquires the disk when
+//! it is released.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,20 +18,20 @@ use crate::daemon::cluster::{Cluster, OrderFound};
 use crate::daemon::hardware::{Backing, BackingOptions};
 use crate::daemon::state::JournalSpec;
 
-/// A disk that was given is taken within that time, or its former owner may have it again.
+/// Maximum time to acquire a released disk; later its former owner may acquire it again.
 const TAKE_MAX: Duration = Duration::from_secs(30);
 
-/// Attempts to open a disk that waits end within that time.
+/// Maximum time to wait for the end of an attempt to open a waiting disk.
 const IDLE_MAX: Duration = Duration::from_secs(5);
 
-/// Pause between two looks.
+/// Interval between two checks.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Pause between attempts.
+/// Pause between two attempts.
 const RETRY_EVERY: Duration = Duration::from_millis(500);
 
 impl Manager {
-    /// Answers an offer, or takes what is given.
+    /// Answers an offer, or acquires a released disk.
     pub(super) async fn meet_order(self: Arc<Self>, cluster: Arc<Cluster>, found: OrderFound) {
         use ClusterMoveState::{Done, Failed, Given, Welcome};
         let disk = found.disk.clone();
@@ -43,20 +44,20 @@ impl Manager {
             Err(error) => (Failed, format!("{}: {error}", found.order.to)),
         };
         match &result {
-            Ok(()) if state == Done => tracing::info!("{disk} has come from {}", found.order.from),
-            Ok(()) => tracing::debug!("{disk} may come from {}", found.order.from),
-            Err(error) => tracing::warn!("{disk} does not come from {}: {error}", found.order.from),
+            Ok(()) if state == Done => tracing::info!("disk {disk}: moved here from {}", found.order.from),
+            Ok(()) => tracing::debug!("disk {disk}: accepted its move from {}", found.order.from),
+            Err(error) => tracing::warn!("disk {disk}: its move from {} failed: {error}", found.order.from),
         }
         super::end(&cluster, found, state, &note).await;
         self.moves.end(&disk);
     }
 
-    /// Is there room for it, and is its backing there?
+    /// Checks that this host has space for the disk's cache and can open its backing.
     async fn could_take(self: &Arc<Self>, found: &OrderFound) -> Result<(), ApiError> {
         let arrival = definition(found)?;
         self.let_rest_to_take(&found.disk).await;
         let (wanted, size_bytes) = match self.is_waiting(&found.disk)? {
-            // It was told, and knows better.
+            // The local configuration takes precedence over the offer.
             true => (self.inner().disk(&found.disk)?.wanted.clone(), arrival.size_bytes),
             false => (self.awaited_state(&found.disk, arrival)?, arrival.size_bytes),
         };
@@ -68,7 +69,7 @@ impl Manager {
             "file" | "nbd" | "rbd" | "qemu-nbd" => {
                 Backing::open(&of, Access::ReadOnly, &options).map(|open| Some(open.info().size_bytes))
             }
-            // Others cannot be looked at while somebody writes them.
+            // Other kinds of backings cannot be examined while another host writes to them.
             _ => Ok(None),
         })
         .await?
@@ -81,7 +82,7 @@ impl Manager {
         }
     }
 
-    /// Waits until nobody tries to open it any more.
+    /// Waits until no attempt to open the disk is in progress.
     async fn let_rest_to_take(&self, name: &str) {
         let until = Instant::now() + IDLE_MAX;
         while self.inner().disk(name).is_ok_and(|disk| disk.busy.is_some()) && Instant::now() < until {
@@ -93,7 +94,8 @@ impl Manager {
         self.inner().disk(name).is_ok_and(|disk| matches!(disk.phase, DiskPhase::Online(_)))
     }
 
-    /// Is there an entry of the disk that waits for it? Refused if there is one that cannot be used.
+    /// Returns true if the disk has an entry that waits for the cluster. Fails if there is an
+    /// unusable entry.
     fn is_waiting(&self, name: &str) -> Result<bool, ApiError> {
         let record = self.record_of(name);
         let inner = self.inner();
@@ -112,7 +114,7 @@ impl Manager {
         let name = &found.disk;
         let arrival = definition(found)?;
         self.let_rest_to_take(name).await;
-        // Waiting for it like others, this host may have had it at once.
+        // This host may have acquired the disk already while it waited for the cluster.
         if self.is_online(name) {
             return Ok(());
         }
@@ -140,7 +142,7 @@ impl Manager {
         self.save().await
     }
 
-    /// A tombstone becomes a disk that waits.
+    /// Converts a tombstone into a disk that waits for the cluster.
     fn revive(&self, name: &str) -> Result<(), ApiError> {
         self.forget_migration(name);
         let mut inner = self.inner();
@@ -160,5 +162,10 @@ impl Manager {
 }
 
 fn definition(found: &OrderFound) -> Result<&Arrival, ApiError> {
-    found.order.arrival.as_deref().ok_or_else(|| ApiError::invalid("nobody said what disk it is"))
+    found.order.arrival.as_deref().ok_or_else(|| {
+        ApiError::invalid(
+            "the order has no description of the \
+     disk",
+        )
+    })
 }

@@ -1,4 +1,4 @@
-//! The host that has the disk: gives it away as it was ordered.
+//! The old host of an ordered move: gives the disk away.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,25 +18,25 @@ use crate::daemon::exports::export_info;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::JournalSpec;
 
-/// The other host says within that time whether it can take the disk.
+/// Maximum time for the other host to tell whether it can take the disk.
 const WELCOME_MAX: Duration = Duration::from_secs(20);
 
-/// Hosts that are not concerned have seen the order by then.
+/// Time after which all other hosts have seen the order.
 const SEEN_AFTER: Duration = Duration::from_millis(2500);
 
-/// The other host has taken the disk within that time, or it stays.
+/// Maximum time for the other host to acquire the disk; later the disk stays here.
 const TAKEN_MAX: Duration = Duration::from_secs(40);
 
-/// Etcd may say nothing for so long before a move is given up.
+/// Maximum time without an answer of etcd before a move fails.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// A migration that is over is put away within that time.
+/// Maximum time to clean up a finished migration.
 const ENDED_MAX: Duration = Duration::from_secs(10);
 
-/// Pause between two looks at the order, or at what is being done.
+/// Interval between two checks of the order or of the work.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// An order at which this host works.
+/// An order that this host executes.
 struct Work {
     cluster: Arc<Cluster>,
     disk: String,
@@ -45,7 +45,7 @@ struct Work {
 }
 
 impl Work {
-    /// Writes how far it is, if nobody has called it off meanwhile.
+    /// Writes the order's progress, unless the order was cancelled meanwhile.
     async fn say(&mut self, state: ClusterMoveState, note: Option<String>) -> Result<(), ApiError> {
         if self.order.state == state && self.order.note == note {
             return self.read().await.map(drop);
@@ -57,7 +57,7 @@ impl Work {
                 Ok(())
             }
             Ok(None) => self.read().await.map(drop),
-            // It may have been written.
+            // The write may have succeeded.
             Err(_) => {
                 tokio::time::sleep(LOOK_EVERY).await;
                 let found = self.find().await?;
@@ -86,7 +86,7 @@ impl Work {
         })
     }
 
-    /// What the order says now; one that was called off is over.
+    /// Reads the order's state. A cancelled order is an error.
     async fn read(&mut self) -> Result<ClusterMoveState, ApiError> {
         let found = self.find().await?;
         (self.order, self.revision) = (found.order, found.revision);
@@ -98,7 +98,7 @@ impl Work {
         }
     }
 
-    /// Waits until it says that.
+    /// Waits until the order has this state.
     async fn wait_for(&mut self, wanted: ClusterMoveState, wait_max: Duration) -> Result<(), ApiError> {
         let until = Instant::now() + wait_max;
         while self.read().await? != wanted {
@@ -106,7 +106,7 @@ impl Work {
                 let (to, seconds) = (&self.order.to, wait_max.as_secs());
                 return Err(ApiError::failed(format!("{to} has not answered within {seconds} s")));
             }
-            // Etcd may be away for a moment: then nobody knows.
+            // Without an answer of etcd the members are unknown.
             let hosts = self.cluster.hosts().await.unwrap_or_default();
             if !hosts.is_empty() && !hosts.iter().any(|host| host.name == self.order.to) {
                 return Err(ApiError::conflict(format!("{} has left the cluster", self.order.to)));
@@ -118,18 +118,18 @@ impl Work {
 }
 
 impl Manager {
-    /// Does what an order wants of the disk's owner, to its end.
+    /// Executes the owner's part of an order to its end.
     pub(super) async fn leave_by_order(self: Arc<Self>, cluster: Arc<Cluster>, found: OrderFound) {
         let OrderFound { disk, order, revision, .. } = found;
         let order = Order { from: cluster.own_name().to_owned(), ..order };
         let mut work = Work { cluster, disk, order, revision };
         let to = work.order.to.clone();
-        tracing::info!("{} is to go to {to}", work.disk);
+        tracing::info!("disk {}: an order moves it to {to}", work.disk);
         let left = self.leave_as_ordered(&mut work).await;
         self.moves.end(&work.disk);
         if let Err(error) = left {
-            tracing::warn!("{} does not go to {to}: {error}", work.disk);
-            // The one who called it off has said so already.
+            tracing::warn!("disk {}: its move to {to} failed: {error}", work.disk);
+            // The host that cancelled the order has recorded that.
             if !work.order.state.is_over() {
                 let why = error.to_string();
                 let Work { cluster, disk, order, revision } = work;
@@ -147,7 +147,7 @@ impl Manager {
         let has_cache = self.inner().disk(&work.disk)?.cache().is_some();
         let carry = match (work.order.cache, shard.users(id).await?) {
             (None | Some(CarryMode::Drop), 0) => None,
-            // There is nothing to carry.
+            // The disk has no cache to move.
             (Some(_), 0) if !has_cache => None,
             (mode, _) => Some(mode.unwrap_or_default()),
         };
@@ -169,7 +169,7 @@ impl Manager {
         }
     }
 
-    /// Nobody uses it: drained, closed, given back.
+    /// Moves a disk without clients: drains, closes and releases it.
     async fn leave_alone(
         self: &Arc<Self>,
         work: &mut Work,
@@ -190,7 +190,7 @@ impl Manager {
         let given = match closed {
             Ok(()) => self.hand_on(work).await,
             Err(error) => {
-                // It is served still, and has what it had.
+                // The disk is still served with its cache.
                 if let Err(error) = self.pools.tune(&name, shard, id).await {
                     tracing::warn!("{name}: {error}");
                 }
@@ -204,12 +204,13 @@ impl Manager {
             Ok(()) => work.wait_for(ClusterMoveState::Done, TAKEN_MAX).await,
             Err(error) => Err(error),
         };
-        // If it was not, this host waits for it like others, and has it a second later.
+        // If the other host failed to acquire it, this host waits for the disk like others and soon
+        // has it again.
         self.moves.give(&name, None);
         taken
     }
 
-    /// Everything up to the point from which on it is not served here.
+    /// Prepares the release of a disk, up to the point from which on it is no longer served here.
     async fn close_to_leave(
         self: &Arc<Self>,
         work: &mut Work,
@@ -220,19 +221,20 @@ impl Manager {
         let name = work.disk.clone();
         self.drain_to_leave(work, shard, id).await?;
         tokio::time::sleep_until(offered + SEEN_AFTER).await;
-        // From here on nobody comes in.
+        // From here on no client can connect.
         self.exports.table().remove_disk(&name);
         let users = shard.users(id).await?;
         if users > 0 || work.read().await.is_err() {
             self.let_in_again(&name)?;
             work.read().await?;
-            return Err(ApiError::conflict(format!("somebody has come to use {name}"))
+            return Err(ApiError::conflict(format!("a client has connected to {name} meanwhile"))
                 .hint("order it again: it is migrated then, or end what uses it"));
         }
         Ok(())
     }
 
-    /// Dirty data goes to the backing, and the cache away. Said while it goes on; ended when somebody calls the order off.
+    /// Drains dirty data and removes the cache. Reports the progress, and ends if the order is
+    /// cancelled.
     async fn drain_to_leave(
         self: &Arc<Self>,
         work: &mut Work,
@@ -259,12 +261,12 @@ impl Manager {
         }
     }
 
-    /// Closes it, and lets the other host have it.
+    /// Closes the disk and lets the other host acquire it.
     async fn hand_on(self: &Arc<Self>, work: &mut Work) -> Result<(), ApiError> {
         let (name, to) = (work.disk.clone(), work.order.to.clone());
         self.moves.give(&name, Some(&to));
         let reason = ApiError::conflict(format!("it is on its way to {to}"));
-        // It is no fault that it is offline.
+        // This offline state is not a failure.
         self.inner().disk_mut(&name)?.cluster_wait = ClusterWait::Served;
         self.disks.take_offline(&name, &reason).await;
         self.wait_again(&name).await?;
@@ -275,7 +277,8 @@ impl Manager {
         work.say(ClusterMoveState::Given, None).await
     }
 
-    /// A disk that is not served here any more and of which flash has nothing: it waits, as one that another host has.
+    /// Makes a released disk without data in flash wait for the cluster, like a disk of another
+    /// host.
     async fn wait_again(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let spec = {
             let mut inner = self.inner();
@@ -294,7 +297,7 @@ impl Manager {
         self.save().await
     }
 
-    /// What a migration would be told.
+    /// Returns the plan of the migration that carries out the order.
     fn plan(&self, work: &Work, to: String, cache: CarryMode) -> Result<MigrationStart, ApiError> {
         let inner = self.inner();
         let wanted = &inner.disk(&work.disk)?.wanted;
@@ -313,7 +316,7 @@ impl Manager {
         })
     }
 
-    /// With its cache, or under a machine that runs.
+    /// Moves a disk by migration, because its cache moves along or a VM uses it.
     async fn leave_by_migration(
         self: &Arc<Self>,
         work: &mut Work,
@@ -359,7 +362,7 @@ impl Manager {
                     format!("{} % of the cache is there", shown.percent)
                 }
                 (MigrationState::Copying, 1..) => {
-                    "it waits for the machine: migrate that now, or start it on the other host".to_owned()
+                    "it waits for the VM: migrate the VM now, or start it on the other host".to_owned()
                 }
                 (MigrationState::HandingOver, _) => "handed over, and not said so yet".to_owned(),
                 _ => "the other host prepares".to_owned(),
@@ -371,7 +374,8 @@ impl Manager {
         }
     }
 
-    /// A disk that has migrated within its cluster may come back: the tombstone makes room for one that waits.
+    /// Prepares for a later return of a migrated disk: its tombstone becomes a disk that waits for
+    /// the cluster.
     async fn wait_as_before(self: &Arc<Self>, name: &str, to: &str) -> Result<(), ApiError> {
         let until = Instant::now() + ENDED_MAX;
         while !self.is_tombstone(name) {
@@ -390,7 +394,7 @@ impl Manager {
         self.wait_again(name).await
     }
 
-    /// It has moved, and nothing is done about that any more.
+    /// Returns true if the disk has migrated and its migration has ended.
     fn is_tombstone(&self, name: &str) -> bool {
         let is_taken = matches!(self.record_of(name), Some(Record::Away { taken: true, .. }));
         let inner = self.inner();
@@ -400,14 +404,14 @@ impl Manager {
                 .is_ok_and(|disk| matches!(disk.phase, DiskPhase::Away(_)) && disk.busy.is_none())
     }
 
-    /// It is offered to clients as it was.
+    /// Offers the disk to clients again.
     fn let_in_again(self: &Arc<Self>, name: &str) -> Result<(), ApiError> {
         let (shard, id) = self.shard_of(name)?;
         let (info, access, vhost_user) = {
             let inner = self.inner();
             let disk = inner.disk(name)?;
             let info = disk.measure.as_ref().map(|measure| measure.info.clone());
-            let info = info.ok_or_else(|| ApiError::failed(format!("nobody knows the size of {name}")))?;
+            let info = info.ok_or_else(|| ApiError::failed(format!("the size of {name} is unknown")))?;
             (
                 info.clone(),
                 super::super::disks::access_of(&disk.wanted, &info),
@@ -417,8 +421,10 @@ impl Manager {
         if let Some(path) = &vhost_user {
             use super::super::disks::{Open, open_gateway};
             match open_gateway(name, &self.exports.socket_at(path), id, &shard, &info, access, Open::AtOnce) {
-                Ok(gateway) => self.exports.table().let_machines_in(name, name, gateway),
-                Err(error) => tracing::error!("{name}: machines cannot come in at {path}: {error}"),
+                Ok(gateway) => self.exports.table().listen_vhost_user(name, name, gateway),
+                Err(error) => {
+                    tracing::error!("disk {name}: cannot open the vhost-user socket {path}: {error}")
+                }
             }
         }
         self.exports.offer(name, id, shard, export_info(&info, access));

@@ -1,4 +1,5 @@
-//! The state of each disk's backing, as the API, health and metrics show it. No shard and no backing is asked.
+//! The state of each disk's backing, as shown by the API, health and metrics. The functions here
+//! send no request to a shard or a backing.
 
 use hob_control::{BackingState, ProblemKind};
 
@@ -6,13 +7,13 @@ use crate::daemon::hardware::Condition;
 use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 
 impl DiskEntry {
-    /// The state of the backing; `None` while the disk is not served.
+    /// Returns the state of the backing; `None` while the disk is not served.
     pub(in crate::daemon::manager) fn backing_state(&self) -> Option<BackingState> {
         let DiskPhase::Online(_) = self.phase else { return None };
         Some(state(self.measure.as_ref()?.monitor.condition()))
     }
 
-    /// The health problem of a backing that does not work, with its kind and a sentence.
+    /// Returns the health problem of a failed backing, with its kind and a sentence.
     pub(in crate::daemon::manager) fn backing_problem(&self) -> Option<(ProblemKind, String)> {
         problem(&self.wanted.name, &self.wanted.backing, &self.backing_state()?)
     }

@@ -1,4 +1,5 @@
-//! Why a disk's I/O is, or is not, served from flash: figures into sentences.
+//! The explanation why a disk's I/O is, or is not, served from flash: statistics turned into
+//! sentences.
 
 use hob_control::{
     BackingState, Cache, CacheState, Dirty, Disk, DiskState, DiskStats, Explanation, Share, Size,
@@ -11,23 +12,25 @@ use super::Observe;
 use super::figures::percent;
 use crate::daemon::manager::api_error::{ApiError, ErrorKind};
 
-/// A cache that holds data in less of its blocks is still being filled.
+/// A cache with data in a smaller percentage of its blocks is still warming.
 const FULL_PERCENT: f64 = 95.0;
 
-/// Below this share of hits, a full cache is said to be too small.
+/// A full cache with a smaller percentage of hits is reported as too small.
 const LOW_HITS_PERCENT: f64 = 50.0;
 
-/// Below this share of valid sectors in its blocks, a cache is said to have too large blocks.
+/// A cache whose blocks hold a smaller percentage of valid sectors is reported as having too large
+/// blocks.
 const SPARSE_PERCENT: f64 = 50.0;
 
-/// While more of the recent reads than this ask for new data, a cache that is not full is still being warmed.
+/// A cache that is not full is still warming while a larger percentage of recent reads are first
+/// reads.
 const FIRST_PERCENT: f64 = 5.0;
 
-/// Fewer requests than this say nothing about how a cache does.
+/// Minimum number of requests for a statement about a cache.
 const REQUESTS_TELLING: u64 = 1000;
 
 impl Observe {
-    /// Why a disk's I/O is, or is not, served from flash.
+    /// Explains why a disk's I/O is, or is not, served from flash.
     pub(crate) async fn explain(&self, name: &str) -> Result<Explanation, ApiError> {
         let disk = {
             let inner = self.0.registry.inner();
@@ -35,7 +38,7 @@ impl Observe {
         };
         let stats = match self.stats(name).await {
             Ok(stats) => Some(stats),
-            // An offline disk has no figures, and one whose shard hangs has none now.
+            // An offline disk has no statistics, and a hung shard delivers none.
             Err(ApiError { kind: ErrorKind::Conflict | ErrorKind::Busy, .. }) => None,
             Err(error) => return Err(error),
         };
@@ -43,7 +46,7 @@ impl Observe {
     }
 }
 
-/// The sentences, from what is known of the disk.
+/// Builds the sentences from the state and the statistics of a disk.
 fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
     let mut explanation = Explanation {
         disk: disk.name.clone(),
@@ -101,7 +104,7 @@ fn explain(disk: &Disk, stats: Option<&DiskStats>) -> Explanation {
     explanation
 }
 
-/// A sentence about a backing that is slow or not connected.
+/// Returns a sentence about a backing that is slow or not connected.
 fn about_backing(disk: &Disk) -> Option<String> {
     let state = disk.backing_state.as_ref().filter(|state| **state != BackingState::Connected)?;
     let hits = if disk.cache.is_some() { "; reads of cached data are served meanwhile" } else { "" };
@@ -131,7 +134,7 @@ fn share(percent: f64) -> String {
     if percent < 0.05 { "Less than 0.1 %".to_owned() } else { format!("{percent:.1} %") }
 }
 
-/// What the cache is doing, and whether it fits its work.
+/// Describes the activity of the cache and whether its size fits the workload.
 fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
     let name = &disk.name;
     let Some(cache) = &disk.cache else {
@@ -179,7 +182,7 @@ fn about_cache(disk: &Disk, stats: &DiskStats) -> Vec<String> {
     sentences
 }
 
-/// How far the comparison with the backing is.
+/// Describes the progress of verifying the cache against the backing.
 fn about_verification(stats: &DiskStats) -> Option<String> {
     let (left, all) = (stats.unverified_bytes, stats.to_verify_bytes);
     let percent = 100 - (u128::from(left) * 100).div_ceil(u128::from(all.max(left).max(1)));
@@ -192,7 +195,7 @@ fn about_verification(stats: &DiskStats) -> Option<String> {
     })
 }
 
-/// What becomes of writes, and how far the backing is behind.
+/// Describes the write mode and the amount of dirty data.
 fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
     if stats.cache == CacheState::None || stats.mode.is_empty() {
         return None;
@@ -217,12 +220,12 @@ fn about_writes(cache: &Cache, stats: &DiskStats) -> Option<String> {
     })
 }
 
-/// Whether the recent reads bring in hardly anything new.
+/// Returns true if few of the recent reads were first reads.
 fn is_warm(stats: &DiskStats) -> bool {
     stats.recent.reads >= REQUESTS_TELLING && stats.recent.first_percent <= FIRST_PERCENT
 }
 
-/// Warming, full, too small, too coarse.
+/// Describes whether the cache is warming, full, too small, or has too large blocks.
 fn about_fill(stats: &DiskStats, size: Size) -> Vec<String> {
     let mut sentences = Vec::new();
     let filled = percent(stats.blocks_cached, stats.blocks);

@@ -1,4 +1,4 @@
-//! Figures of the engine as the API gives them.
+//! Conversion of the engine's statistics into API types.
 
 use hob_control::{
     Bucket, CacheState, DiskStats, Evictions, Latency, OutcomeStats, RecentReads, Size, VsphereStats,
@@ -15,7 +15,7 @@ use crate::daemon::manager::api_error::ApiError;
 const KIB: f64 = 1024.0;
 
 impl Observe {
-    /// A disk's figures.
+    /// Returns a disk's statistics.
     pub(crate) async fn stats(&self, name: &str) -> Result<DiskStats, ApiError> {
         let (shard, id, block_size) = {
             let inner = self.0.registry.inner();
@@ -30,7 +30,7 @@ impl Observe {
     }
 }
 
-/// The latest reads, under the API's names.
+/// Converts the statistics of the most recent reads.
 pub(in crate::daemon::manager) fn recent(recent: &Recent) -> RecentReads {
     RecentReads {
         reads: recent.reads,
@@ -39,7 +39,7 @@ pub(in crate::daemon::manager) fn recent(recent: &Recent) -> RecentReads {
     }
 }
 
-/// All of it, under the API's names.
+/// Converts all statistics of a disk.
 pub(in crate::daemon::manager) fn report(
     disk: &str,
     block_size: Size,
@@ -142,7 +142,7 @@ fn vsphere(stats: &stats::DiskStats, latency: &Histogram) -> VsphereStats {
 }
 
 fn summary(histogram: &Histogram) -> Latency {
-    // The last bucket has no upper bound of its own.
+    // The last bucket has no upper bound.
     let longest = histogram.max_ns();
     let buckets = histogram.buckets().map(|(upper, count)| Bucket { up_to_ns: upper.min(longest), count });
     Latency {
@@ -170,7 +170,7 @@ fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// 0 of 0 is 0 %.
+/// Returns `part` as a percentage of `whole`; 0 of 0 is 0 %.
 pub(in crate::daemon::manager) fn percent(part: u64, whole: u64) -> f64 {
     100.0 * ratio(part, whole)
 }

@@ -1,6 +1,6 @@
-//! What is asked of everything at once: the page of metrics, the load of all disks, health.
+//! Queries about all disks and pools at once: metrics, load and health.
 //!
-//! A shard that is silent holds up an answer once and for a short time; what it would have said is missing.
+//! A hung shard delays an answer once and briefly; its values are missing from the answer.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -23,14 +23,15 @@ use crate::daemon::manager::registry::{
 use crate::daemon::metrics::{Daemon, Form, Latencies, Page, Process};
 use crate::daemon::shard_api::ShardHandle;
 
-/// How long a shard may take to answer a ping.
+/// Maximum time for a shard to answer a ping.
 pub(in crate::daemon::manager) const PING_MAX: Duration = Duration::from_secs(1);
 
-/// How long the figures of all disks may take together.
+/// Maximum time for collecting the statistics of all disks.
 const ROUND_MAX: Duration = Duration::from_secs(5);
 
 impl Observe {
-    /// Everything that is counted, as text; with so many histograms as suit the number of disks, unless it is said how many.
+    /// Returns all metrics as text. Without `latencies`, the number of disks decides how many
+    /// histograms are included.
     pub(crate) async fn metrics(&self, form: Form, latencies: Option<Latencies>) -> String {
         let suitable = || Latencies::for_disks(self.0.registry.inner().disks.len());
         let latencies = latencies.unwrap_or_else(suitable);
@@ -60,14 +61,15 @@ impl Observe {
         page.finish()
     }
 
-    /// How datastores are doing, if that can be had soon: with a silent shard each of them would be waited for in vain.
+    /// Returns the state of the datastores, or `None` if a shard is hung. A query of each datastore
+    /// would wait for the hung shard in vain.
     pub(in crate::daemon::manager) async fn datastores_now(&self, shards: &[bool]) -> Option<Vec<Datastore>> {
         let all_answer = shards.iter().all(|answers| *answers);
         let asked = async { self.0.qos.datastores().await.ok() };
         if all_answer { tokio::time::timeout(PING_MAX, asked).await.ok().flatten() } else { None }
     }
 
-    /// What every disk has done so far, for who wants to see rates.
+    /// Returns the counters of every disk, from which clients compute rates.
     pub(crate) async fn load(&self) -> Vec<DiskLoad> {
         let shards = self.shards_answering().await;
         let mut loads = Vec::new();
@@ -75,17 +77,17 @@ impl Observe {
         loads
     }
 
-    /// What is wrong.
+    /// Returns all health problems.
     pub(crate) async fn health(&self) -> Health {
         self.problems(&self.shards_answering().await).into()
     }
 
-    /// Does every shard answer within `patience`?
+    /// Returns true if every shard answers within `patience`.
     pub(crate) async fn is_alive(&self, patience: Duration) -> bool {
         self.ask_shards(patience).await.iter().all(Option::is_some)
     }
 
-    /// How things are, in a few words.
+    /// Returns a short summary of the number of disks and their states.
     pub(crate) fn summary(&self) -> String {
         let inner = self.0.registry.inner();
         let online = inner.disks.values().filter(|disk| matches!(disk.phase, DiskPhase::Online(_))).count();
@@ -97,12 +99,13 @@ impl Observe {
         }
     }
 
-    /// For each shard: does it answer?
+    /// Returns for each shard whether it answers.
     async fn shards_answering(&self) -> Vec<bool> {
         self.ask_shards(PING_MAX).await.iter().map(Option::is_some).collect()
     }
 
-    /// For each shard: what its devices have done, if it answers within `patience`.
+    /// Returns the device counters of each shard, or `None` for a shard that does not answer within
+    /// `patience`.
     pub(in crate::daemon::manager) async fn ask_shards(
         &self,
         patience: Duration,
@@ -120,7 +123,7 @@ impl Observe {
         answers
     }
 
-    /// All pools, and what each of their devices has done, as far as that is known.
+    /// Returns all pools with the counters of their devices, as far as known.
     pub(in crate::daemon::manager) fn pools_with(
         &self,
         counts: Option<&BTreeMap<DeviceId, DeviceCounts>>,
@@ -137,7 +140,7 @@ impl Observe {
         pools
     }
 
-    /// Visits every disk by name, with its figures if its shard gives them.
+    /// Calls `visit` for every disk by name, with its statistics if its shard answers.
     pub(in crate::daemon::manager) async fn round(
         &self,
         answering: &[bool],
@@ -212,11 +215,11 @@ impl Observe {
     }
 }
 
-/// What the devices of one shard have done.
+/// Counters of flash devices from one shard.
 pub(in crate::daemon::manager) type ShardDevices = Vec<(DeviceId, DeviceCounts)>;
 
-/// What each device did for all shards. Nothing is known while one of them is silent: less than before would look like a
-/// new beginning.
+/// Sums up the counters of each device over all shards. Returns `None` if a shard does not answer,
+/// because a smaller sum would look like a counter reset.
 pub(in crate::daemon::manager) fn sum(
     answers: Vec<Option<ShardDevices>>,
 ) -> Option<BTreeMap<DeviceId, DeviceCounts>> {
@@ -233,12 +236,12 @@ pub(in crate::daemon::manager) fn sum(
 }
 
 impl DiskEntry {
-    /// What is wrong with a disk.
+    /// Returns the health problems of a disk.
     fn problems(&self, inner: &Inner) -> Vec<(ProblemKind, String)> {
         match &self.phase {
-            // A disk that has never been there is not missing.
+            // A disk that was never online is not a problem.
             DiskPhase::Offline(_) if self.is_arriving() => Vec::new(),
-            // Nor is one that another host of the cluster serves.
+            // A disk that another host of the cluster serves is not a problem.
             DiskPhase::Offline(_) if self.cluster_wait == ClusterWait::Served => Vec::new(),
             DiskPhase::Away(_) | DiskPhase::Removing => Vec::new(),
             DiskPhase::Offline(reason) => vec![(ProblemKind::DiskOffline, reason.clone())],
@@ -281,7 +284,8 @@ impl DiskEntry {
         }
         let mismatches = self.mismatches(Instant::now());
         problems.extend(mismatches.map(|reason| (ProblemKind::ChecksumMismatch, reason)));
-        // While it is changed or recovered, it says so in the same place. A device that is silent is a problem by itself.
+        // While the cache is changed or recovered, its reason describes the progress. A hung device
+        // is a separate problem.
         let is_settled = matches!(cache.state, CacheState::None | CacheState::Active | CacheState::Fenced);
         if let Some(reason) = cache.reason.filter(|_| is_settled && !has_lost_journal) {
             problems.push((ProblemKind::CacheDegraded, reason));
@@ -290,7 +294,7 @@ impl DiskEntry {
     }
 }
 
-/// With the bounds that they always have, so that two answers can be subtracted.
+/// Returns the buckets with fixed bounds, so that two answers can be subtracted.
 fn raw_buckets(latency: &Histogram) -> Vec<Bucket> {
     latency.buckets().map(|(up_to_ns, count)| Bucket { up_to_ns, count }).collect()
 }

@@ -1,8 +1,8 @@
-//! What can be seen of pools and disks: how the API shows them, figures, histograms and curves, recordings, health, metrics, and the
-//! snapshots of the dashboard.
+//! The observation service: API views of pools and disks, statistics, histograms and curves,
+//! recordings, health, metrics, and the dashboard's snapshots.
 //!
-//! This service only reads. What it knows of each disk (hits that were expected, checksum mismatches) is in the disk's entry of the
-//! registry, because it ends with the disk.
+//! The service only reads. The service's state per disk (expected hits, checksum mismatches) is in
+//! the disk's registry entry, because it ends with the disk.
 
 mod backing_state;
 mod explain;
@@ -27,13 +27,13 @@ use super::tasks::Tasks;
 pub(super) use quality::{COUNT_EVERY, JUDGE_EVERY, Quality};
 pub(crate) use recording::Recording;
 
-/// A service of a higher layer that knows more of a disk than its entry says.
+/// Interface to a higher-layer service that adds details to a disk's view.
 pub(super) trait DiskDetail: std::fmt::Debug + Send + Sync {
-    /// Adds that to what is shown.
+    /// Adds the service's details to a disk's view.
     fn add_to(&self, disk: &mut Disk);
 }
 
-/// See the module.
+/// The observation service; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Observe(Arc<Shared>);
 
@@ -58,7 +58,7 @@ impl Observe {
         Observe(Arc::new(Shared { registry, tasks, qos, swap, peers, detail: OnceLock::new() }))
     }
 
-    /// Sets who knows more of disks. Later calls have no effect.
+    /// Sets the service that adds details to disks. Later calls have no effect.
     pub(super) fn connect(&self, detail: Weak<dyn DiskDetail>) {
         let _ = self.0.detail.set(detail);
     }
@@ -69,7 +69,7 @@ impl Observe {
         }
     }
 
-    /// How this host is as a member of its cluster, if it is in one.
+    /// Returns this host's state as a cluster member, if it is in a cluster.
     fn cluster_view(&self) -> Option<ClusterView> {
         self.0.peers.cluster().map(|cluster| cluster.view())
     }

@@ -1,5 +1,6 @@
-//! Caches that do not do their work: far fewer hits than the disk's own miss-ratio curve expects, or flash that returns other data than
-//! was written. Hits are compared once a minute, checksum mismatches every [`COUNT_EVERY`].
+//! Detection of caches that do not work well: far fewer hits than the disk's miss-ratio curve
+//! predicts, or flash that returns wrong data. Hits are compared once a minute, checksum mismatches
+//! every [`COUNT_EVERY`].
 
 use std::time::Duration;
 
@@ -10,46 +11,47 @@ use super::Observe;
 use super::requests::expected;
 use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 
-/// Pause between two looks.
+/// Interval between two comparisons of hits.
 pub(in crate::daemon::manager) const JUDGE_EVERY: Duration = Duration::from_secs(60);
 
-/// Pause between two looks at checksum mismatches.
+/// Interval between two counts of checksum mismatches.
 pub(in crate::daemon::manager) const COUNT_EVERY: Duration = Duration::from_secs(3);
 
-/// Reads in a minute that say something.
+/// Minimum number of reads per minute for a comparison.
 const READS_TELLING: u64 = 1000;
 
-/// A hit ratio is low if it is less than this share of what the curve expects.
+/// A hit ratio below this fraction of the predicted one counts as low.
 const SHARE_LOW: f64 = 0.5;
 
-/// Where the curve expects fewer hits than this, nothing is said.
+/// Minimum predicted hit ratio for a comparison.
 const EXPECTED_MIN: f64 = 0.3;
 
-/// Reads longer than this, in blocks, are not compared: one missing block makes the whole read a miss, and the curve counts blocks.
+/// Maximum read size in blocks for a comparison. One missing block makes the whole read a miss,
+/// while the curve counts single blocks.
 const READ_BLOCKS_MAX: u64 = 4;
 
-/// A cache that holds data in this share of its blocks is full.
+/// A cache with data in this fraction of its blocks counts as full.
 const FULL: f64 = 0.95;
 
-/// Minutes in a row that make a cache degraded.
+/// Number of consecutive minutes with a low hit ratio that make a cache degraded.
 const MINUTES: u32 = 3;
 
-/// Checksum mismatches up to this number are repaired without a word.
+/// Maximum number of checksum mismatches that are repaired without a report.
 const MISMATCHES_FEW: u64 = 10;
 
-/// For how long after the last mismatch they are a problem.
+/// Time after the last mismatch during which mismatches are a health problem.
 const MISMATCHES_FOR: Duration = Duration::from_secs(3600);
 
-/// What was seen of one disk.
+/// Observations about one disk's cache.
 #[derive(Debug, Default)]
 pub(in crate::daemon::manager) struct Quality {
     before: Option<Sample>,
-    /// Minutes in a row with a low hit ratio.
+    /// Number of consecutive minutes with a low hit ratio.
     low_minutes: u32,
     low: Option<String>,
     mismatches: u64,
     mismatched_at: Option<Instant>,
-    /// The shard has been asked for mismatches and has not answered.
+    /// True while the shard's answer with the number of mismatches is outstanding.
     counting: bool,
 }
 
@@ -59,7 +61,8 @@ struct Sample {
     reads: u64,
     read_hits: u64,
     read_bytes: u64,
-    /// Blocks read, as the curve counts them, and those of them that it expects to hit.
+    /// Number of block reads that the curve counts. The next field is the part of them that it
+    /// predicts to hit.
     accesses: f64,
     expected_hits: f64,
     blocks: u64,
@@ -68,7 +71,7 @@ struct Sample {
 }
 
 impl Observe {
-    /// Looks at all disks that have a cache.
+    /// Compares the hits of all disks with a cache.
     pub(in crate::daemon::manager) fn judge(&self) {
         let inner = self.0.registry.inner();
         for (name, disk) in &inner.disks {
@@ -98,7 +101,8 @@ impl Observe {
         }
     }
 
-    /// Counts the checksum mismatches of all disks that are to have a cache, also of those whose flash is all fenced.
+    /// Counts the checksum mismatches of all disks with a configured cache, including caches whose
+    /// flash is fenced.
     pub(in crate::daemon::manager) fn count_mismatches(&self) {
         for (name, disk) in &mut self.0.registry.inner().disks {
             let (DiskPhase::Online(shard), Some(_), false) =
@@ -133,7 +137,8 @@ impl Sample {
         }
     }
 
-    /// The hit ratio since then and what was expected, in percent, if the first is low.
+    /// Returns the actual and the predicted hit ratio since `before` in percent, if the actual one
+    /// is low.
     fn low_since(&self, before: &Sample) -> Option<(f64, f64)> {
         let reads = self.reads.checked_sub(before.reads).filter(|reads| *reads >= READS_TELLING)?;
         let bytes = self.read_bytes.checked_sub(before.read_bytes)?;
@@ -141,7 +146,7 @@ impl Sample {
         if bytes / reads > READ_BLOCKS_MAX * self.block_bytes || accesses < READS_TELLING as f64 {
             return None;
         }
-        // A cache that is being filled has its hits before it.
+        // A cache that is still warming gets its hits later.
         let is_full = self.blocks_cached as f64 >= FULL * self.blocks as f64;
         let grows = self.blocks_cached > before.blocks_cached + self.blocks / 100;
         if grows && !is_full {
@@ -178,14 +183,14 @@ impl Quality {
         }
     }
 
-    /// Why hits are missing, if they are.
+    /// Returns the reason for a low hit ratio, if it is low.
     pub(in crate::daemon::manager) fn low(&self) -> Option<String> {
         self.low.clone()
     }
 }
 
 impl DiskEntry {
-    /// What flash returned wrongly, if that was more than a few sectors.
+    /// Returns a description of the checksum mismatches, if there were more than a few.
     pub(in crate::daemon::manager) fn mismatches(&self, now: Instant) -> Option<String> {
         let Quality { mismatches, mismatched_at, .. } = &self.quality;
         let is_recent = mismatched_at.is_some_and(|at| now.duration_since(at) < MISMATCHES_FOR);

@@ -1,4 +1,4 @@
-//! Recordings: the requests of a disk on their way to a client of the API.
+//! Recordings of a disk's requests for a client of the API.
 
 use hob_control::TraceRecord;
 use hob_engine::units::DiskId;
@@ -8,10 +8,12 @@ use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::request_recorder::{self, Reader};
 use crate::daemon::shard_api::ShardHandle;
 
-/// Recordings at once: each takes 3 MiB and one of the control socket's connections.
+/// Maximum number of concurrent recordings. A recording takes 3 MiB and one connection of the
+/// control socket.
 const RECORDINGS_MAX: usize = 16;
 
-/// What a disk is asked, from now on. It ends when this is dropped, or when the disk goes.
+/// A recording of a disk's requests. The recording ends when this value is dropped or the disk is
+/// removed.
 #[derive(Debug)]
 pub(crate) struct Recording {
     reader: Reader,
@@ -20,7 +22,7 @@ pub(crate) struct Recording {
 }
 
 impl Observe {
-    /// Records a disk's requests. A disk has one recording at a time.
+    /// Starts to record a disk's requests. A disk has one recording at a time.
     pub(crate) async fn record(&self, name: &str) -> Result<Recording, ApiError> {
         let (recorder, recording) = {
             let mut inner = self.0.registry.inner();
@@ -42,28 +44,28 @@ impl Observe {
             (recorder, Recording { reader, shard, disk: disk.id })
         };
         recording.shard.record(recording.disk, recorder).await?;
-        tracing::info!("the requests of {name} are being recorded");
+        tracing::info!("disk {name}: a recording of its requests has started");
         Ok(recording)
     }
 }
 
 impl Recording {
-    /// How long it has lasted.
+    /// Returns the duration of the recording in nanoseconds.
     pub(crate) fn elapsed_ns(&self) -> u64 {
         self.reader.elapsed_ns()
     }
 
-    /// Has the disk gone? What was recorded before can still be taken.
+    /// Returns true if the disk was removed. Requests recorded before can still be read.
     pub(crate) fn has_ended(&self) -> bool {
         self.reader.has_ended()
     }
 
-    /// Requests that were dropped since the start.
+    /// Returns the number of requests dropped since the start.
     pub(crate) fn dropped(&self) -> u64 {
         self.reader.dropped()
     }
 
-    /// The next requests, at most `max` of them.
+    /// Returns the next requests, at most `max` of them.
     pub(crate) fn take(&mut self, max: usize) -> Vec<TraceRecord> {
         self.reader.take(max)
     }

@@ -1,4 +1,4 @@
-//! What disks are asked for, and what other caches would make of it, as the API gives it.
+//! Request histograms and miss-ratio curves of disks, converted into API types.
 
 use hob_control::{
     BlockCurve, CurveCache, CurvePoint, DiskCurve, DiskHistograms, RequestBucket, RequestHistogram, Size,
@@ -12,24 +12,24 @@ use super::figures::{percent, recent};
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::shard_api::{Counter, ShardHandle};
 
-/// Curves are given by few points, no further off than this.
+/// Maximum deviation of a simplified curve, as a hit ratio.
 const OFF_MAX: f64 = 0.001;
 
 impl Observe {
-    /// What a disk is asked for.
+    /// Returns the request histograms of a disk.
     pub(crate) async fn histograms(&self, name: &str) -> Result<DiskHistograms, ApiError> {
         let (shard, id) = self.place_of(name)?;
         let (now, histograms) = shard.histograms(id).await?;
         Ok(report(name, now, &histograms))
     }
 
-    /// Begins them anew.
+    /// Resets the request histograms of a disk.
     pub(crate) async fn histograms_reset(&self, name: &str) -> Result<DiskHistograms, ApiError> {
         self.count_anew(name, Counter::Histograms).await?;
         self.histograms(name).await
     }
 
-    /// What caches of other sizes would do for a disk.
+    /// Returns the predicted hit ratios of other cache sizes for a disk.
     pub(crate) async fn curve(&self, name: &str) -> Result<DiskCurve, ApiError> {
         let (shard, id) = self.place_of(name)?;
         let sizing = shard.sizing(id).await?;
@@ -47,7 +47,7 @@ impl Observe {
         Ok(curves(name, &sizing, cache))
     }
 
-    /// Begins to learn that anew.
+    /// Resets the hit-ratio prediction of a disk.
     pub(crate) async fn curve_reset(&self, name: &str) -> Result<DiskCurve, ApiError> {
         self.count_anew(name, Counter::Sizing).await?;
         self.curve(name).await
@@ -85,7 +85,7 @@ fn report(disk: &str, now: Instant, histograms: &Histograms) -> DiskHistograms {
     DiskHistograms { disk: disk.to_owned(), elapsed_ns: now - histograms.since(), histograms: all.collect() }
 }
 
-/// The hits that the curves expect of a cache.
+/// Returns the hit ratio that the curves predict for a cache.
 pub(in crate::daemon::manager) fn expected(sizing: &Sizing, room: Size, block_size: Size) -> f64 {
     let not_larger = sizing.block_sizes.iter().rfind(|size| size.block_bytes <= block_size.0);
     not_larger.map_or(0.0, |size| 1.0 - size.curve.miss_ratio_at(room.0 / size.block_bytes))

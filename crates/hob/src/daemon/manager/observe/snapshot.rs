@@ -1,4 +1,4 @@
-//! Everything that a screen shows, gathered at once.
+//! Snapshot of the whole daemon for the dashboard.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ use super::health::{PING_MAX, sum};
 use crate::daemon::hardware::DeviceCounts;
 
 impl Observe {
-    /// How everything is. What a silent shard would have said is missing.
+    /// Returns the state of all pools, disks and datastores. Values of a hung shard are missing.
     pub(crate) async fn snapshot(&self) -> Snapshot {
         let answers = self.ask_shards(PING_MAX).await;
         let shards: Vec<bool> = answers.iter().map(Option::is_some).collect();

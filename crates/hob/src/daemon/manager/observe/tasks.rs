@@ -1,11 +1,12 @@
-//! Tasks as they are shown: with the dirty data of drains.
+//! API views of tasks, with the amount of dirty data for drains.
 
 use hob_control::{Task, TaskState};
 
 use super::Observe;
 
 impl Observe {
-    /// Returns the tasks in progress, and those that ended after their client stopped waiting; the oldest first.
+    /// Returns the tasks in progress, and those that ended after their client stopped waiting; the
+    /// oldest first.
     pub(in crate::daemon::manager) fn tasks_view(&self) -> Vec<Task> {
         let mut shown = self.0.tasks.all();
         let inner = self.0.registry.inner();
@@ -18,7 +19,7 @@ impl Observe {
     }
 }
 
-/// Is the subject of such a task a disk?
+/// Returns true if tasks of this kind act on a disk.
 fn is_of_disk(what: &str) -> bool {
     ["disk ", "cache ", "drain", "migrate", "qos "].iter().any(|kind| what.starts_with(kind))
 }

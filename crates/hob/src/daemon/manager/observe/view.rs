@@ -1,4 +1,4 @@
-//! Pools and disks as the API shows them. Nothing here asks a shard or a device.
+//! API views of pools and disks. The functions here send no request to a shard or a device.
 
 use hob_control::{
     Admission, Cache, CacheState, Device, DeviceState, Dirty, Disk, DiskChanged, DiskState as DiskLife,
@@ -15,7 +15,7 @@ use crate::daemon::manager::settings::preset_of;
 use crate::daemon::state::{CacheOwner, CacheSpec};
 
 impl Observe {
-    /// All disks, by name.
+    /// Returns all disks by name.
     pub(crate) fn disks(&self) -> Vec<Disk> {
         let inner = self.0.registry.inner();
         let mut disks: Vec<Disk> = inner.disks.values().map(|disk| disk.view(&inner)).collect();
@@ -24,7 +24,7 @@ impl Observe {
         disks
     }
 
-    /// One disk.
+    /// Returns the view of one disk.
     pub(crate) fn disk(&self, name: &str) -> Result<Disk, ApiError> {
         let mut disk = {
             let inner = self.0.registry.inner();
@@ -42,7 +42,7 @@ impl Observe {
         Ok(DiskChanged { disk: Some(self.disk(name)?), notes })
     }
 
-    /// Who answers.
+    /// Returns the daemon's version.
     pub(crate) fn version(&self) -> Version {
         Version {
             name: "hob".to_owned(),
@@ -53,7 +53,7 @@ impl Observe {
         }
     }
 
-    /// All pools, by name.
+    /// Returns all pools by name.
     pub(crate) fn pools(&self) -> Vec<Pool> {
         let mut pools: Vec<Pool> = {
             let inner = self.0.registry.inner();
@@ -63,7 +63,7 @@ impl Observe {
         pools
     }
 
-    /// One pool.
+    /// Returns the view of one pool.
     pub(crate) fn pool(&self, name: &str) -> Result<Pool, ApiError> {
         let pool = {
             let inner = self.0.registry.inner();
@@ -74,7 +74,7 @@ impl Observe {
 }
 
 impl PoolEntry {
-    /// The pool as the API shows it, without its swap areas.
+    /// Returns the API view of the pool, without its swap areas.
     pub(in crate::daemon::manager) fn view(&self, name: &str, inner: &Inner) -> Pool {
         Pool {
             name: name.to_owned(),
@@ -220,7 +220,7 @@ impl DiskEntry {
         })
     }
 
-    /// What is dirty, and why it stays so.
+    /// Returns the amount of dirty data, and the reason why it stays dirty.
     fn dirty_view(&self, inner: &Inner) -> Option<Dirty> {
         let mut dirty = self.dirty()?;
         if dirty.draining
@@ -232,7 +232,7 @@ impl DiskEntry {
         Some(dirty)
     }
 
-    /// A device of the cache or its journal that does not answer.
+    /// Returns a hung device of the cache or its journal.
     fn stalled_device<'a>(&self, inner: &'a Inner) -> Option<&'a DeviceEntry> {
         let all = || self.held.iter().chain(&self.apart).chain(&self.ring);
         let on_it = |id| all().any(|segment| segment.device == id);
@@ -241,7 +241,7 @@ impl DiskEntry {
         })
     }
 
-    /// What a device that does not answer means for the disk.
+    /// Describes the effect of a hung device on the disk.
     fn silent_device(&self, inner: &Inner) -> Option<String> {
         let path = self.stalled_device(inner)?.path.display();
         let is_persistent = self.cache().is_some_and(|spec| spec.journal.is_some());
@@ -254,7 +254,7 @@ impl DiskEntry {
         })
     }
 
-    /// What the cache does, as far as the control thread knows.
+    /// Returns the state of the cache, as far as the control thread knows it.
     fn cache_state(&self, inner: &Inner) -> CacheState {
         if !matches!(self.phase, DiskPhase::Online(_)) {
             CacheState::None

@@ -1,8 +1,10 @@
-//! A shard's cache is made to fit what is wanted: room taken and given back, settings applied, devices left.
+//! Adjustment of a shard's cache to its configuration: allocating and releasing segments, applying
+//! settings, leaving devices.
 //!
-//! A change to the structure of a persistent cache brings a new ring for its journal ([`Manager::restructure`]). What
-//! would lose dirty data is refused by the engine; the cache is then drained, and the change made again. Where it gives segments
-//! back, only these are emptied, and writes stay on flash.
+//! A change to the structure of a persistent cache needs a new ring for its journal
+//! ([`Manager::restructure`]). The engine refuses changes that would lose dirty data. After such a
+//! refusal, the cache is drained and the change repeated. A change that only releases segments
+//! drains these segments alone, and writes stay on flash.
 
 use std::collections::BTreeSet;
 
@@ -19,18 +21,19 @@ use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 use crate::daemon::manager::settings::engine_config;
 use crate::daemon::shard_api::{ShardError, ShardHandle};
 
-/// What to do when the pool has less room than is wanted.
+/// What to do if the pool has less free space than requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum AllocationRule {
     /// Refuse, and change nothing.
     Exactly,
-    /// Take what there is.
+    /// Use the available space.
     AsFarAsPossible,
 }
 
 impl Pools {
-    /// Makes the shard's cache as large as is wanted, and gives it the memory it is to have. The caller holds the operation guard of the disk. Says what
-    /// came out differently. A disk that is offline gets its cache when it is back.
+    /// Adjusts the size and the RAM tier of the shard's cache to the configuration. Returns notes
+    /// about deviations. An offline disk gets its cache when it comes online. The caller holds the
+    /// disk's operation guard.
     pub(in crate::daemon::manager) async fn fit_cache(
         &self,
         name: &str,
@@ -77,7 +80,7 @@ impl Pools {
             };
             match grown {
                 Ok(released) => {
-                    // The ring before this one.
+                    // The released segments include the previous ring.
                     let free = self.let_go(name, &released, |_| false);
                     self.registry.give_back(&spec.pool, &free).await;
                 }
@@ -110,13 +113,13 @@ impl Pools {
     ) -> Result<Vec<Segment>, ApiError> {
         let grow = |ring: &Option<NewRing>| CacheChange::Grow(more.to_vec(), ring.clone());
         match self.restructure(name, segments_after, grow).await {
-            // A fence took the last of it; what is new is a new cache.
+            // A fence took the last of the cache, so a new cache is created.
             Err(error) if error.is(CommandError::NoCache) => self.enable_empty(name, more).await,
             result => Ok(result?),
         }
     }
 
-    /// Gives the shard's disk a cache without contents.
+    /// Gives the shard's disk an empty cache.
     async fn enable_empty(&self, name: &str, segments: &[DataSegment]) -> Result<Vec<Segment>, ApiError> {
         let config = {
             let inner = self.registry.inner();
@@ -134,13 +137,13 @@ impl Pools {
         Ok(self.restructure(name, segments.len() as u64, enable).await?)
     }
 
-    /// Applies block size and layout. The cache starts empty.
+    /// Applies block size and layout, after which the cache is empty.
     pub(in crate::daemon::manager) async fn configure(&self, name: &str) -> Result<(), ApiError> {
         let (pool, config, segments) = {
             let inner = self.registry.inner();
             let disk = inner.disk(name)?;
             let spec = disk.cache().ok_or_else(|| no_cache(name))?;
-            // A cache that lost everything is made anew when there is room.
+            // A cache without segments is created again when the pool has space.
             if !disk.has_cache || disk.held.is_empty() {
                 return Ok(());
             }
@@ -154,7 +157,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Empties the shard's cache, which is there.
+    /// Empties the shard's cache.
     pub(in crate::daemon::manager) async fn empty(&self, name: &str) -> Result<(), ApiError> {
         let (pool, segments) = {
             let inner = self.registry.inner();
@@ -169,7 +172,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Takes the shard's cache away; what is wanted stays. What is dirty in it goes to the backing first.
+    /// Removes the shard's cache after draining it; its configuration stays.
     pub(in crate::daemon::manager) async fn take_cache(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id, pool) = {
             let inner = self.registry.inner();
@@ -186,12 +189,12 @@ impl Pools {
             }
         }
         if result == Err(ShardError::Command(CommandError::JournalFailed)) {
-            // Elsewhere it can say that it ends.
+            // A journal on other devices can record the end of the cache.
             self.renew_ring(name).await?;
             result = shard.change_cache(id, CacheChange::Disable).await;
         }
         let released = match result {
-            // Nothing was left of it.
+            // The cache has already lost all its segments.
             Err(ShardError::Command(CommandError::NoCache)) => Vec::new(),
             result => result?,
         };
@@ -201,8 +204,9 @@ impl Pools {
         self.fit_memory(name).await.map(drop)
     }
 
-    /// Changes the structure of the shard's cache, which will have so many data segments; brings a new ring for
-    /// its journal if it has one. Drains the cache where dirty data is in the way. Returns what is released.
+    /// Changes the structure of the shard's cache to `segments_after` data segments. Provides a new
+    /// ring if the cache has a journal, and drains the cache if necessary. Returns the released
+    /// segments.
     pub(in crate::daemon::manager) async fn restructure(
         &self,
         name: &str,
@@ -212,7 +216,8 @@ impl Pools {
         self.restructure_after(name, segments_after, None, change).await
     }
 
-    /// Has the shard's cache give so many segments back; `segments_after` remain. Returns what is released.
+    /// Releases `count` segments of the shard's cache, so that `segments_after` remain. Returns the
+    /// released segments.
     pub(in crate::daemon::manager) async fn shrink(
         &self,
         name: &str,
@@ -224,7 +229,8 @@ impl Pools {
         self.restructure_after(name, segments_after, vacates, shrink).await
     }
 
-    /// As `restructure`. Where dirty data is in the way in segments that go, only these are emptied, and writes stay on flash.
+    /// Changes the structure like `restructure`. If only some segments are released, drains those,
+    /// and writes stay on flash.
     async fn restructure_after(
         &self,
         name: &str,
@@ -239,13 +245,13 @@ impl Pools {
             let writes_back = spec.mode == Mode::WriteBack && spec.journal.is_some() && disk.has_cache;
             (disk.shard()?, disk.id, spec.pool.clone(), disk.ring_copies, writes_back)
         };
-        // Segments of a device that leaves may be lost already: the engine knows.
+        // Segments of a removed device may be lost already; the engine knows.
         if let Some(which @ Vacate::Emptiest(_)) = vacates.filter(|_| writes_back) {
             self.vacate(name, &shard, id, which).await?;
         }
         let result = self.restructure_with_ring(name, segments_after, vacates, (&shard, id), &change).await;
         if result.is_err() && vacates.is_some() {
-            // It goes on as it was.
+            // The cache stays unchanged.
             let _ = shard.change_cache(id, CacheChange::StopDrain).await;
         }
         let Err((error, room)) = result else { return result.map_err(|(error, _)| error) };
@@ -258,7 +264,7 @@ impl Pools {
         Err(error)
     }
 
-    /// Makes the ring, and the change. An error comes with the segments that the ring was to have.
+    /// Allocates the ring and makes the change. An error includes the segments of the unused ring.
     async fn restructure_with_ring(
         &self,
         name: &str,
@@ -301,15 +307,15 @@ impl Pools {
             return Err(ShardError::Command(CommandError::Dirty));
         }
         let result = shard.change_cache(id, change).await;
-        // Whatever came of it, writes go on as they are to.
+        // In any case, writes use the configured mode again.
         if let Err(error) = self.tune(name, shard, id).await {
             tracing::warn!("{name}: {error}");
         }
         result
     }
 
-    /// Moves a disk's cache off a device, onto others as far as there is room. The caller has
-    /// claimed the disk. Says by how much the cache got smaller.
+    /// Moves a disk's cache from a device to others, as far as there is space. The caller holds the
+    /// disk's operation guard. Returns how much smaller the cache is.
     pub(in crate::daemon::manager) async fn leave_device(
         &self,
         name: &str,
@@ -341,7 +347,7 @@ impl Pools {
             self.take_cache(name).await?;
         } else {
             let after = (all - leaving + got) as u64;
-            // Where only the journal lies on it, the rest stays where it is.
+            // If only the journal is on the device, the data stays in place.
             let leave = |ring: &Option<NewRing>| match leaving {
                 0 => CacheChange::Shrink(0, ring.clone()),
                 _ => CacheChange::Leave(device, replacements.clone(), ring.clone()),
@@ -353,7 +359,7 @@ impl Pools {
                     self.registry.inner().disk_mut(name)?.held.extend(places(&replacements));
                     self.registry.give_back(pool, &free).await;
                 }
-                // A fence was faster and has taken the segments already.
+                // A fence has taken the segments already.
                 Err(error) if error.is(CommandError::NoCache) => {
                     self.let_go(name, &[], |segment| segment.device == device);
                     self.registry.give_back(pool, &places(&replacements)).await;
@@ -378,8 +384,8 @@ impl Pools {
         Ok(vec![format!("the cache of {name} is {less} smaller until pool {pool} has room again")])
     }
 
-    /// Notes that a cache does not use `released` any more, and that it lost what else it held of
-    /// what is `gone`. Returns what can be given away.
+    /// Records that a cache no longer uses the `released` segments, and has lost its segments for
+    /// which `gone` returns true. Returns the segments that can be allocated again.
     pub(in crate::daemon::manager) fn let_go(
         &self,
         name: &str,
@@ -408,7 +414,7 @@ impl Pools {
         free
     }
 
-    /// Gives the caches of a pool the room that they are short of, where there is some now.
+    /// Enlarges the caches of a pool that are smaller than configured, if there is space.
     pub(in crate::daemon::manager) async fn top_up(&self, pool: &str) -> Vec<String> {
         let short: Vec<String> = {
             let inner = self.registry.inner();
@@ -426,11 +432,11 @@ impl Pools {
         };
         let mut notes = Vec::new();
         for name in short {
-            // Whoever changes it at this moment fits it as well.
+            // A concurrent change of the disk adjusts the cache as well.
             let Ok(_guard) = self.registry.guard_disk(&name, ENLARGING) else { continue };
             match self.fit_cache(&name, AllocationRule::AsFarAsPossible).await {
                 Ok(more) => notes.extend(more),
-                Err(error) => tracing::warn!("the cache of {name} stays as it is: {error}"),
+                Err(error) => tracing::warn!("disk {name}: cannot enlarge its cache: {error}"),
             }
         }
         self.mirror_again(pool).await;
@@ -442,14 +448,14 @@ impl Pools {
 /// Why the structure of a cache was not changed.
 #[derive(Debug)]
 pub(in crate::daemon::manager) enum Restructure {
-    /// Before the shard was asked.
+    /// Failure before the shard was asked.
     Refused(ApiError),
-    /// By the shard.
+    /// Refusal by the shard.
     Shard(ShardError),
 }
 
 impl Restructure {
-    /// Is it that error of the engine?
+    /// Returns true for this error of the engine.
     pub(in crate::daemon::manager) fn is(&self, error: CommandError) -> bool {
         matches!(self, Restructure::Shard(ShardError::Command(other)) if *other == error)
     }

@@ -1,8 +1,11 @@
-//! Caches with two copies on this host need segments on two devices: what lies on one device only is spread again.
+//! Balancing of caches that keep two copies on this host and therefore need segments on two
+//! devices.
 //!
-//! When a device is removed, a cache moves to the others. When it returns, every segment of the cache is in use on the one that stayed, and
-//! a second copy has nowhere to go, so that nothing becomes dirty any more. Some of its segments are exchanged for segments elsewhere. The
-//! emptiest are given up first; dirty data in them goes to the backing.
+//! When a device is removed, its caches move to other devices. When the device returns, all
+//! segments of a cache are on the devices that stayed. A second copy then has no space on another
+//! device, so that no data becomes dirty any more. Balancing exchanges some segments for segments
+//! on other devices. Balancing releases the emptiest segments first and writes their dirty data to
+//! the backing.
 
 use std::collections::BTreeMap;
 
@@ -17,20 +20,20 @@ use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::registry::SPREADING;
 use crate::daemon::manager::registry::{DiskEntry, DiskPhase, Inner};
 
-/// A cache is spread again when this share of its segments has to move, one in so many.
+/// A cache is balanced if at least one in this many of its segments has to move.
 const SHARE_MIN: u64 = 8;
 
-/// Segments that a cache has too many of on one device.
+/// Segments of a cache that must move from one device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) struct Surplus {
-    /// The device, as the shards call it.
+    /// The device, as a shard id.
     pub(in crate::daemon::manager) device: DeviceId,
-    /// So many.
+    /// Number of segments.
     pub(in crate::daemon::manager) segments: u64,
 }
 
 impl Pools {
-    /// Spreads the caches of a pool over its devices where second copies need that and there is room.
+    /// Balances the caches of a pool over its devices, if copies need it and there is space.
     pub(in crate::daemon::manager) async fn spread_copies(&self, pool: &str) {
         let lopsided: Vec<(String, Surplus)> = {
             let inner = self.registry.inner();
@@ -49,14 +52,20 @@ impl Pools {
             match self.spread(&name, surplus).await {
                 Ok(0) => {}
                 Ok(moved) => {
-                    tracing::info!("the cache of {name}: {} moved to another device", Size(moved).human())
+                    tracing::info!(
+                        "disk {name}: {} of its cache moved to another device",
+                        Size(moved).human()
+                    )
                 }
-                Err(error) => tracing::warn!("the cache of {name} stays on one device: {error}"),
+                Err(error) => {
+                    tracing::warn!("disk {name}: cannot balance its cache over two devices: {error}")
+                }
             }
         }
     }
 
-    /// Exchanges segments on one device for segments elsewhere. Returns the bytes that were exchanged.
+    /// Exchanges segments on one device for segments on others. Returns the number of bytes
+    /// exchanged.
     async fn spread(&self, name: &str, surplus: Surplus) -> Result<u64, ApiError> {
         let (spec, owner, flash, in_pool, segment_bytes, held) = {
             let inner = self.registry.inner();
@@ -100,7 +109,7 @@ impl Pools {
         Ok(count * segment_bytes)
     }
 
-    /// Gives up as many segments as these are, and uses these instead.
+    /// Releases as many segments as are given, and uses the given ones instead.
     async fn exchange(&self, name: &str, held: u64, segments: &[DataSegment]) -> Result<(), ApiError> {
         let count = segments.len() as u64;
         let pool =
@@ -118,7 +127,7 @@ impl Pools {
 }
 
 impl DiskEntry {
-    /// Segments that have to lie elsewhere for second copies to find room; none if they find it.
+    /// Returns the segments that must move to make space for copies on another device.
     pub(in crate::daemon::manager) fn surplus(&self) -> Option<Surplus> {
         let spec = self.cache()?;
         let doubles = matches!(spec.copies, Copies::TwoOfDirty | Copies::TwoOfAll) && spec.journal.is_some();
@@ -134,12 +143,12 @@ fn surplus_of(held: impl Iterator<Item = DeviceId>) -> Option<Surplus> {
     let total: u64 = counts.values().sum();
     let (device, most) = counts.into_iter().max_by_key(|(_, count)| *count)?;
     let segments = most.saturating_sub(total.div_ceil(2));
-    // One segment cannot be on two devices, and a few more or less are no matter.
+    // One segment cannot be on two devices, and a small imbalance does not matter.
     (segments > 0 && segments * SHARE_MIN >= total).then_some(Surplus { device, segments })
 }
 
 impl Inner {
-    /// Free segments on a pool's other devices of this host.
+    /// Returns the number of free segments on the pool's other local devices.
     fn room_besides(&self, pool: &str, device: DeviceId) -> u64 {
         let Ok(entry) = self.pool(pool) else { return 0 };
         let others = entry.devices.iter().filter(|other| {

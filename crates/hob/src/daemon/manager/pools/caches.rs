@@ -1,7 +1,9 @@
-//! Caches: what is wanted is written into the disk's entry, then the shard's cache is made to fit.
+//! Commands that change caches: each changes the configuration in the disk's entry, then adjusts
+//! the shard's cache.
 //!
-//! What must be known after a crash is kept before it can happen: that a cache is persistent before its journal is
-//! written, that it writes back before it does, that it does so no more after it has been drained.
+//! State that is needed after a crash is saved before it takes effect: that a cache is persistent,
+//! before its journal is written; that it uses write-back, before it does so. The end of write-back
+//! is saved after the drain.
 
 use hob_control::{CacheEnable, CachePatch, DiskChanged};
 use hob_engine::command::{CacheChange, Copies, Mode};
@@ -16,7 +18,7 @@ use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheSpec;
 
 impl Pools {
-    /// Drops the operation guard, keeps what is wanted, and shows the disk.
+    /// Releases the operation guard, saves the configuration, and returns the disk's view.
     pub(in crate::daemon::manager) async fn finish_disk(
         &self,
         name: &str,
@@ -46,7 +48,7 @@ impl Pools {
         self.tasks.run("cache clear", disk.clone(), async move { service.clear(&disk).await }).await
     }
 
-    /// As `cache_enable`, however long it takes.
+    /// Creates a cache like `cache_enable`, without a time limit.
     pub(in crate::daemon::manager) async fn enable(
         &self,
         name: &str,
@@ -98,9 +100,9 @@ impl Pools {
         self.finish_disk(name, guard, notes).await
     }
 
-    /// Gives a disk the cache that it is to have, of which its shard has nothing yet: as it is wanted, or not at all. The shard may have it when
-    /// the rest cannot be had. Writes are in it then, and who takes back what is wanted forgets whose they are: it goes first, or
-    /// stays, and is wanted as it was.
+    /// Creates a disk's cache as configured, or not at all. If a later step fails, the shard may
+    /// already have a cache with data. The partial cache is removed first. If the removal fails,
+    /// the cache and its configuration stay.
     async fn fit_new(&self, name: &str) -> Result<Vec<String>, ApiError> {
         let error = match self.fit_cache(name, AllocationRule::Exactly).await {
             Err(error) => error,
@@ -109,7 +111,7 @@ impl Pools {
         match self.take_cache(name).await {
             Ok(()) => Err(error),
             Err(stays) => {
-                tracing::warn!("{name} keeps its cache, which is not all that it was to be: {stays}");
+                tracing::warn!("disk {name}: its new cache is incomplete and could not be removed: {stays}");
                 Ok(vec![format!(
                     "{error}; the rest of the cache is there, and 'hob cache disable' takes it away"
                 )])
@@ -143,8 +145,9 @@ impl Pools {
                 }
             }
         }
-        // Second copies at a peer are left first, while the cache is otherwise as it is: their word is taken back before anything is done
-        // without them, and a ring for other blocks would not hold what the cache has.
+        // Replicas on a peer are removed first, with the cache otherwise unchanged. Their ownership
+        // record must be cleared before any write without them. A ring for another block size could
+        // not describe the present cache.
         let alone = CacheSpec { copies: wanted.copies, ..resized.clone() };
         let leaves_peer = resized.copies == Copies::Peer && wanted.copies != Copies::Peer;
         let start = if leaves_peer { alone } else { resized.clone() };
@@ -160,7 +163,7 @@ impl Pools {
         self.finish_disk(name, guard, notes).await
     }
 
-    /// Takes the cache from one set of settings to another, as gently as they allow.
+    /// Changes the settings of a cache with the least disruption.
     async fn reconfigure(
         &self,
         name: &str,
@@ -187,7 +190,8 @@ impl Pools {
         let done = self.reconfigure_to(name, before, wanted, before.structure() != wanted.structure()).await;
         if let Err(error) = done {
             self.want(name, before)?;
-            // What is kept must not say that nothing is dirty when writes go to flash again.
+            // The saved state must not say that the cache has no dirty data when writes go to flash
+            // again.
             self.registry.save_first().await?;
             if let Ok((shard, id)) = self.registry.shard_of(name) {
                 self.tune(name, &shard, id).await?;
@@ -210,7 +214,7 @@ impl Pools {
         self.keep_first(wanted).await?;
         let owner = |spec: &CacheSpec| spec.journal.as_ref().map(|journal| journal.owner);
         if owner(before) != owner(wanted) {
-            // Volatile and persistent caches have nothing in common.
+            // Volatile and persistent caches share no data.
             self.take_cache(name).await?;
             self.fit_new(name).await?;
         } else if is_structural {
@@ -243,7 +247,7 @@ impl Pools {
         self.observe.disk_changed(name, Vec::new())
     }
 
-    /// Has the shard's cache work as is wanted, as far as its contents can stay.
+    /// Applies those settings to the shard's cache that keep its contents.
     pub(in crate::daemon::manager) async fn tune(
         &self,
         name: &str,
@@ -263,7 +267,7 @@ impl Pools {
         Ok(())
     }
 
-    /// Keeps what is wanted before it is in effect, if a crash in between could lose data otherwise.
+    /// Saves the configuration before it takes effect, if a crash could otherwise lose data.
     async fn keep_first(&self, spec: &CacheSpec) -> Result<(), ApiError> {
         if spec.journal.is_some() { self.registry.save_first().await } else { Ok(()) }
     }
@@ -276,7 +280,7 @@ impl Pools {
             (cache.as_ref().and_then(|cache| cache.journal), &mut spec.journal)
             && known.owner == journal.owner
         {
-            // Numbers of rings only rise, whatever else is taken back.
+            // Ring numbers only increase, even if other settings are restored.
             *journal = known;
         }
         *cache = Some(spec);
@@ -285,7 +289,7 @@ impl Pools {
 }
 
 impl Inner {
-    /// What a pool gives caches to stand on.
+    /// Returns the properties of a pool on which cache settings depend.
     pub(in crate::daemon::manager) fn context(&self, pool: &str) -> Result<CacheContext, ApiError> {
         let entry = self.pool(pool)?;
         let gives = entry.devices.iter().filter(|device| device.gives_segments());

@@ -1,4 +1,4 @@
-//! Pools and their devices: made, opened, grown, shrunk.
+//! Pools and their devices: creating, opening, adding, removing.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ use crate::daemon::manager::registry::{DeviceEntry, POOLS_MAX, PoolEntry};
 use crate::daemon::state::PeerState;
 
 impl Pools {
-    /// Gives a swap area back to its pool, whose caches take the room that they lack.
+    /// Removes a swap area and gives its space to caches that are smaller than configured.
     pub(crate) async fn swap_remove(&self, name: String) -> Result<SwapChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -31,7 +31,7 @@ impl Pools {
             .await
     }
 
-    /// Makes a pool.
+    /// Creates a pool.
     pub(crate) async fn pool_create(&self, create: PoolCreate) -> Result<PoolChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("pool create", create.name.clone(), async move { service.create(create).await }).await
@@ -43,7 +43,7 @@ impl Pools {
         self.tasks.run("pool remove", pool.clone(), async move { service.remove_pool(&pool).await }).await
     }
 
-    /// Gives a pool another device.
+    /// Adds a device to a pool.
     pub(crate) async fn device_add(&self, pool: String, add: DeviceAdd) -> Result<PoolChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -51,7 +51,7 @@ impl Pools {
             .await
     }
 
-    /// Lets a device give new segments, or no more of them.
+    /// Switches allocation from a device on or off.
     pub(crate) async fn device_set(
         &self,
         pool: String,
@@ -66,7 +66,7 @@ impl Pools {
             .await
     }
 
-    /// Takes a device out of a pool.
+    /// Removes a device from a pool.
     pub(crate) async fn device_remove(&self, pool: String, path: String) -> Result<PoolChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -76,7 +76,7 @@ impl Pools {
             .await
     }
 
-    /// As `pool_create`, however long it takes.
+    /// Creates a pool like `pool_create`, without a time limit.
     pub(in crate::daemon::manager) async fn create(
         &self,
         create: PoolCreate,
@@ -87,11 +87,14 @@ impl Pools {
         {
             let inner = self.registry.inner();
             if inner.pools.contains_key(&name) {
-                return Err(ApiError::conflict(format!("there is a pool '{name}' already"))
-                    .hint("choose another name"));
+                return Err(
+                    ApiError::conflict(format!("a pool '{name}' already exists")).hint("choose another name")
+                );
             }
             if inner.pools.len() >= POOLS_MAX {
-                return Err(ApiError::conflict(format!("there are {POOLS_MAX} pools; more cannot be had")));
+                return Err(ApiError::conflict(format!(
+                    "cannot add a pool: hob has at most {POOLS_MAX} pools"
+                )));
             }
             for path in &devices {
                 inner.check_device_is_new(Path::new(path))?;
@@ -102,12 +105,13 @@ impl Pools {
         let opened = Flash::create(name.clone(), specs, segment_bytes, overwrite(force)).await?;
         self.take_pool_in(&name, opened, &[], &[]).await?;
         self.registry.inner().pools_removed.retain(|removed| *removed != name);
-        tracing::info!("pool {name} is there");
+        tracing::info!("pool {name} is ready");
         self.registry.save().await?;
         self.pool_changed(&name, Vec::new())
     }
 
-    /// Makes a pool that was opened usable. Its devices give segments, but for those that are `out`.
+    /// Makes an opened pool usable. The pool's devices allow allocation, except those listed in
+    /// `out`.
     pub(in crate::daemon::manager) async fn take_pool_in(
         &self,
         name: &str,
@@ -136,7 +140,7 @@ impl Pools {
         {
             let mut inner = self.registry.inner();
             if inner.pools.contains_key(name) {
-                return Err(ApiError::conflict(format!("there is a pool '{name}' already")));
+                return Err(ApiError::conflict(format!("a pool '{name}' already exists")));
             }
             inner.pools.insert(name.to_owned(), entry);
         }
@@ -157,8 +161,9 @@ impl Pools {
         Ok(())
     }
 
-    /// Gives a device that is open to all shards, and its segments to caches if that was chosen. If that fails no shard has it, and the caller
-    /// sees to it that the pool does not have it open either: it would stand in the way of the next attempt.
+    /// Gives an open device to all shards, and allows allocation if configured. After a failure no
+    /// shard has the device. The caller must then close the device in the pool, because an open
+    /// device would block the next attempt.
     pub(in crate::daemon::manager) async fn connect_device(
         &self,
         pool: &str,
@@ -182,7 +187,7 @@ impl Pools {
             };
             if let Err(error) = added {
                 for shard in &self.registry.shards[..number] {
-                    // One that is gone has no device.
+                    // A shard that has ended has no device.
                     let _ = shard.remove_device(id).await;
                 }
                 return Err(error);
@@ -202,7 +207,8 @@ impl Pools {
         Ok(())
     }
 
-    /// As `connect_device`, of one that was formatted just now: the pool does without it if that fails.
+    /// Connects a newly formatted device like `connect_device`; removes it from the pool after a
+    /// failure.
     pub(in crate::daemon::manager) async fn connect_new_device(
         &self,
         pool: &str,
@@ -210,18 +216,21 @@ impl Pools {
         devices: Vec<DeviceInfo>,
     ) -> Result<(), ApiError> {
         let info = devices.into_iter().find(|device| device.id == id);
-        let info = info.ok_or_else(|| ApiError::failed("the new device has gone again"))?;
+        let info = info.ok_or_else(|| ApiError::failed("the new device went offline again"))?;
         let connected = self.connect_device(pool, &info, Chosen::In).await;
         if connected.is_err() {
             let flash = self.registry.inner().pool(pool)?.flash.clone();
             if let Err(error) = flash.remove_device(id, Vec::new()).await {
-                tracing::warn!("pool {pool}: {} cannot be taken out again: {error}", info.path.display());
+                tracing::warn!(
+                    "pool {pool}: cannot remove the new device {} again: {error}",
+                    info.path.display()
+                );
             }
         }
         connected
     }
 
-    /// Closes a device that the shards do not know, and leaves what is on it as it is.
+    /// Closes a device that the shards do not know. Its contents stay.
     async fn close_device(&self, pool: &str, id: DeviceId) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         if let Err(error) = flash.close_device(id).await {
@@ -229,14 +238,14 @@ impl Pools {
         }
     }
 
-    /// Lets caches have segments of a device if that was chosen and it is not fenced, else no more
-    /// of them. False if the device is too sick to be told.
+    /// Updates a device's allocation from its configuration and its fence. Returns false if the
+    /// device cannot store the setting.
     async fn admit(&self, pool: &str, flash: &Flash, id: DeviceId) -> Result<bool, ApiError> {
         loop {
             let admission = self.registry.inner().pool(pool)?.admission(id);
             let devices = flash.set_admission(id, admission).await?;
             self.registry.refresh(pool, &devices);
-            // It may have been fenced meanwhile.
+            // The device may have been fenced meanwhile.
             if self.registry.inner().pool(pool)?.admission(id) == admission {
                 return Ok(devices.iter().any(|device| device.id == id && device.admission == admission));
             }
@@ -260,7 +269,7 @@ impl Pools {
         self.connect_new_device(pool, id, devices).await?;
         self.registry.inner().pool_mut(pool)?.uuid = uuid;
         drop(guard);
-        tracing::info!("pool {pool} has {} now", path.display());
+        tracing::info!("pool {pool}: device {} added", path.display());
         let notes = self.top_up(pool).await;
         self.registry.save().await?;
         self.pool_changed(pool, notes)
@@ -289,7 +298,10 @@ impl Pools {
             if let Some(device) = self.registry.inner().pool_mut(pool)?.device_mut(path) {
                 device.admission = before;
             }
-            return Err(ApiError::failed(format!("{} cannot be told; the log says why", path.display())));
+            return Err(ApiError::failed(format!(
+                "cannot store the setting on {}; see the daemon's log",
+                path.display()
+            )));
         }
         drop(guard);
         let mut notes = Vec::new();
@@ -349,14 +361,14 @@ impl Pools {
             }
         }
         drop(guard);
-        tracing::info!("pool {pool} does not have {} any more", path.display());
-        // Caches that lost room with a fenced device find some elsewhere, perhaps.
+        tracing::info!("pool {pool}: device {} removed", path.display());
+        // Caches that lost segments with a fenced device may find space elsewhere.
         self.top_up(pool).await;
         self.registry.save().await?;
         self.pool_changed(pool, notes)
     }
 
-    /// Moves all caches off a device, which gives no more segments.
+    /// Moves all caches from a device without allocation to other devices.
     async fn empty_device(&self, pool: &str, device: DeviceId) -> Result<Vec<String>, ApiError> {
         let on_it = |segments: &[hob_engine::command::Segment]| segments.iter().any(|s| s.device == device);
         let disks: Vec<String> = {
@@ -368,7 +380,7 @@ impl Pools {
                 .map(|disk| disk.wanted.name.clone())
                 .collect()
         };
-        // All guards first: better to refuse at once than half-way.
+        // All guards are taken first, because a refusal is better than a partial move.
         let guards = disks.iter().map(|disk| self.registry.guard_disk(disk, "moved to another device"));
         let guards = guards.collect::<Result<Vec<_>, _>>()?;
         let mut notes = Vec::new();
@@ -379,7 +391,7 @@ impl Pools {
         let entry = inner.pool_mut(pool)?.by_shard_id(device);
         let taken = entry.map_or(0, |entry| entry.segments - entry.free_segments - entry.lost.len() as u64);
         if taken > 0 {
-            // A change that was under way before the device was closed to caches.
+            // A concurrent change allocated segments before allocation was switched off.
             return Err(ApiError::conflict("a cache is getting room on the device at this moment")
                 .hint("try again when that is done"));
         }
@@ -419,19 +431,19 @@ impl Pools {
             }
         }
         drop(guard);
-        tracing::info!("pool {pool} is no more");
+        tracing::info!("pool {pool} is removed");
         self.registry.save().await?;
         Ok(PoolChanged { pool: None, notes: Vec::new() })
     }
 
-    /// Tries devices again that could not be opened.
+    /// Retries to open devices that could not be opened.
     pub(in crate::daemon::manager) async fn retry_devices(&self, pool: &str) {
         let Ok(_guard) = self.registry.guard_pool(pool, "opened") else { return };
         let (flash, uuid, offline) = {
             let inner = self.registry.inner();
             let Ok(entry) = inner.pool(pool) else { return };
             let offline = entry.devices.iter().filter(|device| device.state == DeviceState::Offline);
-            // What is lent anew is not what a cache may need that is not there yet.
+            // Remote flash is not formatted again while a missing cache may need its contents.
             let settled = inner.disks.values().all(|disk| disk.is_settled_in(pool));
             let offline = offline.filter(|device| device.peer.is_none() || !settled);
             let offline: Vec<_> = offline.map(|device| (device.path.clone(), device.admission)).collect();
@@ -448,7 +460,7 @@ impl Pools {
             let Some(info) = devices.iter().find(|device| device.path == path) else { continue };
             match self.connect_device(pool, info, chosen).await {
                 Ok(()) => {
-                    tracing::info!("pool {pool}: {} is back", path.display());
+                    tracing::info!("pool {pool}: device {} is online again", path.display());
                     back = true;
                 }
                 Err(error) => {
@@ -474,11 +486,11 @@ impl Pools {
 }
 
 impl Flash {
-    /// Closes a device, and leaves what is on it as it is.
+    /// Closes a device and keeps its contents.
     async fn close_device(&self, id: DeviceId) -> Result<(), ApiError> {
         let closed = self.with(move |place| {
             let Some(pool) = place else { return Ok(()) };
-            // One that has left is closed.
+            // A device that was removed is already closed.
             let _ = pool.close_device(id);
             if pool.devices().is_empty() {
                 *place = None;
@@ -496,7 +508,7 @@ impl PoolEntry {
 }
 
 impl crate::daemon::manager::registry::Inner {
-    /// Disks whose caches are to lie in a pool.
+    /// Returns the disks with a cache in a pool.
     pub(in crate::daemon::manager) fn users_of(&self, pool: &str) -> Vec<String> {
         let uses = |disk: &&crate::daemon::manager::registry::DiskEntry| {
             disk.cache().is_some_and(|spec| spec.pool == pool)

@@ -1,5 +1,5 @@
-//! Dirty data that is given up whether the backing answers or not: the part that concerns the cache. What becomes of the disk is in
-//! [`abandon`](crate::daemon::manager).
+//! Discarding dirty data without help from the backing: the part that concerns the cache. The part
+//! that concerns the disk is in [`abandon`](crate::daemon::manager).
 
 use std::time::Duration;
 
@@ -12,23 +12,25 @@ use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::registry::{DRAINING, GUARD_EVERY, MIGRATING, OperationGuard};
 use crate::daemon::shard_api::{ShardError, ShardHandle};
 
-/// Requests have that long to end by themselves.
+/// Time for requests to end by themselves.
 const GRACE: Duration = Duration::from_millis(1500);
 
-/// Pause between two times at which what waits fails: a request may ask the backing again when its first I/O has failed.
+/// Interval at which waiting requests fail. A request may ask the backing again after its first I/O
+/// has failed.
 const EXPIRE_EVERY: Duration = Duration::from_millis(250);
 
-/// A change that takes longer than this does not end by failing requests: they cannot be called back.
+/// Time after which a change counts as blocked by requests that cannot be cancelled.
 const DISCARD_MAX: Duration = Duration::from_millis(3500);
 
-/// Changes under way are waited for that long.
+/// Maximum time to wait for other changes of the disk.
 const GUARD_MAX: Duration = Duration::from_secs(4);
 
-/// What is being done to a disk that is removed.
+/// Name of the operation that removes a disk.
 pub(in crate::daemon::manager) const REMOVING: &str = "removed";
 
 impl Pools {
-    /// Takes the operation guard of a disk for a change that gives its dirty data up. Ends what waits for the backing, which may be dead: a drain, other changes.
+    /// Takes a disk's operation guard to discard its dirty data. Ends other operations that wait
+    /// for the backing, such as a drain, because the backing may never answer.
     pub(in crate::daemon::manager) async fn guard_to_discard(
         &self,
         name: &str,
@@ -57,7 +59,7 @@ impl Pools {
                 shard.expire_requests(id);
             }
             if waited >= 2 * GRACE && doing == REMOVING {
-                // The other change may wait for requests that cannot be called back.
+                // The other operation may wait for requests that cannot be cancelled.
                 self.registry.inner().abandoned.insert(id, name.to_owned());
                 shard.abandon(id);
             }
@@ -65,7 +67,8 @@ impl Pools {
         }
     }
 
-    /// Gives up what is dirty in the cache of a disk that stays in use. False: requests cannot be called back, and nothing was changed yet.
+    /// Discards the dirty data of a disk that stays in use. Returns false, without a change, if
+    /// requests cannot be cancelled.
     pub(in crate::daemon::manager) async fn discard_on_shard(
         &self,
         name: &str,
@@ -80,14 +83,16 @@ impl Pools {
         }
     }
 
-    /// Takes the cache of a disk away whose dirty data was given up. Requests that wait for the backing fail.
+    /// Removes a disk's cache after its dirty data was discarded. Requests that wait for the
+    /// backing fail.
     pub(in crate::daemon::manager) async fn take_discarded_cache(&self, name: &str) -> Result<(), ApiError> {
         let Ok((shard, id)) = self.registry.shard_of(name) else { return self.take_cache(name).await };
         expiring(name, &shard, id, self.take_cache(name)).await
     }
 }
 
-/// Waits for a change. Once it has taken longer than [`GRACE`], requests that wait for the disk's backing fail, again and again.
+/// Waits for a change. After [`GRACE`], repeatedly fails the requests that wait for the disk's
+/// backing.
 async fn expiring<T>(name: &str, shard: &ShardHandle, id: DiskId, change: impl Future<Output = T>) -> T {
     tokio::pin!(change);
     let mut wait = GRACE;
@@ -96,7 +101,9 @@ async fn expiring<T>(name: &str, shard: &ShardHandle, id: DiskId, change: impl F
             return result;
         }
         if wait == GRACE {
-            tracing::warn!("{name}: requests that wait for its backing fail now: its dirty data is given up");
+            tracing::warn!(
+                "disk {name}: failing the requests that wait for its backing, because its dirty data is being discarded"
+            );
         }
         wait = EXPIRE_EVERY;
         shard.expire_requests(id);

@@ -1,7 +1,9 @@
-//! Dirty data on its way to the backing: drains, begun, watched, stopped, and waited for by other changes.
+//! Drains: starting, observing and stopping the transfer of dirty data to the backing. Other
+//! changes wait for a drain.
 //!
-//! A drain holds the operation guard of its disk. It goes on when whoever asked has gone, and ends when nothing is dirty, when it is
-//! stopped, or when it cannot: then its end says why. What is dirty is looked at once a second.
+//! A drain holds the operation guard of its disk and continues when its caller has disconnected. A
+//! drain ends when the cache has no dirty data, when it is stopped, or when it fails; the last two
+//! have a reason. The amount of dirty data is read once a second.
 
 mod tasks;
 
@@ -22,25 +24,25 @@ use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 use crate::daemon::manager::settings::engine_config;
 use crate::daemon::shard_api::{ShardError, ShardHandle};
 
-/// Pause between two looks at what is dirty.
+/// Interval between two reads of the amount of dirty data.
 pub(in crate::daemon::manager) const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A drain that is done this soon is answered as done.
+/// A drain that ends within this time is reported as finished.
 const SOON: Duration = Duration::from_millis(200);
 
-/// The backing is said to take nothing after that long.
+/// Time without progress after which the backing is reported as stuck.
 const STUCK_AFTER: Duration = Duration::from_secs(5);
 
-/// Weight of the newest second in the rate.
+/// Weight of the newest second in the transfer rate.
 const NEWEST: f64 = 0.3;
 
-/// What was last seen of a cache's dirty data.
+/// Last observation of a cache's dirty data.
 #[derive(Debug, Default)]
 pub(in crate::daemon::manager) struct Watch {
     seen: Option<Seen>,
-    /// The shard has been asked and has not answered.
+    /// True while a query to the shard is outstanding.
     asking: bool,
-    /// Why the last drain ended before it was done.
+    /// Reason why the last drain ended early.
     ended: Option<String>,
 }
 
@@ -52,25 +54,25 @@ struct Seen {
     destaged_bytes: u64,
     errors: u64,
     draining: bool,
-    /// What happens to writes.
+    /// Write mode in effect.
     mode: Mode,
-    /// Bytes a second, a moving mean.
+    /// Transfer rate in bytes per second, as a moving average.
     rate: f64,
-    /// When destaging last got on.
+    /// Time of the last destage progress.
     moved: Instant,
-    /// The last write or flush of the backing failed, and dirty data waits for the next one.
+    /// True if the backing's last write or flush failed and dirty data waits for the next one.
     failing: bool,
     verification: Option<Verification>,
 }
 
 impl Pools {
-    /// Begins to bring dirty data to the backing, or goes on doing so.
+    /// Starts a drain of dirty data to the backing, or continues one.
     pub(crate) async fn drain(&self, disk: String) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("drain", disk.clone(), async move { service.begin_drain(&disk).await }).await
     }
 
-    /// Ends a drain before it is done.
+    /// Stops a drain.
     pub(crate) async fn drain_stop(&self, disk: String) -> Result<DiskChanged, ApiError> {
         let service = self.clone();
         self.tasks.run("drain --stop", disk.clone(), async move { service.stop_drain(&disk).await }).await
@@ -100,7 +102,7 @@ impl Pools {
             let result = shard.change_cache(id, CacheChange::Drain).await;
             service.look(&of, &shard, id).await;
             match &result {
-                // Whoever asked sees that it is done.
+                // The answer already shows that the drain is finished.
                 Ok(_) if began.elapsed() < SOON => task.forget(),
                 Ok(_) => task.end(Ok(())),
                 Err(ShardError::Command(CommandError::Stopped)) => task.end_cancelled(),
@@ -136,22 +138,22 @@ impl Pools {
     fn note_drained(&self, name: &str, result: Result<(), ShardError>) {
         let ended = match result {
             Ok(()) => {
-                tracing::info!("{name} is drained: the backing has everything");
+                tracing::info!("disk {name}: drained; the backing has all data");
                 None
             }
             Err(ShardError::Command(CommandError::Stopped)) => Some("it was stopped".to_owned()),
             Err(error) => Some(error.to_string()),
         };
         if let Some(why) = &ended {
-            tracing::warn!("the drain of {name} ended before it was done: {why}");
+            tracing::warn!("disk {name}: its drain ended early: {why}");
         }
         if let Ok(disk) = self.registry.inner().disk_mut(name) {
             disk.watch.ended = ended;
         }
     }
 
-    /// Has the cache write through, and brings what is dirty to the backing. The caller holds the operation guard of the disk, and says
-    /// afterwards how writes are to go on ([`Manager::tune`]).
+    /// Switches the cache to write-through and drains it. The caller holds the disk's operation
+    /// guard, and sets the write mode afterwards ([`Manager::tune`]).
     pub(in crate::daemon::manager) async fn clean(
         &self,
         name: &str,
@@ -173,7 +175,7 @@ impl Pools {
             Err(error) => Err(error),
         };
         match &drained {
-            // Nothing is left that could be dirty.
+            // The cache has lost all its segments, so no data can be dirty.
             Err(ShardError::Command(CommandError::NoCache)) => return Ok(()),
             result => self.note_drained(name, result.clone()),
         }
@@ -185,8 +187,9 @@ impl Pools {
         })
     }
 
-    /// Brings what is dirty in segments that are to be given back to the backing, while writes stay on flash. The caller has
-    /// claimed the disk. Waits while the backing is away, until the operator stops it as a drain.
+    /// Drains the segments that are to be released, while writes stay on flash. Waits while the
+    /// backing does not answer, until an operator stops the drain. The caller holds the disk's
+    /// operation guard.
     pub(in crate::daemon::manager) async fn vacate(
         &self,
         name: &str,
@@ -208,7 +211,7 @@ impl Pools {
         }
     }
 
-    /// Looks at what is dirty in every cache that can have something.
+    /// Queries the dirty data of every cache that can have any.
     pub(in crate::daemon::manager) fn look_at_dirty(&self) {
         let mut inner = self.registry.inner();
         for (name, disk) in &mut inner.disks {
@@ -228,7 +231,7 @@ impl Pools {
         }
     }
 
-    /// Takes note of one disk's dirty data now.
+    /// Updates the observation of one disk's dirty data.
     pub(in crate::daemon::manager) async fn look(&self, name: &str, shard: &ShardHandle, id: DiskId) {
         let peer = self.peer_device_of(name);
         let Ok(stats) = shard.stats(id).await else { return };
@@ -264,7 +267,7 @@ impl Watch {
             let seconds = now.duration_since(before.at).as_secs_f64();
             let moved = stats.destaged_bytes - before.destaged_bytes;
             if seconds < 0.1 {
-                // Too short for a rate.
+                // The interval is too short for a rate.
                 seen =
                     Seen { at: before.at, destaged_bytes: before.destaged_bytes, rate: before.rate, ..seen };
             } else {
@@ -282,12 +285,12 @@ impl Watch {
         self.seen = Some(seen);
     }
 
-    /// Bytes a second that go to the backing.
+    /// Returns the transfer rate to the backing in bytes per second.
     pub(in crate::daemon::manager) fn rate(&self) -> u64 {
         self.seen.map_or(0, |seen| seen.rate as u64)
     }
 
-    /// Why dirty data does not get to the backing, if it should and does not.
+    /// Returns why dirty data does not reach the backing, if it should.
     pub(in crate::daemon::manager) fn stuck(&self, draining: bool, now: Instant) -> Option<String> {
         let seen = self.seen?;
         let silence = now.duration_since(seen.moved);
@@ -300,12 +303,12 @@ impl Watch {
         }
     }
 
-    /// What happens to writes, as far as it was seen.
+    /// Returns the write mode in effect, as last observed.
     pub(in crate::daemon::manager) fn mode(&self) -> Option<Mode> {
         self.seen.map(|seen| seen.mode)
     }
 
-    /// Is a drain under way, as far as it was seen?
+    /// Returns true if a drain was in progress when last observed.
     pub(in crate::daemon::manager) fn is_draining(&self) -> bool {
         self.seen.is_some_and(|seen| seen.draining)
     }
@@ -345,15 +348,15 @@ impl Watch {
 }
 
 impl DiskEntry {
-    /// How far the comparison with the backing is, as it was last seen.
+    /// Returns the last observed progress of verifying the cache against the backing.
     pub(in crate::daemon::manager) fn verification(&self) -> Option<Verification> {
         self.watch.seen?.verification.filter(|_| matches!(self.phase, DiskPhase::Online(_)) && self.has_cache)
     }
 
-    /// What is dirty, as far as it was last seen; none where nothing can be.
+    /// Returns the last observed dirty data, or `None` if the cache can have none.
     pub(in crate::daemon::manager) fn dirty(&self) -> Option<Dirty> {
         self.cache()?.journal?;
-        // Of a disk that is offline nobody knows.
+        // The dirty data of an offline disk is unknown.
         if !matches!(self.phase, DiskPhase::Online(_)) {
             return None;
         }
@@ -365,12 +368,12 @@ impl DiskEntry {
         Some(dirty)
     }
 
-    /// Does somebody wait for dirty data to be on the backing?
+    /// Returns true if an operation waits for dirty data to reach the backing.
     pub(in crate::daemon::manager) fn pushes(&self) -> bool {
         matches!(self.busy, Some(DRAINING | SHRINKING))
     }
 
-    /// Says what happens to writes, and until when, if that is not what the cache's mode says.
+    /// Returns the write mode in effect and its reason, if it differs from the configured mode.
     pub(in crate::daemon::manager) fn mode_in_effect(&self) -> Option<String> {
         let wanted = self.cache().filter(|_| self.has_cache)?.mode;
         let mode = self.watch.mode().filter(|mode| wanted == Mode::WriteBack && *mode != wanted)?;

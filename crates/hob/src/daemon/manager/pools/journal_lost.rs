@@ -1,12 +1,13 @@
-//! What becomes of a cache whose journal cannot be written any more. Until that is settled, changes of its disk wait, and after
-//! half a minute they fail; so it is tried again and again, from what costs least on:
+//! Replacement of a cache's journal that can no longer be written. Until it is replaced, writes to
+//! the disk wait and fail after half a minute. Therefore these steps are retried, in this order:
 //!
-//! 1. a new journal, on other devices than the one that was lost;
-//! 2. the same, when what is dirty is on the backing: then it does not matter what the sick device has of it;
-//! 3. a new cache in its place. The state file says so before the old one goes: what flash has of that is never believed again.
-//!    Where there is no room for a new one, the disk goes on without.
+//! 1. a new journal on devices other than the failed one;
+//! 2. after a drain, a new journal, because the contents of the failed device no longer matter;
+//! 3. a new cache in place of the old one. The state file records this first, so that the old data
+//!    is never used again. Without space for a new cache, the disk continues without one.
 //!
-//! It refuses to give up what is dirty and cannot be read: that is a command's (`hob cache discard-dirty`).
+//! Unreadable dirty data is not discarded here; only a command does that (`hob cache
+//! discard-dirty`).
 
 use std::time::Duration;
 
@@ -22,15 +23,15 @@ use crate::daemon::manager::registry::JOURNAL_LOST;
 use crate::daemon::manager::registry::{DiskEntry, DiskPhase, PoolEntry};
 use crate::daemon::state::JournalSpec;
 
-/// Pause between two tries.
+/// Pause between two attempts.
 const RETRY_EVERY: Duration = Duration::from_secs(2);
 
 impl Pools {
-    /// Settles the loss of a journal.
+    /// Replaces the lost journal of a disk's cache.
     pub(in crate::daemon::manager) async fn replace_journal(&self, id: DiskId) {
         let Some(lost) = self.ring_of(id).map(|(_, ring)| ring) else { return };
         loop {
-            // Whoever changes the disk at this moment may bring a new journal too, or take it away.
+            // A concurrent change of the disk may provide a new journal or remove the cache.
             let Some((name, ring)) = self.ring_of(id) else { return };
             if !lost.iter().any(|segment| ring.contains(segment)) {
                 return self.journal_is_back(&name);
@@ -38,7 +39,9 @@ impl Pools {
             if let Some(_guard) = self.registry.guard_patiently(&name, "given a new journal").await {
                 match self.try_to_replace(&name).await {
                     Ok(()) => return self.journal_is_back(&name),
-                    Err(error) => tracing::error!("the cache of {name} gets no new journal: {error}"),
+                    Err(error) => tracing::error!(
+                        "disk {name}: cannot create a new journal for its cache: {error}; trying again every 2 s"
+                    ),
                 }
             }
             tokio::time::sleep(RETRY_EVERY).await;
@@ -47,22 +50,22 @@ impl Pools {
 
     async fn try_to_replace(&self, name: &str) -> Result<(), ApiError> {
         let Err(error) = self.renew_ring(name).await else { return Ok(()) };
-        tracing::warn!("the cache of {name} is drained before it gets a new journal: {error}");
+        tracing::warn!("disk {name}: draining its cache before it gets a new journal: {error}");
         let (shard, id) = self.registry.shard_of(name)?;
         self.clean(name, &shard, id).await?;
         let renewed = self.renew_ring(name).await;
-        // Draining took it out of write-back.
+        // The drain has switched off write-back.
         self.tune(name, &shard, id).await?;
         match renewed {
             Ok(()) => Ok(()),
             Err(error) => {
-                tracing::warn!("the cache of {name} begins anew: {error}");
+                tracing::warn!("disk {name}: replacing its cache with an empty one: {error}");
                 self.begin_anew(name).await
             }
         }
     }
 
-    /// Takes a cache away of which nothing is dirty, whatever its journal says, and makes another one.
+    /// Removes a cache without dirty data, whatever its journal says, and creates a new one.
     async fn begin_anew(&self, name: &str) -> Result<(), ApiError> {
         let (old, pool) = {
             let mut inner = self.registry.inner();
@@ -76,7 +79,7 @@ impl Pools {
             error => error,
         };
         if let Err(error) = gone {
-            // It is still the one that is there.
+            // The old cache is still in place.
             if let Some(spec) = self.registry.inner().disk_mut(name)?.wanted.cache.as_mut() {
                 spec.journal = Some(old);
             }
@@ -85,18 +88,18 @@ impl Pools {
         }
         let flash = self.registry.inner().pool(&pool)?.flash.clone();
         if let Err(error) = release_owner(&flash, old).await {
-            tracing::warn!("pool {pool}: what {name} had is not all released: {error}");
+            tracing::warn!("pool {pool}: cannot release all segments of disk {name}: {error}");
         }
         self.refresh_owners(&pool).await;
         if let Err(error) = self.fit_cache(name, AllocationRule::AsFarAsPossible).await {
             let reason = format!("its journal could not be written, nor a new cache be made: {error}");
-            tracing::error!("{name} goes on without a cache: {reason}");
+            tracing::error!("disk {name}: it continues without a cache: {reason}");
             self.registry.inner().disk_mut(name)?.cache_reason = Some(reason);
         }
         self.registry.save().await
     }
 
-    /// The ring of a disk that is online and has a cache.
+    /// Returns the name of an online disk and the ring of its cache.
     fn ring_of(&self, id: DiskId) -> Option<(String, Vec<Segment>)> {
         let inner = self.registry.inner();
         let disk = inner.disks.values().find(|disk| disk.id == id)?;
@@ -105,7 +108,7 @@ impl Pools {
     }
 
     fn journal_is_back(&self, name: &str) {
-        tracing::info!("the cache of {name} is not without a journal any more");
+        tracing::info!("disk {name}: its cache has a working journal again");
         if let Ok(disk) = self.registry.inner().disk_mut(name)
             && disk.cache_reason.as_deref() == Some(JOURNAL_LOST)
         {
@@ -115,7 +118,7 @@ impl Pools {
 }
 
 impl DiskEntry {
-    /// Devices, by their pool's ids, on which its journal could not be written.
+    /// Returns the pool ids of the devices on which the journal could not be written.
     pub(in crate::daemon::manager) fn devices_of_lost_journal(&self, pool: &PoolEntry) -> Vec<DeviceId> {
         if self.cache_reason.as_deref() != Some(JOURNAL_LOST) {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Memory above caches: how much there may be, and that the shards have what is wanted.
+//! The RAM tier of caches: limits on its size, and its allocation on the shards.
 
 use hob_control::Size;
 use hob_engine::command::{MEMORY_PAGE_BYTES_MAX, MemoryConfig};
@@ -10,23 +10,23 @@ use crate::daemon::manager::flash::blocking;
 use crate::daemon::manager::registry::{DiskPhase, Inner};
 use crate::daemon::state::CacheSpec;
 
-/// Least memory of a cache that has any, bytes.
+/// Minimum size of a RAM tier in bytes.
 const BYTES_MIN: u64 = 1 << 20;
 
-/// Memory of this machine, bytes.
+/// Memory of this host in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) struct HostMemory {
-    /// All of it that hob may ever have.
+    /// Total memory that hob may use.
     total: u64,
-    /// What nobody uses now.
+    /// Memory that is currently free.
     available: u64,
 }
 
 impl HostMemory {
-    /// As it is now.
+    /// Reads the current memory sizes.
     fn look() -> HostMemory {
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-        // In a container that may have less.
+        // A container may have a lower limit.
         let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").unwrap_or_default();
         HostMemory::parse(&meminfo, &limit)
     }
@@ -36,21 +36,22 @@ impl HostMemory {
             let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
             line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok())
         };
-        // Where nothing is known, nothing is refused.
+        // An unknown size is not limited.
         let bytes = |name| kib(name).map_or(u64::MAX, |kib| kib.saturating_mul(1024));
         let limit = limit.trim().parse().unwrap_or(u64::MAX);
         HostMemory { total: bytes("MemTotal:").min(limit), available: bytes("MemAvailable:").min(limit) }
     }
 }
 
-/// What is wanted of a cache's memory, if anything.
+/// Returns the configuration of a cache's RAM tier, if it has one.
 fn config(spec: &CacheSpec) -> Option<MemoryConfig> {
     let page_bytes = spec.block_size.bytes().min(u64::from(MEMORY_PAGE_BYTES_MAX)) as u32;
     (spec.ram.bytes() > 0).then_some(MemoryConfig { bytes: spec.ram.bytes(), page_bytes })
 }
 
 impl Pools {
-    /// Gives the shard's disk the memory that its cache is to have. Says why not, if it cannot.
+    /// Allocates or changes the RAM tier of a disk's cache on its shard. Returns a note if this
+    /// fails.
     pub(in crate::daemon::manager) async fn fit_memory(&self, name: &str) -> Result<Vec<String>, ApiError> {
         let (shard, id, wanted, has) = {
             let inner = self.registry.inner();
@@ -62,7 +63,7 @@ impl Pools {
         if wanted == has {
             return Ok(Vec::new());
         }
-        // What there is goes first: both together may be too much.
+        // The old memory is released first, because both may not fit.
         if has.is_some() {
             let old = shard.set_memory(id, None).await?;
             self.registry.inner().disk_mut(name)?.memory = None;
@@ -80,7 +81,7 @@ impl Pools {
                 Ok(Vec::new())
             }
             Err(why) => {
-                tracing::warn!("the cache of {name} has no memory above it: {why}");
+                tracing::warn!("disk {name}: its cache has no RAM tier: {why}");
                 Ok(vec![format!("the cache has no memory above it: {why}")])
             }
         }
@@ -88,7 +89,7 @@ impl Pools {
 }
 
 impl Inner {
-    /// Is there as much memory as this cache of that disk is to have?
+    /// Checks whether this host has enough memory for a disk's cache.
     pub(in crate::daemon::manager) fn check_memory(
         &self,
         name: &str,
@@ -105,7 +106,7 @@ impl Inner {
         }
         if wanted < BYTES_MIN {
             return Err(ApiError::invalid(format!(
-                "memory above a cache is at least {}, or 0 for none, not {}",
+                "a RAM tier has at least {}, or 0 for none, not {}",
                 human(BYTES_MIN),
                 spec.ram
             )));
@@ -115,7 +116,8 @@ impl Inner {
             self.disks.values().filter(of).filter_map(|disk| disk.cache()).map(|c| c.ram.bytes()).sum();
         if others.saturating_add(wanted) > machine.total / 2 {
             return Err(ApiError::invalid(format!(
-                "{} of memory above this cache and {} above others are more than half of this machine's {}",
+                "a RAM tier of {} and other RAM tiers of {} are more than half of this host's {} of \
+                 memory",
                 human(wanted),
                 human(others),
                 human(machine.total)
@@ -125,7 +127,7 @@ impl Inner {
         let has = self.disks.get(name).and_then(|disk| disk.memory).map_or(0, |memory| memory.bytes);
         if wanted > has.saturating_add(machine.available) {
             return Err(ApiError::conflict(format!(
-                "this machine has {} of memory free, and the cache is to have {}",
+                "this host has {} of free memory, and the RAM tier needs {}",
                 human(machine.available),
                 human(wanted)
             ))

@@ -1,8 +1,12 @@
-//! Pools, their devices, and the caches that lie on them: room and journals, drains, second copies, memory.
+//! The pool service: pools, their devices, and the caches on them, with allocation, journals,
+//! drains, replicas and the RAM tier.
 //!
-//! Devices and segments are in the pool's entry of the registry, a cache's segments in its disk's entry. The service changes both, and
-//! tells shards of it. It knows nothing of how disks are opened, recovered or moved. In order: [`devices`] of pools, [`allocation`] of
-//! their room, [`caches`] as commands change them, [`rings`] of journals, [`replicas`] at a peer, [`drain`].
+//! The registry entry of a pool lists its devices and segments; the entry of a disk lists the
+//! segments of its cache. This service changes both and informs the shards. The pool service does
+//! not open, recover or migrate disks.
+//!
+//! The submodules are, in order: [`devices`] of pools, [`allocation`] of segments, [`caches`] and
+//! their commands, [`rings`] of journals, [`replicas`] on a peer, and [`drain`].
 
 mod allocation;
 mod balance;
@@ -32,7 +36,7 @@ pub(super) use discard::REMOVING;
 pub(super) use drain::{LOOK_EVERY, Watch};
 pub(super) use rings::{journal_room, release_owner};
 
-/// See the module.
+/// The pool service; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct Pools {
     registry: Arc<Registry>,
@@ -41,7 +45,7 @@ pub(crate) struct Pools {
     remote_flash: RemoteFlash,
     observe: Observe,
     peers: Arc<PeerAccess>,
-    /// Held while ownership records are told of second copies: what is said last counts.
+    /// Locked while the replicas in an ownership record are changed, so that the last change wins.
     copy_words: Arc<tokio::sync::Mutex<()>>,
 }
 

@@ -1,11 +1,12 @@
-//! Devices of pools that are flash of other hosts (docs/decisions/0022).
+//! Pool devices on other hosts (docs/decisions/0022).
 //!
-//! A lender that is silent, or fails, is given up in an order that no one may change: first the ownership records in etcd stop to name
-//! what it has, then its I/Os fail. When it is back, the device is made again, and dirty data gets second copies again.
+//! A lender that fails or does not answer is abandoned in a fixed order. First the ownership
+//! records in etcd stop naming its replicas; then I/O to the device fails. When the lender is back,
+//! the device is formatted again and gets new replicas of the dirty data.
 
 use std::time::Duration;
 
-use hob_control::{Borrowed, DeviceState, Peers, PoolChanged, Size};
+use hob_control::{DeviceState, Peers, PoolChanged, RemoteFlash, Size};
 use hob_engine::command::Segment;
 use hob_engine::units::DeviceId;
 use hob_storage::pool::{DeviceSpec, Overwrite};
@@ -15,18 +16,18 @@ use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::manager::registry::DiskEntry;
 use crate::daemon::state::PeerState;
 
-/// Pause between two tries to have the cluster know that a copy is gone.
+/// Pause between two attempts to remove a replica from an ownership record.
 const SAY_EVERY: Duration = Duration::from_millis(500);
 
 impl Pools {
-    /// What a pool has borrowed.
+    /// Returns the lenders of a pool's remote devices.
     pub(in crate::daemon::manager) fn lenders_of(&self, pool: &str) -> Vec<PeerState> {
         let inner = self.registry.inner();
         let Ok(entry) = inner.pool(pool) else { return Vec::new() };
         entry.devices.iter().filter_map(|device| device.peer.clone()).collect()
     }
 
-    /// Takes flash of another host into a pool.
+    /// Adds flash of another host to a pool.
     pub(in crate::daemon::manager) async fn borrow(
         &self,
         pool: &str,
@@ -42,7 +43,7 @@ impl Pools {
             inner.check_device_is_new(&path)?;
             if inner.pool(pool)?.devices.iter().any(|device| device.peer.is_some()) {
                 return Err(ApiError::conflict(format!(
-                    "pool {pool} has a peer already; a second copy is at one"
+                    "pool {pool} already has remote flash; a pool can have one peer"
                 )));
             }
         }
@@ -58,13 +59,13 @@ impl Pools {
             return Err(error);
         }
         drop(guard);
-        tracing::info!("pool {pool} has {size} at {}", to.host);
+        tracing::info!("pool {pool}: {size} of remote flash at {} added", to.host);
         let notes = self.top_up(pool).await;
         self.registry.save().await?;
         self.pool_changed(pool, notes)
     }
 
-    /// What this host lends and borrows.
+    /// Returns the flash that this host lends and borrows.
     pub(crate) fn peers(&self) -> Peers {
         let lent = self.remote_flash.lent();
         let inner = self.registry.inner();
@@ -77,7 +78,7 @@ impl Pools {
                         |segment: &Segment| device.ids.is_some_and(|ids| ids.on_shards == segment.device);
                     disk.apart.iter().any(has)
                 };
-                borrowed.push(Borrowed {
+                borrowed.push(RemoteFlash {
                     pool: pool.clone(),
                     peer: to.host.clone(),
                     path: device.path.to_string_lossy().into_owned(),
@@ -91,7 +92,8 @@ impl Pools {
         Peers { lent, borrowed }
     }
 
-    /// A lender does not answer: nobody is to believe what it has, and then it is given up.
+    /// Abandons a remote device whose lender does not answer, after its replicas were removed from
+    /// the ownership records.
     pub(in crate::daemon::manager) async fn peer_silent(&self, device: DeviceId) {
         {
             let mut inner = self.registry.inner();
@@ -103,7 +105,7 @@ impl Pools {
         for name in self.disks_at(device) {
             while let Err(error) = self.say_copy_is_gone(&name).await {
                 tracing::warn!(
-                    "{name}: its copy at a silent peer may count still, and its writes wait: {error}"
+                    "disk {name}: its ownership record may still name the replica on a peer that does not answer, so its writes wait: {error}"
                 );
                 tokio::time::sleep(SAY_EVERY).await;
             }
@@ -121,22 +123,22 @@ impl Pools {
         }
     }
 
-    /// Disks of which a device has anything.
+    /// Returns the disks with data on a device.
     fn disks_at(&self, device: DeviceId) -> Vec<String> {
         let inner = self.registry.inner();
         let on_it = |disk: &&DiskEntry| disk.apart.iter().chain(&disk.ring).any(|it| it.device == device);
         inner.disks.values().filter(on_it).map(|disk| disk.wanted.name.clone()).collect()
     }
 
-    /// Makes the devices anew that are on hosts which were gone, where those are back.
+    /// Formats abandoned remote devices again if their hosts are back.
     pub(in crate::daemon::manager) async fn offer_again(&self, pool: &str) {
         let mut there = Vec::new();
         for to in self.gone_lenders(pool).into_iter().map(|(to, _)| to) {
-            // Whoever does not answer must not keep the pool from others meanwhile.
+            // A lender that does not answer must not block the pool for other operations.
             match self.remote_flash.ask_lease_once(&to).await {
                 Some(Ok(_)) => there.push(to),
                 Some(Err(error)) => {
-                    tracing::debug!("pool {pool}: {} does not lend yet: {error}", to.host)
+                    tracing::debug!("pool {pool}: host {} lends no flash yet: {error}", to.host)
                 }
                 None => {}
             }
@@ -149,10 +151,13 @@ impl Pools {
         for (to, ids) in self.gone_lenders(pool).into_iter().filter(|(to, _)| there.contains(to)) {
             match self.make_anew(pool, &to, ids).await {
                 Ok(()) => {
-                    tracing::info!("pool {pool}: {} lends again", to.host);
+                    tracing::info!("pool {pool}: the remote flash of host {} is online again", to.host);
                     back = true;
                 }
-                Err(error) => tracing::warn!("pool {pool}: {} cannot be used yet: {error}", to.host),
+                Err(error) => tracing::warn!(
+                    "pool {pool}: the remote flash of host {} is not usable yet: {error}",
+                    to.host
+                ),
             }
         }
         drop(guard);
@@ -161,7 +166,7 @@ impl Pools {
         }
     }
 
-    /// The devices of a pool that are to be made anew when their hosts are back: nothing of them is needed.
+    /// Returns the abandoned devices of a pool that hold no needed data.
     fn gone_lenders(
         &self,
         pool: &str,
@@ -175,7 +180,7 @@ impl Pools {
         };
         let gone = entry.devices.iter().filter(|device| match device.state {
             DeviceState::Fenced => !device.ids.is_some_and(is_used),
-            // What is there may be needed for a cache that is not there yet.
+            // An offline cache may need the data on the device.
             DeviceState::Offline => all_there,
             _ => false,
         });
@@ -208,7 +213,7 @@ impl Pools {
         self.add_peer_device(pool, to).await
     }
 
-    /// Formats what a lender has, and gives it to the shards.
+    /// Formats a lender's flash and gives the device to the shards.
     pub(in crate::daemon::manager) async fn add_peer_device(
         &self,
         pool: &str,
@@ -222,14 +227,14 @@ impl Pools {
 }
 
 impl crate::daemon::manager::registry::Inner {
-    /// Is it a device on another host?
+    /// Returns true if the device is on another host.
     pub(in crate::daemon::manager) fn is_peer(&mut self, device: DeviceId) -> bool {
         self.device_on_shards(device).is_some_and(|(_, entry)| entry.peer.is_some())
     }
 }
 
 impl crate::daemon::manager::registry::PoolEntry {
-    /// Does a peer lend to it now?
+    /// Returns true if the pool has a working remote device.
     pub(in crate::daemon::manager) fn has_peer(&self) -> bool {
         self.devices.iter().any(|device| {
             device.peer.is_some() && device.state == DeviceState::Online && device.gives_segments()

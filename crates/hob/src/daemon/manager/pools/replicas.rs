@@ -1,4 +1,5 @@
-//! Second copies at a peer: the room that a cache has for them there, and when all that is dirty has one (docs/decisions/0022).
+//! Replicas of dirty data on a peer host: the space of a cache for them, and whether all dirty data
+//! has one (docs/decisions/0022).
 
 use hob_engine::command::{CacheChange, Copies, DataSegment, NewRing, Segment};
 use hob_engine::units::DeviceId;
@@ -12,7 +13,8 @@ use crate::daemon::manager::registry::{DiskEntry, DiskPhase};
 use crate::daemon::state::CacheSpec;
 
 impl Pools {
-    /// Gives a disk's cache room for second copies at a peer, if it is to have that and has none. The caller holds the operation guard of the disk.
+    /// Allocates space on a peer for the replica of a disk's cache, if it is configured and
+    /// missing. The caller holds the disk's operation guard.
     pub(in crate::daemon::manager) async fn fit_peer(&self, name: &str) -> Result<Vec<String>, ApiError> {
         let (spec, owner, flash, held, ring) = {
             let inner = self.registry.inner();
@@ -22,7 +24,7 @@ impl Pools {
             let entry = inner.pool(&spec.pool)?;
             if !entry.has_peer() {
                 return Ok(vec![format!(
-                    "no peer lends to pool {} now: writes go to the backing until one does",
+                    "pool {} has no working remote flash now: writes go to the backing until it has",
                     spec.pool
                 )]);
             }
@@ -30,7 +32,7 @@ impl Pools {
             let ring = ring_segments(spec, 2 * held, entry.segment_bytes);
             (spec.clone(), OwnerId(journal.owner.0), entry.flash.clone(), held, ring)
         };
-        // Two rings may be there at once, and each disk's cache brings its own.
+        // Two rings may exist at once, and each cache has its own.
         let (segments, devices) = flash.allocate_seconds(owner, held, 2 * ring).await?;
         let segments: Vec<_> = {
             let mut inner = self.registry.inner();
@@ -45,7 +47,8 @@ impl Pools {
         };
         if segments.is_empty() {
             return Ok(vec![format!(
-                "the peer of pool {} has no room for second copies of {name}: writes go to the backing",
+                "the remote flash of pool {} has no space for a replica of {name}: writes go to the \
+                 backing",
                 spec.pool
             )]);
         }
@@ -56,7 +59,7 @@ impl Pools {
                 self.registry.inner().disk_mut(name)?.apart = places(&segments);
                 let free = self.let_go(name, &released, |_| false);
                 self.registry.give_back(&spec.pool, &free).await;
-                tracing::info!("{name} has room for second copies at a peer");
+                tracing::info!("disk {name}: space for its replica allocated on a peer");
                 Ok(Vec::new())
             }
             Err(error) => {
@@ -66,7 +69,8 @@ impl Pools {
         }
     }
 
-    /// Takes a cache's second copies off a peer's device, and its journal too. The caller holds the operation guard of the disk.
+    /// Removes a cache's replica and journal copy from a peer's device. The caller holds the disk's
+    /// operation guard.
     pub(in crate::daemon::manager) async fn leave_peer(
         &self,
         name: &str,
@@ -109,8 +113,9 @@ impl Pools {
         Ok(())
     }
 
-    /// Before a ring is in use: if the peer has no copy of it, nobody may believe any more what the peer has of the one before. Nothing
-    /// says so again, since the newest ring counts in [`Manager::say_doubled`] from when it is there.
+    /// Prepares the use of a new ring. If the peer has no copy of that ring, its replica is removed
+    /// from the ownership record first. The record is not renewed until [`Manager::say_doubled`]
+    /// finds a complete replica of the newest ring.
     pub(in crate::daemon::manager) async fn say_before(
         &self,
         name: &str,
@@ -120,7 +125,7 @@ impl Pools {
         {
             let mut inner = self.registry.inner();
             let is_far = ring.copies.iter().flatten().any(|segment| inner.is_peer(segment.device));
-            // Etcd may be away, which is no matter to those that never had a copy.
+            // A disk that never had a replica does not need etcd.
             if is_far || !inner.disk(name)?.copy_said {
                 return Ok(());
             }
@@ -129,13 +134,13 @@ impl Pools {
         self.say_copy_is_gone(name).await
     }
 
-    /// The device on another host that a disk's second copies are on.
+    /// Returns the remote device that holds a disk's replica.
     pub(in crate::daemon::manager) fn peer_device_of(&self, name: &str) -> Option<DeviceId> {
         self.registry.inner().disk(name).ok()?.apart.first().map(|segment| segment.device)
     }
 
-    /// Everything dirty of a disk had its second copy on that device a moment ago, and a journal that tells of it: says so, if it is
-    /// so still.
+    /// Records the replica on this device in the ownership record, if it is complete. The engine
+    /// reported so a moment ago.
     pub(in crate::daemon::manager) async fn say_doubled(&self, name: &str, device: DeviceId) {
         let _word = self.copy_words.lock().await;
         let word = {
@@ -157,13 +162,13 @@ impl Pools {
         if let Some(lender) = lender
             && let Err(error) = self.say_copy_is_current(name, &lender, &uuid).await
         {
-            tracing::debug!("{name}: its copy at {lender} is not said yet: {error}");
+            tracing::debug!("disk {name}: cannot record its replica at {lender} in etcd yet: {error}");
         }
     }
 }
 
 impl DiskEntry {
-    /// Is it to have second copies at a peer, and has no room there?
+    /// Returns true if the cache should have a replica on a peer but has no space there.
     pub(in crate::daemon::manager) fn lacks_peer(&self) -> bool {
         let wants = self.cache().is_some_and(|spec| spec.copies == Copies::Peer && spec.journal.is_some());
         let is_there =
@@ -171,17 +176,17 @@ impl DiskEntry {
         wants && is_there && !self.held.is_empty() && self.apart.is_empty()
     }
 
-    /// Has the newest ring of its journal its second copy at a peer?
+    /// Returns true if the newest ring of the journal has a copy on a peer.
     fn has_far_ring(&self) -> bool {
         self.cache().is_some_and(|spec| spec.copies == Copies::Peer) && self.ring_copies == 2
     }
 
-    /// Has its cache any room?
+    /// Returns true if the cache has any segments.
     pub(in crate::daemon::manager) fn holds_any(&self) -> bool {
         !self.held.is_empty() || !self.apart.is_empty()
     }
 
-    /// Has it whatever it is to have of a pool's devices, or nothing to do with them?
+    /// Returns true if the disk's cache does not use the pool or is fully available.
     pub(in crate::daemon::manager) fn is_settled_in(&self, pool: &str) -> bool {
         let keeps = |spec: &&CacheSpec| spec.pool == pool && spec.journal.is_some();
         self.cache().filter(keeps).is_none()

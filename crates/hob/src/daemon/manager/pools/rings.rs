@@ -1,4 +1,4 @@
-//! Persistent caches: the rings of their journals, the room these take, and what is kept of a cache that is closed.
+//! Journals of persistent caches: the allocation of their rings, and the segments of closed caches.
 
 use hob_control::Size;
 use hob_engine::command::{CacheChange, Copies, NewRing, Segment};
@@ -14,8 +14,8 @@ use crate::daemon::manager::registry::Inner;
 use crate::daemon::state::{CacheSpec, JournalSpec};
 
 impl Pools {
-    /// Room for the next ring of a disk's journal, for a cache of so many data segments; nothing for a volatile cache. What is
-    /// taken is held by the disk already.
+    /// Allocates the next ring of a disk's journal for a cache of `data_segments`. Returns `None`
+    /// for a volatile cache. The segments are recorded in the disk's entry.
     pub(in crate::daemon::manager) async fn new_ring(
         &self,
         name: &str,
@@ -34,7 +34,7 @@ impl Pools {
             let Some(journal) = disk.wanted.cache.as_mut().and_then(|spec| spec.journal.as_mut()) else {
                 return Ok((None, Vec::new()));
             };
-            // A number is never used twice, and so it is kept before it is used.
+            // A ring number is never reused, so it is saved before its use.
             journal.ring += 1;
             (flash, spec.pool.clone(), *journal, disk.identity, ring_places(spec.copies), segments, avoid)
         };
@@ -66,13 +66,13 @@ impl Pools {
         Ok((Some(NewRing { cache, number, identity, copies }), room))
     }
 
-    /// Gives those caches of a pool a second copy of their journal that lack it, if there is a device for it now.
+    /// Adds missing second copies of journals in a pool, if there is now a device for them.
     pub(in crate::daemon::manager) async fn mirror_again(&self, pool: &str) {
         let lacking: Vec<String> = {
             let inner = self.registry.inner();
             let Ok(context) = inner.context(pool) else { return };
             let lacks = |disk: &&crate::daemon::manager::registry::DiskEntry| {
-                // Of two on this host, or of one here and one at a peer.
+                // Either two local copies, or one local copy and one on a peer.
                 let can = |spec: &CacheSpec| match spec.copies {
                     Copies::Peer => !disk.apart.is_empty() && context.devices > 0 && context.peers > 0,
                     _ => context.devices > 1,
@@ -84,13 +84,15 @@ impl Pools {
         for name in lacking {
             let Ok(_guard) = self.registry.guard_disk(&name, COPYING) else { continue };
             match self.renew_ring(&name).await {
-                Ok(()) => tracing::info!("the journal of {name} is mirrored as far as there are devices"),
-                Err(error) => tracing::warn!("the journal of {name} stays as it is: {error}"),
+                Ok(()) => tracing::info!("disk {name}: its journal has a copy on another device again"),
+                Err(error) => {
+                    tracing::warn!("disk {name}: cannot add a copy of its journal on another device: {error}")
+                }
             }
         }
     }
 
-    /// Gives the journal a new ring, of as many copies as are wanted now.
+    /// Gives the journal a new ring with the configured number of copies.
     pub(in crate::daemon::manager) async fn renew_ring(&self, name: &str) -> Result<(), ApiError> {
         let (pool, segments) = {
             let inner = self.registry.inner();
@@ -108,7 +110,7 @@ impl Pools {
         Ok(())
     }
 
-    /// What a journal costs, as a note.
+    /// Returns a note about the space that a journal takes.
     pub(in crate::daemon::manager) fn about_journal(&self, name: &str) -> Result<Option<String>, ApiError> {
         let inner = self.registry.inner();
         let disk = inner.disk(name)?;
@@ -127,7 +129,7 @@ impl Pools {
         )))
     }
 
-    /// Frees whatever an owner has that no disk uses. For caches that were given up.
+    /// Frees all segments of an owner without a disk, after its cache was discarded.
     pub(in crate::daemon::manager) async fn forget_owner(&self, spec: &CacheSpec) {
         let Some(journal) = spec.journal else { return };
         let flash = match self.registry.inner().pool(&spec.pool) {
@@ -140,7 +142,7 @@ impl Pools {
         self.refresh_owners(&spec.pool).await;
     }
 
-    /// Takes note of who has persistent caches in a pool, and of how much is free.
+    /// Updates the owners of persistent caches in a pool and the free space.
     pub(in crate::daemon::manager) async fn refresh_owners(&self, pool: &str) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         match flash.owners().await {
@@ -156,7 +158,7 @@ impl Pools {
 }
 
 impl crate::daemon::manager::registry::DiskEntry {
-    /// There is one copy of what is dirty, and there should be two.
+    /// Returns true if dirty data should have two copies but has one.
     pub(in crate::daemon::manager) fn lacks_copies(&self) -> bool {
         let wanted =
             self.cache().filter(|spec| spec.journal.is_some()).map_or(0, |spec| ring_copies(spec.copies));
@@ -165,7 +167,7 @@ impl crate::daemon::manager::registry::DiskEntry {
 }
 
 impl Inner {
-    /// The owners of all caches that disks are to have.
+    /// Returns the owner ids of all configured caches.
     pub(in crate::daemon::manager) fn known_owners(&self) -> Vec<OwnerId> {
         let journals = self.disks.values().filter_map(|disk| disk.cache()?.journal);
         journals.map(|journal| OwnerId(journal.owner.0)).collect()
@@ -183,7 +185,7 @@ pub(in crate::daemon::manager) async fn release_owner(
     Ok(())
 }
 
-/// Copies of a journal: as many as of dirty data.
+/// Returns the number of journal copies, which equals that of dirty data.
 fn ring_copies(copies: Copies) -> usize {
     match copies {
         Copies::One => 1,
@@ -191,7 +193,7 @@ fn ring_copies(copies: Copies) -> usize {
     }
 }
 
-/// And where.
+/// Returns the location of the journal copies.
 fn ring_places(copies: Copies) -> RingCopies {
     match copies {
         Copies::Peer => RingCopies::OneFar,
@@ -199,14 +201,14 @@ fn ring_places(copies: Copies) -> RingCopies {
     }
 }
 
-/// Room that a cache's journal needs, in a pool of its own, bytes: for the ring in use and for the one after it.
+/// Returns the space for a cache's journal in a pool, in bytes: the current ring and the next one.
 pub(in crate::daemon::manager) fn journal_room(spec: &CacheSpec, segment_bytes: u64) -> u64 {
     let data = spec.size.bytes().div_ceil(segment_bytes);
     let here = if spec.copies == Copies::Peer { 1 } else { ring_copies(spec.copies) as u64 };
     2 * ring_segments(spec, data, segment_bytes) * here * segment_bytes
 }
 
-/// Segments that each copy of a ring takes.
+/// Returns the number of segments in each copy of a ring.
 pub(in crate::daemon::manager) fn ring_segments(
     spec: &CacheSpec,
     data_segments: u64,

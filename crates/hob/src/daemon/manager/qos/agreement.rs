@@ -1,6 +1,6 @@
-//! Agreement on latency-controlled datastores: once a second, all shards that have disks of a datastore report their demand and
-//! take their parts. The hosts of a cluster do the same among each other
-//! ([0021](../../../../../../docs/decisions/0021-qos-across-hosts.md)).
+//! Rate agreement for latency-controlled datastores. Once a second, all shards with disks of a
+//! datastore report their demand and receive their parts. The hosts of a cluster agree in the same
+//! way ([0021](../../../../../../docs/decisions/0021-qos-across-hosts.md)).
 
 use std::time::Duration;
 
@@ -10,11 +10,11 @@ use super::QosService;
 use crate::daemon::manager::api_error::ApiError;
 use crate::daemon::shard_api::ShardHandle;
 
-/// Pause between agreements.
+/// Interval between two agreements.
 pub(in crate::daemon::manager) const AGREE_EVERY: Duration = Duration::from_secs(1);
 
 impl QosService {
-    /// Datastores that are bounded by their latency and have disks on at least `shards_min` shards.
+    /// Returns the latency-controlled datastores with disks on at least `shards_min` shards.
     pub(in crate::daemon::manager) fn latency_controlled(&self, shards_min: usize) -> Vec<String> {
         let rules = self.rules();
         let inner = self.registry.inner();
@@ -23,8 +23,9 @@ impl QosService {
         names.filter(|name| rules.shards_of(&inner, name).len() >= shards_min).cloned().collect()
     }
 
-    /// Agrees on a datastore. `exchange` gets the report of this host and returns those of its peers; without them no agreement
-    /// is made, and each host goes by what it sees.
+    /// Makes an agreement about a datastore. `exchange` sends this host's report to the peer hosts
+    /// and returns their reports. If it fails, there is no agreement, and each host uses its own
+    /// measurements.
     pub(in crate::daemon::manager) async fn agree_on(
         &self,
         datastore: &str,
@@ -60,7 +61,7 @@ impl QosService {
     }
 }
 
-/// What several say, as one says it.
+/// Combines several reports into one.
 fn together(reports: &[Report]) -> Report {
     let sum = |of: fn(&Report) -> f64| reports.iter().map(of).sum::<f64>();
     let rate = sum(|report| report.rate);

@@ -1,9 +1,12 @@
-//! Datastores: what backings lie on, found out when a disk is opened unless its owner says it, and what bounds what is in
-//! them at once.
+//! Datastores: the storage that holds the backings of disks, and the limits on I/O in flight to it.
 //!
-//! A file's datastore is the file system that holds it, by its mount point; an NBD export's is its server. Disks of a datastore that
-//! somebody has named, or said something of, go to one shard: shares and reservations hold among the disks of a shard. Those that
-//! were elsewhere already stay there; then each shard has a window of its own, and they agree on their parts ([`agreement`](super::agreement)).
+//! The datastore of a file is its filesystem, named after the mount point. The datastore of an NBD
+//! export is its server. An operator may name another one.
+//!
+//! Shares and reservations work among the disks of one shard. All disks of a datastore with a name
+//! or a setting therefore go to the same shard. Disks that were on other shards before stay there.
+//! Then each shard has its own window, and the shards agree on their parts
+//! ([`agreement`](super::agreement)).
 
 use std::path::Path;
 
@@ -19,42 +22,43 @@ use crate::daemon::manager::registry::{DiskPhase, Inner};
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::{ControlSpec, DatastoreState};
 
-/// Datastores there can be.
+/// Maximum number of datastores.
 const DATASTORES_MAX: usize = 4096;
 
-/// One of them. Its place in the list is its id on the shards.
+/// A datastore. The index of a datastore in the list is its id on the shards.
 #[derive(Debug)]
 pub(super) struct DatastoreEntry {
     pub(super) spec: DatastoreState,
-    /// The most units a second that it has been seen to do under control.
+    /// Highest measured rate under control, in units per second.
     pub(super) peak: u32,
-    /// The owner of a disk named it.
+    /// True if an operator assigned a disk to this datastore by name.
     is_named: bool,
-    /// Where the first of its disks went, if they are to be together.
+    /// Shard of the datastore's first disk, if its disks must share a shard.
     pub(super) home: Option<ShardHandle>,
-    /// What a share of it was worth when those who have it agreed last.
+    /// Rate per share in the last agreement.
     pub(super) level: Option<f64>,
 }
 
 impl DatastoreEntry {
-    /// One of which this is known.
+    /// Creates a datastore with these settings.
     pub(super) fn new(spec: DatastoreState) -> DatastoreEntry {
         DatastoreEntry { spec, peak: 0, is_named: false, home: None, level: None }
     }
 
-    /// Has somebody named it, or said something of it?
+    /// Returns true if an operator named the datastore or changed its settings.
     pub(super) fn is_meant(&self) -> bool {
         self.is_named || self.spec != DatastoreState::new(&self.spec.name)
     }
 }
 
 impl QosService {
-    /// The settings of a datastore, if it is known.
+    /// Returns the settings of a known datastore.
     pub(in crate::daemon::manager) fn datastore_settings(&self, name: &str) -> Option<DatastoreState> {
         self.rules().find_datastore(name).ok().map(|(_, store)| store.spec.clone())
     }
 
-    /// The id of a datastore, which is made if it is new. `is_named`: the owner of a disk calls it so.
+    /// Returns the id of a datastore, which is created if new. `is_named`: an operator assigned a
+    /// disk to it by name.
     pub(in crate::daemon::manager) fn datastore_id(
         &self,
         name: &str,
@@ -63,8 +67,9 @@ impl QosService {
         self.rules().datastore_id(name, is_named)
     }
 
-    /// The shard for another disk of a datastore. Shares hold among the disks of a shard: those of a datastore that somebody
-    /// named or set go where the first of them went, all others to the shard with the fewest disks.
+    /// Returns the shard for another disk of a datastore. Shares work among the disks of one shard.
+    /// Therefore disks of a named or configured datastore go to the shard of its first disk; other
+    /// disks go to the shard with the fewest disks.
     pub(in crate::daemon::manager) fn shard_for(&self, datastore: DatastoreId) -> ShardHandle {
         let mut rules = self.rules();
         let quietest = self.registry.quietest_shard();
@@ -72,7 +77,7 @@ impl QosService {
         if store.is_meant() { store.home.get_or_insert(quietest).clone() } else { quietest }
     }
 
-    /// All datastores, and how they are doing.
+    /// Returns all datastores with their state.
     pub(crate) async fn datastores(&self) -> Result<Vec<Datastore>, ApiError> {
         let names: Vec<String> = {
             let rules = self.rules();
@@ -86,7 +91,7 @@ impl QosService {
         Ok(views)
     }
 
-    /// One of them.
+    /// Returns a datastore with its state.
     pub(crate) async fn datastore(&self, name: &str) -> Result<Datastore, ApiError> {
         let (mut view, id, shards) = {
             let rules = self.rules();
@@ -128,7 +133,7 @@ impl QosService {
         Ok(view)
     }
 
-    /// Says how one is to be bounded and what it can do.
+    /// Changes the control and the capacity of a datastore.
     pub(crate) async fn datastore_set(
         &self,
         name: String,
@@ -157,13 +162,13 @@ impl QosService {
             .await
     }
 
-    /// What bounds the datastore of a disk that came, or whose shares changed.
+    /// Applies the control of a disk's datastore after the disk was opened or its shares changed.
     pub(in crate::daemon::manager) fn apply_control_of(&self, disk: &str) {
         let datastore = self.registry.inner().disk(disk).ok().and_then(|disk| disk.datastore.clone());
         datastore.into_iter().for_each(|datastore| self.apply_control(&datastore));
     }
 
-    /// Tells the shards that have disks of a datastore what bounds it.
+    /// Sends the control of a datastore to all shards that have disks of it.
     fn apply_control(&self, datastore: &str) {
         let rules = self.rules();
         let Ok((id, store)) = rules.find_datastore(datastore) else { return };
@@ -186,7 +191,8 @@ impl QosService {
         }
     }
 
-    /// Finds out what datastores under `auto` or `knee`, whose capacity nobody has said, have done at most.
+    /// Measures the highest rate of datastores with control `auto` or `knee` and no configured
+    /// capacity.
     pub(super) async fn look_at_peaks(&self) {
         let measured: Vec<String> = {
             let rules = self.rules();
@@ -204,7 +210,7 @@ impl QosService {
 }
 
 impl DatastoreState {
-    /// The same with other settings.
+    /// Returns the settings changed by `patch`.
     pub(in crate::daemon::manager) fn patched(
         &self,
         patch: &DatastorePatch,
@@ -229,7 +235,7 @@ impl DatastoreState {
 }
 
 impl Rules {
-    /// The shards that have disks of a datastore, with their shares.
+    /// Returns the shards that have disks of a datastore, with the sums of their shares.
     pub(super) fn shards_of(&self, inner: &Inner, datastore: &str) -> Vec<(ShardHandle, u64)> {
         let mut shards: Vec<(ShardHandle, u64)> = Vec::new();
         for disk in inner.disks.values().filter(|disk| disk.datastore.as_deref() == Some(datastore)) {
@@ -265,21 +271,22 @@ impl Rules {
         Ok(DatastoreId((self.datastores.len() - 1) as u16))
     }
 
-    /// Those of which somebody has said something, as they are kept.
+    /// Returns the datastores with changed settings, for the state file.
     pub(super) fn datastore_states(&self) -> Vec<DatastoreState> {
         let specs = self.datastores.iter().map(|store| &store.spec);
         specs.filter(|spec| **spec != DatastoreState::new(&spec.name)).cloned().collect()
     }
 }
 
-/// The datastore of a backing whose owner does not say it. Looks at the file system, so it may block.
+/// Returns the datastore of a backing to which no operator assigned one. May block, because it
+/// examines the filesystem.
 pub(in crate::daemon::manager) fn datastore_of(backing: &str) -> String {
     let named = match backing.parse().map(|uri: NbdUri| uri.address) {
         Ok(Address::Tcp { host, port }) => Some(format!("nbd-{host}-{port}")),
         Ok(Address::Unix { path }) => Some(format!("nbd{}", path.display())),
         Err(_) => match backing.split_once("://") {
             Some(("objects+file", path)) => mount_point(Path::new(path)),
-            // The bucket: what is behind a prefix in it is the same store.
+            // The bucket is the store; prefixes within it do not matter.
             Some((scheme, rest)) if objects::recognise(backing) => {
                 Some(format!("{scheme}-{}", rest.split('/').next().unwrap_or_default()))
             }
@@ -289,7 +296,7 @@ pub(in crate::daemon::manager) fn datastore_of(backing: &str) -> String {
     plain(named.as_deref().unwrap_or(backing))
 }
 
-/// Where the file system of a file is mounted.
+/// Returns the mount point of a file's filesystem.
 fn mount_point(path: &Path) -> Option<String> {
     use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
@@ -303,12 +310,12 @@ fn mount_point(path: &Path) -> Option<String> {
     Some(if top == Path::new("/") { "root".to_owned() } else { top.to_string_lossy().into_owned() })
 }
 
-/// As a name may be: letters, digits and a few signs.
+/// Converts text into a valid name of letters, digits and a few signs.
 pub(in crate::daemon::manager) fn plain(text: &str) -> String {
     let sign = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
     let name: String = text.trim_start_matches('/').chars().map(sign).collect();
     let name = name.trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
-    // The end of a long one tells more.
+    // The end of a long path is the most specific part.
     let start = name.len().saturating_sub(hob_control::NAME_CHARS_MAX);
     let name = name[start..].trim_start_matches(|c: char| !c.is_ascii_alphanumeric());
     if name.is_empty() { "unknown".to_owned() } else { name.to_owned() }

@@ -1,5 +1,5 @@
-//! What disks are due: set for one disk, or for all that have a storage policy; refused where reservations would
-//! exceed what their datastore can do.
+//! Quality of service: shares, limits and reservations of single disks or of all disks with a
+//! storage policy. Reservations above the capacity of their datastore are refused.
 
 mod agreement;
 mod datastores;
@@ -20,24 +20,24 @@ pub(super) use agreement::AGREE_EVERY;
 use datastores::DatastoreEntry;
 pub(super) use datastores::{datastore_of, plain};
 
-/// Storage policies there can be.
+/// Maximum number of storage policies.
 const POLICIES_MAX: usize = 1024;
 
-/// Shares, limits and reservations of disks, storage policies, and datastores.
+/// The QoS service: shares, limits and reservations of disks, storage policies, and datastores.
 #[derive(Clone, Debug)]
 pub(crate) struct QosService {
     registry: Arc<Registry>,
     tasks: Tasks,
-    /// Its lock is taken before that of the registry.
+    /// State of the service. The lock of this state is taken before that of the registry.
     rules: Arc<Mutex<Rules>>,
 }
 
-/// The state of the service.
+/// The state of the QoS service.
 #[derive(Debug, Default)]
 struct Rules {
-    /// Storage policies, by name.
+    /// Storage policies by name.
     policies: BTreeMap<String, Qos>,
-    /// In the order of their ids.
+    /// Datastores in the order of their ids.
     datastores: Vec<DatastoreEntry>,
 }
 
@@ -50,17 +50,17 @@ impl StatePart for Mutex<Rules> {
 }
 
 impl QosService {
-    /// A service without policies and datastores.
+    /// Creates a service without policies and datastores.
     pub(super) fn new(registry: Arc<Registry>, tasks: Tasks) -> QosService {
         QosService { registry, tasks, rules: Arc::default() }
     }
 
-    /// What belongs into the state file.
+    /// Returns the service's part of the state file.
     pub(super) fn state_part(&self) -> Arc<dyn StatePart> {
         self.rules.clone()
     }
 
-    /// Takes over what the state file has.
+    /// Restores the service's part of the state file.
     pub(super) fn restore(&self, kept: &State) {
         let mut rules = self.rules();
         rules.policies = kept.policies.iter().map(|policy| (policy.name.clone(), policy.qos)).collect();
@@ -71,43 +71,43 @@ impl QosService {
         self.rules.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rules of a storage policy, if there is one of that name.
+    /// Returns the settings of a storage policy.
     pub(super) fn policy_rules(&self, name: &str) -> Option<Qos> {
         self.rules().policies.get(name).copied()
     }
 
-    /// What a new disk of hob.toml is due.
+    /// Returns the entitlement of a new disk from hob.toml.
     pub(super) fn first_of(&self, patch: &QosPatch) -> Result<DiskQosSpec, ApiError> {
         self.rules().first_of(patch)
     }
 
-    /// What a disk is due now, if rules were set for it.
+    /// Returns the current entitlement of a disk, if one was configured.
     pub(super) fn rules_of(&self, disk: &str) -> Option<Qos> {
         let rules = self.rules();
         let inner = self.registry.inner();
         inner.disk(disk).ok().filter(|disk| disk.wanted.qos.is_some()).map(|disk| rules.due(disk))
     }
 
-    /// What all disks are due.
+    /// Returns the entitlements of all disks.
     pub(crate) fn disks(&self) -> Vec<DiskQos> {
         let rules = self.rules();
         self.registry.inner().disks.values().map(|disk| rules.disk_view(disk)).collect()
     }
 
-    /// What a disk is due.
+    /// Returns the entitlement of a disk.
     pub(crate) fn disk(&self, disk: &str) -> Result<DiskQos, ApiError> {
         let rules = self.rules();
         Ok(rules.disk_view(self.registry.inner().disk(disk)?))
     }
 
-    /// All storage policies.
+    /// Returns all storage policies.
     pub(crate) fn policies(&self) -> Vec<StoragePolicy> {
         let rules = self.rules();
         let inner = self.registry.inner();
         rules.policies.iter().map(|(name, qos)| policy_view(&inner, name, *qos)).collect()
     }
 
-    /// Says what a disk is due.
+    /// Changes the entitlement of a disk.
     pub(crate) async fn set(&self, disk: String, patch: QosPatch) -> Result<DiskQos, ApiError> {
         let service = self.clone();
         self.tasks
@@ -115,7 +115,7 @@ impl QosService {
             .await
     }
 
-    /// Makes a storage policy, or changes it for all its disks.
+    /// Creates a storage policy, or changes it for all its disks.
     pub(crate) async fn policy_set(&self, name: String, patch: QosPatch) -> Result<StoragePolicy, ApiError> {
         let service = self.clone();
         self.tasks
@@ -145,7 +145,7 @@ impl QosService {
             .await
     }
 
-    /// Takes over what hob.toml says of storage policies and datastores that nobody has said anything of since.
+    /// Applies the storage policies and datastores of hob.toml that no command has changed since.
     pub(super) fn start(&self, config: &Config) -> Result<(), ApiError> {
         let mut rules = self.rules();
         for PolicyEntry { name, qos } in &config.policies {
@@ -244,7 +244,7 @@ impl QosService {
         };
         for disk in disks {
             if let Err(error) = self.apply(&disk).await {
-                tracing::warn!("{disk} does not follow the storage policy {name} yet: {error}");
+                tracing::warn!("disk {disk}: cannot apply the storage policy {name} yet: {error}");
             }
         }
         self.registry.save().await?;
@@ -252,7 +252,7 @@ impl QosService {
         Ok(policy_view(&self.registry.inner(), name, qos))
     }
 
-    /// Tells the shard of a disk that is online what the disk is due.
+    /// Sends the entitlement of an online disk to its shard.
     pub(super) async fn apply(&self, name: &str) -> Result<(), ApiError> {
         let (shard, id, due) = {
             let rules = self.rules();
@@ -268,7 +268,7 @@ impl QosService {
 }
 
 impl Rules {
-    /// What a new disk of hob.toml is due.
+    /// Returns the entitlement of a new disk from hob.toml.
     fn first_of(&self, patch: &QosPatch) -> Result<DiskQosSpec, ApiError> {
         let own = match patch.policy.as_deref() {
             Some(policy) => self.policy(policy)?,
@@ -287,13 +287,14 @@ impl Rules {
         })
     }
 
-    /// Storage policies as they are kept.
+    /// Returns the storage policies for the state file.
     fn policy_states(&self) -> Vec<PolicyState> {
         let state = |(name, qos): (&String, &Qos)| PolicyState { name: name.clone(), qos: *qos };
         self.policies.iter().map(state).collect()
     }
 
-    /// Can every datastore do what its disks have reserved? Notes where nobody knows.
+    /// Checks that no datastore has more reservations than capacity. Returns notes about datastores
+    /// of unknown capacity.
     fn check_reservations(&self, inner: &Inner) -> Result<Vec<String>, ApiError> {
         let mut notes = Vec::new();
         let mut reserved = BTreeMap::new();
@@ -328,13 +329,13 @@ impl Rules {
         Ok(notes)
     }
 
-    /// Units a second that the disks of a datastore have reserved.
+    /// Returns the sum of all reservations on a datastore, in units per second.
     fn reserved(&self, inner: &Inner, datastore: &str) -> u64 {
         let on_it = inner.disks.values().filter(|disk| disk.datastore.as_deref() == Some(datastore));
         on_it.map(|disk| u64::from(self.due(disk).reservation)).sum()
     }
 
-    /// What a disk is due now.
+    /// Returns the current entitlement of a disk.
     fn due(&self, disk: &DiskEntry) -> Qos {
         let Some(spec) = &disk.wanted.qos else { return Qos::default() };
         let of_policy = spec.policy.as_ref().and_then(|policy| self.policies.get(policy));
@@ -364,7 +365,7 @@ fn two_rules() -> ApiError {
         .hint("say either the policy or the rules")
 }
 
-/// As the engine takes it.
+/// Converts an entitlement into the engine's type.
 pub(super) fn engine_qos(qos: Qos) -> qos::DiskQos {
     let Qos { shares, reservation, limit, bytes_limit, flash_limit } = qos;
     let bytes_limit = bytes_limit.map(|limit| limit.bytes());
@@ -375,7 +376,7 @@ pub(super) fn engine_qos(qos: Qos) -> qos::DiskQos {
 }
 
 pub(super) fn patched(before: Qos, patch: &QosPatch) -> Result<Qos, ApiError> {
-    // 0 takes a limit away.
+    // 0 removes a limit.
     let rate = |value: Option<u32>, before: Option<u32>| value.or(before).filter(|rate| *rate > 0);
     let shares = match patch.shares.as_deref() {
         None => before.shares,

@@ -1,12 +1,13 @@
-//! The registry: the pools and disks that this host knows, and which operation has each of them.
+//! The registry: all pools and disks of this host, and the operation in progress on each.
 //!
-//! It is the lowest layer of the manager. Services look names and ids up here, take the
-//! [`OperationGuard`] of what they change, and ask for a save of the state file. The registry calls
-//! no service. Two interfaces lead upwards: a service whose state is in the state file is a
-//! [`StatePart`], and the one that must hear of a save before it happens is the [`SaveObserver`].
+//! The registry is the lowest layer of the manager. Services look up names and ids here, take the
+//! [`OperationGuard`] of an object that they change, and request saves of the state file. The
+//! registry calls no service. Two interfaces lead to higher layers: a service with data in the
+//! state file is a [`StatePart`], and a service that must act before a save is the
+//! [`SaveObserver`].
 //!
-//! The lock on [`Inner`] is held for look-ups only and never across an await. A service that holds its own
-//! lock may take this one, never the other way round.
+//! The lock on [`Inner`] is held only for look-ups and never across an await. A service may take
+//! this lock while it holds its own, never the other way round.
 
 mod operation_guard;
 mod owed;
@@ -36,31 +37,31 @@ pub(super) use operation_guard::{
 pub(super) use owed::Owed;
 pub(super) use segments::Wanted;
 
-/// Pools there can be.
+/// Maximum number of pools.
 pub(in crate::daemon::manager) const POOLS_MAX: usize = 64;
 
-/// Disks there can be.
+/// Maximum number of disks.
 pub(in crate::daemon::manager) const DISKS_MAX: usize = 4096;
 
-/// Why a disk is offline, as far as its cluster is concerned.
+/// Reason within the cluster why a disk is offline.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::daemon::manager) enum ClusterWait {
-    /// It is not the cluster's matter.
+    /// The cluster is not the reason.
     #[default]
     No,
-    /// Another host serves it: all is well.
+    /// Another host serves the disk, which is normal.
     Served,
-    /// Its owner vanished, and it is had soon.
+    /// The disk's owner has failed, and this host can soon acquire the disk.
     Settles,
-    /// It could not be had, and nobody serves it, for all that is known.
+    /// This host could not acquire the disk, and apparently no other host serves it.
     Yes,
 }
 
-/// The reason of a cache that is without a journal for now.
+/// Health text for a cache that has no working journal.
 pub(in crate::daemon::manager) const JOURNAL_LOST: &str = "its journal cannot be written: what is dirty goes to the backing, and writes to the disk wait, \
      for half a minute at most, until the journal is elsewhere";
 
-/// Of a backing whose server has no flush command.
+/// Health text for a backing whose server has no flush command.
 pub(in crate::daemon::manager) const CANNOT_FLUSH: &str =
     "its backing has no flush: a flush of the guest does not make its writes durable there";
 
@@ -70,13 +71,13 @@ pub(super) trait StatePart: std::fmt::Debug + Send + Sync {
     fn add_to(&self, state: &mut State);
 }
 
-/// Hears of a save whose content takes effect only afterwards.
+/// Acts before a save of the state file whose content takes effect afterwards.
 pub(super) trait SaveObserver: std::fmt::Debug + Send + Sync {
-    /// Makes known what has to be known before the save. The save does not happen if this fails.
+    /// Publishes data that must be known before the save. An error prevents the save.
     fn before_save(&self) -> Pin<Box<dyn Future<Output = Result<(), ApiError>> + Send + '_>>;
 }
 
-/// See the module.
+/// The registry; see the module.
 #[derive(Debug)]
 pub(crate) struct Registry {
     pub(super) shards: Vec<ShardHandle>,
@@ -86,41 +87,41 @@ pub(crate) struct Registry {
     observer: OnceLock<Weak<dyn SaveObserver>>,
 }
 
-/// What the manager knows.
+/// The registry's data behind its lock.
 #[derive(Debug, Default)]
 pub(in crate::daemon::manager) struct Inner {
     pub(in crate::daemon::manager) pools: BTreeMap<String, PoolEntry>,
     pub(in crate::daemon::manager) disks: BTreeMap<String, DiskEntry>,
-    /// How long requests of disks without a limit of their own wait for their backing.
+    /// Time that requests wait for the backing of a disk without its own limit.
     pub(in crate::daemon::manager) wait_max: std::time::Duration,
-    /// Why hob.toml is not used as it is now, but as it was at the last start.
+    /// Reason why the current hob.toml is not in use; the version of the last start is.
     pub(in crate::daemon::manager) config_refused: Option<String>,
-    /// Ids of devices are not used twice: a shard remembers what it thinks of each.
+    /// Next id of a flash device. Ids are not reused, because shards keep state per id.
     pub(in crate::daemon::manager) next_device: u16,
-    /// Why the state could not be saved, the last time that was tried.
+    /// Error of the last save of the state file.
     pub(in crate::daemon::manager) unsaved: Option<String>,
-    /// A save of the failures that guests were not told of is about to begin.
+    /// True if a save of the unreported flush failures is about to start.
     pub(in crate::daemon::manager) saves_owed: bool,
-    /// Somebody else goes on soon: nothing is changed any more.
+    /// True if an upgrade is about to hand over to another process. No changes are accepted then.
     pub(in crate::daemon::manager) leaving: bool,
-    /// What hob.toml defined when it was last read, by what it is and its name.
+    /// Definitions of hob.toml when it was last read, by kind and name.
     pub(in crate::daemon::manager) definitions: BTreeMap<String, String>,
-    /// Why caches that hob.toml defines could not be created, by disk.
+    /// Reason per disk why a cache that hob.toml defines could not be created.
     pub(in crate::daemon::manager) caches_refused: BTreeMap<String, String>,
     /// Names that hob.toml defines.
     pub(in crate::daemon::manager) defined: BTreeSet<String>,
-    /// Of these, removed by command.
+    /// Pools of hob.toml that were removed by command. The next field lists such disks.
     pub(in crate::daemon::manager) pools_removed: Vec<String>,
     pub(in crate::daemon::manager) disks_removed: Vec<String>,
-    /// Disks that were awaited and did not come.
+    /// Incoming disks of migrations that did not complete.
     pub(in crate::daemon::manager) gone: Vec<GoneState>,
-    /// Ids of what shards serve to borrowers.
+    /// Ids under which shards serve flash leases to borrowers.
     pub(in crate::daemon::manager) lease_disks: BTreeSet<DiskId>,
-    /// Disks that are gone from their shard and whose backing is not closed, by the ids that are not free before.
+    /// Removed disks whose backing is still open. The ids of these disks cannot be reused yet.
     pub(in crate::daemon::manager) abandoned: BTreeMap<DiskId, String>,
-    /// Devices on other hosts, by their ids on the shards, that nobody is to believe any more.
+    /// Shard ids of devices on other hosts whose content is no longer valid.
     pub(in crate::daemon::manager) given_up: BTreeSet<DeviceId>,
-    /// Of awaited disks, as they were when they waited for their cluster.
+    /// Incoming disks, in the state in which they waited for the cluster.
     pub(in crate::daemon::manager) waited: BTreeMap<String, DiskState>,
 }
 
@@ -130,34 +131,36 @@ pub(in crate::daemon::manager) struct PoolEntry {
     pub(in crate::daemon::manager) uuid: Option<String>,
     pub(in crate::daemon::manager) segment_bytes: u64,
     pub(in crate::daemon::manager) devices: Vec<DeviceEntry>,
-    /// Who had persistent caches on them when that was looked up, and how many segments.
+    /// Owners of persistent caches in the pool with their number of segments, at the last look-up.
     pub(in crate::daemon::manager) owners: Vec<(OwnerId, u64)>,
-    /// What is being done to it.
+    /// Operation in progress on the pool.
     pub(in crate::daemon::manager) busy: Option<&'static str>,
 }
 
 #[derive(Debug)]
 pub(in crate::daemon::manager) struct DeviceEntry {
     pub(in crate::daemon::manager) path: PathBuf,
-    /// Its ids, while it is open.
+    /// Ids of the device while it is open.
     pub(in crate::daemon::manager) ids: Option<DeviceIds>,
     pub(in crate::daemon::manager) state: DeviceState,
     pub(in crate::daemon::manager) reason: Option<String>,
-    /// What was chosen; a fence goes before it.
+    /// Configured allocation from this device; a fence overrides it.
     pub(in crate::daemon::manager) admission: Admission,
     pub(in crate::daemon::manager) segments: u64,
     pub(in crate::daemon::manager) free_segments: u64,
     pub(in crate::daemon::manager) access: &'static str,
-    /// Its own name, while it is open.
+    /// UUID of the device while it is open.
     pub(in crate::daemon::manager) uuid: Option<String>,
-    /// Whose it is, if it is on another host.
+    /// Location of the device if it is on another host.
     pub(in crate::daemon::manager) peer: Option<PeerState>,
-    /// Segments, by their ids on the shards, that caches lost with it. They are not given away.
+    /// Segments, with shard ids, that caches lost when the device was fenced. Lost segments are not
+    /// allocated again.
     pub(in crate::daemon::manager) lost: Vec<Segment>,
     pub(in crate::daemon::manager) stalls: stalls::Stalls,
 }
 
-/// A device has one name in its pool and another on the shards, which know devices of all pools.
+/// The two ids of a device: one in its pool and one on the shards, which know the devices of all
+/// pools.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::daemon::manager) struct DeviceIds {
     pub(in crate::daemon::manager) in_pool: DeviceId,
@@ -170,77 +173,78 @@ pub(in crate::daemon::manager) struct DiskEntry {
     pub(in crate::daemon::manager) wanted: DiskState,
     pub(in crate::daemon::manager) phase: DiskPhase,
     pub(in crate::daemon::manager) size_bytes: u64,
-    /// What its backing lies on, since it was last opened.
+    /// Datastore of the backing, determined when the disk was last opened.
     pub(in crate::daemon::manager) datastore: Option<String>,
-    /// The shard has a cache for it.
+    /// True if the disk's shard has a cache for it.
     pub(in crate::daemon::manager) has_cache: bool,
-    /// Its cache is being recovered while it is served.
+    /// Set while the cache of the served disk is being recovered.
     pub(in crate::daemon::manager) recovering: Option<disks::OldRings>,
-    /// Segments of the cache's data, by their ids on the shards.
+    /// Data segments of the cache, with shard ids.
     pub(in crate::daemon::manager) held: Vec<Segment>,
-    /// Segments for its second copies on another host, likewise.
+    /// Segments of the cache's replica on another host, with shard ids.
     pub(in crate::daemon::manager) apart: Vec<Segment>,
-    /// These are being given up: nobody is to be told of them.
+    /// True while the replica's segments are released and must not be published.
     pub(in crate::daemon::manager) leaves_peer: bool,
-    /// Its title may name them, or has done so.
+    /// True if the disk's ownership record may name the replica.
     pub(in crate::daemon::manager) copy_said: bool,
-    /// Segments of its journal, likewise: of the ring in use, and while it is replaced of the next one.
+    /// Segments of the journal's ring, with shard ids. While the ring is replaced, also those of
+    /// the next ring.
     pub(in crate::daemon::manager) ring: Vec<Segment>,
-    /// Copies of the newest ring.
+    /// Number of copies of the newest ring.
     pub(in crate::daemon::manager) ring_copies: usize,
-    /// Memory above it that the shard has.
+    /// Settings of the RAM tier on the shard.
     pub(in crate::daemon::manager) memory: Option<MemoryConfig>,
-    /// What the backing is known by, since it was last opened.
+    /// Identity of the backing when the disk was last opened.
     pub(in crate::daemon::manager) identity: [u8; 32],
-    /// Its backing, since it was last opened.
+    /// Probes of the backing since the disk was last opened.
     pub(in crate::daemon::manager) measure: Option<disks::Measure>,
-    /// The backing's lock.
+    /// Lock of the backing.
     pub(in crate::daemon::manager) lock: Option<Lock>,
-    /// What a backing that never changes is called by its clones, since it was last opened.
+    /// Permanent identifier of an immutable backing, by which clones find their parent.
     pub(in crate::daemon::manager) constant: Option<String>,
-    /// What it shares with other clones, since it was last opened.
+    /// State of the clone's parent since the disk was last opened.
     pub(in crate::daemon::manager) parent: Option<disks::ParentLink>,
-    /// What was last seen of its dirty data.
+    /// Last observation of the dirty data.
     pub(in crate::daemon::manager) watch: pools::Watch,
-    /// A cache that was refused is not read again before.
+    /// A refused cache is not read again before this time.
     pub(in crate::daemon::manager) retry_after: Option<tokio::time::Instant>,
-    /// Why it is offline, as it was last said in the log.
+    /// Last logged reason why the disk is offline.
     pub(in crate::daemon::manager) offline_reason: Option<String>,
-    /// What its content looks like was said in the log.
+    /// True if the log already mentions what the content looks like.
     pub(in crate::daemon::manager) content_noted: bool,
-    /// Guests that have not been told of a failed flush.
+    /// Number of guests that were not told of a failed flush.
     pub(in crate::daemon::manager) owed: Owed,
-    /// Could it be had of the cluster when it was opened last?
+    /// Reason within the cluster why the disk could not be acquired when it was last opened.
     pub(in crate::daemon::manager) cluster_wait: ClusterWait,
-    /// The daemon is ending, and nothing of it is dirty any more.
+    /// True if the daemon is ending and the disk has no dirty data any more.
     pub(in crate::daemon::manager) drained_at_end: bool,
-    /// Why the cache is not as wanted.
+    /// Reason why the cache differs from its configuration.
     pub(in crate::daemon::manager) cache_reason: Option<String>,
-    /// How well it does its work.
+    /// Observations about the cache's efficiency.
     pub(in crate::daemon::manager) quality: observe::Quality,
-    /// The files that it is or should be, by export.
+    /// Files of the disk by export, mounted or not.
     pub(in crate::daemon::manager) files: BTreeMap<String, exports::FileEntry>,
-    /// What is being done to it.
+    /// Operation in progress on the disk.
     pub(in crate::daemon::manager) busy: Option<&'static str>,
-    /// The recording of its requests that is under way, if one is.
+    /// Number of recordings of the disk's requests.
     pub(in crate::daemon::manager) recording: Counter,
 }
 
-/// Is a disk served?
+/// Phase of a disk on this host.
 #[derive(Debug)]
 pub(in crate::daemon::manager) enum DiskPhase {
-    /// By that shard.
+    /// The disk is served by this shard.
     Online(ShardHandle),
-    /// No, because of that.
+    /// The disk is not served, for this reason.
     Offline(String),
-    /// Another host has it, for all that is known here; and what is known.
+    /// Another host has the disk, as far as this host knows. The text gives details.
     Away(String),
-    /// Not much longer.
+    /// The disk is being removed.
     Removing,
 }
 
 impl Registry {
-    /// A registry with no pools and no disks.
+    /// Creates a registry without pools and disks.
     pub(super) fn new(shards: Vec<ShardHandle>, store: Store) -> Arc<Registry> {
         assert!(!shards.is_empty(), "somebody has to serve the disks");
         Arc::new(Registry {
@@ -252,7 +256,8 @@ impl Registry {
         })
     }
 
-    /// Sets whose state is saved too, and who hears of saves. Later calls have no effect.
+    /// Sets the services with data in the state file, and the observer of saves. Later calls have
+    /// no effect.
     pub(super) fn connect(&self, parts: Vec<Arc<dyn StatePart>>, observer: Weak<dyn SaveObserver>) {
         let _ = self.parts.set(parts);
         let _ = self.observer.set(observer);
@@ -262,7 +267,7 @@ impl Registry {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The shard with the fewest disks.
+    /// Returns the shard with the fewest disks.
     pub(super) fn quietest_shard(&self) -> ShardHandle {
         let inner = self.inner();
         let load = |shard: &ShardHandle| {
@@ -272,24 +277,24 @@ impl Registry {
         self.shards.iter().min_by_key(|shard| load(shard)).expect("there is a shard").clone()
     }
 
-    /// The shard that serves a disk, and the id of the disk there.
+    /// Returns the shard that serves a disk, and the disk's id there.
     pub(super) fn shard_of(&self, name: &str) -> Result<(ShardHandle, DiskId), ApiError> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
         Ok((disk.shard()?, disk.id))
     }
 
-    /// Is the state saved in a file? `hob serve` has none.
+    /// Returns true if the state is saved in a file. `hob serve` has no state file.
     pub(super) fn has_state_file(&self) -> bool {
         !matches!(*self.store.lock().unwrap_or_else(PoisonError::into_inner), Store::Memory)
     }
 
-    /// Keeps what is wanted now, and is in effect.
+    /// Saves the configuration that is already in effect.
     pub(super) async fn save(self: &Arc<Self>) -> Result<(), ApiError> {
         Ok(self.keep().await??)
     }
 
-    /// Keeps what is wanted before it is in effect.
+    /// Saves a change of the configuration before it takes effect.
     pub(super) async fn save_first(self: &Arc<Self>) -> Result<(), ApiError> {
         if let Some(observer) = self.observer.get().and_then(Weak::upgrade) {
             observer.before_save().await?;
@@ -300,7 +305,7 @@ impl Registry {
     async fn keep(self: &Arc<Self>) -> Result<Result<(), StateError>, ApiError> {
         let registry = self.clone();
         flash::blocking(move || {
-            // The lock comes first, so that a later state is never replaced by an earlier one.
+            // The lock is taken first, so that an older state never replaces a newer one.
             let store = registry.store.lock().unwrap_or_else(PoisonError::into_inner);
             let mut state = registry.inner().state();
             registry.parts.get().into_iter().flatten().for_each(|part| part.add_to(&mut state));
@@ -322,7 +327,8 @@ impl Inner {
             segment_size: Size(pool.segment_bytes),
             uuid: pool.uuid.clone(),
         });
-        // A disk that is on its way in is kept when it has arrived, and out when it has begun to leave.
+        // An incoming disk is saved after its arrival; a disk that is being removed is not saved
+        // any more.
         let kept = self
             .disks
             .values()
@@ -358,7 +364,7 @@ impl Inner {
 }
 
 impl Inner {
-    /// Ids are small, as shards have tables of them.
+    /// Returns the smallest unused disk id, because shards index tables by id.
     pub(in crate::daemon::manager) fn new_disk_id(&self) -> DiskId {
         let disks = self.disks.values().map(|disk| disk.id);
         let taken: std::collections::BTreeSet<u32> = disks
@@ -368,7 +374,7 @@ impl Inner {
         DiskId((0..).find(|id| !taken.contains(id)).expect("there are fewer disks than ids"))
     }
 
-    /// An id for a disk that nobody but a borrower sees.
+    /// Returns an id for a disk that only a borrower of flash uses.
     pub(in crate::daemon::manager) fn new_lease_id(&mut self) -> DiskId {
         let id = self.new_disk_id();
         self.lease_disks.insert(id);
@@ -393,14 +399,14 @@ impl DiskEntry {
         }
     }
 
-    /// It was asked for and has never been online.
+    /// Returns true if the disk was added but was never online.
     pub(in crate::daemon::manager) fn is_arriving(&self) -> bool {
         self.busy == Some(ADDING)
     }
 }
 
 impl Inner {
-    /// May something be changed?
+    /// Refuses changes during an upgrade.
     pub(super) fn check_stays(&self) -> Result<(), ApiError> {
         match self.leaving {
             false => Ok(()),
@@ -410,8 +416,8 @@ impl Inner {
 }
 
 pub(in crate::daemon::manager) fn away(name: &str, why: &str) -> ApiError {
-    ApiError::conflict(format!("{name} is not this host's: {why}"))
-        .hint(format!("'hob migrate {name}' tells more"))
+    ApiError::conflict(format!("{name} belongs to another host: {why}"))
+        .hint(format!("'hob migrate {name}' shows the migration"))
 }
 
 fn no_pool(name: &str) -> ApiError {

@@ -1,4 +1,5 @@
-//! One change at a time: a guard of a disk or a pool, given back when dropped.
+//! Operation guards: at most one change of a disk or a pool at a time. Dropping the guard releases
+//! it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,36 +9,37 @@ use tokio::time::Instant;
 use super::{DiskPhase, Registry, away};
 use crate::daemon::manager::api_error::ApiError;
 
-/// The operation of a drain. Like all of these it completes "it is being …".
+/// Name of the drain operation. All these names complete the phrase "is being …".
 pub(in crate::daemon::manager) const DRAINING: &str = "drained";
 
-/// The operation of a cache that gets smaller: what does not fit goes to the backing first.
+/// Name of the operation that shrinks a cache, which writes dirty data to the backing first.
 pub(in crate::daemon::manager) const SHRINKING: &str = "shrunk";
 
-/// The operation of a migration.
+/// Name of the migration operation.
 pub(in crate::daemon::manager) const MIGRATING: &str = "migrated";
 
-/// The operation of a disk that was asked for and has never been online.
+/// Name of the operation that adds a disk, until the disk is online for the first time.
 pub(in crate::daemon::manager) const ADDING: &str = "added";
 
-/// What hob does to a disk by itself: its caches are balanced and enlarged without a command.
+/// Name of the operation that balances a cache over devices without a command. The next two
+/// operations also run without a command.
 pub(in crate::daemon::manager) const SPREADING: &str = "spread over devices";
 pub(in crate::daemon::manager) const COPYING: &str = "given a second copy";
 pub(in crate::daemon::manager) const ENLARGING: &str = "given more room";
 
-/// Longest wait of a command for hob's own work on the disk.
+/// Maximum time that a command waits for the daemon's own work on a disk.
 const OWN_WORK_MAX: Duration = Duration::from_secs(10);
 
 /// Interval between two checks whether that work has ended.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
-/// Pause between attempts to take the guard of a disk for something that cannot be refused.
+/// Pause between two attempts to take a guard for an operation that cannot be refused.
 pub(in crate::daemon::manager) const GUARD_EVERY: Duration = Duration::from_millis(200);
 
 /// Number of these attempts.
 const GUARD_TRIES: u32 = 20;
 
-/// The right to change one disk or one pool.
+/// The exclusive right to change one disk or one pool.
 #[derive(Debug)]
 pub(in crate::daemon::manager) struct OperationGuard {
     registry: Arc<Registry>,
@@ -51,7 +53,7 @@ enum Thing {
 }
 
 impl Registry {
-    /// Takes the operation guard of a disk, which exists. `doing` completes "it is being …".
+    /// Takes the operation guard of an existing disk. `doing` completes "it is being …".
     pub(in crate::daemon::manager) fn guard_disk(
         self: &Arc<Self>,
         name: &str,
@@ -68,8 +70,8 @@ impl Registry {
         Ok(OperationGuard { registry: self.clone(), on: Thing::Disk(name.to_owned()) })
     }
 
-    /// Takes the operation guard of a disk for a command. Work that hob began by itself delays the command, and makes it fail only after
-    /// [`OWN_WORK_MAX`].
+    /// Takes the operation guard of a disk for a command. The daemon's own work delays the command,
+    /// for at most [`OWN_WORK_MAX`].
     pub(in crate::daemon::manager) async fn guard_disk_for_command(
         self: &Arc<Self>,
         name: &str,
@@ -82,7 +84,7 @@ impl Registry {
         self.guard_disk(name, doing)
     }
 
-    /// Takes the operation guard of a disk when whatever is being done to it is over, if that is soon.
+    /// Takes the operation guard of a disk after its current operation, if that ends soon.
     pub(in crate::daemon::manager) async fn guard_patiently(
         self: &Arc<Self>,
         name: &str,
@@ -97,7 +99,7 @@ impl Registry {
         None
     }
 
-    /// Takes the operation guard of a pool, which exists.
+    /// Takes the operation guard of an existing pool.
     pub(in crate::daemon::manager) fn guard_pool(
         self: &Arc<Self>,
         name: &str,
@@ -109,7 +111,7 @@ impl Registry {
         Ok(OperationGuard { registry: self.clone(), on: Thing::Pool(name.to_owned()) })
     }
 
-    /// The operation guard of a disk whose entry was made with `busy` set.
+    /// Returns the operation guard of a disk whose entry was created with `busy` set.
     pub(in crate::daemon::manager) fn guard_new_disk(self: &Arc<Self>, name: &str) -> OperationGuard {
         OperationGuard { registry: self.clone(), on: Thing::Disk(name.to_owned()) }
     }

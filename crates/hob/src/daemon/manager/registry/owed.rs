@@ -1,8 +1,10 @@
-//! How many guests have not been told of a failed flush, kept in the state file over a crash.
+//! The number of guests that were not told of a failed flush, saved in the state file to survive a
+//! crash.
 //!
-//! More of them are saved at once: after a crash each of these guests has to be told. Fewer are saved at once too, unless that happened
-//! [`LOWERED_MAX`] times and once a second since: then [`LOWER_AFTER`] later. A crash until then tells a guest twice, which is safe, and a backing
-//! that fails every flush does not make the daemon save its state all the time.
+//! A higher number is saved at once, because each of these guests must be told after a crash. A
+//! lower number is also saved at once, but only [`LOWERED_MAX`] times and then once a second;
+//! otherwise it is saved after [`LOWER_AFTER`]. A crash in between reports a failure twice, which
+//! is safe. The limit prevents a save for every failed flush of a broken backing.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,25 +14,25 @@ use tokio::time::Instant;
 
 use super::{DiskEntry, Registry};
 
-/// Time until a lower number is saved that is not saved at once.
+/// Delay before a lower number is saved if the rate limit is exceeded.
 const LOWER_AFTER: Duration = Duration::from_secs(5);
 
-/// So many lower numbers are saved at once, and one more each second.
+/// Number of lower numbers that are saved at once; one more is allowed each second.
 const LOWERED_MAX: u32 = 8;
 
-/// The number as the engine last reported it; the one that is kept is in the disk's state.
+/// The number that the engine last reported. The saved number is in the disk's state.
 #[derive(Debug, Default)]
 pub(in crate::daemon::manager) struct Owed {
     now: u32,
-    /// A lower number is saved soon.
+    /// True if a save of a lower number is scheduled.
     is_lowered_soon: bool,
-    /// Lower numbers that were saved at once, less one for each second since `counted`.
+    /// Number of lower numbers saved at once, reduced by one for each second since `counted`.
     lowered: u32,
     counted: Option<Instant>,
 }
 
 impl Owed {
-    /// May a lower number be saved at once? It is counted.
+    /// Returns true if a lower number may be saved at once, and counts it.
     fn may_lower(&mut self, now: Instant) -> bool {
         let counted = *self.counted.get_or_insert(now);
         let seconds = now.saturating_duration_since(counted).as_secs();
@@ -43,7 +45,7 @@ impl Owed {
 }
 
 impl Registry {
-    /// The engine reports a number.
+    /// Handles a new number from the engine.
     pub(in crate::daemon::manager) fn note_owed(self: &Arc<Self>, disk: DiskId, count: u32) {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return };
@@ -65,7 +67,7 @@ impl Registry {
         }
     }
 
-    /// Takes a lower number over, if there still is one.
+    /// Applies a scheduled lower number, if it is still lower.
     fn lower_owed(&self, disk: DiskId) -> bool {
         let mut inner = self.inner();
         let Some(entry) = inner.disks.values_mut().find(|entry| entry.id == disk) else { return false };
@@ -83,7 +85,7 @@ impl Registry {
 }
 
 impl DiskEntry {
-    /// The disk has left its shard, which reports no more numbers.
+    /// Sets the final number of a disk that has left its shard.
     pub(in crate::daemon::manager) fn set_owed(&mut self, count: u32) {
         self.owed = Owed { now: count, ..Owed::default() };
         self.wanted.flush_failures_owed = count;

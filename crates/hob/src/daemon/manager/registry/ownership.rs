@@ -1,4 +1,4 @@
-//! Whether a disk is this host's, by the record of its migrations and by what its cluster says.
+//! Whether this host owns a disk, according to the disk's migration record and the cluster.
 
 use hob_engine::command::Mode;
 use hob_engine::migration::{Record, Session};
@@ -7,18 +7,19 @@ use super::{ClusterWait, Registry};
 use crate::daemon::manager::api_error::ApiError;
 
 impl Registry {
-    /// Is a disk this host's, once it is taken? Not one that is on its way here, has gone elsewhere, or has no owner.
+    /// Returns true if this host owns the disk once it has acquired it. False for incoming,
+    /// migrated and ownerless disks.
     pub(in crate::daemon::manager) fn owns(&self, name: &str) -> bool {
         let is_ours = matches!(self.record_of(name), Some(Record::Owner { .. } | Record::Leaving(_)));
         is_ours && !self.needs_no_owner(name)
     }
 
-    /// Nobody writes it: every host may serve it.
+    /// Returns true if the disk is read-only, so that every host may serve it.
     pub(in crate::daemon::manager) fn needs_no_owner(&self, name: &str) -> bool {
         self.inner().disk(name).is_ok_and(|disk| disk.wanted.read_only)
     }
 
-    /// What the state says of a disk, by its name.
+    /// Returns the migration record of a disk from the state.
     pub(in crate::daemon::manager) fn record_of(&self, name: &str) -> Option<Record> {
         let inner = self.inner();
         if let Ok(disk) = inner.disk(name) {
@@ -29,7 +30,8 @@ impl Registry {
         Some(Record::Gone(Session { generation: gone.generation, attempt: gone.attempt }))
     }
 
-    /// The generation that is kept with what flash has of a disk, and whether anything may be dirty.
+    /// Returns the generation saved with the disk's data in flash, and whether this data may be
+    /// dirty.
     pub(in crate::daemon::manager) fn wish(&self, name: &str) -> Result<(Option<u64>, bool), ApiError> {
         let inner = self.inner();
         let disk = inner.disk(name)?;
@@ -37,7 +39,8 @@ impl Registry {
         Ok((disk.wanted.generation, dirty))
     }
 
-    /// Could it not be had because another host of the cluster serves it?
+    /// Returns true if the disk could not be acquired because another host of the cluster serves
+    /// it.
     pub(in crate::daemon::manager) fn is_served_elsewhere(&self, name: &str) -> bool {
         self.inner().disk(name).is_ok_and(|disk| disk.cluster_wait == ClusterWait::Served)
     }

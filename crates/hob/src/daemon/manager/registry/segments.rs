@@ -1,4 +1,5 @@
-//! Segments: taken from pools for caches and given back, and their two names.
+//! Allocation of segments from pools for caches, their release, and the translation between their
+//! two ids.
 
 use std::path::PathBuf;
 
@@ -13,7 +14,7 @@ use crate::daemon::manager::flash::Owner;
 use crate::daemon::manager::stalls::Stalls;
 use crate::daemon::state::CacheSpec;
 
-/// How much room somebody wants.
+/// Number of segments requested: minimum and maximum.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::daemon::manager) struct Wanted {
     pub(in crate::daemon::manager) least: u64,
@@ -21,7 +22,7 @@ pub(in crate::daemon::manager) struct Wanted {
 }
 
 impl Registry {
-    /// Takes segments of its pool for the data of a disk's cache, as the shards call them.
+    /// Allocates segments of the pool for the data of a disk's cache. Returns them with shard ids.
     pub(in crate::daemon::manager) async fn take_room(
         &self,
         spec: &CacheSpec,
@@ -32,7 +33,8 @@ impl Registry {
         let flash = self.inner().pool(pool)?.flash.clone();
         let owner = match &spec.journal {
             Some(journal) => Owner::Persistent(OwnerId(journal.owner.0)),
-            // Told apart while the daemon runs; volatile segments mean nothing later.
+            // Volatile segments have no meaning after the daemon ends, so this owner id only has to
+            // be unique within the daemon.
             None => Owner::Volatile(OwnerId(1 << 64 | u128::from(disk.0))),
         };
         let (segments, devices) = flash.allocate(owner, wanted.least, wanted.most).await?;
@@ -47,7 +49,7 @@ impl Registry {
         Ok(segments.into_iter().map(known).collect())
     }
 
-    /// Gives segments back that no cache uses.
+    /// Releases segments that no cache uses.
     pub(in crate::daemon::manager) async fn give_back(&self, pool: &str, segments: &[Segment]) {
         if segments.is_empty() {
             return;
@@ -63,7 +65,7 @@ impl Registry {
         }
     }
 
-    /// Notes how a pool's devices are after an operation.
+    /// Records the state of a pool's devices after an operation.
     pub(in crate::daemon::manager) fn refresh(&self, pool: &str, devices: &[DeviceInfo]) {
         if let Ok(entry) = self.inner().pool_mut(pool) {
             entry.refresh(devices);
@@ -72,7 +74,7 @@ impl Registry {
 }
 
 impl PoolEntry {
-    /// Takes over figures.
+    /// Updates the entries with the state of these devices.
     pub(in crate::daemon::manager) fn refresh(&mut self, devices: &[DeviceInfo]) {
         for info in devices {
             let mine =
@@ -85,13 +87,13 @@ impl PoolEntry {
         }
     }
 
-    /// Free segments on devices of this host that give them.
+    /// Returns the number of free segments on local devices that allow allocation.
     pub(in crate::daemon::manager) fn free_segments(&self) -> u64 {
         let here = self.usable().filter(|device| device.peer.is_none());
         here.filter(|device| device.gives_segments()).map(|device| device.free_segments).sum()
     }
 
-    /// Segments on devices of this host that caches can use.
+    /// Returns the number of usable segments on local devices.
     pub(in crate::daemon::manager) fn segments(&self) -> u64 {
         self.usable().filter(|device| device.peer.is_none()).map(|device| device.segments).sum()
     }
@@ -102,12 +104,12 @@ impl PoolEntry {
             .filter(|device| matches!(device.state, DeviceState::Online | DeviceState::Stalled))
     }
 
-    /// Devices that were opted out.
+    /// Returns the devices with allocation switched off by command.
     pub(in crate::daemon::manager) fn chosen_out(&self) -> impl Iterator<Item = &DeviceEntry> {
         self.devices.iter().filter(|device| device.admission == Admission::Out)
     }
 
-    /// What the pool is to be told of a device that it calls so.
+    /// Returns whether the pool may allocate from the device with this pool id.
     pub(in crate::daemon::manager) fn admission(&self, id: DeviceId) -> pool::Admission {
         let mut mine = self.devices.iter().filter(|device| device.ids.is_some_and(|ids| ids.in_pool == id));
         let gives = mine.any(DeviceEntry::gives_segments);
@@ -118,14 +120,14 @@ impl PoolEntry {
         self.devices.iter_mut().find(|device| device.ids.is_some_and(|ids| ids.on_shards == id))
     }
 
-    /// As the shards call it; none if they do not know its device.
+    /// Translates a segment into shard ids; `None` if the shards do not know its device.
     pub(in crate::daemon::manager) fn on_shards(&self, segment: Segment) -> Option<Segment> {
         let mut ids = self.devices.iter().filter_map(|device| device.ids);
         let device = ids.find(|ids| ids.in_pool == segment.device)?.on_shards;
         Some(Segment { device, ..segment })
     }
 
-    /// As the pool calls them. Those of devices that have left are left out.
+    /// Translates segments into pool ids, without those of removed devices.
     pub(in crate::daemon::manager) fn in_pool(&self, segments: &[Segment]) -> Vec<Segment> {
         let translate = |segment: &Segment| {
             let mut ids = self.devices.iter().filter_map(|device| device.ids);
@@ -137,24 +139,26 @@ impl PoolEntry {
 }
 
 impl Inner {
-    /// An id for the shards that no device has had.
+    /// Returns a shard id that no device has had.
     pub(in crate::daemon::manager) fn new_device_id(&mut self) -> Result<DeviceId, ApiError> {
         let id = DeviceId(self.next_device);
-        self.next_device = self
-            .next_device
-            .checked_add(1)
-            .ok_or_else(|| ApiError::failed("65 535 devices have come and gone; restart the daemon"))?;
+        self.next_device = self.next_device.checked_add(1).ok_or_else(|| {
+            ApiError::failed(
+                "this daemon has opened 65 535 devices, which is the maximum; \
+             restart the daemon",
+            )
+        })?;
         Ok(id)
     }
 
-    /// Notes that a segment is used no more but cannot be given away, as its device is fenced.
+    /// Records an unused segment of a fenced device, which must not be allocated again.
     pub(in crate::daemon::manager) fn note_lost(&mut self, segment: Segment) {
         if let Some((_, device)) = self.device_on_shards(segment.device) {
             device.lost.push(segment);
         }
     }
 
-    /// The pool and the device that the shards call so.
+    /// Returns the pool and the device with this shard id.
     pub(in crate::daemon::manager) fn device_on_shards(
         &mut self,
         id: DeviceId,
@@ -166,7 +170,7 @@ impl Inner {
 }
 
 impl DeviceEntry {
-    /// A device that is open.
+    /// Creates the entry of an open device.
     pub(in crate::daemon::manager) fn online(
         info: &DeviceInfo,
         on_shards: DeviceId,
@@ -188,7 +192,7 @@ impl DeviceEntry {
         }
     }
 
-    /// A device that is not.
+    /// Creates the entry of a device that is not open.
     pub(in crate::daemon::manager) fn offline(
         path: PathBuf,
         reason: String,
@@ -210,7 +214,7 @@ impl DeviceEntry {
         }
     }
 
-    /// May caches have new segments of it, as soon as it is open?
+    /// Returns true if caches may get new segments of the device, once it is open.
     pub(in crate::daemon::manager) fn gives_segments(&self) -> bool {
         self.admission == Admission::In && self.state != DeviceState::Fenced
     }

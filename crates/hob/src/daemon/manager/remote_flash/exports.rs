@@ -1,11 +1,14 @@
-//! Flash that this host lends: a file for each borrower, which a shard serves to that borrower only, as an NBD export.
+//! Flash leases to other hosts: one file per borrower, which a shard serves to that borrower only,
+//! as an NBD export.
 //!
-//! A loan is bound to the certificate with which it was asked for first. While it is open it has an *epoch*, a random word that is new
-//! each time its file is opened: a connection says which one it means, so that a borrower never goes on with a file of which a
-//! crash of this host may have lost what was not flushed. What a loan is survives restarts in a file beside it.
+//! A lease is bound to the certificate of its first request. An open lease has an incarnation
+//! (field `epoch`), a random word that changes each time its file is opened. A connection names the
+//! incarnation. Therefore a borrower never continues with a file that lost unflushed writes in a
+//! crash of this host. A record file keeps the lease over restarts.
 //!
-//! It refuses to lend more than `lend_max` in all, to make a loan anew while somebody needs its bytes, and to open as an image what a
-//! borrower wrote: it is a plain file whatever it looks like.
+//! The leases of a host have at most `lend_max` bytes in total. A borrower gets no new lease while
+//! the data of its old one is needed. The file of a lease is always opened as raw, whatever the
+//! borrower wrote.
 
 mod record;
 mod serving;
@@ -16,7 +19,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use hob_control::{Loan, LoanAsk, LoanState, Size};
+use hob_control::{FlashLease, FlashLeaseRequest, FlashLeaseState, Size};
 use hob_engine::cluster::Member;
 use hob_storage::pool::{REMOTE_EXPORT, superblock_uuid};
 use tokio::sync::Notify;
@@ -32,29 +35,29 @@ pub(crate) use serving::Admitted;
 pub(in crate::daemon::manager) use serving::CONNECTIONS_MAX;
 use serving::Open;
 
-/// Smallest loan, bytes.
-const LOAN_BYTES_MIN: u64 = 64 << 20;
+/// Minimum size of a flash lease in bytes.
+const LEASE_BYTES_MIN: u64 = 64 << 20;
 
-/// Pause between two looks whether an ended loan is needed still.
+/// Interval between two checks whether the data of an ended lease is still needed.
 const LOOK_EVERY: Duration = Duration::from_secs(30);
 
-/// Loans there can be.
-const LOANS_MAX: usize = 256;
+/// Maximum number of flash leases.
+const LEASES_MAX: usize = 256;
 
-/// What this host may lend.
+/// The flash leases of this host.
 #[derive(Debug)]
 pub(crate) struct FlashExports {
     directory: PathBuf,
     bytes_max: u64,
-    /// By borrower. Locked for look-ups only.
-    loans: Mutex<BTreeMap<String, Entry>>,
-    /// Borrowers whose loans are being changed.
+    /// Leases by borrower. The lock is held for look-ups only.
+    leases: Mutex<BTreeMap<String, Entry>>,
+    /// Borrowers whose leases are being changed.
     busy: Mutex<BTreeSet<String>>,
-    /// One of them is not any more.
+    /// Signals the end of such a change.
     freed: Notify,
 }
 
-/// The right to change a loan, or to make it; given back when dropped.
+/// The exclusive right to create or change a borrower's lease, released when dropped.
 struct ExportGuard<'a> {
     lending: &'a FlashExports,
     borrower: &'a str,
@@ -64,15 +67,15 @@ struct ExportGuard<'a> {
 struct Entry {
     kept: Kept,
     open: Option<Open>,
-    /// It is ended, and whether it is needed still is not looked up before.
+    /// Time before which an ended lease is not checked again.
     retry_after: Option<Instant>,
 }
 
 impl FlashExports {
-    /// Finds the loans that are in a directory, which is made if there is none.
+    /// Loads the leases from a directory, which is created if missing.
     pub(crate) fn open(directory: &Path, bytes_max: u64) -> std::io::Result<FlashExports> {
         fs::create_dir_all(directory)?;
-        let mut loans = BTreeMap::new();
+        let mut leases = BTreeMap::new();
         for file in fs::read_dir(directory)? {
             let path = file?.path();
             let stem = path.file_stem().and_then(|stem| stem.to_str()).map(str::to_owned);
@@ -81,33 +84,36 @@ impl FlashExports {
             };
             match fs::read(&path).ok().and_then(|text| serde_json::from_slice::<Kept>(&text).ok()) {
                 Some(kept) => {
-                    loans.insert(borrower, Entry::new(kept));
+                    leases.insert(borrower, Entry::new(kept));
                 }
                 None => {
-                    tracing::error!("{} is no record of a loan, and nobody gets that loan", path.display())
+                    tracing::error!(
+                        "{} is not a valid record of a flash lease; hob ignores that lease",
+                        path.display()
+                    )
                 }
             }
         }
         Ok(FlashExports {
             directory: directory.to_owned(),
             bytes_max,
-            loans: Mutex::new(loans),
+            leases: Mutex::new(leases),
             busy: Mutex::default(),
             freed: Notify::new(),
         })
     }
 
-    fn loans(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
-        self.loans.lock().unwrap_or_else(PoisonError::into_inner)
+    fn leases(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
+        self.leases.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Nothing if somebody has it.
+    /// Takes the guard of a borrower's lease; `None` if it is taken.
     fn try_turn<'a>(&'a self, borrower: &'a str) -> Option<ExportGuard<'a>> {
         let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
         busy.insert(borrower.to_owned()).then(|| ExportGuard { lending: self, borrower })
     }
 
-    /// When nobody has it any more.
+    /// Waits for the guard of a borrower's lease.
     async fn turn<'a>(&'a self, borrower: &'a str) -> ExportGuard<'a> {
         loop {
             let freed = self.freed.notified();
@@ -122,16 +128,16 @@ impl FlashExports {
         self.directory.join(format!("{borrower}.dev"))
     }
 
-    fn view(&self, borrower: &str, entry: &Entry, lender: &str) -> Loan {
-        Loan {
+    fn view(&self, borrower: &str, entry: &Entry, lender: &str) -> FlashLease {
+        FlashLease {
             borrower: borrower.to_owned(),
             name: entry.kept.name.clone(),
             lender: lender.to_owned(),
             size: entry.kept.size,
             state: match &entry.open {
-                _ if entry.kept.ended.is_some() => LoanState::Ended,
-                Some(_) => LoanState::Open,
-                None => LoanState::Idle,
+                _ if entry.kept.ended.is_some() => FlashLeaseState::Ended,
+                Some(_) => FlashLeaseState::Open,
+                None => FlashLeaseState::Idle,
             },
             path: self.file(borrower).to_string_lossy().into_owned(),
             epoch: entry.open.as_ref().map(|open| open.epoch.clone()),
@@ -142,25 +148,25 @@ impl FlashExports {
 impl RemoteFlash {
     fn lending(&self) -> Result<&FlashExports, ApiError> {
         self.0.exports.get().ok_or_else(|| {
-            ApiError::conflict("this host lends nothing")
+            ApiError::conflict("this host lends no flash")
                 .hint("[peers] in its hob.toml says what it lends: lend and lend_max")
         })
     }
 
-    /// What is lent.
-    pub(in crate::daemon::manager) fn lent(&self) -> Vec<Loan> {
+    /// Returns all flash leases to other hosts.
+    pub(in crate::daemon::manager) fn lent(&self) -> Vec<FlashLease> {
         let Some(lending) = self.0.exports.get() else { return Vec::new() };
-        let (loans, me) = (lending.loans(), self.0.peers.own_name());
-        loans.iter().map(|(borrower, entry)| lending.view(borrower, entry, &me)).collect()
+        let (leases, me) = (lending.leases(), self.0.peers.own_name());
+        leases.iter().map(|(borrower, entry)| lending.view(borrower, entry, &me)).collect()
     }
 
-    /// Another host wants to use flash of this one, or to go on doing so.
+    /// Creates or renews the flash lease of another host.
     pub(crate) async fn lend(
         &self,
         borrower: String,
-        ask: LoanAsk,
+        ask: FlashLeaseRequest,
         certificate: Option<String>,
-    ) -> Result<Loan, ApiError> {
+    ) -> Result<FlashLease, ApiError> {
         let service = self.clone();
         self.0
             .tasks
@@ -175,32 +181,32 @@ impl RemoteFlash {
     async fn lend_now(
         &self,
         borrower: &str,
-        ask: LoanAsk,
+        ask: FlashLeaseRequest,
         certificate: Option<String>,
-    ) -> Result<Loan, ApiError> {
+    ) -> Result<FlashLease, ApiError> {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
         if borrower.parse::<CacheOwner>().is_err() {
             return Err(ApiError::invalid(format!("'{borrower}' is no host's identity")));
         }
-        // Whoever borrows asks again and again: that is not to pile up.
-        let turn = lending
-            .try_turn(borrower)
-            .ok_or_else(|| ApiError::busy("the loan is being changed").hint("ask again when that is done"))?;
-        let known = lending.loans().get(borrower).map(|entry| entry.kept.clone());
+        // Borrowers repeat their requests, which must not accumulate.
+        let turn = lending.try_turn(borrower).ok_or_else(|| {
+            ApiError::busy("the flash lease is being changed").hint("ask again when that is done")
+        })?;
+        let known = lending.leases().get(borrower).map(|entry| entry.kept.clone());
         match known {
             Some(kept) => check_again(&kept, &ask, &certificate)?,
             None => turn.make(ask, certificate).await?,
         }
-        let is_open = lending.loans().get(borrower).is_some_and(|entry| entry.open.is_some());
+        let is_open = lending.leases().get(borrower).is_some_and(|entry| entry.open.is_some());
         let opened = if is_open { None } else { Some(self.open_export(lending.file(borrower)).await?) };
-        let mut loans = lending.loans();
-        let entry = loans.get_mut(borrower).ok_or_else(|| no_loan(borrower))?;
+        let mut leases = lending.leases();
+        let entry = leases.get_mut(borrower).ok_or_else(|| no_lease(borrower))?;
         entry.open = opened.or(entry.open.take());
         Ok(lending.view(borrower, entry, &self.0.peers.own_name()))
     }
 
-    /// May a borrower connect to what it knows by that epoch?
+    /// Checks whether a borrower may connect to this incarnation of its lease.
     pub(crate) fn admit(
         &self,
         borrower: &str,
@@ -209,52 +215,55 @@ impl RemoteFlash {
     ) -> Result<Admitted, ApiError> {
         let lending = self.lending()?;
         let certificate = certificate.ok_or_else(no_certificate)?;
-        let loans = lending.loans();
-        let entry = loans.get(borrower).ok_or_else(|| no_loan(borrower))?;
+        let leases = lending.leases();
+        let entry = leases.get(borrower).ok_or_else(|| no_lease(borrower))?;
         check_borrower(&entry.kept, &certificate)?;
         match &entry.open {
             Some(open) if open.epoch == epoch && entry.kept.ended.is_none() => Ok(Admitted(open.clone())),
-            _ => Err(ApiError::conflict("the loan is not the one that was meant: it was closed since")),
+            _ => Err(ApiError::conflict(
+                "the request names an earlier incarnation of the flash lease, which was closed since",
+            )),
         }
     }
 
-    /// Ends a loan: the borrower can read and write it no more, from when this returns, and all it has written is in the file, of which the
-    /// path is returned. The file stays for as long as its bytes are needed. `loan` is the device's name in its superblock, to be
-    /// certain that it is that loan.
+    /// Ends a lease for a failover and returns the path of its file. From then on the borrower
+    /// cannot access the file, and all its writes are in the file. The file stays while its data is
+    /// needed. `lease` is the device's UUID in its superblock, which identifies the lease.
     pub(in crate::daemon::manager) async fn end_for_failover(
         &self,
         borrower: &str,
-        loan: &str,
+        lease: &str,
     ) -> Result<PathBuf, ApiError> {
         let turn = self.lending()?.turn(borrower).await;
         self.close_export(&turn, turn.kept()?.ended.unwrap_or(EndedBy::Adoption)).await?;
         let file = turn.lending.file(borrower);
-        if uuid_of(file.clone()).await?.as_deref() != Some(loan) {
-            return Err(ApiError::conflict(format!("what is lent to {borrower} is not {loan}")));
+        if uuid_of(file.clone()).await?.as_deref() != Some(lease) {
+            return Err(ApiError::conflict(format!("the flash lease of {borrower} is not {lease}")));
         }
         Ok(file)
     }
 
     async fn close_export(&self, turn: &ExportGuard<'_>, by: EndedBy) -> Result<(), ApiError> {
         let kept = turn.kept()?;
-        // Before it is opened again: a restart in between finds it ended.
+        // The end is recorded first, so that a restart finds the lease ended.
         if kept.ended != Some(by) {
             turn.keep(Kept { ended: Some(by), ..kept.clone() }).await?;
         }
         let Some(open) = turn.entry(|entry| entry.open.take())? else { return Ok(()) };
         open.exports.remove(REMOTE_EXPORT);
         if let Err(error) = open.shard.remove_disk(open.disk).await {
-            // The shard has the file still, and whoever ends the loan again tries that again.
+            // The shard still has the file; the next attempt to end the lease tries again.
             turn.entry(|entry| entry.open = Some(open))?;
             return Err(error.into());
         }
         self.0.registry.inner().lease_disks.remove(&open.disk);
-        tracing::warn!("the loan of {} ({}) is ended", kept.name, turn.borrower);
+        tracing::warn!("the flash lease of {} ({}) is ended", kept.name, turn.borrower);
         Ok(())
     }
 
-    /// An operator ends a loan, or its borrower gives it back. Its file goes when nobody needs its bytes. A borrower whose loan an operator
-    /// has ended gets no other one before that is forgotten.
+    /// Ends a lease by command of the operator or of the borrower. The lease's file is removed when
+    /// its data is no longer needed. After the operator's command, the borrower gets a new lease
+    /// only after `--forget`.
     pub(crate) async fn end(
         &self,
         borrower: String,
@@ -296,30 +305,30 @@ impl RemoteFlash {
         )])
     }
 
-    /// Frees what an ended loan has taken, and forgets the loan if its borrower may have another one. False, and nothing is done, where its bytes
-    /// may be needed.
+    /// Frees the space of an ended lease, and forgets the lease if the borrower may get a new one.
+    /// Returns false, without a change, if the data may be needed.
     async fn free_export(&self, turn: &ExportGuard<'_>) -> Result<bool, ApiError> {
         let (borrower, kept) = (turn.borrower, turn.kept()?);
         let is_named = match uuid_of(turn.lending.file(borrower)).await? {
             Some(uuid) => self.is_needed(&uuid).await,
             None => false,
         };
-        // What it has elsewhere it may have to recover from here, until it has nothing dirty.
+        // The borrower may need this data to recover its caches, while they have dirty data.
         if is_named || kept.ended == Some(EndedBy::Adoption) && self.has_dirty_data(borrower, &kept).await {
             return Ok(false);
         }
         if kept.ended == Some(EndedBy::Operator) {
             turn.remove_file().await?;
             turn.keep(Kept { size: Size(0), ..kept }).await?;
-            tracing::info!("what was lent to {borrower} is free, and nothing more is lent to it");
+            tracing::info!("the flash lease of {borrower} is freed, and that host gets no new one");
         } else {
             turn.forget().await?;
-            tracing::info!("what was lent to {borrower} is free");
+            tracing::info!("the flash lease of {borrower} is freed");
         }
         Ok(true)
     }
 
-    /// Does any ownership record name this lease? True also where that cannot be known.
+    /// Returns true if an ownership record names this lease, or if that is unknown.
     async fn is_needed(&self, lease: &str) -> bool {
         match self.0.peers.cluster() {
             Some(cluster) => cluster.is_loan_named(lease).await,
@@ -332,7 +341,7 @@ impl RemoteFlash {
         cluster.may_have_dirty_data(&Member { name: kept.name.clone(), id: borrower.to_owned() }).await
     }
 
-    /// Frees the loans that have ended and were needed still, if they are not any more.
+    /// Frees ended leases whose data is no longer needed.
     pub(in crate::daemon::manager) async fn free_ended(&self) {
         let Some(lending) = self.0.exports.get() else { return };
         let now = Instant::now();
@@ -342,13 +351,13 @@ impl RemoteFlash {
             is_closed && has_room && entry.retry_after.is_none_or(|at| at <= now)
         };
         let ended: Vec<String> =
-            lending.loans().iter().filter(|(_, entry)| waits(entry)).map(|(name, _)| name.clone()).collect();
+            lending.leases().iter().filter(|(_, entry)| waits(entry)).map(|(name, _)| name.clone()).collect();
         for borrower in ended {
-            // What is being ended now is freed by whoever does that.
+            // A lease that is being ended is freed by that operation.
             let Some(turn) = lending.try_turn(&borrower) else { continue };
             let _ = turn.entry(|entry| entry.retry_after = Some(now + LOOK_EVERY));
             if let Err(error) = self.free_export(&turn).await {
-                tracing::warn!("what was lent to {borrower} is not free yet: {error}");
+                tracing::warn!("cannot free the flash lease of {borrower} yet: {error}");
             }
         }
     }
@@ -360,26 +369,27 @@ impl Entry {
     }
 }
 
-/// File work is done where it may wait: this is a thread that serves all loans, and the control API.
+/// Files are accessed in tasks that may block, because one thread serves all leases and the control
+/// API.
 impl ExportGuard<'_> {
-    /// Something of the loan.
+    /// Returns a value from the lease's entry.
     fn entry<T>(&self, of: impl FnOnce(&mut Entry) -> T) -> Result<T, ApiError> {
-        self.lending.loans().get_mut(self.borrower).map(of).ok_or_else(|| no_loan(self.borrower))
+        self.lending.leases().get_mut(self.borrower).map(of).ok_or_else(|| no_lease(self.borrower))
     }
 
     fn kept(&self) -> Result<Kept, ApiError> {
         self.entry(|entry| entry.kept.clone())
     }
 
-    /// Makes a loan that is not there yet.
-    async fn make(&self, ask: LoanAsk, certificate: String) -> Result<(), ApiError> {
+    /// Creates a new lease.
+    async fn make(&self, ask: FlashLeaseRequest, certificate: String) -> Result<(), ApiError> {
         let kept = Kept { name: ask.name, certificate, size: ask.size, ended: None };
         {
-            let mut loans = self.lending.loans();
-            let lent: u64 = loans.values().map(|entry| entry.kept.size.bytes()).sum();
-            check_room(self.lending, loans.len(), lent, kept.size)?;
-            // Its room is nobody else's from now on.
-            loans.insert(self.borrower.to_owned(), Entry::new(kept.clone()));
+            let mut leases = self.lending.leases();
+            let lent: u64 = leases.values().map(|entry| entry.kept.size.bytes()).sum();
+            check_room(self.lending, leases.len(), lent, kept.size)?;
+            // The space is reserved from now on.
+            leases.insert(self.borrower.to_owned(), Entry::new(kept.clone()));
         }
         let file = self.lending.file(self.borrower);
         let made = match blocking(move || make_file(&file, ask.size)).await.flatten() {
@@ -388,37 +398,39 @@ impl ExportGuard<'_> {
         };
         if made.is_err() {
             let _ = self.remove_file().await;
-            self.lending.loans().remove(self.borrower);
+            self.lending.leases().remove(self.borrower);
         } else {
-            tracing::info!("{} is lent to {} ({})", kept.size, kept.name, self.borrower);
+            tracing::info!("{} of flash is leased to {} ({})", kept.size, kept.name, self.borrower);
         }
         made
     }
 
-    /// Keeps what the loan is, durably.
+    /// Saves the record of the lease durably.
     async fn keep(&self, kept: Kept) -> Result<(), ApiError> {
         let (directory, borrower, written) =
             (self.lending.directory.clone(), self.borrower.to_owned(), kept.clone());
         blocking(move || write_record(&directory, &borrower, &written))
             .await?
-            .map_err(|error| failed("keep the loan", &error))?;
+            .map_err(|error| failed("save the record of the flash lease", &error))?;
         self.entry(|entry| entry.kept = kept)
     }
 
-    /// Removes the loan, and what is kept of it.
+    /// Removes the lease and its record.
     async fn forget(&self) -> Result<(), ApiError> {
         self.remove_file().await?;
         let (directory, borrower) = (self.lending.directory.clone(), self.borrower.to_owned());
         blocking(move || remove_record(&directory, &borrower))
             .await?
-            .map_err(|error| failed("forget the loan", &error))?;
-        self.lending.loans().remove(self.borrower);
+            .map_err(|error| failed("remove the record of the flash lease", &error))?;
+        self.lending.leases().remove(self.borrower);
         Ok(())
     }
 
     async fn remove_file(&self) -> Result<(), ApiError> {
         let file = self.lending.file(self.borrower);
-        blocking(move || remove(&file)).await?.map_err(|error| failed("remove the loan's file", &error))
+        blocking(move || remove(&file))
+            .await?
+            .map_err(|error| failed("remove the file of the flash lease", &error))
     }
 }
 
@@ -429,12 +441,12 @@ impl Drop for ExportGuard<'_> {
     }
 }
 
-/// What becomes of a loan that is ended.
+/// Effect of ending a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Its borrower gets no other one.
+    /// The borrower gets no new lease.
     Known,
-    /// It may ask again.
+    /// The borrower may request a new lease.
     Forgotten,
 }
 
@@ -442,26 +454,29 @@ fn check_borrower(kept: &Kept, certificate: &str) -> Result<(), ApiError> {
     if kept.certificate == certificate {
         return Ok(());
     }
-    Err(ApiError::conflict(format!("that loan is {}'s, which shows another certificate", kept.name)))
+    Err(ApiError::conflict(format!(
+        "the flash lease belongs to {}, which has another certificate",
+        kept.name
+    )))
 }
 
-/// May a loan that is there be used as it is asked for?
-fn check_again(kept: &Kept, ask: &LoanAsk, certificate: &str) -> Result<(), ApiError> {
+/// Checks whether an existing lease fits a borrower's request.
+fn check_again(kept: &Kept, ask: &FlashLeaseRequest, certificate: &str) -> Result<(), ApiError> {
     check_borrower(kept, certificate)?;
     match kept.ended {
         None => {}
         Some(EndedBy::Operator) => {
-            return Err(ApiError::conflict("its operator has ended the loan")
+            return Err(ApiError::conflict("the lender's operator has ended the flash lease")
                 .hint("'hob peer end BORROWER --forget' there lets this host ask again"));
         }
         Some(EndedBy::Adoption) => {
             return Err(ApiError::conflict(
-                "it ended the loan to take over a disk of this host, and lends again when nothing of this host is dirty",
+                "the lender ended the flash lease to fail over a disk of this host; it lends again when this host has no dirty data",
             ));
         }
         Some(EndedBy::Return) => {
             return Err(ApiError::conflict(
-                "the loan was given back, and its room is not free before no disk of the cluster needs what is there",
+                "the flash lease was returned; its space is freed when no disk of the cluster needs the data in it",
             ));
         }
     }
@@ -472,12 +487,12 @@ fn check_again(kept: &Kept, ask: &LoanAsk, certificate: &str) -> Result<(), ApiE
     Ok(())
 }
 
-fn check_room(lending: &FlashExports, loans: usize, lent: u64, size: Size) -> Result<(), ApiError> {
-    if size.bytes() < LOAN_BYTES_MIN {
-        return Err(ApiError::invalid(format!("a loan has at least {}", Size(LOAN_BYTES_MIN))));
+fn check_room(lending: &FlashExports, leases: usize, lent: u64, size: Size) -> Result<(), ApiError> {
+    if size.bytes() < LEASE_BYTES_MIN {
+        return Err(ApiError::invalid(format!("a flash lease has at least {}", Size(LEASE_BYTES_MIN))));
     }
     let left = lending.bytes_max.saturating_sub(lent);
-    if size.bytes() > left || loans >= LOANS_MAX {
+    if size.bytes() > left || leases >= LEASES_MAX {
         return Err(ApiError::conflict(format!(
             "{} of the {} that this host lends are left",
             Size(left),
@@ -487,11 +502,14 @@ fn check_room(lending: &FlashExports, loans: usize, lent: u64, size: Size) -> Re
     Ok(())
 }
 
-/// What the superblock in a loan's file calls it, if it has one. A file that cannot be read may have one.
+/// Returns the UUID in the superblock of a lease's file, if there is one. An unreadable file is an
+/// error, because it may have one.
 async fn uuid_of(file: PathBuf) -> Result<Option<String>, ApiError> {
     blocking(move || match superblock_uuid(&file) {
         Some(uuid) => Ok(Some(uuid.to_string())),
-        None => check_readable(&file).map(|()| None).map_err(|error| failed("read the loan's file", &error)),
+        None => check_readable(&file)
+            .map(|()| None)
+            .map_err(|error| failed("read the file of the flash lease", &error)),
     })
     .await?
 }
@@ -500,6 +518,7 @@ fn no_certificate() -> ApiError {
     ApiError::conflict("flash is lent over TLS, to hosts that show a certificate")
 }
 
-fn no_loan(borrower: &str) -> ApiError {
-    ApiError::not_found(format!("nothing is lent to {borrower}")).hint("'hob peer list' shows all loans")
+fn no_lease(borrower: &str) -> ApiError {
+    ApiError::not_found(format!("{borrower} has no flash lease"))
+        .hint("'hob peer list' shows all flash leases")
 }

@@ -1,14 +1,16 @@
-//! Flash of other hosts: what this host lends ([`exports`]), and the sockets that lead to what it borrows ([`sockets`]).
+//! Remote flash: the flash leases of this host ([`exports`]), and the local sockets that lead to
+//! flash leased from other hosts ([`sockets`]).
 //!
-//! A lease is flash of one host that another one uses. Here it is a device of a pool
-//! ([0022](../../../../../../docs/decisions/0022-peer-copies.md)); the pool decides what becomes of a device whose lender is silent.
+//! A flash lease lets one host use flash of another as a pool device
+//! ([0022](../../../../../../docs/decisions/0022-peer-copies.md)). The pool decides about a device
+//! whose lender does not answer.
 
 mod exports;
 mod sockets;
 
 use std::sync::{Arc, OnceLock, PoisonError};
 
-use hob_control::Loan;
+use hob_control::FlashLease;
 
 use super::peer_access::PeerAccess;
 use super::qos::QosService;
@@ -20,7 +22,7 @@ pub(super) use exports::{Admitted, CONNECTIONS_MAX};
 pub(crate) use exports::{Ended, FlashExports};
 use sockets::LenderSockets;
 
-/// See the module.
+/// The remote flash service; see the module.
 #[derive(Clone, Debug)]
 pub(crate) struct RemoteFlash(Arc<Shared>);
 
@@ -31,13 +33,13 @@ struct Shared {
     qos: QosService,
     peers: Arc<PeerAccess>,
     backing_options: BackingOptions,
-    /// What this host lends, if anything.
+    /// The flash leases of this host, if it lends flash.
     exports: OnceLock<FlashExports>,
     sockets: LenderSockets,
 }
 
 impl RemoteFlash {
-    /// A service that lends and borrows nothing yet.
+    /// Creates a service without leases.
     pub(super) fn new(
         registry: Arc<Registry>,
         tasks: Tasks,
@@ -49,13 +51,13 @@ impl RemoteFlash {
         RemoteFlash(Arc::new(Shared { registry, tasks, qos, peers, backing_options, exports, sockets }))
     }
 
-    /// Sets what is lent, before the start. Later calls have no effect.
+    /// Sets the flash leases of this host, before the start. Later calls have no effect.
     pub(crate) fn set_exports(&self, exports: FlashExports) {
         let _ = self.0.exports.set(exports);
     }
 
-    /// The lease to which the socket of a device leads, if the lender has answered.
-    pub(super) fn lease_at(&self, path: &std::path::Path) -> Option<Loan> {
+    /// Returns the lease behind the socket of a remote device, if the lender has answered.
+    pub(super) fn lease_at(&self, path: &std::path::Path) -> Option<FlashLease> {
         let sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         sockets.get(path)?.lease()
     }

@@ -1,7 +1,7 @@
-//! Sockets that lead to flash of other hosts.
+//! Local sockets that lead to flash of other hosts.
 //!
-//! A device on another host is a socket of this one: whoever connects there is connected with the lender, inside TLS, to the lease as
-//! it was when the device was opened.
+//! A device on another host is a local socket. Each connection to the socket is forwarded to the
+//! lender over TLS, to the incarnation of the lease that was current when the device was opened.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hob_control::peer::{Peer, PeerError};
-use hob_control::{ClientTls, Loan, LoanAsk, Problem};
+use hob_control::{ClientTls, FlashLease, FlashLeaseRequest, Problem};
 use tokio::net::{UnixListener, UnixStream};
 
 use super::RemoteFlash;
@@ -20,27 +20,27 @@ use crate::daemon::relay;
 use crate::daemon::socket_access::SocketAccess;
 use crate::daemon::state::PeerState;
 
-/// A lender answers a question within that, or is not there.
+/// Maximum time for a lender to answer a request.
 const ASK_MAX: Duration = Duration::from_secs(6);
 
-/// The sockets of borrowed devices, by their paths. Dropping one closes it.
+/// Sockets of remote devices by path. Dropping one closes it.
 pub(super) type LenderSockets = Mutex<BTreeMap<PathBuf, LenderSocket>>;
 
-/// A socket that leads to a lender.
+/// A local socket that leads to a lender.
 #[derive(Debug)]
 pub(super) struct LenderSocket {
     to: PeerState,
-    /// The loan that connections are to.
-    loan: Arc<Mutex<Option<Loan>>>,
-    /// Held while the lender is asked whether it is back.
+    /// The flash lease to which connections are forwarded.
+    lease: Arc<Mutex<Option<FlashLease>>>,
+    /// Locked while the lender is asked whether it is back.
     asking: Arc<tokio::sync::Mutex<()>>,
     task: tokio::task::JoinHandle<()>,
 }
 
 impl LenderSocket {
-    /// The lease that connections are to.
-    pub(super) fn lease(&self) -> Option<Loan> {
-        self.loan.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// Returns the flash lease to which connections are forwarded.
+    pub(super) fn lease(&self) -> Option<FlashLease> {
+        self.lease.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
@@ -51,13 +51,13 @@ impl Drop for LenderSocket {
     }
 }
 
-/// Where a lender's control API is, and what is shown to it.
+/// Address of a lender's control API, and the credentials for it.
 #[derive(Clone, Debug)]
 struct Lender {
     host: String,
     port: u16,
     tls: ClientTls,
-    /// What this host is to it.
+    /// Identity of this host at the lender.
     me: String,
 }
 
@@ -66,15 +66,20 @@ impl Lender {
         Peer::new(self.host.clone(), self.port, self.tls.clone())
     }
 
-    /// Connects a shard, or whoever reads tables, with the loan. Ends when one of them leaves.
-    async fn connect(self, loan: Arc<Mutex<Option<Loan>>>, here: UnixStream) {
-        let epoch =
-            loan.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(|loan| loan.epoch.clone());
+    /// Forwards a local connection to the lender, until one side closes it.
+    async fn connect(self, lease: Arc<Mutex<Option<FlashLease>>>, here: UnixStream) {
+        let epoch = lease
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .as_ref()
+            .and_then(|lease| lease.epoch.clone());
         let Some(epoch) = epoch else { return };
         let path = format!("/v1/loans/{}/data?epoch={epoch}", self.me);
         match self.peer().data(&path).await {
             Ok(stream) => relay::relay(stream, here).await,
-            Err(error) => tracing::debug!("no connection with {}:{}: {error}", self.host, self.port),
+            Err(error) => {
+                tracing::debug!("cannot connect to the lender {}:{}: {error}", self.host, self.port)
+            }
         }
     }
 }
@@ -88,12 +93,12 @@ impl RemoteFlash {
         Ok(Lender { host, port, tls, me })
     }
 
-    /// The socket that a device on that host has.
+    /// Returns the socket path of a device on that host.
     pub(in crate::daemon::manager) fn socket_for(&self, to: &str) -> Result<PathBuf, ApiError> {
         Ok(self.0.peers.transport()?.directory.join("peers").join(to.replace('/', "_")))
     }
 
-    /// Listens at the socket of a device on another host, unless that is done already.
+    /// Listens on the socket of a remote device, if not done already.
     pub(in crate::daemon::manager) fn open_socket(&self, to: &PeerState) -> Result<(), ApiError> {
         let mut sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if sockets.contains_key(&to.path) {
@@ -109,27 +114,27 @@ impl RemoteFlash {
         let listener = bind_socket(&to.path, SocketAccess::default())
             .and_then(UnixListener::from_std)
             .map_err(failed)?;
-        let loan = Arc::new(Mutex::new(None));
-        let known = loan.clone();
+        let lease = Arc::new(Mutex::new(None));
+        let known = lease.clone();
         let task = tokio::spawn(async move {
-            // What it has connected ends with it.
+            // Forwarded connections end with this task.
             let mut joined = tokio::task::JoinSet::new();
             loop {
                 while joined.try_join_next().is_some() {}
                 match listener.accept().await {
                     Ok((here, _)) => drop(joined.spawn(lender.clone().connect(known.clone(), here))),
                     Err(error) => {
-                        tracing::warn!(%error, "cannot connect with a lender");
+                        tracing::warn!(%error, "cannot accept a connection on the socket of a remote device");
                         tokio::time::sleep(Duration::from_millis(100)).await;
                     }
                 }
             }
         });
-        sockets.insert(to.path.clone(), LenderSocket { to: to.clone(), loan, asking: Arc::default(), task });
+        sockets.insert(to.path.clone(), LenderSocket { to: to.clone(), lease, asking: Arc::default(), task });
         Ok(())
     }
 
-    /// Where the socket of a device leads, if it leads anywhere.
+    /// Returns the lender behind the socket of a device, if there is one.
     pub(in crate::daemon::manager) fn lender_at(&self, path: &Path) -> Option<PeerState> {
         self.0
             .sockets
@@ -139,46 +144,48 @@ impl RemoteFlash {
             .map(|socket| socket.to.clone())
     }
 
-    /// Ends what listens at the socket of a device.
+    /// Closes the socket of a remote device.
     pub(in crate::daemon::manager) fn close_socket(&self, path: &Path) {
         self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner).remove(path);
     }
 
-    /// Asks a lender for its loan: for the first time, or as it is now. Connections are to this one from now on.
-    pub(in crate::daemon::manager) async fn ask_lease(&self, to: &PeerState) -> Result<Loan, ApiError> {
+    /// Requests or renews the lease of a remote device. New connections go to the returned
+    /// incarnation.
+    pub(in crate::daemon::manager) async fn ask_lease(&self, to: &PeerState) -> Result<FlashLease, ApiError> {
         let lender = self.lender(&to.host)?;
-        let ask = LoanAsk { name: self.0.peers.own_name(), size: to.size };
+        let ask = FlashLeaseRequest { name: self.0.peers.own_name(), size: to.size };
         let path = format!("/v1/loans/{}", lender.me);
-        let loan: Loan = lender.peer().ask(&path, &ask, ASK_MAX).await.map_err(|error| match error {
-            PeerError::Refused { problem, .. } => {
-                let what = Problem { error: format!("{}: {}", to.host, problem.error), ..problem };
-                ApiError { kind: ErrorKind::Conflict, problem: what }
-            }
-            PeerError::Lost(why) => ApiError::failed(format!("{} lends nothing: {why}", to.host)),
-        })?;
+        let lease: FlashLease =
+            lender.peer().ask(&path, &ask, ASK_MAX).await.map_err(|error| match error {
+                PeerError::Refused { problem, .. } => {
+                    let what = Problem { error: format!("{}: {}", to.host, problem.error), ..problem };
+                    ApiError { kind: ErrorKind::Conflict, problem: what }
+                }
+                PeerError::Lost(why) => ApiError::failed(format!("{} does not lend flash: {why}", to.host)),
+            })?;
         let sockets = self.0.sockets.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(socket) = sockets.get(&to.path) {
-            *socket.loan.lock().unwrap_or_else(PoisonError::into_inner) = Some(loan.clone());
+            *socket.lease.lock().unwrap_or_else(PoisonError::into_inner) = Some(lease.clone());
         }
-        Ok(loan)
+        Ok(lease)
     }
 
-    /// Gives a loan back, as far as its lender can be told.
+    /// Returns a lease to its lender, if the lender answers.
     pub(in crate::daemon::manager) async fn give_back(&self, to: &PeerState) {
         let Ok(lender) = self.lender(&to.host) else { return };
         let path = format!("/v1/loans/{}/end", lender.me);
         let told: Result<Vec<String>, _> = lender.peer().ask(&path, &(), ASK_MAX).await;
         match told {
             Ok(notes) => notes.iter().for_each(|note| tracing::info!("{}: {note}", to.host)),
-            Err(error) => tracing::warn!("{} was not told that its loan is given back: {error}", to.host),
+            Err(error) => tracing::warn!("cannot return the flash lease to its lender {}: {error}", to.host),
         }
     }
 
-    /// As [`RemoteFlash::ask_lease`], unless somebody is asking.
+    /// Requests the lease like [`RemoteFlash::ask_lease`], unless another request is in progress.
     pub(in crate::daemon::manager) async fn ask_lease_once(
         &self,
         to: &PeerState,
-    ) -> Option<Result<Loan, ApiError>> {
+    ) -> Option<Result<FlashLease, ApiError>> {
         if let Err(error) = self.open_socket(to) {
             return Some(Err(error));
         }

@@ -1,7 +1,9 @@
-//! Swap areas of the host: made, shown, given back; on and off in [`work`].
+//! Swap areas of the host on flash of a pool: creating, listing, removing; [`work`] turns them on
+//! and off.
 //!
-//! Whether an area is on is the kernel's to say, and is asked each time: it goes on swapping when a daemon ends, and others may turn swap off. What is
-//! kept is which areas there are and whether they are to be on. docs/decisions/0014 says why it is so.
+//! The daemon asks the kernel each time whether an area is on. The kernel continues to swap after
+//! the daemon has ended, and other programs may turn swap off. The state file keeps the list of
+//! areas and whether each should be on. docs/decisions/0014 gives the reasons.
 
 mod work;
 
@@ -25,28 +27,28 @@ use crate::daemon::state::{CacheOwner, State, SwapSpec};
 use crate::daemon::swap::{Active, BYTES_MAX, BYTES_MIN, PRIORITY_MAX, Range, Spot, SwapError, SwapKernel};
 use work::{Doing, Work};
 
-/// Swap areas there can be. The kernel has about 30 places for swap in all.
+/// Maximum number of swap areas. The kernel supports about 30 in total.
 const SWAPS_MAX: usize = 16;
 
-/// A swap area.
+/// Entry of a swap area.
 #[derive(Debug)]
 struct SwapEntry {
     wanted: SwapSpec,
-    /// Where it is, while its device is there.
-    place: Option<Place>,
-    /// What is being done to it.
+    /// Location of the area, while its device is present.
+    location: Option<AreaLocation>,
+    /// Operation in progress on the area.
     work: Option<Arc<Work>>,
-    /// What could not be done to it, and why.
+    /// The last failed operation and its error.
     failed: Option<(Doing, String)>,
 }
 
-/// Where an area is.
+/// Location of a swap area.
 #[derive(Clone, Debug)]
-struct Place {
-    /// The pool's id.
+struct AreaLocation {
+    /// Pool id of the device.
     device: DeviceId,
     spot: Spot,
-    /// All its segments are there.
+    /// True if all segments of the area exist.
     whole: bool,
 }
 
@@ -59,7 +61,7 @@ pub(crate) struct Swaps {
     areas: Arc<Mutex<Areas>>,
 }
 
-/// The areas, by name.
+/// Swap areas by name.
 #[derive(Debug, Default)]
 struct Areas(BTreeMap<String, SwapEntry>);
 
@@ -71,7 +73,7 @@ impl StatePart for Mutex<Areas> {
 }
 
 impl SwapEntry {
-    /// As the API shows it. `active` is what the kernel says, if it could be asked.
+    /// Returns the API view. `active` is the kernel's answer, or the error of the query.
     fn view(&self, active: Result<Option<Active>, String>) -> Swap {
         let SwapSpec { name, pool, device, size, on, priority, .. } = &self.wanted;
         let doing = self.work.as_ref().map(|work| work.doing);
@@ -79,7 +81,7 @@ impl SwapEntry {
             Ok(active) => (active, None),
             Err(why) => (None, Some(why)),
         };
-        let state = match (doing, &self.place, &active) {
+        let state = match (doing, &self.location, &active) {
             (Some(Doing::TurningOff), ..) => SwapState::TurningOff,
             (Some(Doing::TurningOn), ..) => SwapState::Preparing,
             (_, _, Some(_)) => SwapState::On,
@@ -114,7 +116,7 @@ impl SwapEntry {
         }
     }
 
-    /// What is said of an area whose device is away.
+    /// Returns the reason of an area whose device is missing.
     fn away(&self) -> String {
         let SwapSpec { pool, device, .. } = &self.wanted;
         format!(
@@ -124,28 +126,29 @@ impl SwapEntry {
     }
 
     fn is_in_parts(&self) -> bool {
-        self.place.as_ref().is_some_and(|place| !place.whole)
+        self.location.as_ref().is_some_and(|location| !location.whole)
     }
 }
 
-/// What is said of an area that a crash left in parts.
-const IN_PARTS: &str = "a crash left only parts of it; remove it";
+/// Reason of an area that a crash left incomplete.
+const IN_PARTS: &str = "a crash left it incomplete; remove it";
 
 impl Swaps {
-    /// A service without areas.
+    /// Creates a service without swap areas.
     pub(super) fn new(registry: Arc<Registry>, tasks: Tasks, kernel: Arc<dyn SwapKernel>) -> Swaps {
         Swaps { registry, tasks, kernel, areas: Arc::default() }
     }
 
-    /// What belongs into the state file.
+    /// Returns the service's part of the state file.
     pub(super) fn state_part(&self) -> Arc<dyn StatePart> {
         self.areas.clone()
     }
 
-    /// Takes over areas of the state file. Their devices are looked for when their pools are opened.
+    /// Restores the areas of the state file. The devices of swap areas are found when their pools
+    /// are opened.
     pub(super) fn restore(&self, kept: &[SwapSpec]) {
         let entry = |spec: &SwapSpec| {
-            let entry = SwapEntry { wanted: spec.clone(), place: None, work: None, failed: None };
+            let entry = SwapEntry { wanted: spec.clone(), location: None, work: None, failed: None };
             (spec.name.clone(), entry)
         };
         self.areas().0 = kept.iter().map(entry).collect();
@@ -155,11 +158,11 @@ impl Swaps {
         self.areas.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All swap areas, by name.
+    /// Returns all swap areas by name.
     pub(crate) async fn all(&self) -> Result<Vec<Swap>, ApiError> {
         let spots: Vec<(String, Option<Spot>)> = {
             let areas = self.areas();
-            let spot = |entry: &SwapEntry| entry.place.as_ref().map(|place| place.spot);
+            let spot = |entry: &SwapEntry| entry.location.as_ref().map(|location| location.spot);
             areas.0.iter().map(|(name, entry)| (name.clone(), spot(entry))).collect()
         };
         let kernel = self.kernel.clone();
@@ -173,14 +176,14 @@ impl Swaps {
         Ok(looked.into_iter().filter_map(view).collect())
     }
 
-    /// One of them.
+    /// Returns one swap area.
     pub(crate) async fn one(&self, name: &str) -> Result<Swap, ApiError> {
         self.areas().get(name)?;
         let all = self.all().await?;
         all.into_iter().find(|swap| swap.name == name).ok_or_else(|| no_swap(name))
     }
 
-    /// Carves an area out of a pool and turns it on.
+    /// Allocates a swap area in a pool and turns it on.
     pub(crate) async fn create(&self, create: SwapCreate) -> Result<SwapChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -235,7 +238,7 @@ impl Swaps {
         let size = Size(segments * segment_bytes);
         let wanted =
             SwapSpec { name: name.clone(), pool: pool.clone(), device, size, owner, on: false, priority };
-        let entry = SwapEntry { wanted, place: None, work: None, failed: None };
+        let entry = SwapEntry { wanted, location: None, work: None, failed: None };
         self.areas().0.insert(name.clone(), entry);
         self.refresh(&pool).await;
         if let Err(error) = self.registry.save_first().await {
@@ -244,11 +247,12 @@ impl Swaps {
             return Err(error);
         }
         drop(guard);
-        tracing::info!("swap area {name} takes {size} of pool {pool}");
+        tracing::info!("swap area {name}: {size} of pool {pool} allocated");
         Ok(name)
     }
 
-    /// Which device an area is to be on, if only one may be, and on which ones it must not be.
+    /// Returns the device that a new area must use, if it is fixed, and the devices that it must
+    /// not use.
     async fn good_devices(
         &self,
         pool: &str,
@@ -295,23 +299,23 @@ impl Swaps {
         }
     }
 
-    /// What the kernel may not swap to.
+    /// Checks whether the kernel may swap to a device.
     async fn check_ground(&self, device: FlashDevice) -> Result<Result<(), SwapError>, ApiError> {
         let Some(device) = device.here() else {
             return Ok(Err(SwapError::Unsafe("is on another host".to_owned())));
         };
         if device.class == FdClass::Volatile {
-            return Ok(Err(SwapError::Unsafe("forgets what is not flushed, for a test".to_owned())));
+            return Ok(Err(SwapError::Unsafe("loses unflushed data, for a test".to_owned())));
         }
         let kernel = self.kernel.clone();
         flash::blocking(move || kernel.check_ground(&device.file)).await
     }
 
-    /// Gives an area back to its pool. Returns the pool if it is there, and notes. The caller saves the state, and may give the room
-    /// to caches before.
+    /// Removes an area and releases its segments. Returns its pool, if present, and notes. The
+    /// caller saves the state afterwards, and may first give the space to caches.
     pub(super) async fn remove(&self, name: &str) -> Result<(Option<String>, Vec<String>), ApiError> {
         let pool = self.areas().get(name)?.wanted.pool.clone();
-        // Without its pool there is nothing to give back.
+        // Without its pool, the area has no segments to release.
         let has_pool = self.registry.inner().pools.contains_key(&pool);
         let guard = match has_pool {
             true => Some(self.registry.guard_pool(&pool, "given back a swap area")?),
@@ -321,9 +325,10 @@ impl Swaps {
             let mut areas = self.areas();
             let entry = areas.get_mut(name)?;
             entry.check_idle(name)?;
-            // From here on nobody turns it on: its segments may be somebody else's at any moment.
+            // From here on the area must not be turned on, because its segments may be allocated
+            // again.
             entry.work = Some(Work::new(Doing::Removing));
-            (entry.place.as_ref().map(|place| place.spot), OwnerId(entry.wanted.owner.0))
+            (entry.location.as_ref().map(|location| location.spot), OwnerId(entry.wanted.owner.0))
         };
         let given_back = self.give_back(name, &pool, spot, owner).await;
         {
@@ -339,11 +344,11 @@ impl Swaps {
         if spot.is_none() {
             notes.push("its device is not there; if it comes back, the area is found on it again".to_owned());
         }
-        tracing::info!("swap area {name} is no more");
+        tracing::info!("swap area {name} is removed");
         Ok((has_pool.then_some(pool), notes))
     }
 
-    /// Gives the segments of an area that is there back, unless the kernel swaps to it.
+    /// Releases the segments of an area, unless the kernel swaps to it.
     async fn give_back(
         &self,
         name: &str,
@@ -367,14 +372,14 @@ impl Swaps {
         Ok(())
     }
 
-    /// Is it on?
+    /// Asks the kernel whether it swaps to this area.
     async fn look(&self, spot: Spot) -> Result<Option<Active>, ApiError> {
         let kernel = self.kernel.clone();
         flash::blocking(move || kernel.look(spot)).await?.map_err(|error| refuse("swap", &error))
     }
 
-    /// Takes note of the areas on a pool's devices, those included that nobody knows any more, and turns on those that came with their device
-    /// and are to be on.
+    /// Updates the areas on a pool's devices, including unknown ones. Turns on areas that appeared
+    /// with their device and should be on.
     pub(super) async fn refresh(&self, pool: &str) {
         let Ok(flash) = self.registry.inner().pool(pool).map(|entry| entry.flash.clone()) else { return };
         let (areas, segment_bytes) = match flash.swap_areas().await {
@@ -389,17 +394,18 @@ impl Swaps {
             for (area, file, path) in areas {
                 gone.retain(|owner| *owner != area.owner);
                 let range = Range { offset: area.offset, bytes: area.segments * segment_bytes };
-                let place = Place { device: area.device, spot: Spot { file, range }, whole: area.whole };
+                let location =
+                    AreaLocation { device: area.device, spot: Spot { file, range }, whole: area.whole };
                 let entry = all.of_owner(pool, area.owner, &path);
                 entry.wanted.device = path;
                 entry.wanted.size = Size(range.bytes);
-                if entry.place.replace(place).is_none() && entry.wanted.on {
+                if entry.location.replace(location).is_none() && entry.wanted.on {
                     to_turn_on.push(entry.wanted.name.clone());
                 }
             }
             for entry in all.0.values_mut().filter(|entry| entry.wanted.pool == pool) {
                 if gone.contains(&OwnerId(entry.wanted.owner.0)) {
-                    entry.place = None;
+                    entry.location = None;
                 }
             }
         }
@@ -407,13 +413,13 @@ impl Swaps {
             let service = self.clone();
             tokio::spawn(async move {
                 if let Err(error) = service.begin_on(&name).await {
-                    tracing::error!("swap area {name} cannot be turned on: {error}");
+                    tracing::error!("swap area {name}: cannot turn it on: {error}");
                 }
             });
         }
     }
 
-    /// Refuses what would take the ground from under a swap area.
+    /// Refuses operations that would remove the flash below a swap area.
     pub(super) fn check_none(&self, pool: &str, device: Option<&Path>) -> Result<(), ApiError> {
         self.registry.inner().pool(pool)?;
         let areas = self.areas();
@@ -430,18 +436,18 @@ impl Swaps {
         Ok(SwapChanged { swap: Some(self.one(name).await?), notes })
     }
 
-    /// Areas that are to be on and are not: their names, and why.
+    /// Returns the areas that should be on but are off, with the reasons.
     pub(super) fn missing(&self) -> Vec<(String, String)> {
         self.areas().missing()
     }
 
-    /// Areas of a pool that are there.
+    /// Returns the present areas of a pool.
     pub(super) fn rooms(&self, pool: &str) -> Vec<SwapRoom> {
         self.areas().rooms(pool)
     }
 }
 
-/// The pool's id of a device that may be swapped to, as far as the manager knows; or why not.
+/// Returns the pool id of a device that is suitable for swap, or the reason why it is not.
 fn judge(pool: &str, device: &DeviceEntry) -> Result<DeviceId, String> {
     let path = device.path.display();
     let reason = || device.reason.clone().unwrap_or_else(|| "see the daemon's log".to_owned());
@@ -485,14 +491,14 @@ impl Areas {
         self.0.values().filter(move |entry| entry.wanted.pool == pool)
     }
 
-    /// The area with that owner, which is entered if nobody knows it.
+    /// Returns the area with this owner, and creates an entry for an unknown one.
     fn of_owner(&mut self, pool: &str, owner: OwnerId, path: &Path) -> &mut SwapEntry {
         let known = self.in_pool(pool).find(|entry| OwnerId(entry.wanted.owner.0) == owner);
         let name = match known.map(|entry| entry.wanted.name.clone()) {
             Some(name) => name,
             None => {
                 let name = format!("found-{:08x}", owner.0 as u32);
-                tracing::warn!("pool {pool} has a swap area that nobody knows, from now on {name}");
+                tracing::warn!("pool {pool}: found an unknown swap area, now named {name}");
                 name
             }
         };
@@ -506,15 +512,16 @@ impl Areas {
                 on: false,
                 priority: None,
             },
-            place: None,
+            location: None,
             work: None,
             failed: None,
         })
     }
 
-    /// Areas that are to be on and are not, as far as is known without asking the kernel, and why.
+    /// Returns the areas that should be on but are off, with the reasons, as far as known without
+    /// asking the kernel.
     fn missing(&self) -> Vec<(String, String)> {
-        let why = |entry: &SwapEntry| match (&entry.failed, &entry.place) {
+        let why = |entry: &SwapEntry| match (&entry.failed, &entry.location) {
             (Some((Doing::TurningOn, why)), _) => Some(why.clone()),
             (_, None) => Some(entry.away()),
             _ => None,
@@ -523,9 +530,9 @@ impl Areas {
         wanted.filter_map(|(name, entry)| Some((name.clone(), why(entry)?))).collect()
     }
 
-    /// What swap areas take of a pool.
+    /// Returns the space that swap areas take in a pool.
     fn rooms(&self, pool: &str) -> Vec<SwapRoom> {
-        let there = self.in_pool(pool).filter(|entry| entry.place.is_some());
+        let there = self.in_pool(pool).filter(|entry| entry.location.is_some());
         there.map(|entry| SwapRoom { name: entry.wanted.name.clone(), size: entry.wanted.size }).collect()
     }
 
@@ -566,7 +573,7 @@ fn no_swap(name: &str) -> ApiError {
     ApiError::not_found(format!("there is no swap area '{name}'")).hint("'hob swap list' shows all")
 }
 
-/// Which reaction an error asks for. `what` is the area or its device.
+/// Converts a swap error into an API error. `what` is the area or its device.
 fn refuse(what: &str, error: &SwapError) -> ApiError {
     let said = format!("{what}: {error}");
     match error {

@@ -1,6 +1,7 @@
-//! Swap areas on and off: work that takes long, is shown, and can be stopped.
+//! Turning swap areas on and off. This takes long, has a visible progress and can be stopped.
 //!
-//! One piece of work for one area at a time. Who asks waits for it a moment; then it goes on by itself, and the area shows how far it is.
+//! An area has at most one such operation at a time. The caller waits for a short time; then the
+//! operation continues in the background.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,29 +14,30 @@ use tokio::sync::watch;
 
 use super::super::api_error::ApiError;
 use super::super::flash;
-use super::{IN_PARTS, Place, SwapEntry, Swaps, being_removed, refuse};
+use super::{AreaLocation, IN_PARTS, SwapEntry, Swaps, being_removed, refuse};
 use crate::daemon::hardware::LocalFlash;
 use crate::daemon::swap::{Active, Area, Memory, Spot, SwapError};
 
-/// How long who asked for work waits for its end.
+/// Maximum time that the caller of an operation waits for its end.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// How long who stops work waits for its end.
+/// Maximum time to wait for the end of a stopped operation.
 const STOP_MAX: Duration = Duration::from_secs(8);
 
-/// Part of all memory that is kept free when swap is turned off: what the kernel keeps for itself, about.
+/// One part in this many of all memory stays free when swap is turned off, about as much as the
+/// kernel reserves.
 const MEMORY_KEPT: u64 = 50;
 
-/// What is being done to an area.
+/// Kind of an operation on a swap area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Doing {
     TurningOn,
     TurningOff,
-    /// Its segments go back to the pool.
+    /// The segments of the area are being released.
     Removing,
 }
 
-/// A piece of work.
+/// An operation on a swap area.
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) doing: Doing,
@@ -54,12 +56,12 @@ impl Work {
         })
     }
 
-    /// Bytes that are left of so many.
+    /// Returns how many of `all` bytes are left to do.
     pub(super) fn left(&self, all: u64) -> u64 {
         all.saturating_sub(self.done_bytes.load(Ordering::Relaxed))
     }
 
-    /// What became of it, if it ends in time.
+    /// Waits for the result, for at most `patience`.
     async fn wait(&self, patience: Duration) -> Option<Result<(), ApiError>> {
         let mut outcome = self.outcome.subscribe();
         let ended = outcome.wait_for(Option::is_some);
@@ -68,7 +70,7 @@ impl Work {
 }
 
 impl Swaps {
-    /// Turns an area on or off, from now on.
+    /// Turns an area on or off, also for later starts.
     pub(crate) async fn set(&self, name: String, patch: SwapPatch) -> Result<SwapChanged, ApiError> {
         let service = self.clone();
         self.tasks
@@ -82,22 +84,23 @@ impl Swaps {
             .await
     }
 
-    /// Begins to turn an area on, and waits for that a moment; stops its turning off. Says what there was to be said about it.
+    /// Starts to turn an area on, or stops turning it off. Waits briefly, and returns a note for
+    /// the caller.
     pub(super) async fn begin_on(&self, name: &str) -> Result<Option<&'static str>, ApiError> {
-        let (work, is_new, place) = {
+        let (work, is_new, location) = {
             let mut areas = self.areas();
             let entry = areas.get_mut(name)?;
-            let place = entry.usable_place(name)?;
+            let location = entry.usable_location(name)?;
             match &entry.work {
                 Some(work) if work.doing == Doing::Removing => return Err(being_removed(name)),
-                Some(work) => (work.clone(), false, place),
-                None => (entry.work.insert(Work::new(Doing::TurningOn)).clone(), true, place),
+                Some(work) => (work.clone(), false, location),
+                None => (entry.work.insert(Work::new(Doing::TurningOn)).clone(), true, location),
             }
         };
         if is_new {
             let (service, name, mine) = (self.clone(), name.to_owned(), work.clone());
             tokio::spawn(async move {
-                let result = service.turn_on(&name, &place, &mine).await;
+                let result = service.turn_on(&name, &location, &mine).await;
                 service.end_work(&name, &mine, result, true).await;
             });
         } else if work.doing == Doing::TurningOff {
@@ -116,16 +119,16 @@ impl Swaps {
         Ok(None)
     }
 
-    async fn turn_on(&self, name: &str, place: &Place, work: &Arc<Work>) -> Result<(), ApiError> {
-        let device = self.device_of(name, place).await?;
+    async fn turn_on(&self, name: &str, location: &AreaLocation, work: &Arc<Work>) -> Result<(), ApiError> {
+        let device = self.device_of(name, location).await?;
         let (owner, priority) = {
             let areas = self.areas();
             let wanted = &areas.get(name)?.wanted;
             (wanted.owner, wanted.priority)
         };
-        let (kernel, spot, work, label) = (self.kernel.clone(), place.spot, work.clone(), name.to_owned());
+        let (kernel, spot, work, label) = (self.kernel.clone(), location.spot, work.clone(), name.to_owned());
         let turn_on = move || {
-            // A daemon before this one may have turned it on.
+            // An earlier daemon may have turned the area on.
             if kernel.look(spot)?.is_some() {
                 return Ok(None);
             }
@@ -142,14 +145,14 @@ impl Swaps {
             }
         };
         match flash::blocking(turn_on).await?.map_err(|error| refuse(name, &error))? {
-            Some(path) => tracing::info!("the kernel swaps to {name}, through {}", path.display()),
-            None => tracing::info!("the kernel swaps to {name} already"),
+            Some(path) => tracing::info!("swap area {name} is on, through {}", path.display()),
+            None => tracing::info!("swap area {name} is already on"),
         }
         Ok(())
     }
 
-    /// The device of an area, if it may be swapped to now.
-    async fn device_of(&self, name: &str, place: &Place) -> Result<LocalFlash, ApiError> {
+    /// Returns the device of an area, if it is suitable for swap now.
+    async fn device_of(&self, name: &str, location: &AreaLocation) -> Result<LocalFlash, ApiError> {
         let flash = {
             let areas = self.areas();
             let wanted = &areas.get(name)?.wanted;
@@ -162,20 +165,21 @@ impl Swaps {
             }
             entry.flash.clone()
         };
-        let device = flash.file(place.device).await?.here();
+        let device = flash.file(location.device).await?.here();
         let device = device.ok_or_else(|| ApiError::failed("swap is on this host's flash"))?;
         if device.class == FdClass::Volatile {
-            return Err(ApiError::conflict(format!("the device of {name} forgets what is not flushed")));
+            return Err(ApiError::conflict(format!("the device of {name} loses unflushed data, for a test")));
         }
         Ok(device)
     }
 
-    /// Begins to turn an area off, and waits for that a moment; stops its turning on. Says what there was to be said about it.
+    /// Starts to turn an area off, or stops turning it on. Waits briefly, and returns a note for
+    /// the caller.
     async fn begin_off(&self, name: &str, force: bool) -> Result<Option<&'static str>, ApiError> {
         let (busy, spot) = {
             let areas = self.areas();
             let entry = areas.get(name)?;
-            (entry.work.clone(), entry.place.as_ref().map(|place| place.spot))
+            (entry.work.clone(), entry.location.as_ref().map(|location| location.spot))
         };
         if let Some(work) = busy {
             match work.doing {
@@ -212,7 +216,10 @@ impl Swaps {
             entry.check_idle(name)?;
             entry.work.insert(Work::new(Doing::TurningOff)).clone()
         };
-        tracing::info!("{name} is being turned off, {} are swapped out to it", Size(active.used).human());
+        tracing::info!(
+            "swap area {name}: turning it off; {} are swapped out to it",
+            Size(active.used).human()
+        );
         let (service, of, mine) = (self.clone(), name.to_owned(), work.clone());
         tokio::spawn(async move {
             let result = service.turn_off(&of, spot, active, &mine).await;
@@ -231,10 +238,10 @@ impl Swaps {
     ) -> Result<(), ApiError> {
         let (kernel, mine) = (self.kernel.clone(), work.clone());
         let ended = flash::blocking(move || kernel.turn_off(&active.path, &mine.stop)).await?;
-        // What counts is how things are, whatever was said.
+        // The kernel's state decides, whatever the call returned.
         match (self.look(spot).await?, ended) {
             (None, _) => {
-                tracing::info!("the kernel does not swap to {name} any more");
+                tracing::info!("swap area {name} is off");
                 Ok(())
             }
             (Some(_), Err(error)) => Err(refuse(name, &error)),
@@ -242,7 +249,7 @@ impl Swaps {
         }
     }
 
-    /// Is there room for what is swapped out to an area?
+    /// Checks that memory and other swap can take the data in an area.
     async fn check_memory_for(&self, name: &str, spot: Spot, active: &Active) -> Result<(), ApiError> {
         let kernel = self.kernel.clone();
         let memory = flash::blocking(move || kernel.memory()).await?;
@@ -260,7 +267,7 @@ impl Swaps {
         .hint("free memory first, or say --force and risk that the kernel ends programs"))
     }
 
-    /// Ends a piece of work.
+    /// Records the end of an operation.
     async fn end_work(&self, name: &str, work: &Arc<Work>, result: Result<(), ApiError>, on: bool) {
         {
             let mut areas = self.areas();
@@ -282,7 +289,7 @@ impl Swaps {
         work.outcome.send_replace(Some(outcome));
     }
 
-    /// Keeps whether an area is turned on at the start.
+    /// Saves whether an area is turned on at the start.
     async fn want(&self, name: &str, on: bool) -> Result<(), ApiError> {
         {
             let mut areas = self.areas();
@@ -297,21 +304,21 @@ impl Swaps {
 }
 
 impl SwapEntry {
-    /// Where the area is, if it can be turned on.
-    fn usable_place(&self, name: &str) -> Result<Place, ApiError> {
-        match &self.place {
-            Some(place) if place.whole => Ok(place.clone()),
+    /// Returns the location of an area that can be turned on.
+    fn usable_location(&self, name: &str) -> Result<AreaLocation, ApiError> {
+        match &self.location {
+            Some(location) if location.whole => Ok(location.clone()),
             Some(_) => Err(ApiError::conflict(format!("{name} cannot be used: {IN_PARTS}"))),
             None => Err(ApiError::conflict(format!(
                 "{name} is unavailable: {} is not there, or no longer has it",
                 self.wanted.device.display()
             ))
-            .hint(format!("'hob pool show {}' says how its devices are", self.wanted.pool))),
+            .hint(format!("'hob pool show {}' shows its devices", self.wanted.pool))),
         }
     }
 }
 
-/// Bytes that can come back from an area without that the host gets into trouble.
+/// Returns how many bytes the host can take back from an area without a shortage of memory.
 fn room_without(memory: &Memory, area_bytes: u64, used: u64) -> u64 {
     let in_memory = memory.available.saturating_sub(memory.total / MEMORY_KEPT);
     let in_other_swap = memory.swap_free.saturating_sub(area_bytes.saturating_sub(used));

@@ -124,7 +124,7 @@ fn an_export_with_a_socket_and_a_file_is_all_there_or_not_at_all() {
         // The path of one is no other's.
         let again = Export { name: "c".into(), ..with_socket.clone() };
         let error = bench.manager.disks.export_add("vm".into(), again).await.unwrap_err();
-        assert!(error.problem.error.contains("machines cannot come in"), "{error}");
+        assert!(error.problem.error.contains("cannot open the vhost-user socket"), "{error}");
         assert!(at(&socket), "the second one took the first one's socket away");
         bench.manager.disks.export_remove("vm".into(), "b".into()).await.unwrap();
         assert!(!at(&socket));

@@ -110,7 +110,7 @@ fn a_disk_that_is_served_and_not_on_record_yet_is_recorded_by_the_next_call() {
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         bench.shard.set_backings_fail(true);
         let answer = bench.called(0, 1, CallIn::Yours(None)).await;
-        assert!(why(&answer).contains("the disk says"), "{answer:?}");
+        assert!(why(&answer).contains("the engine refused"), "{answer:?}");
         let awaited = Record::Awaiting(Session { generation: 0, attempt: 1 });
         assert_eq!(bench.manager.record_of("vm"), Some(awaited));
         bench.shard.set_backings_fail(false);
@@ -177,7 +177,7 @@ fn a_disk_that_was_not_opened_to_the_end_is_opened_anew() {
         // What its earlier life may have acknowledged cannot be flushed.
         bench.shard.set_backings_fail(true);
         let answer = bench.arrive(bench.arrival()).await;
-        assert!(why(&answer).contains("the disk says"), "{answer:?}");
+        assert!(why(&answer).contains("the engine refused"), "{answer:?}");
         bench.shard.set_backings_fail(false);
         assert_eq!(bench.arrive(bench.arrival()).await.refused, None);
         assert!(bench.manager.exports.table().get("vm").is_some());

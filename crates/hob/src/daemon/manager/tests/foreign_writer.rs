@@ -22,10 +22,10 @@ fn dirty_data_is_not_written_over_what_the_other_wrote() {
         read(&bench, 1000..1100);
         lose(&bench).await;
         let why = reason(&bench);
-        assert!(why.contains("somebody else has taken") && why.contains("discard-dirty vm"), "{why}");
+        assert!(why.contains("another program has taken") && why.contains("discard-dirty vm"), "{why}");
         let refused = |bench: &Bench| {
             let why = reason(bench);
-            assert!(why.contains("somebody else had it meanwhile, and 40 KiB"), "{why}");
+            assert!(why.contains("another program or host has used the disk meanwhile, and 40 KiB"), "{why}");
             for part in ["hob cache discard-dirty vm", "hob cache export-dirty vm"] {
                 assert!(why.contains(part), "{why}");
             }

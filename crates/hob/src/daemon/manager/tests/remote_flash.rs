@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use hob_control::{Loan, LoanAsk, LoanState};
+use hob_control::{FlashLease, FlashLeaseRequest, FlashLeaseState};
 use tokio::io::{AsyncReadExt, DuplexStream};
 
 use super::*;
@@ -15,30 +15,30 @@ const B: &str = "0000000000000000000000000000000b";
 /// A host that lends up to 128 MiB.
 fn lends(test: impl AsyncFnOnce(Bench)) {
     run(async |bench| {
-        bench.reads_loans();
+        bench.reads_leases();
         test(bench).await;
     });
 }
 
 impl Bench {
-    fn reads_loans(&self) {
+    fn reads_leases(&self) {
         self.manager
             .remote_flash
             .set_exports(FlashExports::open(&self.dir.path().join("lent"), 128 * MIB).unwrap());
     }
 
-    async fn lend(&self, borrower: &str) -> Result<Loan, ApiError> {
-        let ask = LoanAsk { name: "host".into(), size: Size(64 * MIB) };
+    async fn lend(&self, borrower: &str) -> Result<FlashLease, ApiError> {
+        let ask = FlashLeaseRequest { name: "host".into(), size: Size(64 * MIB) };
         self.manager.remote_flash.lend(borrower.to_owned(), ask, Some("cn:host".into())).await
     }
 
-    fn admit(&self, borrower: &str, loan: &Loan) -> Result<Admitted, ApiError> {
-        self.manager.remote_flash.admit(borrower, loan.epoch.as_deref().unwrap(), Some("cn:host".into()))
+    fn admit(&self, borrower: &str, lease: &FlashLease) -> Result<Admitted, ApiError> {
+        self.manager.remote_flash.admit(borrower, lease.epoch.as_deref().unwrap(), Some("cn:host".into()))
     }
 
     /// A connection of that borrower.
-    async fn connect(&self, borrower: &str, loan: &Loan) -> DuplexStream {
-        let admitted = self.admit(borrower, loan).unwrap();
+    async fn connect(&self, borrower: &str, lease: &FlashLease) -> DuplexStream {
+        let admitted = self.admit(borrower, lease).unwrap();
         let (here, there) = tokio::io::duplex(4096);
         tokio::spawn(admitted.serve(there));
         here
@@ -58,14 +58,14 @@ async fn is_greeted(connection: &mut DuplexStream) -> bool {
 #[test]
 fn connections_that_nobody_ends_shut_nobody_out() {
     lends(async |bench| {
-        let loan = bench.lend(A).await.unwrap();
+        let lease = bench.lend(A).await.unwrap();
         let mut left = Vec::new();
         for _ in 0..CONNECTIONS_MAX {
-            let mut connection = bench.connect(A, &loan).await;
+            let mut connection = bench.connect(A, &lease).await;
             assert!(is_greeted(&mut connection).await);
             left.push(connection);
         }
-        let mut again = bench.connect(A, &loan).await;
+        let mut again = bench.connect(A, &lease).await;
         assert!(is_greeted(&mut again).await, "it has a place");
         let ended = left[0].read(&mut [0]).await.unwrap();
         assert_eq!(ended, 0, "the oldest one has ended");
@@ -84,15 +84,15 @@ fn a_loan_that_nobody_waits_for_any_more_is_lent_all_the_same() {
         assert_eq!(bench.manager.pools.peers().lent.len(), 1, "what is lent can be seen meanwhile");
         assert_eq!(bench.lend(A).await.unwrap_err().kind, ErrorKind::Busy);
         bench.shard.set_hangs(false);
-        let loan = loop {
+        let lease = loop {
             match bench.lend(A).await {
-                Ok(loan) => break loan,
+                Ok(lease) => break lease,
                 Err(error) => assert_eq!(error.kind, ErrorKind::Busy, "{error}"),
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         };
         assert_eq!(bench.manager.inner().lease_disks.len(), 1, "its file is served once");
-        assert!(is_greeted(&mut bench.connect(A, &loan).await).await);
+        assert!(is_greeted(&mut bench.connect(A, &lease).await).await);
     });
 }
 
@@ -100,17 +100,17 @@ fn a_loan_that_nobody_waits_for_any_more_is_lent_all_the_same() {
 #[test]
 fn a_loan_that_does_not_end_holds_up_no_other() {
     lends(async |bench| {
-        let (loan, other) = (bench.lend(A).await.unwrap(), bench.lend(B).await.unwrap());
+        let (lease, other) = (bench.lend(A).await.unwrap(), bench.lend(B).await.unwrap());
         bench.shard.set_hangs(true);
         let manager = bench.manager.clone();
         let ending =
             tokio::spawn(async move { manager.remote_flash.end(A.into(), None, Ended::Known).await });
-        while bench.manager.pools.peers().lent[0].state != LoanState::Ended {
+        while bench.manager.pools.peers().lent[0].state != FlashLeaseState::Ended {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         let mut connection = bench.connect(B, &other).await;
         assert!(is_greeted(&mut connection).await);
-        assert!(bench.admit(A, &loan).is_err(), "what ends lets nobody in");
+        assert!(bench.admit(A, &lease).is_err(), "what ends lets nobody in");
         bench.shard.set_hangs(false);
         ending.await.unwrap().unwrap();
         assert!(!bench.file(A).exists() && bench.file(B).exists());
@@ -121,8 +121,8 @@ fn a_loan_that_does_not_end_holds_up_no_other() {
 #[test]
 fn an_ended_loan_is_lent_again_unless_an_operator_ended_it() {
     for (ended, said) in [
-        (r#""adoption""#, "take over"),
-        (r#""return""#, "given back"),
+        (r#""adoption""#, "fail over"),
+        (r#""return""#, "was returned"),
         (r#""operator""#, "operator"),
         ("true", "operator"),
     ] {
@@ -134,7 +134,7 @@ fn an_ended_loan_is_lent_again_unless_an_operator_ended_it() {
                 format!(r#"{{"name":"host","certificate":"cn:host","size":67108864,"ended":{ended}}}"#);
             std::fs::write(lent.join(format!("{A}.json")), record).unwrap();
             std::fs::File::create(bench.file(A)).unwrap().set_len(MIB).unwrap();
-            bench.reads_loans();
+            bench.reads_leases();
             let refused = bench.lend(A).await.unwrap_err().to_string();
             assert!(refused.contains(said), "{ended}: {refused}");
             bench.manager.remote_flash.free_ended().await;

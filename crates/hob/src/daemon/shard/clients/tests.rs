@@ -57,7 +57,7 @@ impl Rig {
             promote: Promote::Usual,
             transport: Transport::Direct,
             permit: Arc::new(self.permits.clone().try_acquire_owned().expect("a place")),
-            whose: Whose::Guest,
+            kind: ClientKind::Guest,
         };
         self.clients.attach(NOW, &mut self.ring, disk, attachment, negotiated, &[]);
         client

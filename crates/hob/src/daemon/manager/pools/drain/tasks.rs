@@ -1,4 +1,4 @@
-//! Drains as tasks: their dirty data in the list of tasks, and how they are cancelled.
+//! Drains in the list of tasks: their dirty data and their cancellation.
 
 use hob_control::Task;
 
@@ -6,12 +6,13 @@ use super::super::Pools;
 use crate::daemon::manager::api_error::ApiError;
 
 impl Pools {
-    /// Returns the tasks in progress, and those that ended after their client stopped waiting; the oldest first.
+    /// Returns the tasks in progress, and those that ended after their client stopped waiting; the
+    /// oldest first.
     pub(crate) fn tasks_view(&self) -> Vec<Task> {
         self.observe.tasks_view()
     }
 
-    /// Ends a task before it is done, if it drains a disk. Others cannot be cancelled.
+    /// Cancels a task that drains a disk. Other tasks cannot be cancelled.
     pub(crate) async fn task_cancel(&self, id: u64) -> Result<Vec<Task>, ApiError> {
         let shown = self.tasks_view().into_iter().find(|task| task.id == id);
         let (what, subject) = self.tasks.running(id)?;

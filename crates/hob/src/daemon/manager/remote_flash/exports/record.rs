@@ -1,4 +1,4 @@
-//! The files of a loan: what is lent, and beside it what is kept of the loan. All of this may wait for a disk.
+//! The files of a flash lease: its data file and its record. The functions here may block.
 
 use std::fs;
 use std::io::Write as _;
@@ -11,31 +11,33 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::daemon::manager::api_error::{ApiError, ErrorKind};
 use crate::daemon::state::create_private;
 
-/// What is kept of a loan.
+/// The record of a flash lease.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Kept {
     pub(super) name: String,
-    /// Of the borrower.
+    /// Certificate of the borrower.
     pub(super) certificate: String,
     pub(super) size: Size,
     #[serde(deserialize_with = "who_ended")]
     pub(super) ended: Option<EndedBy>,
 }
 
-/// Who ended a loan, which says when its borrower may have another one.
+/// Who ended a lease, which decides when the borrower may get a new one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) enum EndedBy {
-    /// This host's operator: when that is forgotten.
+    /// The operator of this host: after `--forget`.
     Operator,
-    /// This host, to adopt a disk of the borrower's: when nobody needs its bytes and the borrower has nothing dirty.
+    /// This host, to fail over a disk of the borrower: when the data is no longer needed and the
+    /// borrower has no dirty data.
     Adoption,
-    /// The borrower, which gave it back, or an operator who forgets it: when nobody needs its bytes.
+    /// The borrower, which returned the lease, or an operator with `--forget`: when the data is no
+    /// longer needed.
     Return,
 }
 
-/// Records of before say only whether it is ended; that was what operators had done.
+/// Reads the field `ended`. Earlier versions wrote only whether the operator had ended the lease.
 fn who_ended<'de, D: Deserializer<'de>>(value: D) -> Result<Option<EndedBy>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
@@ -49,7 +51,7 @@ fn who_ended<'de, D: Deserializer<'de>>(value: D) -> Result<Option<EndedBy>, D::
     })
 }
 
-/// Replaces what is kept of a loan, durably.
+/// Replaces the record of a lease durably.
 pub(super) fn write_record(directory: &Path, borrower: &str, kept: &Kept) -> std::io::Result<()> {
     let temporary = directory.join(format!("{borrower}.new"));
     let mut file = create_private(&temporary)?;
@@ -64,21 +66,21 @@ pub(super) fn remove_record(directory: &Path, borrower: &str) -> std::io::Result
     fs::File::open(directory)?.sync_all()
 }
 
-/// Makes the file of a loan, all of its room reserved.
+/// Creates the file of a lease with all its space allocated.
 pub(super) fn make_file(path: &Path, size: Size) -> Result<(), ApiError> {
     let file = fs::OpenOptions::new().write(true).create(true).truncate(true).open(path);
-    let file = file.map_err(|error| failed("make the loan's file", &error))?;
+    let file = file.map_err(|error| failed("create the file of the flash lease", &error))?;
     let made = rustix::fs::fchmod(&file, rustix::fs::Mode::from_raw_mode(0o600))
         .and_then(|()| rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, size.bytes()))
         .map_err(std::io::Error::from)
         .and_then(|()| file.sync_all());
     made.map_err(|error| {
         let _ = fs::remove_file(path);
-        failed("reserve the loan's room", &error)
+        failed("allocate the space of the flash lease", &error)
     })
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 pub(super) fn remove(file: &Path) -> std::io::Result<()> {
     match fs::remove_file(file) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
@@ -86,7 +88,7 @@ pub(super) fn remove(file: &Path) -> std::io::Result<()> {
     }
 }
 
-/// Can its beginning be read, if it is there?
+/// Checks that the beginning of a file is readable, if the file exists.
 pub(super) fn check_readable(file: &Path) -> std::io::Result<()> {
     match fs::File::open(file).and_then(|file| file.read_exact_at(&mut [0; 4096], 0)) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),

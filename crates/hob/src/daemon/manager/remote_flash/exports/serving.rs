@@ -1,4 +1,4 @@
-//! A loan that is open: its file, which a shard serves, and the connections of its borrower.
+//! An open flash lease: its file, which a shard serves, and the connections of its borrower.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -25,11 +25,12 @@ use crate::daemon::relay;
 use crate::daemon::shard_api::ShardHandle;
 use crate::daemon::state::CacheOwner;
 
-/// Connections of one borrower: one for each of its shards, and one for its tables. One more ends the oldest: a borrower whose machine
-/// lost its power has left connections behind that nobody ends, and comes back with as many again.
+/// Maximum number of connections per borrower: one for each of its shards, and one for metadata.
+/// One more connection closes the oldest. A borrower that lost power leaves dead connections behind
+/// and opens as many new ones.
 pub(in crate::daemon::manager) const CONNECTIONS_MAX: usize = 130;
 
-/// A loan that a shard serves.
+/// A flash lease that a shard serves.
 #[derive(Clone, Debug)]
 pub(super) struct Open {
     pub(super) disk: DiskId,
@@ -37,16 +38,16 @@ pub(super) struct Open {
     pub(super) epoch: String,
     pub(super) exports: Exports,
     permits: Arc<Semaphore>,
-    /// The connections, oldest first. Dropping one's sender ends it.
+    /// The connections, oldest first. Dropping a sender closes its connection.
     connections: Arc<Mutex<VecDeque<oneshot::Sender<()>>>>,
 }
 
-/// A connection of a borrower that is let in.
+/// An accepted connection of a borrower.
 #[derive(Debug)]
 pub(crate) struct Admitted(pub(super) Open);
 
 impl RemoteFlash {
-    /// Gives a loan's file to a shard.
+    /// Gives the file of a lease to a shard.
     pub(super) async fn open_export(&self, file: PathBuf) -> Result<Open, ApiError> {
         let options = self.0.backing_options.clone();
         let name = file.to_string_lossy().into_owned();
@@ -79,7 +80,8 @@ impl RemoteFlash {
 }
 
 impl Open {
-    /// Counts one more connection; the oldest ends if there are too many. What is returned ends when this one is to.
+    /// Registers a connection, and closes the oldest if there are too many. The returned receiver
+    /// ends when this connection must close.
     fn enter(&self) -> oneshot::Receiver<()> {
         let (stay, over) = oneshot::channel();
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
@@ -93,7 +95,8 @@ impl Open {
 }
 
 impl Admitted {
-    /// Serves a borrower over this connection until one of them leaves, or too many others have come.
+    /// Serves a borrower over this connection until one side closes it or newer connections replace
+    /// it.
     pub(crate) async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
         let over = self.0.enter();
         tokio::select! {
@@ -104,14 +107,14 @@ impl Admitted {
 
     async fn serve_here(self, mut stream: impl AsyncRead + AsyncWrite + Unpin) -> std::io::Result<()> {
         let Admitted(open) = self;
-        // The shard gives back the place of one that has ended as soon as it has closed it.
+        // The shard returns the permit as soon as it has closed a connection.
         let permit = open.permits.clone().acquire_owned().await.map_err(std::io::Error::other)?;
         let visible =
             Visible { exports: open.exports.clone(), allow: AllowList::default(), peer: Peer::default() };
         let Some((negotiated, leftover)) = negotiate_with_peer(&mut stream, &visible).await? else {
             return Ok(());
         };
-        // The loan may have been ended meanwhile.
+        // The lease may have ended meanwhile.
         let Some(Export { disk, shard, promote, .. }) = visible.get(&negotiated.export) else {
             return Ok(());
         };

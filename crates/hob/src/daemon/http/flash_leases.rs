@@ -1,4 +1,4 @@
-//! Flash that hosts lend each other: what operators see, and what other hosts ask for.
+//! API handlers for flash leases: views for operators, and requests of other hosts.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use axum::extract::{Path, Query, State};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Extension, Router};
-use hob_control::{Loan, LoanAsk, Peers, Problem};
+use hob_control::{FlashLease, FlashLeaseRequest, Peers, Problem};
 use serde::Deserialize;
 
 use super::extract::{Answer, Body, DataConnection};
@@ -16,7 +16,7 @@ use crate::daemon::tls::PeerCertificate;
 type App = State<Arc<Manager>>;
 type Shown = Option<Extension<PeerCertificate>>;
 
-/// The paths of this file.
+/// Returns the routes of this file.
 pub(super) fn routes() -> Router<Arc<Manager>> {
     Router::new()
         .route("/v1/peers", get(peers))
@@ -29,39 +29,39 @@ fn name_of(shown: Shown) -> Option<String> {
     shown.map(|Extension(certificate)| certificate.to_string())
 }
 
-/// Flash that this host exports, and flash of other hosts that it uses.
+/// Returns the flash that this host lends to other hosts, and the flash that it uses of theirs.
 #[utoipa::path(get, path = "/v1/peers", operation_id = "peers", responses((status = 200, body = Peers)))]
 pub(super) async fn peers(State(manager): App) -> Answer<Peers> {
     Answer::Yes(manager.pools.peers())
 }
 
-/// For other hosts: exports flash for second copies, or renews the export.
+/// For other hosts: creates or renews a flash lease for replicas.
 #[utoipa::path(
     post,
     path = "/v1/loans/{borrower}",
     operation_id = "loan_ask",
     params(("borrower" = String, Path, description = "The other host's identity")),
-    request_body = LoanAsk,
-    responses((status = 200, body = Loan), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
+    request_body = FlashLeaseRequest,
+    responses((status = 200, body = FlashLease), (status = "4XX", body = Problem), (status = "5XX", body = Problem))
 )]
 pub(super) async fn ask(
     State(manager): App,
     Path(borrower): Path<String>,
     shown: Shown,
-    Body(ask): Body<LoanAsk>,
-) -> Answer<Loan> {
+    Body(ask): Body<FlashLeaseRequest>,
+) -> Answer<FlashLease> {
     manager.remote_flash.lend(borrower, ask, name_of(shown)).await.into()
 }
 
-/// What happens to the host of an export that is ended.
+/// Parameters of ending a flash lease.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct EndQuery {
-    /// The other host may ask for another one.
+    /// Allow the other host to request a new lease.
     #[serde(default)]
     forget: bool,
 }
 
-/// Ends a loan: the other host can use it no more. Answers with what there is to be said about it.
+/// Ends a flash lease: the other host can no longer use the flash. Returns notes.
 #[utoipa::path(
     post,
     path = "/v1/loans/{borrower}/end",
@@ -79,14 +79,14 @@ pub(super) async fn end(
     manager.remote_flash.end(borrower, name_of(shown), after).await.into()
 }
 
-/// Selects an incarnation of an export.
+/// Selects an incarnation of a flash lease.
 #[derive(Debug, Deserialize, utoipa::IntoParams)]
 pub(super) struct Epoch {
-    /// The incarnation, as this host named it.
+    /// The incarnation, as named by this host.
     epoch: String,
 }
 
-/// For other hosts: a connection on which this host is the NBD server of the exported flash.
+/// For other hosts: opens a connection on which this host is the NBD server of the leased flash.
 #[utoipa::path(
     post,
     path = "/v1/loans/{borrower}/data",
@@ -114,7 +114,7 @@ pub(super) async fn data(
             Err(error) => Err(error),
         };
         if let Err(error) = served {
-            tracing::debug!("{borrower}: a connection to its exported flash failed: {error}");
+            tracing::debug!("a connection of borrower {borrower} to its leased flash failed: {error}");
         }
     })
 }

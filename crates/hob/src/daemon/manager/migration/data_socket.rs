@@ -1,6 +1,6 @@
-//! Where this host's shards find the data connections that another host has opened: a socket of its own.
+//! Local socket through which this host's shards use the data connections of another host.
 //!
-//! Whoever connects there gets the newest connection that is ready, or waits for one.
+//! A client of the socket gets the newest ready connection, or waits for one.
 
 use std::collections::VecDeque;
 use std::io;
@@ -19,31 +19,31 @@ use super::flow::{self, Bandwidth};
 use crate::daemon::nbd_listener::bind_socket;
 use crate::daemon::socket_access::SocketAccess;
 
-/// Connections that are kept ready; the oldest gives way.
+/// Maximum number of ready connections; the oldest is closed first.
 const READY_MAX: usize = 2;
 
-/// Who connects waits no longer for a connection.
+/// Maximum time that a client of the socket waits for a connection.
 const WAIT_MAX: Duration = Duration::from_secs(30);
 
-/// A connection in which the other host is the server.
+/// A data connection on which the other host is the NBD server.
 pub(crate) type DataConnection = TokioIo<Upgraded>;
 
-/// Where connections of the owner, and of who had the disk, come in.
+/// Data connections of the disk's owner, and of its former owner.
 #[derive(Debug, Default)]
-pub(super) struct Doors {
-    pub(super) owner: Arc<Ready>,
-    pub(super) former: Arc<Ready>,
+pub(super) struct DataConnections {
+    pub(super) owner: Arc<ReadyConnections>,
+    pub(super) former: Arc<ReadyConnections>,
 }
 
-/// Connections that are ready.
+/// Queue of ready data connections.
 #[derive(Debug, Default)]
-pub(super) struct Ready {
+pub(super) struct ReadyConnections {
     connections: Mutex<VecDeque<DataConnection>>,
     came: Notify,
 }
 
-impl Ready {
-    /// Another one.
+impl ReadyConnections {
+    /// Adds a connection.
     pub(super) fn put(&self, connection: DataConnection) {
         let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
         connections.push_back(connection);
@@ -64,40 +64,40 @@ impl Ready {
     }
 }
 
-/// The socket. It goes when this is dropped.
+/// The local socket, which is closed when this value is dropped.
 #[derive(Debug)]
-pub(super) struct Hook {
+pub(super) struct DataSocket {
     path: PathBuf,
     tasks: Vec<JoinHandle<()>>,
 }
 
-impl Hook {
-    pub(super) fn open(path: &Path, ready: Arc<Ready>) -> io::Result<Hook> {
-        // One that an earlier process left.
+impl DataSocket {
+    pub(super) fn open(path: &Path, ready: Arc<ReadyConnections>) -> io::Result<DataSocket> {
+        // An earlier process may have left a socket.
         let _ = std::fs::remove_file(path);
         let listener = UnixListener::from_std(bind_socket(path, SocketAccess::default())?)?;
-        Ok(Hook { path: path.to_owned(), tasks: vec![tokio::spawn(accept(listener, ready))] })
+        Ok(DataSocket { path: path.to_owned(), tasks: vec![tokio::spawn(accept(listener, ready))] })
     }
 
-    /// Does that too, until it is dropped.
+    /// Runs a task until the socket is dropped.
     pub(super) fn also(&mut self, work: impl Future<Output = ()> + Send + 'static) {
         self.tasks.push(tokio::spawn(work));
     }
 
-    /// The backing that is found there.
+    /// Returns the backing URI of an export behind the socket.
     pub(super) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{}?socket={}", escaped(export), escaped(&self.path.to_string_lossy()))
     }
 }
 
-impl Drop for Hook {
+impl Drop for DataSocket {
     fn drop(&mut self) {
         self.tasks.iter().for_each(JoinHandle::abort);
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-async fn accept(listener: UnixListener, ready: Arc<Ready>) {
+async fn accept(listener: UnixListener, ready: Arc<ReadyConnections>) {
     let mut joined = JoinSet::new();
     loop {
         while joined.try_join_next().is_some() {}
@@ -114,13 +114,13 @@ async fn accept(listener: UnixListener, ready: Arc<Ready>) {
     }
 }
 
-async fn serve(stream: UnixStream, ready: &Ready) {
+async fn serve(stream: UnixStream, ready: &ReadyConnections) {
     let Ok(connection) = tokio::time::timeout(WAIT_MAX, ready.get()).await else { return };
-    // The other host bounds and counts.
+    // The other host limits and counts the bytes.
     flow::join(stream, connection, &Bandwidth::new(None), &AtomicU64::new(0)).await;
 }
 
-/// As a part of a URI.
+/// Escapes text for a URI.
 fn escaped(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
     text.bytes()

@@ -1,7 +1,9 @@
-//! What the daemon itself asks of a disk that moves from one host to another: flushes, forgetting, and pulling its cache.
+//! Requests of the daemon itself to a migrating disk: flushes, invalidations, and pulls of its
+//! cache.
 //!
-//! Pulls fill the cache of a disk whose owner is another host, or was. They give way to guests: there are few at once, and they
-//! take a buffer only while most of the arena is free.
+//! A pull copies cached data of a disk from the other host of a migration. Guest requests have
+//! priority: only a few pulls are in flight, and a pull takes a buffer only while most of the arena
+//! is free.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;
@@ -18,110 +20,111 @@ use hob_storage::backing::Backing;
 use hob_storage::ring::Ring;
 
 use super::Shard;
-use super::clients::{ClientAttachment, Whose};
+use super::clients::{ClientAttachment, ClientKind};
 use super::commands::Waiting;
 use crate::daemon::nbd_listener::{ConnectionPermit, Transport};
 use crate::daemon::shard_api::{Answer, ShardError};
 
-/// Bit of the upper half of the ids of these requests. Connections of clients have smaller numbers.
+/// Bit in the upper half of a request id that marks requests of the daemon. Session numbers of
+/// clients are smaller.
 const OWN: u32 = SessionId::DAEMON_BIT;
 
-/// Pulls at once, per disk.
+/// Maximum number of pulls in flight per disk.
 const PULLS_MAX: u32 = 8;
 
-/// Bytes of one, at most.
+/// Maximum size of one pull, in bytes.
 const PULL_BYTES_MAX: u64 = 512 << 10;
 
-/// Requests of one forgetting under way at once.
+/// Maximum number of requests in flight for one invalidation.
 const FORGETS_MAX: u32 = 64;
 
-/// Pause after flash was busy, nanoseconds.
+/// Pause of a disk's pulls after flash was busy, in nanoseconds.
 const BUSY_NS: u64 = 20_000_000;
 
-/// Pause after the owner did not deliver, nanoseconds.
+/// Pause of a disk's pulls after the other host failed to deliver data, in nanoseconds.
 const FAILED_NS: u64 = 1_000_000_000;
 
-/// A question or an instruction about a disk that moves. Each with an answer is answered once.
+/// A call to a shard about a migrating disk. Each call that has an answer channel is answered once.
 #[derive(Debug)]
-pub(crate) enum CarryCall {
-    /// Give it another role.
+pub(crate) enum TransferCall {
+    /// Set the role of this host for the disk.
     Own(Role, Answer<()>),
-    /// Note where it is changed, from now on or no more.
+    /// Start or stop recording which regions of the disk are written.
     Watch(bool, Answer<()>),
-    /// Where it was changed since this was asked last; nothing if nowhere.
+    /// Return the regions written since the last such call, or `None` if there are none.
     TakeChanged(Answer<Option<Box<Regions>>>),
-    /// The blocks of its cache, hottest first.
+    /// Return the blocks of the disk's cache, hottest first.
     Hottest(Answer<Vec<u64>>),
-    /// What is valid in those blocks, as sectors.
+    /// Return the valid sector ranges in these cache blocks.
     Extents(Vec<u64>, Answer<Vec<(u64, u64)>>),
-    /// A flush: of a guest's kind, or [`Op::Settle`].
+    /// Flush the disk: either [`Op::Flush`] or [`Op::Settle`].
     Flush(Op, Answer<()>),
-    /// Forget ranges of sectors, and pull again what was pulled of them.
+    /// Invalidate these sector ranges in the cache, and pull the parts again that were already
+    /// pulled.
     Forget(Vec<(u64, u64)>, Answer<()>),
-    /// The peer has these sectors: to be pulled later.
+    /// Add sector ranges that the other host has in its cache to the list of data to pull.
     Listed(Vec<(u64, u64)>, Answer<()>),
-    /// Pull what is listed from now on.
+    /// Start to pull the listed ranges.
     Pull,
-    /// How pulling gets on.
+    /// Return how far the pull of the disk's cache has come.
     Progress(Answer<Progress>),
-    /// The disk is this host's. Nothing is pulled until it is said again.
+    /// Make this host the owner of the disk. Pulls stop until the next [`TransferCall::Pull`].
     TakeOver(Answer<()>),
-    /// Read it at another host: the owner, or who had it before it was taken over.
+    /// Read missing data from another host: the owner of the disk, or its previous owner.
     SetPeer(Backing),
-    /// The other host is asked no more.
+    /// Stop reading from the other host.
     LeavePeer,
-    /// Forget all of it, and what is to be pulled.
+    /// Invalidate the whole cache of the disk and clear the list of data to pull.
     Restart(Answer<()>),
-    /// Another host reads it.
+    /// Serve the disk to another host through this connection.
     AttachPeer(Box<PeerAttachment>),
 }
 
-/// A connection of another host.
+/// An NBD connection through which another host reads a disk.
 #[derive(Debug)]
 pub(crate) struct PeerAttachment {
-    /// Its connection.
     pub(crate) socket: OwnedFd,
-    /// What was agreed.
+    /// Result of the NBD negotiation.
     pub(crate) negotiated: Negotiated,
-    /// Bytes that came after the negotiation and have been read.
+    /// Bytes received after the negotiation.
     pub(crate) leftover: Vec<u8>,
-    /// Held for as long as the connection lasts.
+    /// Connection permit, returned when the connection ends.
     pub(crate) permit: ConnectionPermit,
 }
 
-/// How pulling gets on.
+/// Progress of pulling a disk's cache from another host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
-    /// Bytes pulled.
     pub(crate) pulled_bytes: u64,
-    /// Of these, bytes that had been pulled before and were changed since.
+    /// Bytes among `pulled_bytes` that were pulled more than once because they were written
+    /// meanwhile.
     pub(crate) again_bytes: u64,
-    /// Bytes to be pulled.
     pub(crate) left_bytes: u64,
-    /// Ranges that wait to be pulled.
+    /// Number of ranges that wait to be pulled.
     pub(crate) ranges: u64,
-    /// The host that had the disk is asked still.
+    /// True while the disk still reads from its previous owner.
     pub(crate) has_peer: bool,
 }
 
-/// A disk whose cache is pulled.
-struct Carrier {
+/// Pull of one disk's cache from another host.
+struct CacheTransfer {
     puller: Puller,
     size_bytes: u64,
     pulls: bool,
     in_flight: u32,
-    /// Nothing is asked for before.
+    /// No pull starts before this time.
     pause: Option<Instant>,
-    /// Bytes that came and had been changed meanwhile, or could not be kept.
+    /// Bytes that arrived but were not kept: they were overwritten meanwhile, or the cache had no
+    /// room.
     again_bytes: u64,
 }
 
-/// Requests that are answered together.
+/// A group of requests with one common answer.
 struct Job {
     answer: Answer<()>,
     disk: DiskId,
     op: Op,
-    /// Not asked yet: bytes.
+    /// Byte ranges that are not submitted yet.
     ranges: VecDeque<(u64, u64)>,
     in_flight: u32,
     result: Result<(), IoError>,
@@ -132,25 +135,25 @@ enum Asked {
     Job(u64),
 }
 
-/// All of them.
+/// The cache transfers and invalidations of all disks of a shard.
 #[derive(Default)]
-pub(super) struct Carriers {
-    carriers: BTreeMap<DiskId, Carrier>,
+pub(super) struct CacheTransfers {
+    transfers: BTreeMap<DiskId, CacheTransfer>,
     jobs: BTreeMap<u64, Job>,
     asked: BTreeMap<u32, Asked>,
     last_job: u64,
     last_request: u32,
-    /// Something may be pulled that could not be before.
+    /// True if a pull that found no room may find some now.
     room: bool,
 }
 
-impl Carriers {
-    /// Is it a request of these?
+impl CacheTransfers {
+    /// Returns true if the request id belongs to a cache transfer.
     pub(super) fn owns(id: RequestId) -> bool {
         (id.0 >> 32) as u32 & OWN != 0
     }
 
-    /// The engine answers.
+    /// Handles the engine's reply to a pull or to a job's request.
     pub(super) fn handle_reply(&mut self, now: Instant, reply: &Reply, is_standby: bool) {
         self.room = true;
         match self.asked.remove(&(reply.id.0 as u32)) {
@@ -167,22 +170,22 @@ impl Carriers {
     }
 
     fn pull_ended(&mut self, now: Instant, disk: DiskId, pull: Pull, reply: &Reply, is_standby: bool) {
-        let Some(carrier) = self.carriers.get_mut(&disk) else { return };
-        carrier.in_flight -= 1;
+        let Some(transfer) = self.transfers.get_mut(&disk) else { return };
+        transfer.in_flight -= 1;
         let (how, pause_ns) = match (reply.result, reply.outcome) {
             (Ok(()), Outcome::MissFlashBusy) => (Pulled::Again, BUSY_NS),
             (Ok(()), _) => (Pulled::Done, 0),
-            // The own backing fails: whoever reads it is told.
+            // The disk's own backing fails. A guest that reads there gets the error.
             (Err(_), _) if !is_standby => (Pulled::Done, 0),
             (Err(_), _) => (Pulled::Again, FAILED_NS),
         };
         if pause_ns > 0 {
-            carrier.pause = Some(now + pause_ns);
+            transfer.pause = Some(now + pause_ns);
         }
-        let before = carrier.puller.pulled_bytes();
-        carrier.puller.ended(pull, how);
-        if how == Pulled::Done && carrier.puller.pulled_bytes() == before {
-            carrier.again_bytes += (pull.end - pull.first) * SECTOR_BYTES;
+        let before = transfer.puller.pulled_bytes();
+        transfer.puller.ended(pull, how);
+        if how == Pulled::Done && transfer.puller.pulled_bytes() == before {
+            transfer.again_bytes += (pull.end - pull.first) * SECTOR_BYTES;
         }
     }
 
@@ -190,7 +193,8 @@ impl Carriers {
         if self.jobs.get(&number).is_some_and(|job| job.in_flight == 0 && job.ranges.is_empty())
             && let Some(job) = self.jobs.remove(&number)
         {
-            let failed = |error| ShardError::Unusable(format!("the disk says {error:?}"));
+            let failed =
+                |error| ShardError::Unusable(format!("the engine refused the request with {error:?}"));
             let _ = job.answer.send(job.result.map_err(failed));
         }
     }
@@ -202,8 +206,8 @@ impl Carriers {
         self.end_job(self.last_job);
     }
 
-    /// Asks for what waits to be asked for and needs no buffer. Clients may wait for just that, with all buffers. False if it asked for
-    /// nothing.
+    /// Submits job requests, which need no buffer. Clients that hold all buffers may be waiting for
+    /// these requests. Returns false if it submitted none.
     pub(super) fn pump_jobs(&mut self, now: Instant, engine: &mut Engine) -> bool {
         let mut progress = false;
         for (number, job) in &mut self.jobs {
@@ -233,22 +237,22 @@ impl Carriers {
         progress
     }
 
-    /// Pulls what there is room for, while no client waits for a buffer. False if that is nothing.
+    /// Submits pulls while no client waits for a buffer. Returns false if it submitted none.
     pub(super) fn pump_pulls(&mut self, now: Instant, ring: &mut Ring, engine: &mut Engine) -> bool {
         let is_due = self.poll_timeout().is_some_and(|at| at <= now);
-        if self.carriers.is_empty() || !(std::mem::take(&mut self.room) || is_due) {
+        if self.transfers.is_empty() || !(std::mem::take(&mut self.room) || is_due) {
             return false;
         }
         let mut progress = false;
-        for (disk, carrier) in &mut self.carriers {
-            if carrier.pause.is_some_and(|at| at > now) {
+        for (disk, transfer) in &mut self.transfers {
+            if transfer.pause.is_some_and(|at| at > now) {
                 continue;
             }
-            carrier.pause = None;
-            while carrier.pulls && carrier.in_flight < PULLS_MAX {
-                let Some(pull) = carrier.puller.next() else { break };
-                let Some((offset, len, buffer)) = permit(ring, *disk, pull, carrier.size_bytes) else {
-                    carrier.puller.ended(pull, Pulled::Again);
+            transfer.pause = None;
+            while transfer.pulls && transfer.in_flight < PULLS_MAX {
+                let Some(pull) = transfer.puller.next() else { break };
+                let Some((offset, len, buffer)) = permit(ring, *disk, pull, transfer.size_bytes) else {
+                    transfer.puller.ended(pull, Pulled::Again);
                     break;
                 };
                 let id = next_id(&mut self.last_request);
@@ -264,30 +268,30 @@ impl Carriers {
                 };
                 if engine.handle_request(now, request).is_err() {
                     ring.arena_mut().release(buffer);
-                    carrier.puller.ended(pull, Pulled::Again);
+                    transfer.puller.ended(pull, Pulled::Again);
                     break;
                 }
                 progress = true;
-                carrier.in_flight += 1;
+                transfer.in_flight += 1;
                 self.asked.insert(id.0 as u32, Asked::Pull(*disk, pull));
             }
         }
         progress
     }
 
-    /// There may be room for more.
+    /// Notes that pulls may find room again.
     pub(super) fn retry(&mut self) {
         self.room = true;
     }
 
-    /// When to look again at what paused.
+    /// Returns the earliest time at which a paused pull continues.
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
-        self.carriers.values().filter_map(|carrier| carrier.pause).min()
+        self.transfers.values().filter_map(|transfer| transfer.pause).min()
     }
 
-    /// A disk leaves. What is under way ends as the engine says.
+    /// Removes the transfers of a disk. Requests in flight still end normally.
     pub(super) fn remove(&mut self, disk: DiskId) {
-        self.carriers.remove(&disk);
+        self.transfers.remove(&disk);
         for job in self.jobs.values_mut().filter(|job| job.disk == disk) {
             job.ranges.clear();
             job.result = Err(IoError::ShuttingDown);
@@ -296,16 +300,16 @@ impl Carriers {
         numbers.into_iter().for_each(|number| self.end_job(number));
     }
 
-    /// A disk has that many bytes now.
+    /// Changes the size of a disk.
     pub(super) fn grow(&mut self, disk: DiskId, size_bytes: u64) {
-        if let Some(carrier) = self.carriers.get_mut(&disk) {
-            carrier.size_bytes = size_bytes;
+        if let Some(transfer) = self.transfers.get_mut(&disk) {
+            transfer.size_bytes = size_bytes;
         }
     }
 
-    fn carrier(&mut self, disk: DiskId, size_bytes: u64) -> &mut Carrier {
+    fn transfer(&mut self, disk: DiskId, size_bytes: u64) -> &mut CacheTransfer {
         self.room = true;
-        self.carriers.entry(disk).or_insert_with(|| Carrier {
+        self.transfers.entry(disk).or_insert_with(|| CacheTransfer {
             puller: Puller::new(PULL_BYTES_MAX),
             size_bytes,
             pulls: false,
@@ -321,8 +325,8 @@ fn next_id(last: &mut u32) -> RequestId {
     RequestId(u64::from(OWN) << 32 | u64::from(*last))
 }
 
-/// Bytes of a pull on the disk, and a buffer for them; nothing if there is none, or the disk ends before. Guests come first: as much
-/// again stays free for them.
+/// Returns the byte range of a pull and a buffer for it. Returns `None` if no buffer is free, or if
+/// the range is beyond the disk's end. The same amount of memory must stay free for guests.
 fn permit(ring: &mut Ring, disk: DiskId, pull: Pull, size_bytes: u64) -> Option<(u64, u64, BufferId)> {
     let offset = pull.first * SECTOR_BYTES;
     let end = (pull.end * SECTOR_BYTES).min(size_bytes);
@@ -341,7 +345,7 @@ fn permit(ring: &mut Ring, disk: DiskId, pull: Pull, size_bytes: u64) -> Option<
     Some((offset, len, buffer))
 }
 
-/// The bytes of a disk that those sectors are, in pieces that the engine takes.
+/// Converts sector ranges into byte ranges of at most the engine's maximum request size.
 fn pieces(ranges: &[(u64, u64)], size_bytes: u64) -> VecDeque<(u64, u64)> {
     let bytes = ranges.iter().map(|(first, end)| {
         (first.saturating_mul(SECTOR_BYTES), end.saturating_mul(SECTOR_BYTES).min(size_bytes))
@@ -355,89 +359,90 @@ fn pieces(ranges: &[(u64, u64)], size_bytes: u64) -> VecDeque<(u64, u64)> {
 }
 
 impl Shard {
-    /// Carries out a call about a disk that moves.
-    pub(super) fn carry(&mut self, now: Instant, id: DiskId, call: CarryCall) {
+    /// Executes a call about a migrating disk.
+    pub(super) fn transfer(&mut self, now: Instant, id: DiskId, call: TransferCall) {
         let size = self.size_of(id);
         match call {
-            CarryCall::Own(role, answer) => {
+            TransferCall::Own(role, answer) => {
                 if role == Role::Away {
-                    // What the other host reads from here on is not the owner's word.
+                    // This host stops being the owner, so another host must not read stale data
+                    // from it.
                     self.clients.close_peers(id, &mut self.ring);
                 }
                 let command = self.commands.next(Waiting::Plain(answer));
                 self.engine.handle_command(now, command, id, Command::Own(role));
             }
-            CarryCall::Watch(watch, answer) => {
+            TransferCall::Watch(watch, answer) => {
                 let command = self.commands.next(Waiting::Plain(answer));
                 self.engine.handle_command(now, command, id, Command::Watch(watch));
             }
-            CarryCall::TakeChanged(answer) => {
+            TransferCall::TakeChanged(answer) => {
                 let _ = answer.send(Ok(self.engine.take_changed(id).map(Box::new)));
             }
-            CarryCall::Hottest(answer) => drop(answer.send(Ok(self.engine.hottest_blocks(id)))),
-            CarryCall::Extents(blocks, answer) => {
+            TransferCall::Hottest(answer) => drop(answer.send(Ok(self.engine.hottest_blocks(id)))),
+            TransferCall::Extents(blocks, answer) => {
                 let _ = answer.send(Ok(self.engine.valid_extents(id, &blocks)));
             }
-            CarryCall::AttachPeer(attachment) => self.attach_peer(now, id, *attachment),
-            CarryCall::Pull => {
+            TransferCall::AttachPeer(attachment) => self.attach_peer(now, id, *attachment),
+            TransferCall::Pull => {
                 if let Some(size) = size {
-                    self.carriers.carrier(id, size).pulls = true;
+                    self.transfers.transfer(id, size).pulls = true;
                 }
             }
-            CarryCall::SetPeer(peer) => {
+            TransferCall::SetPeer(peer) => {
                 if let Some((backing, ring)) = self.backing(id) {
                     backing.set_peer(ring, now, peer);
                 }
                 self.collect(now, id);
             }
-            CarryCall::LeavePeer => {
+            TransferCall::LeavePeer => {
                 if let Some((backing, ring)) = self.backing(id) {
                     backing.leave_peer(ring, now);
                 }
                 self.collect(now, id);
             }
-            CarryCall::Progress(answer) => drop(answer.send(Ok(self.carry_progress(id)))),
-            CarryCall::Flush(_, answer)
-            | CarryCall::Forget(_, answer)
-            | CarryCall::Listed(_, answer)
-            | CarryCall::TakeOver(answer)
-            | CarryCall::Restart(answer)
+            TransferCall::Progress(answer) => drop(answer.send(Ok(self.transfer_progress(id)))),
+            TransferCall::Flush(_, answer)
+            | TransferCall::Forget(_, answer)
+            | TransferCall::Listed(_, answer)
+            | TransferCall::TakeOver(answer)
+            | TransferCall::Restart(answer)
                 if size.is_none() =>
             {
                 let _ = answer.send(Err(ShardError::Command(CommandError::NoSuchDisk)));
             }
-            CarryCall::Flush(op, answer) => {
-                self.carriers.start_job(id, op, VecDeque::from([(0, 0)]), answer);
+            TransferCall::Flush(op, answer) => {
+                self.transfers.start_job(id, op, VecDeque::from([(0, 0)]), answer);
             }
-            CarryCall::Forget(ranges, answer) => {
+            TransferCall::Forget(ranges, answer) => {
                 let size = size.unwrap_or_default();
-                let carrier = self.carriers.carrier(id, size);
-                ranges.iter().for_each(|(first, end)| carrier.puller.changed(*first, *end));
-                self.carriers.start_job(id, Op::Forget, pieces(&ranges, size), answer);
+                let transfer = self.transfers.transfer(id, size);
+                ranges.iter().for_each(|(first, end)| transfer.puller.changed(*first, *end));
+                self.transfers.start_job(id, Op::Forget, pieces(&ranges, size), answer);
             }
-            CarryCall::Restart(answer) => {
+            TransferCall::Restart(answer) => {
                 let size = size.unwrap_or_default();
-                let carrier = self.carriers.carrier(id, size);
-                (carrier.puller, carrier.pulls) = (Puller::new(PULL_BYTES_MAX), false);
+                let transfer = self.transfers.transfer(id, size);
+                (transfer.puller, transfer.pulls) = (Puller::new(PULL_BYTES_MAX), false);
                 let all = pieces(&[(0, size.div_ceil(SECTOR_BYTES))], size);
-                self.carriers.start_job(id, Op::Forget, all, answer);
+                self.transfers.start_job(id, Op::Forget, all, answer);
             }
-            CarryCall::Listed(ranges, answer) => {
+            TransferCall::Listed(ranges, answer) => {
                 for (first, end) in &ranges {
                     if let Some((backing, _)) = self.backing(id) {
                         backing.peer_has(*first, *end);
                     }
                 }
-                self.carriers.carrier(id, size.unwrap_or_default()).puller.add(ranges);
+                self.transfers.transfer(id, size.unwrap_or_default()).puller.add(ranges);
                 let _ = answer.send(Ok(()));
             }
-            CarryCall::TakeOver(answer) => {
+            TransferCall::TakeOver(answer) => {
                 if let Some((backing, ring)) = self.backing(id) {
                     backing.take_over(ring, now);
                 }
-                if let Some(carrier) = self.carriers.carriers.get_mut(&id) {
-                    // Until it is known from where.
-                    carrier.pulls = false;
+                if let Some(transfer) = self.transfers.transfers.get_mut(&id) {
+                    // Pulls start again when the source is known.
+                    transfer.pulls = false;
                 }
                 self.collect(now, id);
                 let command = self.commands.next(Waiting::Plain(answer));
@@ -454,21 +459,21 @@ impl Shard {
                 promote: Promote::Never,
                 transport: Transport::Relayed,
                 permit,
-                whose: Whose::Peer,
+                kind: ClientKind::Peer,
             };
             self.clients.attach(now, &mut self.ring, id, attachment, negotiated, &leftover);
         }
     }
 
-    fn carry_progress(&mut self, id: DiskId) -> Progress {
+    fn transfer_progress(&mut self, id: DiskId) -> Progress {
         let has_peer = self.backing(id).is_some_and(|(backing, _)| backing.has_peer());
-        let Some(carrier) = self.carriers.carriers.get(&id) else {
+        let Some(transfer) = self.transfers.transfers.get(&id) else {
             return Progress { has_peer, ..Progress::default() };
         };
-        let puller = &carrier.puller;
+        let puller = &transfer.puller;
         Progress {
-            pulled_bytes: puller.pulled_bytes() + carrier.again_bytes,
-            again_bytes: puller.pulled_bytes().saturating_sub(puller.valid_bytes()) + carrier.again_bytes,
+            pulled_bytes: puller.pulled_bytes() + transfer.again_bytes,
+            again_bytes: puller.pulled_bytes().saturating_sub(puller.valid_bytes()) + transfer.again_bytes,
             left_bytes: puller.left_bytes(),
             ranges: puller.ranges() as u64,
             has_peer,
